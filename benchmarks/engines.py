@@ -24,7 +24,7 @@ from outrider.bench.studies.engines_plan import (
     Prompts,
     levels_named,
 )
-from outrider.bench.studies.engines_record import (
+from outrider.bench.studies.engines_report import (
     LOW_BAR,
     MEDIAN_BAR,
     evidence_record,

@@ -20,7 +20,7 @@ from torch import Tensor
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
 from outrider.bench.machine import resident_bytes
-from outrider.bench.quality.measure import (
+from outrider.bench.quality import (
     QUANTISED,
     FormatRow,
     Judge,

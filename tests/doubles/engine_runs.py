@@ -195,8 +195,8 @@ def evidence_of(taken: Sequence[Taken]) -> Evidence:
     return Evidence(
         cells=found,
         comparisons=comparisons(samples),
-        bounds=lane_bounds(samples, BareReads(0.004, 0.0005)),
-        predictions=ahead_predictions(found),
+        lane_bounds=lane_bounds(samples, BareReads(0.004, 0.0005)),
+        ahead_predictions=ahead_predictions(found),
         agreement=agreement(samples),
         foreign_cpu_share=0.2,
     )

@@ -14,13 +14,12 @@ from doubles.study_results import PROVENANCE, Record, head, plain, study
 from doubles.sweeps import small_sweep
 from outrider.api.result import GenerationResult
 from outrider.bench.frame import Ratio
-from outrider.bench.quality.measure import FormatRow, RuleRow
-from outrider.bench.quality.report import Quality, to_record
+from outrider.bench.quality import FormatRow, Quality, RuleRow
 from outrider.bench.studies import drafters_report as drafters_record
 from outrider.bench.studies.drafters import Plan, Race, pieces_of
 from outrider.bench.studies.drafters_lineup import Lineup, Runner
 from outrider.bench.studies.engines_plan import Prompts, closed_case, load_plan, scenario
-from outrider.bench.studies.engines_record import evidence_record, load_record
+from outrider.bench.studies.engines_report import evidence_record, load_record
 from outrider.core.budget import RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import summarise
@@ -245,7 +244,7 @@ def quality() -> Record:
         kept, rule="typical", exact=False, must_match=False, num_same=2, against_plain=ratio
     )
     found = Quality(formats=[form], rules=[kept, lossy])
-    return plain({**head("quality"), "pair": "toy", **to_record(found)})
+    return plain({**head("quality"), "pair": "toy", **found.to_record()})
 
 
 def limits() -> Record:

@@ -23,8 +23,8 @@ from outrider.bench.charts import (
 )
 from outrider.bench.drawing import write
 from outrider.bench.frame import Spread
-from outrider.bench.studies.sweep_cells import STAGES, Cell, cells
 from outrider.bench.studies.sweep_record import ResultsFolder
+from outrider.bench.studies.sweep_summary import STAGES, Cell, cells
 
 # A distribution is drawn to here; a stall of the machine would squeeze everything else.
 _SHOWN_PERCENT = 98

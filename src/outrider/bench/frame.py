@@ -42,6 +42,13 @@ class Ratio:
     high: float | None
     num_pairs: int
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no measurement gives, but people can write into results."""
+        if not self.value > 0:
+            raise ValueError(f"a ratio is {self.value!r:.40}")
+        if (self.low is None) != (self.high is None):
+            raise ValueError("an interval has one end only")
+
     @property
     def verdict(self) -> str:
         """By the interval, and only by that; above 1 is better."""

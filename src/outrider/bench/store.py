@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
@@ -66,16 +66,52 @@ def entries(name: str, value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def made(kind: type[T], given: Mapping[str, Any]) -> T:
-    """A dataclass from its fields. Raises RecordError for one that is missing, unknown or of
-    another type. No number of a record is negative."""
-    names = _hints(kind).keys()
-    for name in sorted(names ^ given.keys()):
-        raise RecordError(f"{name} is {'missing' if name in names else 'unknown'}")
-    for name, hint in _hints(kind).items():
-        if not fits(given[name], hint):
-            raise RecordError(f"{name} is {given[name]!r:.40}")
-    return kind(**given)
+def made(kind: type[T], given: Mapping[str, Any], *, tolerant: bool = False) -> T:
+    """A dataclass from the JSON values of its fields, dataclasses within it too. Raises RecordError
+    for a field that is missing, unknown or of another type. No number of a record is negative.
+
+    With `tolerant` files of other versions are read as far as they go: a field that this version
+    does not know is left out, and one that is missing or null has its default, or is None.
+    """
+    hints = _hints(kind)
+    if tolerant:
+        absent = {name for name in hints if given.get(name) is None}
+        defaults = {name: value for name, value in _defaults(kind).items() if name in absent}
+        given = {name: given.get(name) for name in hints if name not in defaults}
+        hints = {name: hints[name] for name in given}
+    else:
+        defaults = {}
+    for name in sorted(hints.keys() ^ given.keys()):
+        raise RecordError(f"{name} is {'missing' if name in hints else 'unknown'}")
+    values = {name: _value(name, given[name], hint, tolerant) for name, hint in hints.items()}
+    try:
+        return kind(**defaults, **values)
+    except ValueError as error:
+        raise RecordError(str(error)) from None
+
+
+def _value(name: str, value: Any, hint: Any, tolerant: bool) -> Any:
+    """A field as the dataclass has it: objects of JSON as dataclasses, and lists of them."""
+    kind, parts = get_origin(hint), get_args(hint)
+    inner = next((part for part in (hint, *parts) if is_dataclass(part)), None)
+    if inner is not None and kind is not Sequence and isinstance(value, dict):
+        return made(cast("type[Any]", inner), cast("dict[str, Any]", value), tolerant=tolerant)
+    if inner is not None and kind is Sequence and isinstance(value, list):
+        return _each(name, cast("list[object]", value), cast("type[Any]", inner), tolerant)
+    if not fits(value, hint):
+        raise RecordError(f"{name} is {value!r:.40}")
+    return tuple(value) if kind is tuple and isinstance(value, list) else value
+
+
+def _each(name: str, values: list[object], kind: type[T], tolerant: bool) -> list[T]:
+    """A RecordError says which of them it was."""
+    found: list[T] = []
+    for number, value in enumerate(values, start=1):
+        try:
+            found.append(made(kind, entries("it", value), tolerant=tolerant))
+        except RecordError as error:
+            raise RecordError(f"{name} {number}: {error}") from None
+    return found
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -85,7 +121,7 @@ def fits(value: object, hint: Any) -> bool:
         return any(fits(value, part) for part in parts)
     if kind is Literal:
         return value in parts
-    if kind is Sequence:
+    if kind is Sequence or (kind is tuple and isinstance(value, list)):
         items = cast("list[object]", value)
         return isinstance(value, list) and all(fits(item, parts[0]) for item in items)
     if hint in (int, float):
@@ -97,6 +133,13 @@ def fits(value: object, hint: Any) -> bool:
 @lru_cache
 def _hints(kind: type) -> Mapping[str, Any]:
     return get_type_hints(kind)
+
+
+@lru_cache
+def _defaults(kind: type) -> Mapping[str, Any]:
+    return {
+        item.name: item.default for item in fields(cast("Any", kind)) if item.default is not MISSING
+    }
 
 
 def _no_number(text: str) -> float:

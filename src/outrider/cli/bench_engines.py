@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from outrider.bench.drawing import write_all
 from outrider.bench.pages import Page
 from outrider.bench.requests import replay, texts_of
 from outrider.bench.store import REQUESTS
@@ -27,15 +28,17 @@ from outrider.bench.studies.engines_plan import (
     replay_case,
     scenario,
 )
-from outrider.bench.studies.engines_record import (
+from outrider.bench.studies.engines_report import (
     SCHEMA,
+    charts,
     evidence_record,
     load_record,
-    request_rows,
-    sample_record,
+    load_sections,
+    pair_charts,
+    sections,
+    timelines,
 )
-from outrider.bench.studies.engines_report import load_sections, sections
-from outrider.bench.studies.engines_run import evidence_of
+from outrider.bench.studies.engines_run import evidence_of, request_rows, sample_record
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import EnginesOptions, LoadTestOptions
 from outrider.cli.call import Call
@@ -124,10 +127,8 @@ def _measure(
     words = f"{about.name}, run {record['run_id']}"
 
     def draw() -> Sequence[Path]:
-        from outrider.bench.studies.engines_figures import draw_all, draw_timelines
-
         target = folder / "figures"
-        return [*draw_all(evidence.cells, words, target), *draw_timelines(taken, words, target)]
+        return write_all(charts(evidence.cells, words) | timelines(taken, words), target)
 
     results = Results(
         folder=folder,
@@ -159,10 +160,8 @@ def _draw_pairs(call: Call[EnginesOptions], folder: Path, found: Mapping[str, Ev
     engine = engines_named(call.options.engines)[-1]
 
     def draw() -> Sequence[Path]:
-        from outrider.bench.studies.engines_figures import draw_pairs
-
         cells = {name: evidence.cells for name, evidence in found.items()}
-        return draw_pairs(cells, engine, "pairs", folder / "figures")
+        return write_all(pair_charts(cells, engine, "pairs"), folder / "figures")
 
     if engine_setup.draw(not call.options.no_plots, draw) and not call.options.json:
         print(f"figures of all pairs: {folder / 'figures'}")

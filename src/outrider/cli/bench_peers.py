@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.drawing import write_all
 from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
 from outrider.bench.peers.compare import (
@@ -41,6 +42,7 @@ from outrider.bench.studies.drafters_lineup import Drafts, Lineup, contestants_n
 from outrider.bench.studies.drafters_report import (
     SAMPLES,
     SCHEMA,
+    charts,
     evidence_of,
     evidence_record,
     plan_record,
@@ -288,9 +290,7 @@ def _measure(
     words = f"{about.name}, run {record['run_id']}"
 
     def draw() -> Sequence[Path]:
-        from outrider.bench.studies.drafters_figures import draw_all
-
-        return draw_all(evidence.cells, words, folder / "figures")
+        return write_all(charts(evidence.cells, words), folder / "figures")
 
     return Results(
         folder=folder,

@@ -26,20 +26,21 @@ from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked,
 from outrider.bench.gemm.units import SamplesFile, Unit
 from outrider.bench.machine import new_run_id, provenance
 from outrider.bench.pages import Page
-from outrider.bench.quality.measure import (
+from outrider.bench.quality import (
     FORMATS,
     RULES,
     FormatRow,
     Nats,
+    Quality,
     RuleRow,
     RuleStudy,
     compare_formats,
     compare_rules,
     load_judge,
     read,
+    sections,
     windows_of,
 )
-from outrider.bench.quality.report import Quality, sections, to_record
 from outrider.bench.workload import builtin_texts
 from outrider.cache.capacity import free_bytes
 from outrider.cli import engine_setup
@@ -164,7 +165,7 @@ def _show(call: Call[QualityOptions], about: Subject, found: Quality, *, whole: 
         "complete": whole,
         **engine_setup.origins(about, call.resolved),
         "max_tokens": call.options.max_tokens,
-        **to_record(found),
+        **found.to_record(),
     }
     page = Page(f"Quality, {about.name}", list(sections(found)))
     answer(call.options, record, engine_setup.page_text(page))

@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from outrider.bench import figures
 from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
-from outrider.bench.studies import sweep_figures
 from outrider.bench.studies.sweep import Lineup, run_visits
 from outrider.bench.studies.sweep_axes import named
-from outrider.bench.studies.sweep_cells import cells
 from outrider.bench.studies.sweep_grid import Grid, grid_of
 from outrider.bench.studies.sweep_plan import Group, Pair, Visit, missing
 from outrider.bench.studies.sweep_recipes import RECIPES, REFERENCES
-from outrider.bench.studies.sweep_record import FILE_NAME, K_SWEEP, ResultsFolder
-from outrider.bench.studies.sweep_report import references, sections, tested_claims
-from outrider.bench.studies.sweep_summary import write_summary
+from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
+from outrider.bench.studies.sweep_report import draw_all, references, sections, tested_claims
+from outrider.bench.studies.sweep_summary import cells, write_summary
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import KSweepOptions, SweepOptions
 from outrider.cli.call import Call
@@ -78,11 +75,11 @@ def _go(setup: Setup) -> int:
 
 def _show(setup: Setup, folder: ResultsFolder) -> None:
     """Write summary, page and figures, and print them."""
-    options, only_k = setup.options, folder.schema == K_SWEEP
+    options, only_k = setup.options, folder.schema.one_setting
     record = write_summary(folder, None if only_k else tested_claims(folder))
     page = Page(f"Sweep, {folder.path.name}", list(sections(folder)))
-    draw_all = figures.draw_all if only_k else sweep_figures.draw_all
-    drawn = engine_setup.draw(setup.plots, lambda: draw_all(folder))
+    draw = figures.draw_all if only_k else draw_all
+    drawn = engine_setup.draw(setup.plots, lambda: draw(folder))
     engine_setup.write_pages(folder.path, page, drawn)
     if options.json:
         names = [str(path) for path in drawn]
@@ -93,7 +90,7 @@ def _show(setup: Setup, folder: ResultsFolder) -> None:
     print(engine_setup.page_text(page))
     print(f"results: {folder.path} ({FILE_NAME}, summary.json, summary.csv, report.html)")
     if drawn:
-        print(f"figures: {Path(folder.path, 'figures')} ({len(drawn)} files)")
+        print(f"figures: {folder.path / 'figures'} ({len(drawn)} files)")
 
 
 def _list_presets(options: SweepOptions) -> int:

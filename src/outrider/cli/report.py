@@ -8,9 +8,8 @@ from pathlib import Path
 
 from outrider.bench import drawing
 from outrider.bench.report.build import build
-from outrider.bench.report.page import num_figures, render, write_figures
+from outrider.bench.report.page import named, num_figures, render, summary, write_figures
 from outrider.bench.report.parts import Part, Report
-from outrider.bench.report.summary import summarise
 from outrider.cli.call import Call, needed
 from outrider.cli.output import answer, check_writable, prose, say, write_whole
 from outrider.cli.paint import Meter
@@ -56,9 +55,13 @@ def _figures(found: Report, folder: str | None) -> Sequence[Path]:
 
 
 def _lines(found: Report, output: Path, size: int, written: Sequence[Path]) -> Iterator[str]:
-    summary = summarise(found)
-    yield from map(prose, summary.sentences)
-    kinds = {"gain": summary.gains, "loss": summary.losses, "note": summary.warnings}
+    first = summary(found)
+    yield from map(prose, first.text)
+    kinds = {
+        "gain": named(found, "gain"),
+        "loss": named(found, "loss"),
+        "note": first.warnings,
+    }
     yield from (prose(f"{kind}: {one}") for kind, listed in kinds.items() for one in listed)
     yield f"page: {output} ({size / 1e6:.1f} MB)"
     if written:
@@ -66,14 +69,14 @@ def _lines(found: Report, output: Path, size: int, written: Sequence[Path]) -> I
 
 
 def _record(found: Report, output: Path, size: int, written: Sequence[Path]) -> dict[str, object]:
-    summary = summarise(found)
+    first = summary(found)
     return {
         "output": str(output),
         "bytes": size,
-        "summary": list(summary.sentences),
-        "gains": list(summary.gains),
-        "losses": list(summary.losses),
-        "warnings": list(summary.warnings),
+        "summary": list(first.text),
+        "gains": named(found, "gain"),
+        "losses": named(found, "loss"),
+        "warnings": list(first.warnings),
         "parts": [_part_record(part) for part in found.parts],
         "skipped": [asdict(item) for item in found.skipped],
         "figures": [str(path) for path in written],

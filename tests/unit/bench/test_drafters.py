@@ -25,10 +25,12 @@ from outrider.bench.studies.drafters_lineup import (
     line_up,
 )
 from outrider.bench.studies.drafters_report import (
+    Agreement,
     Cell,
     Evidence,
     agreement,
     cells,
+    charts,
     evidence_of,
     evidence_record,
     plan_record,
@@ -234,7 +236,7 @@ def test_other_tokens_are_a_failure_unless_they_may_differ() -> None:
     )
     lossy.exact = False
     taken = run(plan(), [off, liar, lossy], clock)
-    assert agreement(taken) == (24, 12)
+    assert agreement(taken) == Agreement(24, 12)
     by_name = {cell.contestant: cell for cell in cells(taken) if cell.domain == "code"}
     assert by_name["liar"].status.startswith("6 failed: DifferentTokens: not those of off from ")
     assert by_name["liar"].speedup is None
@@ -266,3 +268,8 @@ def test_records_are_json_and_rows_are_csv(samples: list[Sample]) -> None:
     rows = csv_text(sample_rows(samples)).splitlines()
     assert len(rows) == 1 + 2 * 6 * 3
     assert rows[0].startswith("domain,piece,repeat,drafter,status,seconds")
+
+
+def test_there_are_figures_where_something_was_drafted(samples: list[Sample]) -> None:
+    assert list(charts(cells(samples), "x")) == ["speedup_by_drafter", "acceptance_by_position"]
+    assert charts([c for c in cells(samples) if c.contestant == OFF], "x") == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from doubles.engine_runs import PARAMS, TEXTS, FakeServer, contestant
 from outrider.bench.load import ClosedLoop, OpenLoop, most_in_flight
-from outrider.bench.studies.engines_cells import EngineSample
+from outrider.bench.studies.engines_cells import EngineSample, head_to_head
 from outrider.bench.studies.engines_plan import (
     SCENARIOS,
     Case,
@@ -15,8 +15,7 @@ from outrider.bench.studies.engines_plan import (
     replay_case,
     scenario,
 )
-from outrider.bench.studies.engines_record import head_to_head, load_record
-from outrider.bench.studies.engines_report import load_sections
+from outrider.bench.studies.engines_report import load_record, load_sections
 from outrider.bench.studies.engines_run import run
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +17,12 @@ from outrider.bench.studies.engines_cells import (
     cells,
     lane_bounds,
 )
-from outrider.bench.studies.engines_figures import draw_timelines
-from outrider.bench.studies.engines_record import (
+from outrider.bench.studies.engines_report import (
     evidence_record,
     meets_bar,
-    request_rows,
-    sample_record,
+    timelines,
 )
+from outrider.bench.studies.engines_run import request_rows, sample_record
 
 pytestmark = pytest.mark.wide
 
@@ -58,7 +56,7 @@ def test_a_prediction_needs_hits_and_a_window(
     samples: list[EngineSample], evidence: Evidence
 ) -> None:
     """The servers' only lane never drafts ahead, so there is no T_ahead to reckon with."""
-    assert evidence.predictions == []
+    assert evidence.ahead_predictions == []
     hits = [cell.p_hit for cell in cells(samples) if cell.engine == "ssd"]
     assert all(hit is not None and 0 < hit < 1 for hit in hits)
 
@@ -114,8 +112,6 @@ def test_records_have_plain_values(evidence: Evidence, taken: list[Taken]) -> No
     assert csv_text([]) == ""
 
 
-@pytest.mark.slow
-def test_lanes_are_drawn_for_every_engine(taken: list[Taken], tmp_path: Path) -> None:
+def test_lanes_are_drawn_for_every_engine(taken: list[Taken]) -> None:
     two = [t for t in taken if t.sample.engine in ("pd", "ssd")]
-    names = {path.name for path in draw_timelines(two, "small print", tmp_path)}
-    assert {"lanes_pd.svg", "lanes_ssd-dark.png"} <= names
+    assert list(timelines(two, "small print")) == ["lanes_pd", "lanes_ssd"]

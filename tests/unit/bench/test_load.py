@@ -20,7 +20,7 @@ from outrider.bench.requests import (
     requests_from,
     texts_of,
 )
-from outrider.bench.studies.engines_record import row_of
+from outrider.bench.studies.engines_run import row_of
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.api.wrapper import Cache
-from outrider.bench.quality.measure import (
+from outrider.bench.quality import (
     PLAIN,
     Nats,
+    Quality,
     RuleRow,
     RuleStudy,
     compare_formats,
@@ -23,7 +24,6 @@ from outrider.bench.quality.measure import (
     read,
     windows_of,
 )
-from outrider.bench.quality.report import Quality, findings
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError
 from outrider.core.params import SamplingParams
@@ -154,4 +154,4 @@ def test_a_broken_promise_is_said_first() -> None:
     broken = replace(BLOCK, num_same=3, first_difference=5)
     found = Quality([], [PLAINLY, broken])
     assert not found.holds
-    assert findings(found)[1] == "block broke its promise: a text parts at 5."
+    assert found.findings[0] == "block broke its promise: a text parts at 5."

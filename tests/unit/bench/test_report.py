@@ -13,9 +13,9 @@ from doubles.sweeps import circumstances, folder_of, numbers, sample, small_swee
 from outrider.bench.charts import Dots, Lines
 from outrider.bench.frame import Ratio
 from outrider.bench.report.build import build
+from outrider.bench.report.page import summary
 from outrider.bench.report.parts import Claim, Part, Report
 from outrider.bench.report.plots import MAX_ROWS, claims_chart
-from outrider.bench.report.summary import summarise
 from outrider.bench.report.views.study_charts import OF_CELLS
 from outrider.bench.studies.sweep_record import SWEEP, ResultsFolder
 
@@ -78,20 +78,14 @@ def test_claims_are_judged_by_their_intervals_alone(report: Report) -> None:
 
 
 def test_the_summary_is_made_of_claims(report: Report) -> None:
-    summary = summarise(report)
-    text = " ".join(summary.sentences)
-    claims = [c for part in report.parts for c in part.claims if c.kind == "speculation"]
-    gains = [claim for claim in claims if claim.verdict == "gain"]
-    assert f"gains in {len(gains)} of {len(claims)} cells" in text
-    best = max(gains, key=lambda claim: claim.ratio.value)
-    assert f"plain decoding, at {best.where}." in text
-    assert "Measured on abacus, 2 cores. All numbers are of commit fea27747ffc0." in text
-    assert any(gain.startswith("K sweep: toy: in 2 of 4 cells; 2.000×") for gain in summary.gains)
-    assert any(loss.startswith("Drafters: toy: in 2 of 4 cells; 0.5") for loss in summary.losses)
+    found = summary(report)
+    assert "Measured on abacus, 2 cores. All numbers are of commit fea27747ffc0." in found.text[0]
+    gains, losses, table = found.sections
+    assert any(gain.startswith("K sweep: toy: in 2 of 4 cells; 2.000×") for gain in gains.points)
+    assert any(loss.startswith("Drafters: toy: in 2 of 4 cells; 0.5") for loss in losses.points)
     losing = [p.title for p in report.parts if any(c.verdict == "loss" for c in p.claims)]
-    assert {line.partition(": in ")[0] for line in summary.losses} <= set(losing)
-    assert summary.table is not None
-    assert {row[0] for row in summary.table.rows} == {p.title for p in report.parts if p.claims}
+    assert {line.partition(": in ")[0] for line in losses.points} <= set(losing)
+    assert {row[0] for row in table.rows} == {p.title for p in report.parts if p.claims}
 
 
 def test_committed_results_have_a_part_for_each_tier(tmp_path: Path) -> None:
@@ -204,10 +198,8 @@ def test_a_sweep_over_other_axes_has_its_own_tables(tmp_path: Path) -> None:
     folder = ResultsFolder.open(tmp_path / "new", SWEEP)
     folder.add_run(circumstances(), {"notes": [], "axes": {"k": [2, 4], "domain": ["code"]}})
     folder.add(made.samples)
-    (tmp_path / "new" / "figures").mkdir()
-    (tmp_path / "new" / "figures" / "by_k.svg").write_text("<svg onload='alert(1)'/>")
     (part,) = build([tmp_path / "new"]).parts
     assert part.kind == "sweep"
     assert {claim.verdict for claim in part.claims} >= {"gain", "loss"}
-    assert [picture.title for picture in part.pictures] == ["By k"]
+    assert [figure.name for figure in part.figures] == ["by_domain", "by_k"]
     assert any("2" in row for table in part.tables for row in table.rows)

@@ -15,7 +15,7 @@ from doubles import report_results
 from doubles.sweeps import folder_of, small_sweep
 from outrider.bench.report import build as build_module
 from outrider.bench.report.build import build, find
-from outrider.bench.report.summary import summarise
+from outrider.bench.report.page import summary
 from outrider.core.errors import ConfigError
 
 
@@ -119,4 +119,4 @@ def test_whatever_was_edited_a_file_is_shown_or_skipped(
     report_results.write(tmp_path, "whole", report_results.limits())
     found = build([tmp_path])
     assert len(found.parts) + len(found.skipped) >= 2
-    summarise(found)
+    summary(found)

@@ -17,7 +17,6 @@ from doubles.sweeps import circumstances
 from outrider.api.result import GenerationResult
 from outrider.bench.studies import sweep as sweep_module
 from outrider.bench.studies.sweep import Lineup, run_visits
-from outrider.bench.studies.sweep_cells import cells
 from outrider.bench.studies.sweep_plan import (
     Group,
     Pair,
@@ -29,6 +28,7 @@ from outrider.bench.studies.sweep_plan import (
     missing,
 )
 from outrider.bench.studies.sweep_record import K_SWEEP, ResultsFolder
+from outrider.bench.studies.sweep_summary import cells
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.params import SamplingParams

@@ -221,4 +221,4 @@ def test_whatever_a_field_becomes_it_is_refused_or_summed_up(
         except ConfigError:
             return
         write_summary(folder)
-        assert len(list(sections(folder))) > 1
+        assert next(sections(folder)).rows

@@ -12,10 +12,9 @@ import pytest
 
 from doubles.sweeps import folder_of, numbers, sample, small_sweep
 from outrider.bench.frame import MIN_PAIRS, Spread, ratio_of_medians
-from outrider.bench.studies.sweep_cells import Cell, cells
 from outrider.bench.studies.sweep_record import Sample
 from outrider.bench.studies.sweep_report import sections
-from outrider.bench.studies.sweep_summary import summary, verdicts, write_summary
+from outrider.bench.studies.sweep_summary import Cell, cells, summary, verdicts, write_summary
 
 
 def pieces(num: int, seconds: float) -> list[Sample]:
@@ -31,7 +30,7 @@ def cell(found: list[Cell], domain: str, k: int) -> Cell:
 
 def test_a_cell_has_means_and_deviations(tmp_path: Path) -> None:
     found = cell(cells(small_sweep(tmp_path)), "code", 2)
-    assert (found.label, found.num_samples, found.success_rate) == ("SD-K2", 5, 1.0)
+    assert (found.config.label, found.num_samples, found.success_rate) == ("SD-K2", 5, 1.0)
     assert found.latency_ms == Spread(600.0, 79.056942)
     assert found.acceptance == Spread(0.5, 0.0)
     assert found.tokens_per_round == 2.0
@@ -128,13 +127,17 @@ def test_few_pieces_have_a_ratio_and_neither_interval_nor_verdict(
 
 
 def test_the_tables_say_how_many_pieces_an_interval_needs(tmp_path: Path) -> None:
-    few = list(sections(folder_of(tmp_path / "few", *pieces(MIN_PAIRS - 1, 0.5))))
-    assert "2.00" in few[0].rows[1]
-    needed = "An interval and a verdict need 5 pieces of work (--prompts)."
-    assert needed in few[-1].points
-    enough = list(sections(folder_of(tmp_path / "enough", *pieces(MIN_PAIRS, 0.5))))
-    assert "2.00 (2.00 to 2.00)" in enough[0].rows[1]
-    assert needed not in enough[-1].points
+    few = folder_of(tmp_path / "few", *pieces(MIN_PAIRS - 1, 0.5))
+    table, sentences = sections(few)
+    assert table.header[:3] == ("pair", "domain", "k")
+    place = table.header.index("speed-up (95 %)")
+    assert table.rows[1][place] == "2.00"
+    needed = "An interval and a verdict need 5 pieces of work (--prompts 5)."
+    assert needed in sentences.points
+    enough = folder_of(tmp_path / "enough", *pieces(MIN_PAIRS, 0.5))
+    table, sentences = sections(enough)
+    assert table.rows[1][place] == "2.00 (2.00 to 2.00)"
+    assert needed not in sentences.points
 
 
 def test_drafters_that_found_nothing_have_no_histogram(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from outrider.bench.studies.sweep_plan import Pair, missing
 from outrider.bench.studies.sweep_recipes import RECIPES, GainClaim, SameAcceptance, recipe
 from outrider.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
 from outrider.bench.studies.sweep_report import sections
-from outrider.bench.studies.sweep_summary import axes_in, marginals, points, summary
+from outrider.bench.studies.sweep_summary import axes_in, cells, marginals, summary
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
@@ -205,10 +205,10 @@ def test_a_level_is_a_closed_loop_of_so_many(tmp_path: Path, quick: type[QuickLL
         *[(1, 1), (1, 1), (3, 3), (3, 3)]
     ]
     assert all(llm.closed for llm in quick.made)
-    for point in points(folder):
-        assert point.request_p95_ms is not None
-        assert point.first_p95_ms is not None
-        assert list(point.values) == ["concurrency", "k"]
+    for cell in cells(folder):
+        assert cell.request_p95_ms is not None
+        assert cell.first_p95_ms is not None
+        assert list(cell.values) == ["concurrency", "k"]
     numbers = folder.samples[0].numbers
     assert numbers is not None
     assert len(numbers.request_ms) == 4
@@ -248,13 +248,8 @@ def test_results_of_the_k_sweep_are_another_kind(tmp_path: Path) -> None:
 def test_a_failure_is_counted_and_the_sweep_goes_on(tmp_path: Path, quick: type[QuickLLM]) -> None:
     quick.wrong["ngram", ""] = RuntimeError("a defect")
     folder = measured(tmp_path, "drafter=model,ngram")
-    cells = {point.config.drafter: point.cell for point in points(folder)}
-    assert {name: cell.num_failures for name, cell in cells.items()} == {
-        "none": 0,
-        "model": 0,
-        "ngram": 2,
-    }
-    assert cells["ngram"].failures == {"RuntimeError: a defect": 2}
+    found = {cell.config.drafter: dict(cell.failures) for cell in cells(folder)}
+    assert found == {"none": {}, "model": {}, "ngram": {"RuntimeError: a defect": 2}}
     page = markdown(Page("sweep", list(sections(folder))))
     assert "2 failed: RuntimeError: a defect" in page
 
@@ -272,16 +267,16 @@ def test_a_way_that_does_not_load_is_left_out(quick: type[QuickLLM]) -> None:
 
 def test_each_axis_is_summed_up(tmp_path: Path) -> None:
     folder = measured(tmp_path, "k=1,2", "domain=code,maths")
-    found = points(folder)
-    assert [point.is_plain for point in found] == [True, False, False] * 2
+    found = cells(folder)
+    assert [cell.is_plain for cell in found] == [True, False, False] * 2
     by_k = marginals(found, "k")
     assert [(one.value, one.num_cells) for one in by_k] == [(1, 2), (2, 2)]
     assert all(one.least <= one.mean <= one.most for one in by_k)
     acceptance = [one.acceptance for one in by_k]
     assert acceptance == [0.5, 0.25]
     fast, slow = (
-        replace(p, cell=replace(p.cell, speedup=Ratio(r, r, r, 5)))
-        for p, r in zip(found[1::3], (4.0, 0.25), strict=True)
+        replace(cell, speedup=Ratio(r, r, r, 5))
+        for cell, r in zip(found[1::3], (4.0, 0.25), strict=True)
     )
     (mean,) = marginals([fast, slow], "k")
     assert (mean.mean, mean.num_gains, mean.num_losses) == (1.0, 1, 1)
@@ -294,11 +289,11 @@ def test_each_axis_is_summed_up(tmp_path: Path) -> None:
 
 def test_plain_decoding_alone_is_a_sweep_too(tmp_path: Path) -> None:
     folder = measured(tmp_path, "drafter=none", "temperature=0,0.6")
-    assert [point.config.label for point in points(folder)] == ["AR", "AR"]
-    cells = next(iter(sections(folder)))
-    assert cells.header[:2] == ("temperature", "samples")
-    assert [row[0] for row in cells.rows] == ["0", "0.6"]
-    assert "drafter" not in " ".join(cells.text)
+    assert [cell.config.label for cell in cells(folder)] == ["AR", "AR"]
+    table = next(iter(sections(folder)))
+    assert table.header[:2] == ("temperature", "samples")
+    assert [row[0] for row in table.rows] == ["0", "0.6"]
+    assert "drafter" not in " ".join(table.text)
 
 
 def test_claims_are_tested_on_what_was_measured(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench.quality import measure as rules
+from outrider.bench import quality as rules
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ def test_a_run_prints_tables_and_writes_json(outrider: Command) -> None:
     shown = outrider(*SMALL, *CPU, *words, "--output", "quality.json")
     assert shown.code == 0, shown.err
     assert "Number formats" in shown.out
-    assert "Under block, 2 of 2 texts are those of plain decoding." in shown.out
+    assert "2/2" in shown.out
     record: dict[str, Any] = json.loads(Path("quality.json").read_text())
     assert (record["benchmark"], record["holds"], record["complete"]) == ("quality", True, True)
     assert {"provenance", "machine", "weights"} <= record.keys()

@@ -27,7 +27,7 @@ def test_a_page_is_written_and_summed_up(tmp_path: Path, outrider: Command) -> N
     small_sweep(tmp_path / "k")
     done = outrider("report", "k")
     assert done.code == 0
-    assert "Speculation gains in 2 of 4 cells" in done.out
+    assert "gain: K sweep: toy: in 2 of 4 cells" in done.out
     assert "loss: K sweep: toy: in 1 of 4 cells; 0.500×" in done.out
     assert "page: report.html (0." in done.out
     assert "matplotlib is not installed" in done.err

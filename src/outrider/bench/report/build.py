@@ -17,10 +17,10 @@ from outrider.bench.gemm.record import SCHEMA as STUDY
 from outrider.bench.predictions import SCHEMA as PLAN_CELLS
 from outrider.bench.report.parts import Part, Record, Report, Skipped, Source
 from outrider.bench.report.reading import text_of
-from outrider.bench.report.views import benchmarks, comparisons, exact, peers, study, sweeps
+from outrider.bench.report.views import benchmarks, comparisons, exact, study, sweeps
 from outrider.bench.store import RecordError, parse
 from outrider.bench.studies.drafters_report import SCHEMA as DRAFTERS
-from outrider.bench.studies.engines_record import SCHEMA as ENGINES
+from outrider.bench.studies.engines_report import SCHEMA as ENGINES
 from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.files import FileKind, read_text
@@ -42,17 +42,17 @@ _HINT = "make some with `outrider bench k`, or name a folder of results"
 _TRIPS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 READERS: Mapping[str, Callable[[Source], list[Part]]] = {
-    K_SWEEP.name: sweeps.by_k,
-    SWEEP.name: sweeps.grid,
+    K_SWEEP.name: sweeps.sweep,
+    SWEEP.name: sweeps.sweep,
     DRAFTERS: comparisons.drafters,
     "drafters": comparisons.drafters,
     ENGINES: comparisons.engines,
     "engines": comparisons.engines,
     "outrider-bench-load/1": comparisons.load,
     STUDY: study.part,
-    "peers": peers.peers,
-    "vs_peers": peers.peers,
-    "vs_transformers": peers.transformers,
+    "peers": comparisons.peers,
+    "vs_peers": comparisons.peers,
+    "vs_transformers": comparisons.transformers,
     "predicted": benchmarks.rounds,
     PLAN_CELLS: benchmarks.plan,
     "verify_cost": benchmarks.verify,

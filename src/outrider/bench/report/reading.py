@@ -1,23 +1,21 @@
 """Results that anybody may have edited, as the values that parts are made of.
 
-Files of other versions are read as far as they go: a field that this version does not know is left
-out, and one that it misses has its default, or is None where None is allowed. Everything else is a
-RecordError (bench/store.py), which says what is wrong in the file's own words.
+Whatever is not as it should be is a RecordError (bench/store.py), which says what is wrong in the
+file's own words.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, Field, fields
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from outrider.bench.frame import MIN_PAIRS, Ratio
+from outrider.bench.frame import MIN_PAIRS
 from outrider.bench.machine import is_busy, said_of
 from outrider.bench.pages import Picture, Section
 from outrider.bench.report.parts import Claim, Origin, Part, Record, Source
-from outrider.bench.store import RecordError, fits, made
+from outrider.bench.store import RecordError, fits
 from outrider.core.files import FileKind, read_bytes
 
 T = TypeVar("T")
@@ -69,46 +67,6 @@ def objects_of(record: Record, name: str) -> list[Record]:
 def texts_of(record: Record, name: str) -> list[str]:
     """A list of strings; empty if there is none."""
     return _read(record, name, Sequence[str]) or []
-
-
-def shares_of(record: Record, name: str) -> list[float | None]:
-    """A list of numbers from 0 to 1, with None for what could not be told."""
-    found: list[float | None] = _read(record, name, Sequence[float | None]) or []
-    if any(share is not None and share > 1 for share in found):
-        raise RecordError(f"{name} is {found!r:.40}")
-    return found
-
-
-def value_of(kind: type[T], record: Record, **changed: object) -> T:
-    """A dataclass from the fields of `record` that it knows; `changed` replaces some."""
-    given = {item.name: record.get(item.name, _default(item)) for item in fields(cast("Any", kind))}
-    return made(kind, given | changed)
-
-
-def ratio_of(record: Record, name: str) -> Ratio | None:
-    """A ratio with its interval, or None if there is none."""
-    found = _read(record, name, dict)
-    return None if found is None else flat_ratio(found)
-
-
-def flat_ratio(record: Record, *, value: str = "value", pairs: str = "num_pairs") -> Ratio:
-    """Of fields named `value`, low, high and `pairs`. Raises RecordError unless it is above 0 and
-    its interval is whole."""
-    low, high = number_of(record, "low"), number_of(record, "high")
-    if (low is None) != (high is None):
-        raise RecordError("an interval has one end only")
-    return Ratio(positive_of(record, value), low, high, int(number_of(record, pairs) or 0))
-
-
-def several(name: str, given: Sequence[Record], read: Callable[[Record], T]) -> list[T]:
-    """Each of `given` as `read` reads it. A RecordError says which of them it was."""
-    found: list[T] = []
-    for number, record in enumerate(given, start=1):
-        try:
-            found.append(read(record))
-        except RecordError as error:
-            raise RecordError(f"{name} {number}: {error}") from None
-    return found
 
 
 def by_tier(record: Record) -> list[tuple[Record, str]]:
@@ -243,11 +201,6 @@ def _required(name: str, value: T | None) -> T:
     if value is None:
         raise RecordError(f"{name} is missing or 0")
     return value
-
-
-def _default(item: Field[Any]) -> object:
-    """What a field is in a file of before it was there."""
-    return None if item.default is MISSING else item.default
 
 
 def _bytes(path: Path) -> bytes | None:

@@ -1,4 +1,4 @@
-"""What a comparison of drafters came to: cells, a page's sections, `results.json`, `samples.csv`.
+"""What a comparison of drafters came to: cells, sections, figures, `results.json`, `samples.csv`.
 
 A speed-up is a ratio of medians of seconds a token beside plain decoding, paired by piece, whose
 repeats are first reduced to their median. Acceptance, tokens a round and the share of time spent
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 
+from outrider.bench.charts import Axis, Chart, Dots, Panel, Square, Squares, dot_of, rows_of
 from outrider.bench.frame import (
     MIN_PAIRS,
     Ratio,
@@ -73,11 +74,9 @@ def cells(samples: Sequence[Sample]) -> list[Cell]:
     return found
 
 
-def agreement(samples: Sequence[Sample]) -> tuple[int, int]:
-    """How many runs with a drafter there were, and how many of them failed in no way, which is to
-    say that what they wrote, if it can be compared, was plain decoding's."""
+def agreement(samples: Sequence[Sample]) -> Agreement:
     drafted = [sample for sample in samples if sample.contestant != OFF]
-    return len(drafted), sum(sample.ok for sample in drafted)
+    return Agreement(len(drafted), sum(sample.ok for sample in drafted))
 
 
 def _domain(domain: str, samples: Sequence[Sample]) -> Iterator[Cell]:
@@ -152,15 +151,23 @@ _NOTE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Runs with a drafter that must write what plain decoding does, and those of them that failed
+    in no way, so that they did."""
+
+    runs: int
+    same_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that tables and sentences draw on. `skipped` says why contestants did not take part;
-    `agreement` counts runs with a drafter that must write what plain decoding does, and those that
-    did."""
+    """All that tables, sentences and figures draw on, as results.json has it. `skipped` says why
+    contestants did not take part."""
 
     cells: Sequence[Cell]
-    skipped: Mapping[str, str]
-    agreement: tuple[int, int]
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])
+    agreement: Agreement = Agreement(0, 0)
     foreign_cpu_share: float | None = None
 
 
@@ -182,12 +189,7 @@ def sections(found: Evidence) -> Iterator[Section]:
 
 def findings(found: Evidence) -> list[str]:
     """Sentences made from the numbers and from nothing else."""
-    return [*_same(found), *_best(found.cells), *_losses(found.cells), *_caveats(found)]
-
-
-def losses(cells: Sequence[Cell]) -> list[Cell]:
-    """Where speculation took longer, and it was no chance."""
-    return [cell for cell in cells if cell.verdict == "loss"]
+    return [*_same(found), *_losses(found.cells), *_caveats(found)]
 
 
 def _row(cell: Cell) -> tuple[str, ...]:
@@ -207,44 +209,27 @@ def _row(cell: Cell) -> tuple[str, ...]:
 
 
 def _same(found: Evidence) -> Iterator[str]:
-    num_runs, num_same = found.agreement
-    if num_runs:
+    runs = found.agreement.runs
+    if runs:
         yield (
-            f"Tokens were those of plain decoding in {num_same} of the {num_runs} runs that must "
-            "write the same."
+            f"Tokens were those of plain decoding in {found.agreement.same_tokens} of the {runs} "
+            "runs that must write the same."
         )
-
-
-def _best(cells: Sequence[Cell]) -> Iterator[str]:
-    for domain in dict.fromkeys(cell.domain for cell in cells):
-        own = [(c, c.speedup) for c in cells if c.domain == domain and c.speedup is not None]
-        if own:
-            fastest, ratio = max(own, key=lambda one: one[1].value)
-            longest, _ = max(own, key=lambda one: one[0].tokens_per_round or 0.0)
-            yield (
-                f"{_where(domain)}: {fastest.contestant} is the fastest at {spoken(ratio)} plain "
-                f"decoding; {longest.contestant} writes most tokens a round, "
-                f"{number(longest.tokens_per_round, 2)}."
-            )
 
 
 def _losses(cells: Sequence[Cell]) -> Iterator[str]:
     """By domain; over all of them where no domain by itself was judged so."""
-    found = losses(cells)
+    found = [cell for cell in cells if cell.verdict == "loss"]
     somewhere = {cell.contestant for cell in found if cell.domain != EVERYTHING}
     for cell in found:
         if cell.speedup and not (cell.domain == EVERYTHING and cell.contestant in somewhere):
             yield (
-                f"{_where(cell.domain)}: {cell.contestant} loses, at {spoken(cell.speedup)} plain "
+                f"{cell.domain}: {cell.contestant} loses, at {spoken(cell.speedup)} plain "
                 f"decoding: {percent(cell.acceptance)} % of its drafts are accepted and drafting "
                 f"takes {percent(cell.draft_share)} % of the time."
             )
     if not found and any(cell.verdict == "gain" for cell in cells):
         yield "No drafter was found to lose time here."
-
-
-def _where(domain: str) -> str:
-    return "Over all domains" if domain == EVERYTHING else domain
 
 
 def _caveats(found: Evidence) -> Iterator[str]:
@@ -286,22 +271,15 @@ def runner_record(runner: Runner) -> dict[str, object]:
 
 
 def evidence_record(found: Evidence) -> dict[str, object]:
-    return {
-        "cells": [_cell_record(cell) for cell in found.cells],
-        "skipped": dict(found.skipped),
-        "agreement": {"runs": found.agreement[0], "same_tokens": found.agreement[1]},
-        "findings": findings(found),
-        "foreign_cpu_share": found.foreign_cpu_share,
-    }
+    told = [
+        {**asdict(cell), "verdict": cell.verdict, "status": cell.status} for cell in found.cells
+    ]
+    return {**asdict(found), "cells": told, "findings": findings(found)}
 
 
 def sample_rows(samples: Sequence[Sample]) -> list[Mapping[str, object]]:
     """A row a sample, of plain values; those of a failed one may be empty."""
     return [_sample_row(sample) for sample in samples]
-
-
-def _cell_record(cell: Cell) -> dict[str, object]:
-    return {**asdict(cell), "verdict": cell.verdict, "status": cell.status}
 
 
 def _sample_row(sample: Sample) -> Mapping[str, object]:
@@ -324,3 +302,89 @@ def _sample_row(sample: Sample) -> Mapping[str, object]:
         "most_nodes": numbers and numbers.most_nodes,
         "foreign_cpu_share": sample.foreign_cpu_share,
     }
+
+
+# Inches of a panel's head and foot, and of each drafter in it.
+_FRAME, _LINE = 0.7, 0.24
+# Panels side by side, by how many there are; more stand in rows of three.
+_COLUMNS = {1: 1, 2: 2, 4: 2}
+# Positions that a column has room for.
+_MOST_POSITIONS = 8
+
+
+def charts(found: Sequence[Cell], words: str) -> dict[str, Chart]:
+    """By the name of their files; without a drafter there are none."""
+    drafted = [cell for cell in found if cell.contestant != OFF]
+    domains = [d for d in dict.fromkeys(cell.domain for cell in drafted) if d != EVERYTHING]
+    if not domains:
+        return {}
+    names = list(dict.fromkeys(cell.contestant for cell in drafted))
+    own = {d: {cell.contestant: cell for cell in drafted if cell.domain == d} for d in domains}
+    columns = _COLUMNS.get(len(domains), 3)
+    height = 0.6 + -(-len(domains) // columns) * (_FRAME + _LINE * len(names))
+
+    def chart(title: str, panels: Sequence[Panel]) -> Chart:
+        rows = rows_of(panels, columns)
+        return Chart(title=title, panels=rows, foot=words, height=height, share="y")
+
+    return {
+        "speedup_by_drafter": chart(
+            "Speed-up over plain decoding, tokens a round, time spent drafting",
+            [_speedups(domain, own[domain], names, drafted) for domain in domains],
+        ),
+        "acceptance_by_position": chart(
+            "Kept at each position of a draft, %",
+            [_positions(domain, own[domain], names) for domain in domains],
+        ),
+    }
+
+
+def _speedups(
+    domain: str, own: dict[str, Cell], names: Sequence[str], drafted: Sequence[Cell]
+) -> Panel:
+    """A dot a drafter, with its interval; beside it, tokens a round and the share of drafting."""
+    cells = [own.get(name) for name in names]
+    ratios = [cell.speedup for cell in drafted if cell.speedup]
+    low = min([0.9, *(ratio.low or ratio.value for ratio in ratios)])
+    high = max([1.1, *(ratio.high or ratio.value for ratio in ratios)])
+    return Dots(
+        title=domain,
+        names=names,
+        dots=[
+            dot_of(cell.contestant, cell.speedup, _told(cell)) if cell and cell.speedup else None
+            for cell in cells
+        ],
+        x=Axis(
+            label="times plain decoding",
+            low=low - 0.05 * (high - low),
+            high=high + 0.05 * (high - low),
+        ),
+    )
+
+
+def _positions(domain: str, own: dict[str, Cell], names: Sequence[str]) -> Panel:
+    """A row a drafter, a column a position; the share of drafts that kept it. Columns end at
+    `_MOST_POSITIONS`; a table has the rest."""
+    longest = max((len(cell.by_position) for cell in own.values()), default=0)
+    return Squares(
+        title=domain,
+        rows=names,
+        columns=[str(i + 1) for i in range(min(longest, _MOST_POSITIONS))],
+        squares=[
+            [
+                Square(value=share, text="" if share is None else f"{100 * share:.0f}")
+                for share in (own[name].by_position if name in own else ())[:_MOST_POSITIONS]
+            ]
+            for name in names
+        ],
+        x=Axis(label="position in the draft"),
+    )
+
+
+def _told(cell: Cell) -> str:
+    parts = [f"{cell.speedup.value:.2f}×"] if cell.speedup else []
+    if cell.tokens_per_round is not None:
+        parts.append(f"{cell.tokens_per_round:.2f} t/r")
+    if cell.draft_share is not None:
+        parts.append(f"{100 * cell.draft_share:.0f} %")
+    return " · ".join(parts)

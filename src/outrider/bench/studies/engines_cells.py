@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from outrider.bench.frame import Ratio, failures, grouped, mean, median, paired_ratio, share
 from outrider.bench.load import LoadNumbers, Served
@@ -101,30 +102,14 @@ class Cell:
 
 # Of numbers, each the median over repeats.
 _MEDIANS = (
-    "tokens_per_second",
-    "itl_p50_ms",
-    "itl_p95_ms",
-    "ttft_p50_ms",
-    "ttft_p95_ms",
-    "total_mean_ms",
-    "total_p95_ms",
-    "round_p50_ms",
-    "round_p95_ms",
-    "cumulative_p95_ms",
-    "draft_ms",
-    "verify_ms",
-    "mean_batch",
+    *("tokens_per_second", "itl_p50_ms", "itl_p95_ms", "ttft_p50_ms", "ttft_p95_ms"),
+    *("total_mean_ms", "total_p95_ms", "round_p50_ms", "round_p95_ms", "cumulative_p95_ms"),
+    *("draft_ms", "verify_ms", "mean_batch"),
 )
 # Of numbers, each added up over repeats.
 _COUNTS = (
-    "num_tokens",
-    "num_rounds",
-    "num_drafted",
-    "num_accepted",
-    "num_hits",
-    "num_misses",
-    "hit_tokens",
-    "miss_tokens",
+    *("num_tokens", "num_rounds", "num_drafted", "num_accepted"),
+    *("num_hits", "num_misses", "hit_tokens", "miss_tokens"),
 )
 # Of what lanes did, each the median over repeats.
 _LANES: Mapping[str, Callable[[Timeline], float | None]] = {
@@ -234,13 +219,60 @@ def _rates(
     return {s.repeat: rate for s in own if (rate := getattr(s.good, value))}
 
 
-def agreement(samples: Sequence[EngineSample]) -> tuple[int, int]:
-    """How many visits there were in which several engines wrote tokens, and in how many of them all
-    wrote the same. Lossy engines and sampled text have other tokens by right."""
+# What engines are compared in visit by visit, and whether more of it is better.
+_METRICS = {
+    "throughput": ("tokens_per_second", 1),
+    "ITL p95": ("itl_p95_ms", -1),
+    "TTFT p95": ("ttft_p95_ms", -1),
+    "end-to-end": ("total_mean_ms", -1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadToHead:
+    """Visits that `first` won, that `second` won, and that neither did. Counts say how steady a
+    lead is and nothing of its size, which is what the ratios are for."""
+
+    metric: str
+    first: str
+    second: str
+    first_wins: int
+    second_wins: int
+    ties: int
+
+
+def head_to_head(samples: Sequence[EngineSample]) -> list[HeadToHead]:
+    """Every pair of engines in every metric, over the visits in which both served all requests."""
+    engines = list(dict.fromkeys(sample.engine for sample in samples))
+    rows: list[HeadToHead] = []
+    for metric, (name, sign) in _METRICS.items():
+        visits: dict[tuple[int, int], dict[str, float]] = {}
+        for sample in samples:
+            if sample.good and (value := getattr(sample.good, name)) is not None:
+                place = sample.level, sample.repeat
+                visits.setdefault(place, {})[sample.engine] = sign * value
+        for first, second in combinations(engines, 2):
+            pairs = [(v[first], v[second]) for v in visits.values() if {first, second} <= v.keys()]
+            wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+            ties = len(pairs) - wins - losses
+            rows.append(HeadToHead(metric, first, second, wins, losses, ties))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Visits in which several engines wrote tokens, and those of them in which all wrote the same.
+    Lossy engines and sampled text have other tokens by right."""
+
+    visits: int
+    same_tokens: int
+
+
+def agreement(samples: Sequence[EngineSample]) -> Agreement:
     visits = grouped(samples, key=lambda sample: (sample.level, sample.repeat)).values()
     digests = [[one.digest for one in visit if one.digest is not None] for visit in visits]
     several = [found for found in digests if len(found) > 1]
-    return len(several), sum(len(set(found)) == 1 for found in several)
+    return Agreement(len(several), sum(len(set(found)) == 1 for found in several))
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,14 +377,13 @@ def _predict(sync: Cell, ahead: Cell) -> AheadPrediction | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a comparison of engines has found. `agreement` counts visits with several engines,
-    and those of them in which all wrote the same tokens; `bound_refusal` says why there are no
-    bounds."""
+    """All that a comparison of engines has found, as results.json has it; `lane_bound_refusal` says
+    why there are no bounds."""
 
     cells: Sequence[Cell]
-    comparisons: Sequence[Comparison]
-    bounds: Sequence[LaneBound]
-    predictions: Sequence[AheadPrediction]
-    agreement: tuple[int, int] = (0, 0)
-    bound_refusal: str | None = None
+    comparisons: Sequence[Comparison] = ()
+    lane_bounds: Sequence[LaneBound] = ()
+    ahead_predictions: Sequence[AheadPrediction] = ()
+    agreement: Agreement = Agreement(0, 0)
+    lane_bound_refusal: str | None = None
     foreign_cpu_share: float | None = None

@@ -1,10 +1,18 @@
-"""The tables of `bench engines` and `bench load` as sections of a page."""
+"""What `bench engines` and `bench load` say: records, tables, figures, and what to read with care.
+
+A ratio is called a gain or a loss only if its interval leaves out 1, and a bar is said to be met or
+missed only where there is an interval.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 
-from outrider.bench.frame import spoken
+from outrider.bench.charts import MARKS, Axis, Chart, Color, Line, Lines, ticks_of
+from outrider.bench.frame import MIN_PAIRS, Ratio, spoken
+from outrider.bench.lanes import LanePicture, lane_chart
+from outrider.bench.machine import said_of
 from outrider.bench.pages import Section, number, percent
 from outrider.bench.reference import engine_table
 from outrider.bench.studies.engines_cells import (
@@ -13,10 +21,69 @@ from outrider.bench.studies.engines_cells import (
     Comparison,
     EngineSample,
     Evidence,
+    Taken,
     cells,
+    comparisons,
+    head_to_head,
 )
-from outrider.bench.studies.engines_plan import EnginePlan
-from outrider.bench.studies.engines_record import failed, findings, head_to_head, meets_bar
+from outrider.bench.studies.engines_plan import OFF, EnginePlan
+
+SCHEMA = "outrider-bench-engines/1"
+# What `auto` is asked to reach against every other way at every level.
+MEDIAN_BAR, LOW_BAR = 0.97, 0.95
+
+
+def meets_bar(ratio: Ratio) -> bool | None:
+    """None without an interval."""
+    return None if ratio.low is None else ratio.value >= MEDIAN_BAR and ratio.low >= LOW_BAR
+
+
+def findings(found: Evidence) -> list[str]:
+    """Whether tokens agreed, failures, and why all of this should be read with care; ratios, bars
+    and bounds stand in tables."""
+    visits, same = found.agreement.visits, found.agreement.same_tokens
+    said = [f"All engines wrote the same tokens in {same} of {visits} visits."] if visits else []
+    said += [f"Level {one.level}, {failure}" for one in found.cells for failure in failed(one)]
+    if found.comparisons and all(c.throughput.low is None for c in found.comparisons):
+        said.append(f"An interval and a verdict need {MIN_PAIRS} repeats (--repeats {MIN_PAIRS}).")
+    if found.lane_bound_refusal is not None:
+        said.append(f"No bound on what lanes can gain: {found.lane_bound_refusal}.")
+    if busy := said_of(found.foreign_cpu_share):
+        said.append(busy)
+    return said
+
+
+def failed(cell: Cell) -> list[str]:
+    """A sentence for every reason for which samples of a cell failed."""
+    return [
+        f"{cell.engine}: {num} of {cell.num_samples} failed: {reason}"
+        for reason, num in cell.failures.items()
+    ]
+
+
+def evidence_record(found: Evidence) -> dict[str, object]:
+    return {
+        **asdict(found),
+        "cells": [{**asdict(cell), "status": cell.status} for cell in found.cells],
+        "findings": findings(found),
+        "reference": {
+            "label": engine_table().label,
+            "rows": [asdict(row) for row in engine_table().rows],
+        },
+    }
+
+
+def load_record(plan: EnginePlan, samples: Sequence[EngineSample]) -> dict[str, object]:
+    """Cases with their cells, and wins; ready for JSON."""
+    return {
+        **plan.record,
+        "cells": [
+            {**asdict(cell), "case": plan.cases[cell.level].name, "status": cell.status}
+            for cell in cells(samples)
+        ],
+        "comparisons": [asdict(one) for one in comparisons(samples)],
+        "head_to_head": [asdict(row) for row in head_to_head(samples)],
+    }
 
 
 def _queues(cell: Cell) -> str:
@@ -86,15 +153,18 @@ def sections(found: Evidence) -> Iterator[Section]:
     if found.comparisons:
         yield _comparisons(found.comparisons)
     yield Section(title="What this run shows", points=findings(found))
-    if found.bounds:
+    if found.lane_bounds:
         yield Section(
             title="What lanes can gain on one device",
             text=["gain <= 1 / eta; eta is the bare read of the weights over the time spent."],
             header=("level", "engine", "eta", "gain at most"),
-            rows=[(str(b.level), b.engine, f"{b.eta:.3f}", f"{b.gain:.2f}×") for b in found.bounds],
+            rows=[
+                (str(b.level), b.engine, f"{b.eta:.3f}", f"{b.gain:.2f}×")
+                for b in found.lane_bounds
+            ],
         )
-    if found.predictions:
-        yield _predictions(found.predictions, found.comparisons)
+    if found.ahead_predictions:
+        yield _predictions(found.ahead_predictions, found.comparisons)
     yield _reference(found.cells)
 
 
@@ -227,3 +297,96 @@ def _requests(cell: Cell, samples: Sequence[EngineSample]) -> tuple[str, str]:
     own = [s.numbers for s in samples if (s.level, s.engine) == place and s.numbers]
     num_ok, num = sum(n.num_ok for n in own), sum(n.num_requests for n in own)
     return f"{num_ok} of {num}", str(sum(n.num_rejected for n in own))
+
+
+# File name: title, label of the axis, value of a cell.
+FIGURES: Mapping[str, tuple[str, str, Callable[[Cell], float | None]]] = {
+    "itl_p95_vs_concurrency": (
+        "Inter-token latency, percentile 95, by requests in flight",
+        "milliseconds",
+        lambda cell: cell.itl_p95_ms,
+    ),
+    "latency_vs_concurrency": (
+        "Mean time of a request, by requests in flight",
+        "milliseconds",
+        lambda cell: cell.total_mean_ms,
+    ),
+    "throughput_vs_concurrency": (
+        "Throughput by requests in flight",
+        "tokens a second",
+        lambda cell: cell.tokens_per_second,
+    ),
+    "acceptance_vs_concurrency": (
+        "Acceptance by requests in flight",
+        "accepted, % of drafted",
+        lambda cell: None if cell.acceptance is None else 100 * cell.acceptance,
+    ),
+}
+LEVELS = "requests in flight (0 = one at a time, with gaps)"
+
+
+def pair_charts(pairs: Mapping[str, Sequence[Cell]], engine: str, words: str) -> dict[str, Chart]:
+    """The same figures with a line a pair instead, all of them run by `engine`."""
+    found = [
+        replace(cell, engine=pair)
+        for pair, own in pairs.items()
+        for cell in own
+        if cell.engine == engine
+    ]
+    own = charts(found, f"{words}, {engine}")
+    return {f"pairs_{name}": chart for name, chart in own.items()}
+
+
+def timelines(taken: Sequence[Taken], words: str) -> dict[str, Chart]:
+    """What the lanes of every engine did at the highest level, at the last repeat."""
+    highest = max((one.sample.level for one in taken if one.jobs), default=0)
+    last = {t.sample.engine: t for t in taken if t.jobs and t.sample.level == highest}
+    return {
+        f"lanes_{engine}": lane_chart(
+            LanePicture(
+                jobs=one.jobs,
+                rounds=[r for served in one.served if served.result for r in served.result.rounds],
+                title=f"What the lanes of {engine} did, {highest} requests in flight",
+                small_print=words,
+            )
+        )
+        for engine, one in last.items()
+    }
+
+
+def charts(found: Sequence[Cell], words: str) -> dict[str, Chart]:
+    """By the name of their files: a line an engine over levels at equal distances."""
+    levels = sorted({cell.level for cell in found})
+    return {
+        name: Chart(
+            title=title,
+            panels=[
+                [
+                    Lines(
+                        lines=list(lines(found, value, levels.index)),
+                        x=Axis(label=LEVELS, ticks=ticks_of(levels)),
+                        y=Axis(label=label, low=0),
+                    )
+                ]
+            ],
+            foot=words,
+        )
+        for name, (title, label, value) in FIGURES.items()
+    }
+
+
+def lines(
+    found: Sequence[Cell], value: Callable[[Cell], float | None], place: Callable[[int], float]
+) -> Iterator[Line]:
+    """Plain decoding is grey, the others have a hue each."""
+    engines = list(dict.fromkeys(cell.engine for cell in found))
+    drafting = [engine for engine in engines if engine != OFF]
+    for place_of, engine in enumerate(engines):
+        color: Color = "muted" if engine == OFF else drafting.index(engine)
+        own = [(place(cell.level), value(cell)) for cell in found if cell.engine == engine]
+        yield Line(
+            name=engine,
+            points=[(x, height) for x, height in own if height is not None],
+            color=color,
+            mark=MARKS[place_of % len(MARKS)],
+        )

@@ -1,6 +1,7 @@
 """Visits made: every engine in its turn, timed, counted and compared with the others' tokens.
 
-Each engine has its own models in memory.
+Each engine has its own models in memory. What was measured is written as a record a sample and a
+row a request.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from torch import Tensor
 
 from outrider.api.llm import LLM
-from outrider.bench.load import Time, drive, tally
+from outrider.bench.load import Served, Time, drive, tally
 from outrider.bench.machine import Monitor
 from outrider.bench.sample import mean_foreign_share
 from outrider.bench.studies.engines_cells import (
@@ -34,6 +35,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError, OutriderError
 from outrider.kernels.bandwidth import BandwidthReader
 from outrider.kernels.native.cpu import hardware_threads
+from outrider.metrics.summary import inter_token_latencies, percentile
 from outrider.metrics.timeline import timeline
 from outrider.models.llama import LlamaModel
 
@@ -175,10 +177,10 @@ def evidence_of(samples: Sequence[EngineSample], loaded: Loaded) -> Evidence:
     return Evidence(
         cells=found,
         comparisons=comparisons(samples),
-        bounds=[] if isinstance(reads, str) else lane_bounds(samples, reads),
-        predictions=ahead_predictions(found),
+        lane_bounds=[] if isinstance(reads, str) else lane_bounds(samples, reads),
+        ahead_predictions=ahead_predictions(found),
         agreement=agreement(samples),
-        bound_refusal=reads if isinstance(reads, str) else None,
+        lane_bound_refusal=reads if isinstance(reads, str) else None,
         foreign_cpu_share=mean_foreign_share(samples),
     )
 
@@ -211,3 +213,61 @@ def _read_seconds(tensors: Sequence[Tensor]) -> float:
             times.append(HOST_CLOCK() - began)
         medians.append(statistics.median(times[1:]))
     return min(medians)
+
+
+def sample_record(sample: EngineSample) -> dict[str, object]:
+    numbers = sample.numbers
+    counted = numbers and {
+        **asdict(numbers),
+        "tokens_per_second": round(numbers.tokens_per_second, 3),
+        "acceptance": numbers.acceptance,
+        "p_hit": numbers.p_hit,
+    }
+    plain = ("level", "engine", "repeat", "reason", "digest", "foreign_cpu_share", "usage")
+    return {
+        **{name: getattr(sample, name) for name in plain},
+        "numbers": counted,
+        "lanes": None if sample.lanes is None else sample.lanes.to_dict(),
+    }
+
+
+def request_rows(taken: Sequence[Taken]) -> list[dict[str, object]]:
+    """A row a request, for CSV."""
+    return [
+        {
+            "level": one.sample.level,
+            "engine": one.sample.engine,
+            "repeat": one.sample.repeat,
+            **row_of(served),
+        }
+        for one in taken
+        for served in one.served
+    ]
+
+
+def row_of(served: Served) -> dict[str, object]:
+    """One request as a row of plain values, for CSV."""
+    result, times = served.result, served.token_seconds
+    gaps = inter_token_latencies(times) if times else ()
+    return {
+        "number": served.number,
+        "request": served.request.name,
+        "arrived_s": round(served.arrived, 6),
+        "waited_ms": _ms(served.submitted - served.arrived),
+        "status": "rejected" if served.rejected else "failure" if served.reason else "success",
+        "reason": served.reason or "",
+        "finish_reason": result.finish_reason if result else "",
+        "tokens": result.num_tokens if result else 0,
+        "ttft_ms": _ms(times[0]) if times else "",
+        "itl_p50_ms": _ms(percentile(gaps, 50)) if gaps else "",
+        "itl_p95_ms": _ms(percentile(gaps, 95)) if gaps else "",
+        "total_ms": _ms(times[-1]) if times else "",
+        "rounds": result.stats.num_rounds if result else "",
+        "drafted": result.stats.num_drafted if result else "",
+        "accepted": result.stats.num_accepted if result else "",
+        "notes": "; ".join(result.notes) if result else "",
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 4)

@@ -1,60 +1,40 @@
-"""The parts that set several ways of decoding beside each other: drafters, engines, loads.
+"""The parts that set several ways of decoding, or programs, beside each other.
 
 A committed result of drafters or engines has several tiers; each is a part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
 
 from outrider.bench.charts import Axis, Chart, Lines
 from outrider.bench.frame import Ratio
 from outrider.bench.pages import Section
-from outrider.bench.report.parts import Claim, Figure, Part, Record, Source
-from outrider.bench.report.plots import by_level, pareto
+from outrider.bench.peers.contestants import OURS
+from outrider.bench.report.parts import Claim, ClaimKind, Figure, Part, Record, Source
+from outrider.bench.report.plots import by_level, claims_chart, pareto
 from outrider.bench.report.reading import (
     by_tier,
-    count_of,
     number_of,
     object_of,
     objects_of,
     own_words,
     part_of,
     plain_table,
-    ratio_of,
-    several,
-    shares_of,
+    positive_of,
     stored,
     tables_of,
     text_of,
     texts_of,
-    value_of,
 )
-from outrider.bench.store import RecordError
-from outrider.bench.studies import (
-    drafters_figures,
-    drafters_report,
-    engines_figures,
-    engines_report,
-)
+from outrider.bench.store import RecordError, made
+from outrider.bench.studies import drafters_report, engines_report
 from outrider.bench.studies.drafters_lineup import OFF
 from outrider.bench.studies.drafters_report import EVERYTHING
-from outrider.bench.studies.drafters_report import Cell as DrafterCell
-from outrider.bench.studies.engines_cells import (
-    AheadPrediction,
-    Cell,
-    Comparison,
-    Evidence,
-    LaneBound,
-)
+from outrider.bench.studies.engines_cells import Cell, Comparison, Evidence
 from outrider.bench.studies.engines_report import LOAD_COLUMNS, LOAD_NOTE, columns, load_failures
-from outrider.estimate.theory import AheadTimes
 from outrider.planner.advise import RatePoint
-
-T = TypeVar("T")
 
 _BELOW = "Numbers are in the table below."
 _DRAFTERS: Mapping[str, str] = {
@@ -66,6 +46,11 @@ _DRAFTERS: Mapping[str, str] = {
 _OVER_OFF = " over off"
 _LOAD = ("engine", *LOAD_COLUMNS, "status")
 _OF_LOAD = {"throughput_vs_concurrency": "Throughput", "itl_p95_vs_concurrency": "Latency"}
+_RATIO_NOTE = "faster: their median seconds a token over ours, with a 95 % bootstrap interval."
+_PEERS_NOTE = (
+    "Tokens a second over all prompts, by one count of tokens. Equal: texts that are those of this "
+    "program's plain decoding in the same format."
+)
 
 
 def drafters(source: Source) -> list[Part]:
@@ -74,16 +59,10 @@ def drafters(source: Source) -> list[Part]:
 
 
 def _drafters(source: Source, record: Record, name: str) -> Part:
-    found = _some("cell", objects_of(record, "cells"), _drafter_cell)
-    agreement = object_of(record, "agreement")
-    evidence = drafters_report.Evidence(
-        cells=found,
-        skipped={name: str(why) for name, why in object_of(record, "skipped").items()},
-        agreement=(count_of(agreement, "runs"), count_of(agreement, "same_tokens"))
-        if agreement
-        else (0, 0),
-        foreign_cpu_share=number_of(record, "foreign_cpu_share"),
-    )
+    evidence = made(drafters_report.Evidence, record, tolerant=True)
+    found = evidence.cells
+    if not found:
+        raise RecordError("it has no cells")
     domains = [d for d in dict.fromkeys(cell.domain for cell in found) if d != EVERYTHING]
     names = {cell.contestant for cell in found} - {OFF}
     foot = f"{name}, run {text_of(record, 'run_id', 'as committed')}"
@@ -101,18 +80,9 @@ def _drafters(source: Source, record: Record, name: str) -> Part:
         ],
         figures=[
             Figure(name=name, chart=chart, words=f"{_DRAFTERS[name]} {_BELOW}")
-            for name, chart in drafters_figures.charts(found, foot).items()
+            for name, chart in drafters_report.charts(found, foot).items()
         ],
         tables=tables_of(drafters_report.sections(evidence)),
-    )
-
-
-def _drafter_cell(record: Record) -> DrafterCell:
-    return value_of(
-        DrafterCell,
-        record,
-        speedup=ratio_of(record, "speedup"),
-        by_position=tuple(shares_of(record, "by_position")),
     )
 
 
@@ -122,16 +92,11 @@ def engines(source: Source) -> list[Part]:
 
 
 def _engines(source: Source, record: Record, name: str) -> Part:
-    found = _some("cell", objects_of(record, "cells"), partial(value_of, Cell))
-    compared = several("comparison", objects_of(record, "comparisons"), _comparison)
-    evidence = Evidence(
-        cells=found,
-        comparisons=compared,
-        bounds=several("bound", objects_of(record, "lane_bounds"), partial(value_of, LaneBound)),
-        predictions=several("prediction", objects_of(record, "ahead_predictions"), _prediction),
-    )
-    levels = sorted({one.level for one in found})
-    names = list(dict.fromkeys(one.engine for one in found))
+    evidence = made(Evidence, record, tolerant=True)
+    if not evidence.cells:
+        raise RecordError("it has no cells")
+    levels = sorted({one.level for one in evidence.cells})
+    names = list(dict.fromkeys(one.engine for one in evidence.cells))
     foot = f"{name}, run {text_of(record, 'run_id', 'as committed')}"
     plan = object_of(record, "plan")
     return part_of(
@@ -145,25 +110,14 @@ def _engines(source: Source, record: Record, name: str) -> Part:
             f"requests of up to {text_of(plan, 'max_tokens', '?')} tokens"
         ],
         findings=own_words(texts_of(record, "findings")),
-        claims=[_engines_claim(one, f"{one.level} in flight") for one in compared],
+        claims=[_engines_claim(one, f"{one.level} in flight") for one in evidence.comparisons],
         figures=[
-            *_ratio_figures(compared, foot),
-            *_level_figures(found, foot),
+            *_ratio_figures(evidence.comparisons, foot),
+            *_level_figures(evidence.cells, foot),
         ],
         pictures=stored(source.path.parent, "lanes_", "What the lanes did, engine"),
         tables=tables_of(engines_report.sections(evidence)),
     )
-
-
-def _comparison(record: Record) -> Comparison:
-    throughput = ratio_of(record, "throughput")
-    if throughput is None:
-        raise RecordError("throughput is missing")
-    return value_of(Comparison, record, throughput=throughput, itl_p95=ratio_of(record, "itl_p95"))
-
-
-def _prediction(record: Record) -> AheadPrediction:
-    return value_of(AheadPrediction, record, times=value_of(AheadTimes, object_of(record, "times")))
 
 
 def _engines_claim(found: Comparison, where: str) -> Claim:
@@ -185,11 +139,8 @@ def _ratio_figures(compared: Sequence[Comparison], foot: str) -> list[Figure]:
     if not series:
         return []
     title = "Throughput over plain decoding by requests in flight"
-    chart = by_level(series, title, engines_figures.LEVELS, foot)
-    words = (
-        "Ratios of throughput to plain decoding with 95 % intervals, a line an engine. Numbers are "
-        "in the table of ratios below."
-    )
+    chart = by_level(series, title, engines_report.LEVELS, foot)
+    words = f"{title} with 95 % intervals, a line an engine. {_BELOW}"
     return [Figure(name="speedup_vs_concurrency", chart=chart, words=words)]
 
 
@@ -201,8 +152,8 @@ def _level_figures(found: Sequence[Cell], foot: str) -> list[Figure]:
             chart=chart,
             words=f"{chart.title}, a line an engine, plain decoding in grey. {_BELOW}",
         )
-        for name, chart in engines_figures.charts(found, foot).items()
-        if any(engines_figures.FIGURES[name][2](one) is not None for one in found)
+        for name, chart in engines_report.charts(found, foot).items()
+        if any(engines_report.FIGURES[name][2](one) is not None for one in found)
     ]
     series: dict[str, list[RatePoint]] = {}
     for one in found:
@@ -223,8 +174,8 @@ def load(source: Source) -> list[Part]:
     """Raises RecordError."""
     record = source.record
     cases = objects_of(record, "cases")
-    found = several("cell", objects_of(record, "cells"), partial(value_of, Cell))
-    compared = several("comparison", objects_of(record, "comparisons"), _comparison)
+    evidence = made(Evidence, record, tolerant=True)
+    found, compared = evidence.cells, evidence.comparisons
     levels = {one.level for one in found} | {one.level for one in compared}
     if not found or max(levels) >= len(cases):
         raise RecordError("its cells are not of its cases")
@@ -263,14 +214,14 @@ def _load_figures(
     engines = list(dict.fromkeys(one.engine for one in found))
     panels: list[Lines] = []
     for name, title in _OF_LOAD.items():
-        _, label, value = engines_figures.FIGURES[name]
+        _, label, value = engines_report.FIGURES[name]
         lines = [
             replace(
                 line,
                 points=[(x + 0.08 * (i - (len(engines) - 1) / 2), y) for x, y in line.points],
                 dash="",
             )
-            for i, line in enumerate(engines_figures.lines(found, value, float))
+            for i, line in enumerate(engines_report.lines(found, value, float))
         ]
         panels.append(
             Lines(title=title, lines=lines, x=Axis(ticks=names), y=Axis(label=label, low=0))
@@ -287,8 +238,103 @@ def _speculation(where: str, ratio: Ratio) -> Claim:
     return Claim(kind="speculation", where=where, against="plain decoding", ratio=ratio)
 
 
-def _some(name: str, given: Sequence[Record], read: Callable[[Record], T]) -> list[T]:
-    """Raises RecordError if there are none."""
-    if not given:
-        raise RecordError(f"it has no {name}s")
-    return several(name, given, read)
+def peers(source: Source) -> list[Part]:
+    """Of a comparison with other programs. Raises RecordError."""
+    record = source.record
+    scores, found = objects_of(record, "scores"), objects_of(record, "ratios")
+    if not scores:
+        raise RecordError("it has no scores")
+    owners = {text_of(score, "contestant"): text_of(score, "peer") for score in scores}
+    claims = [claim for one in found if (claim := _peers_claim(owners, one)) is not None]
+    tier = text_of(record, "tier", "?").upper()
+    versions, refused = object_of(record, "versions"), object_of(record, "refused")
+    return [
+        part_of(
+            source,
+            kind="peers",
+            title=f"Beside other programs: tier {tier}",
+            about=[
+                f"{len(scores)} contestants on tier {tier}, {text_of(record, 'threads', '?')} "
+                f"threads, up to {text_of(record, 'max_tokens', '?')} tokens; "
+                f"{text_of(record, 'order', 'in turns')}."
+            ],
+            findings=[
+                *(
+                    f"{name}: {', '.join(str(v) for v in object_of(versions, name).values()):.160}"
+                    for name in versions
+                ),
+                *(f"Refused: {name}: {str(why).strip():.200}" for name, why in refused.items()),
+                *texts_of(record, "notes"),
+            ],
+            claims=claims,
+            figures=_peers_figures(claims, f"tier {tier}"),
+            tables=[
+                plain_table("Contestants", list(map(_score, scores)), note=_PEERS_NOTE),
+                *([plain_table("Ratios", found, note=_RATIO_NOTE)] if found else []),
+            ],
+        )
+    ]
+
+
+def transformers(source: Source) -> list[Part]:
+    """Of the study `vs_transformers`, whose ratios have no interval. Raises RecordError."""
+    record = source.record
+    batches = {n: object_of(record, n) for n in record if n.startswith("batch_")}
+    if not batches:
+        raise RecordError("it has no batches")
+    rows: list[Record] = []
+    claims: list[Claim] = []
+    for name, batch in batches.items():
+        words = name.replace("_", " ")
+        scores, best = object_of(batch, "scores"), object_of(batch, "best")
+        rows += [{"batch": words, "contestant": n, **object_of(scores, n)} for n in scores]
+        for what, ours, theirs in (("plain", "plain", "hf_plain"), ("speculation", "spec", "hf")):
+            pair = f"{text_of(best, ours, '?')} over {text_of(best, theirs, '?')}"
+            ratio = Ratio(positive_of(batch, f"{what}_ratio"), None, None, 0)
+            where = f"{words}, {pair}"
+            claims.append(Claim(kind="peer", where=where, against="transformers", ratio=ratio))
+    return [
+        part_of(
+            source,
+            kind="peers",
+            title="Beside transformers",
+            about=[f"{text_of(record, 'prompts', '?')} prompts, the same tokens counted."],
+            claims=claims,
+            figures=_peers_figures(claims, "medians"),
+            tables=[plain_table("Contestants", rows)],
+        )
+    ]
+
+
+def _peers_claim(owners: Mapping[str, str], record: Record) -> Claim | None:
+    """Two contestants of this program are ways to run it, its plain decoding among them; two of
+    another program are not our claim."""
+    heat = number_of(record, "temperature") or 0.0
+    ours, theirs = text_of(record, "ours", "?"), text_of(record, "theirs", "?")
+    low, high = number_of(record, "low"), number_of(record, "high")
+    num_pairs = int(number_of(record, "pairs") or 0)
+    ratio = Ratio(positive_of(record, "faster"), low, high, num_pairs)
+    kind: ClaimKind = "peer"
+    if owners.get(ours) and owners.get(ours) == owners.get(theirs):
+        if owners[ours] != OURS:
+            return None
+        plain = text_of(record, "what").endswith("over plain")
+        kind = "speculation" if plain else "arrangement"
+    where = f"{ours} over {theirs}{f', T={heat:g}' if heat else ''}"
+    return Claim(kind=kind, where=where, against=theirs, ratio=ratio)
+
+
+def _peers_figures(claims: Sequence[Claim], foot: str) -> list[Figure]:
+    if not claims:
+        return []
+    beside = [claim for claim in claims if claim.kind == "peer"] or claims
+    title = "Tokens a second over those of other programs"
+    chart = claims_chart(beside, title, "times the other program", foot)
+    words = f"A dot a pair of contestants with its interval, beside a line at 1. {_BELOW}"
+    return [Figure(name="beside_peers", chart=chart, words=words)]
+
+
+def _score(score: Record) -> Record:
+    same = object_of(score, "same_text")
+    told = f"{text_of(same, 'equal', '?')} of {text_of(same, 'of', '?')}" if same else "-"
+    return {**score, "equal texts": told}

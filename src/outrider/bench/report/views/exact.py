@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from outrider.bench.pages import Section
-from outrider.bench.quality.measure import FormatRow, RuleRow
-from outrider.bench.quality.report import Quality, sections
+from outrider.bench.quality import Quality, sections
 from outrider.bench.report.parts import Origin, Part, Record, Source
 from outrider.bench.report.reading import (
     count_of,
@@ -15,13 +13,10 @@ from outrider.bench.report.reading import (
     objects_of,
     part_of,
     plain_table,
-    ratio_of,
-    several,
     tables_of,
     text_of,
-    value_of,
 )
-from outrider.bench.store import RecordError
+from outrider.bench.store import RecordError, made
 
 _PARITY: Mapping[str, str] = {
     "parity": "Tokens with speculation on and off",
@@ -76,10 +71,7 @@ def certificate(source: Source) -> list[Part]:
 def quality(source: Source) -> list[Part]:
     """Of `outrider bench quality --output`. Raises RecordError."""
     record = source.record
-    found = Quality(
-        formats=several("format", objects_of(record, "formats"), partial(value_of, FormatRow)),
-        rules=several("rule", objects_of(record, "rules"), _rule),
-    )
+    found = made(Quality, record, tolerant=True)
     if not found.formats and not found.rules:
         raise RecordError("it has neither a format nor a rule")
     own = list(sections(found))
@@ -95,10 +87,6 @@ def quality(source: Source) -> list[Part]:
             warnings=[f"{row.rule} broke its promise." for row in found.rules if row.broken],
         )
     ]
-
-
-def _rule(record: Record) -> RuleRow:
-    return value_of(RuleRow, record, against_plain=ratio_of(record, "against_plain"))
 
 
 def parity(source: Source) -> list[Part]:

@@ -6,8 +6,7 @@ Its rows are the dataclasses of bench/gemm/record.py, which says which figure ta
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from outrider.bench.charts import Chart
 from outrider.bench.gemm.record import (
@@ -15,7 +14,6 @@ from outrider.bench.gemm.record import (
     Cell,
     DraftShare,
     ProductRow,
-    Theory,
     WindowRow,
 )
 from outrider.bench.gemm.report import scatter_of
@@ -26,10 +24,8 @@ from outrider.bench.report.reading import (
     objects_of,
     part_of,
     plain_table,
-    several,
     text_of,
     texts_of,
-    value_of,
 )
 from outrider.bench.report.views.study_charts import (
     NAMES,
@@ -38,7 +34,7 @@ from outrider.bench.report.views.study_charts import (
     roofline,
     windows,
 )
-from outrider.bench.store import RecordError
+from outrider.bench.store import RecordError, made
 
 _TITLES = {
     "models": "Models",
@@ -49,26 +45,40 @@ _TITLES = {
 _CELLS_NOTE = "theory: speed-up from this run's own times; over plain takes verifying as a pass."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """What is drawn of a study, whether it is whole or was interrupted."""
+
+    draft_shares: Sequence[DraftShare] = ()
+    ceilings: Ceilings | None = None
+    products: Sequence[ProductRow] = ()
+    windows: Sequence[WindowRow] = ()
+    cells: Sequence[Cell] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for rates that nothing can have."""
+        for cell in self.cells:
+            if min(cell.tokens_per_second, cell.token_ms, cell.speed_up) <= 0:
+                raise ValueError("a cell has a rate of 0")
+
+
 def part(source: Source) -> list[Part]:
     """Raises RecordError."""
     record = source.record
-    cells = several("cell", objects_of(record, "cells"), _cell)
-    fitting = several("window", objects_of(record, "windows"), partial(value_of, WindowRow))
-    products = several("product", objects_of(record, "products"), partial(value_of, ProductRow))
-    shares = several("share", objects_of(record, "draft_shares"), partial(value_of, DraftShare))
-    if not (cells or fitting or products or shares):
+    found = made(_Measured, record, tolerant=True)
+    cells, fitting, products = found.cells, found.windows, found.products
+    if not (cells or fitting or products or found.draft_shares):
         raise RecordError("nothing was measured yet")
-    roof = object_of(record, "ceilings")
     run = text_of(record, "run_id", "unknown")
-    pairs = list(dict.fromkeys(item.pair for item in (*cells, *fitting, *shares)))
+    pairs = list(dict.fromkeys(item.pair for item in (*cells, *fitting, *found.draft_shares)))
     figures = list(_figures(pairs, cells, fitting, run))
-    if products and roof:
+    if products and found.ceilings is not None:
         words = "Gigaflops a second of matrix products by operations a byte, below the roof."
-        chart = roofline(products, value_of(Ceilings, roof), f"run {run}")
+        chart = roofline(products, found.ceilings, f"run {run}")
         figures.append(_figure("fig6_roofline", chart, words))
     # The study's own warnings go before those that it, or an older version, does not have.
     said = ("quick", "foreign_cpu_share")
-    found = part_of(
+    own = part_of(
         source,
         {name: value for name, value in record.items() if name not in said},
         kind="cost study",
@@ -80,16 +90,7 @@ def part(source: Source) -> list[Part]:
         tables=list(_tables(record, cells)),
         warnings=[*texts_of(record, "warnings"), *scatter_of(fitting)],
     )
-    return [replace(found, warnings=list(dict.fromkeys(found.warnings)))]
-
-
-def _cell(record: Record) -> Cell:
-    theory = object_of(record, "theory")
-    found = value_of(Cell, record, theory=value_of(Theory, theory) if theory else None)
-    for name in ("tokens_per_second", "token_ms", "speed_up"):
-        if getattr(found, name) <= 0:
-            raise RecordError(f"{name} is {getattr(found, name)}")
-    return found
+    return [replace(own, warnings=list(dict.fromkeys(own.warnings)))]
 
 
 def _claim(cell: Cell) -> Claim:

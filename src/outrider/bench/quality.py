@@ -10,9 +10,9 @@ Shapes:  N = tokens, M = tokens that count, V = vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.wrapper import Cache, ModelWrapper, load_wrapper
-from outrider.bench.frame import Ratio, ratio_of_medians
+from outrider.bench.frame import Ratio, ratio_of_medians, spoken
+from outrider.bench.pages import Section, number, percent
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
 from outrider.core.draft import common_prefix
 from outrider.core.errors import OutriderError
@@ -290,3 +291,81 @@ def _against(nats: Sequence[Nats], plain: Sequence[Nats]) -> Ratio | None:
         if mine.perplexity is not None and own.perplexity is not None
     ]
     return ratio_of_medians([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+
+
+_FORMAT_NOTE = (
+    "Perplexity of the target on the text, each window read by itself. Divergence and first choice "
+    "are against the first format, at every place of the text."
+)
+_RULE_NOTE = (
+    "Perplexity is of what was written, under the target: lower is likelier to it, not better. "
+    "Over plain: medians over texts, with 95 % bootstrap intervals. Rules that tie sampled text to "
+    "the seed draw in a way of their own, and are compared with plain decoding that draws so too."
+)
+_FORMAT_COLUMNS: Mapping[str, Callable[[FormatRow], str]] = {
+    "format": lambda row: row.form,
+    "perplexity": lambda row: number(row.perplexity, 4),
+    "divergence (nats)": lambda row: number(row.divergence_nats, 6),
+    "same first choice %": lambda row: percent(row.same_first_choice),
+    "tokens": lambda row: str(row.num_tokens),
+}
+_RULE_COLUMNS: Mapping[str, Callable[[RuleRow], str]] = {
+    "rule": lambda row: row.rule,
+    "drafter": lambda row: row.drafter,
+    "promise": lambda row: "the text" if row.must_match else "the law" if row.exact else "none",
+    "texts as plain": lambda row: f"{row.num_same}/{row.num_texts}",
+    "differing %": lambda row: percent(row.differing),
+    "first difference": lambda row: number(row.first_difference, 0),
+    "perplexity": lambda row: number(row.perplexity, 3),
+    "over plain": lambda row: "-" if row.against_plain is None else spoken(row.against_plain),
+    "accepted %": lambda row: percent(row.acceptance),
+    "tok/round": lambda row: number(row.tokens_per_round, 2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """All rows of a run."""
+
+    formats: Sequence[FormatRow] = ()
+    rules: Sequence[RuleRow] = ()
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether every rule that must keep the text kept it; None where none was judged."""
+        judged = [row.broken for row in self.rules if row.must_match and row.rule != PLAIN]
+        return not any(judged) if judged else None
+
+    @property
+    def findings(self) -> list[str]:
+        """What no table shows: promises that were broken, and rules that could not run."""
+        broken = [row for row in self.rules if row.broken]
+        absent = [row for row in self.rules if row.reason is not None]
+        return [
+            *(f"{r.rule} broke its promise: a text parts at {r.first_difference}." for r in broken),
+            *(f"{r.rule} was not measured: {r.reason}" for r in absent),
+        ]
+
+    def to_record(self) -> dict[str, object]:
+        rules = [{**asdict(r), "differing": r.differing, "broken": r.broken} for r in self.rules]
+        return {"holds": self.holds, "findings": self.findings, **asdict(self), "rules": rules}
+
+
+def sections(found: Quality) -> Iterator[Section]:
+    if found.formats:
+        yield Section(
+            title="Number formats",
+            text=[_FORMAT_NOTE],
+            header=tuple(_FORMAT_COLUMNS),
+            rows=[[show(row) for show in _FORMAT_COLUMNS.values()] for row in found.formats],
+        )
+    if found.rules:
+        measured = [row for row in found.rules if row.reason is None]
+        yield Section(
+            title="Acceptance rules",
+            text=[_RULE_NOTE],
+            header=tuple(_RULE_COLUMNS),
+            rows=[[show(row) for show in _RULE_COLUMNS.values()] for row in measured],
+        )
+    if found.findings:
+        yield Section(title="Read with care", points=found.findings)
