@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.resources import as_file, files
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import zip_longest
@@ -140,46 +141,21 @@ _SVG: Mapping[str, None] = {"Date": None, "Creator": None}
 
 @contextmanager
 def _themed(theme: Theme) -> Generator[None]:
-    """matplotlib's settings while a figure is drawn and saved. Letters stay text, in a font of the
-    reader; names are text even if they look like formulas."""
+    """matplotlib's settings while a figure is drawn and saved."""
     matplotlib: Any = import_module("matplotlib")
     page, ink, muted = (theme.named[name] for name in ("page", "ink", "muted"))
-    settings = {
-        "svg.hashsalt": "outrider",
-        "svg.fonttype": "none",
-        "text.parse_math": False,
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 9,
-        "text.color": ink,
-        "axes.labelcolor": ink,
-        "axes.edgecolor": muted,
-        "axes.facecolor": page,
-        "axes.titlesize": 10,
-        "axes.titleweight": "bold",
-        "axes.titlecolor": ink,
-        "axes.titlelocation": "left",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
+    colors = {
+        **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), page),
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), ink),
+        **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), ink),
+        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), muted),
         "grid.color": theme.named["faint"],
-        "grid.linewidth": 0.8,
-        "xtick.color": muted,
-        "ytick.color": muted,
-        "xtick.labelcolor": ink,
-        "ytick.labelcolor": ink,
-        "xtick.bottom": False,
-        "ytick.left": False,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
-        "figure.facecolor": page,
-        "savefig.facecolor": page,
-        "lines.markersize": 5.5,
-        "errorbar.capsize": 3,
     }
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
+    with (
+        as_file(files("outrider.bench") / "templates" / "figures.mplstyle") as style,
+        matplotlib.rc_context(colors, str(style)),
+        warnings.catch_warnings(),
+    ):
         # A letter that the font lacks is a box.
         warnings.filterwarnings("ignore", message="Glyph")
         yield

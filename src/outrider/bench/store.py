@@ -75,8 +75,7 @@ def made(kind: type[T], given: Mapping[str, Any], *, tolerant: bool = False) -> 
     """
     hints = _hints(kind)
     if tolerant:
-        absent = {name for name in hints if given.get(name) is None}
-        defaults = {name: value for name, value in _defaults(kind).items() if name in absent}
+        defaults = {n: v for n, v in _defaults(kind).items() if given.get(n) is None}
         given = {name: given.get(name) for name in hints if name not in defaults}
         hints = {name: hints[name] for name in given}
     else:
@@ -135,11 +134,14 @@ def _hints(kind: type) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 
-@lru_cache
-def _defaults(kind: type) -> Mapping[str, Any]:
-    return {
-        item.name: item.default for item in fields(cast("Any", kind)) if item.default is not MISSING
-    }
+def _defaults(kind: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for item in fields(cast("Any", kind)):
+        if item.default_factory is not MISSING:
+            found[item.name] = item.default_factory()
+        elif item.default is not MISSING:
+            found[item.name] = item.default
+    return found
 
 
 def _no_number(text: str) -> float:

@@ -183,7 +183,7 @@ class PromptDataset:
     """`tokenizer` names the model whose tokenizer counted; `sources` says for each domain whether
     its prompts are built in or which published set they are from."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     tokenizer: str
     sources: Mapping[str, str]
 
@@ -202,7 +202,7 @@ class PromptDataset:
             for domain, listed in texts.items()
             for i, text in enumerate(listed)
         )
-        return cls(tuple(prompts), tokenizer, dict(sources))
+        return cls(list(prompts), tokenizer, dict(sources))
 
     @classmethod
     def load(cls, path: Path) -> PromptDataset:
@@ -217,9 +217,7 @@ class PromptDataset:
             raise ConfigError(found, hint=hint) from None
 
     def save(self, path: Path) -> None:
-        rows = [asdict(prompt) for prompt in self.prompts]
-        head = {"schema": _SCHEMA, "tokenizer": self.tokenizer, "sources": dict(self.sources)}
-        write_json(path, {**head, "prompts": rows})
+        write_json(path, {"schema": _SCHEMA, **asdict(self)})
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -228,9 +226,6 @@ class PromptDataset:
     def domains(self) -> tuple[str, ...]:
         """In order of their first prompts."""
         return tuple(dict.fromkeys(prompt.domain for prompt in self.prompts))
-
-    def get_all(self) -> tuple[Prompt, ...]:
-        return self.prompts
 
     def get_by_domain(self, domain: str) -> tuple[Prompt, ...]:
         """Raises ConfigError for a domain that the set has not."""
@@ -241,7 +236,7 @@ class PromptDataset:
     def tiny(self, per_domain: int = TINY_PER_DOMAIN) -> PromptDataset:
         """The first few prompts of every domain."""
         kept = [p for domain in self.domains for p in self.get_by_domain(domain)[:per_domain]]
-        return PromptDataset(tuple(kept), self.tokenizer, self.sources)
+        return PromptDataset(kept, self.tokenizer, self.sources)
 
     def statistics(self) -> list[DomainStats]:
         found: list[DomainStats] = []
@@ -264,35 +259,17 @@ class PromptDataset:
         return fingerprint([prompt.raw_text for prompt in self.get_by_domain(domain)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """The fields of a file."""
-
-    schema: int
-    tokenizer: str
-    sources: Mapping[str, str]
-    prompts: Sequence[Mapping[str, Any]]
-
-
-def _dataset(record: Mapping[str, Any]) -> PromptDataset:
+def _dataset(record: dict[str, Any]) -> PromptDataset:
     """Raises RecordError for what `save` would not write."""
-    if record.get("schema") != _SCHEMA:
-        raise RecordError(f"its schema is {record.get('schema')!r:.40}")
-    saved = made(_Saved, record)
-    prompts = tuple(_prompt(i, row) for i, row in enumerate(saved.prompts, start=1))
-    if len({prompt.prompt_id for prompt in prompts}) < len(prompts):
+    schema = record.pop("schema", None)
+    if schema != _SCHEMA:
+        raise RecordError(f"its schema is {schema!r:.40}")
+    saved = made(PromptDataset, record)
+    if len({prompt.prompt_id for prompt in saved.prompts}) < len(saved.prompts):
         raise RecordError("two prompts have one name")
-    for domain in {prompt.domain for prompt in prompts} - saved.sources.keys():
+    for domain in set(saved.domains) - saved.sources.keys():
         raise RecordError(f"nothing says where {domain!r:.40} is from")
-    return PromptDataset(prompts, saved.tokenizer, saved.sources)
-
-
-def _prompt(number: int, row: Mapping[str, Any]) -> Prompt:
-    """Entry `number` of a file, counted from 1."""
-    try:
-        return made(Prompt, row)
-    except RecordError as error:
-        raise RecordError(f"in prompt {number}, {error}") from None
+    return saved
 
 
 def fingerprint(texts: Sequence[str]) -> str:

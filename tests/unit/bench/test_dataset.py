@@ -54,7 +54,7 @@ def test_an_unknown_domain_is_named() -> None:
 def test_prompts_are_named_and_counted() -> None:
     found = dataset()
     assert len(found) == 4
-    assert found.get_all()[1] == Prompt("code_001", "code", "def g(x, y):", 3)
+    assert found.prompts[1] == Prompt("code_001", "code", "def g(x, y):", 3)
     assert [p.prompt_id for p in found.get_by_domain("maths")] == ["maths_000"]
     code, maths = found.statistics()
     assert (code.n, code.min, code.mean, code.max) == (3, 2, 2.7, 3)
@@ -62,7 +62,7 @@ def test_prompts_are_named_and_counted() -> None:
 
 
 def test_the_tiny_set_has_the_first_of_every_domain() -> None:
-    assert [p.prompt_id for p in dataset().tiny(2).get_all()] == [
+    assert [p.prompt_id for p in dataset().tiny(2).prompts] == [
         "code_000",
         "code_001",
         "maths_000",
@@ -90,10 +90,10 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"raw_text": 5}, "in prompt 2, raw_text is 5"),
-        ({"raw_text": None}, "in prompt 2, raw_text is None"),
-        ({"token_count": "3"}, "in prompt 2, token_count is '3'"),
-        ({"more": 1}, "in prompt 2, more is unknown"),
+        ({"raw_text": 5}, "prompts 2: raw_text is 5"),
+        ({"raw_text": None}, "prompts 2: raw_text is None"),
+        ({"token_count": "3"}, "prompts 2: token_count is '3'"),
+        ({"more": 1}, "prompts 2: more is unknown"),
         ({"prompt_id": "code_000"}, "two prompts have one name"),
         ({"domain": "poetry"}, "'poetry'"),
     ],

@@ -95,97 +95,38 @@ def verify(source: Source) -> list[Part]:
     """Time of a verifying pass by rows. Raises RecordError."""
     record = source.record
     cells = _some(objects_of(record, "cells"))
-    curves: dict[int, list[Point]] = {}
+    curves: dict[str, list[Point]] = {}
     for cell in cells:
         place = (count_of(cell, "rows"), positive_of(cell, "ms"))
-        curves.setdefault(count_of(cell, "context"), []).append(place)
-    relative = {
-        f"{context:,} tokens of context": [(rows, ms / found[0][1]) for rows, ms in found]
-        for context, found in ((context, sorted(found)) for context, found in curves.items())
-        if found[0][0] == 1
-    }
+        curves.setdefault(f"{count_of(cell, 'context'):,} tokens of context", []).append(place)
     size, bits = number_of(record, "num_parameters"), text_of(record, "quantise", "none")
     target, form = text_of(record, "target", "a target"), "bfloat16" if bits == "none" else bits
     words = [target, f"{size / 1e6:,.0f} M parameters" if size else "", form]
     name = ", ".join(word for word in words if word)
-    figure = Figure(
-        name="verify_time_vs_rows",
-        chart=_by_rows(relative, name),
-        words=f"Time of a pass over that of one row, by rows, {name}, beside constant cost and "
-        "cost by row. Numbers are in the table below.",
-    )
-    findings = [
-        f"{words}: {int(found[-1][0])} rows take {found[-1][1]:.2f}× one row."
-        for words, found in relative.items()
-    ]
-    return [_costs(source, f"Verifying passes: {name}", findings, [figure] * bool(relative), cells)]
-
-
-def _by_rows(curves: Mapping[str, Sequence[Point]], name: str) -> Chart:
-    """T(R) / T(1), a line a context, on an axis that doubles."""
-    points = [point for found in curves.values() for point in found]
-    longest = max((rows for rows, _ in points), default=1)
-    tallest = max((ratio for _, ratio in points), default=1)
-    steps = [1 + i * (longest - 1) / 200 for i in range(201)]
-    lines = [
-        *(curve(words, found, number) for number, (words, found) in enumerate(curves.items())),
-        Line(
-            name="token by token",
-            points=[(step, step) for step in steps],
-            color="muted",
-            dash=":",
-            width=1.2,
-        ),
-    ]
-    panel = Lines(
-        lines=lines,
-        levels=[("constant", 1)],
-        x=Axis(
-            label="rows of a pass (K drafts and the pending token, of each sequence)",
-            ticks={float(2**i): str(2**i) for i in range(12) if 2**i <= longest},
-            low=0.9,
-            high=1.15 * longest,
-            scale="log",
-        ),
-        y=Axis(label="time of a pass / one row", low=0, high=1.12 * tallest),
-    )
-    return Chart(title=f"A verifying pass by its rows, {name}", panels=[[panel]], foot=name)
+    title = f"A verifying pass by its rows, {name}"
+    label = "rows of a pass (K drafts and the pending token, of each sequence)"
+    figure = _growth("verify_time_vs_rows", title, label, curves, by_row=True)
+    return [_costs(source, f"Verifying passes: {name}", [figure], cells)]
 
 
 def memory(source: Source) -> list[Part]:
     """Time of appending, by context, and of taking back, by rejected tokens. Raises RecordError."""
-    rollback, append = (_times(source.record, name) for name in ("rollback_us", "append_us"))
-    panels = [
-        Lines(
-            title=title,
-            lines=[curve("", [(i, us) for i, (_, us) in enumerate(found)], 0)],
-            levels=[("as long as the first", found[0][1])],
-            x=Axis(label=label, ticks=[f"{x:,.0f}" for x, _ in found]),
-            y=Axis(label=unit, low=0, high=1.25 * max(us for _, us in found)),
-        )
-        for title, label, unit, found in (
-            ("Taking rejected drafts back", "rejected tokens", "microseconds", rollback),
-            ("Appending", "tokens of context", "", append),
-        )
-    ]
-    chart = Chart(title="What memory costs a round", panels=[panels], foot="medians", height=3.4)
-    figure = Figure(
-        name="rollback_time",
-        chart=chart,
-        words="Microseconds by rejected tokens, and of an append by context, each beside a "
-        "constant cost. Numbers are in the table below.",
-    )
-    findings = [
-        f"Taking back {rollback[-1][0]:g} rejected tokens takes "
-        f"{rollback[-1][1] / rollback[0][1]:.2f}× as long as {rollback[0][0]:g}.",
-        f"Appending at {append[-1][0]:,.0f} tokens of context takes "
-        f"{append[-1][1] / append[0][1]:.2f}× as long as at {append[0][0]:,.0f}.",
+    times = {
+        label: _times(source.record, name)
+        for label, name in (("rejected tokens", "rollback_us"), ("tokens of context", "append_us"))
+    }
+    titles = ("Taking rejected drafts back", "Appending")
+    names = ("rollback_time", "append_time")
+    figures = [
+        _growth(name, title, label, {"": found})
+        for name, title, (label, found) in zip(names, titles, times.items(), strict=True)
     ]
     rows: list[Record] = [
-        *({"what": "take back", "tokens": int(n), "microseconds": us} for n, us in rollback),
-        *({"what": "append at", "tokens": int(n), "microseconds": us} for n, us in append),
+        {"by": label, "tokens": int(num), "microseconds": us}
+        for label, found in times.items()
+        for num, us in found
     ]
-    return [_costs(source, "Memory: appending and taking back", findings, [figure], rows)]
+    return [_costs(source, "Memory: appending and taking back", figures, rows)]
 
 
 def _times(record: Record, name: str) -> list[Point]:
@@ -199,19 +140,44 @@ def _times(record: Record, name: str) -> list[Point]:
         raise RecordError(f"{name}: {error}") from None
 
 
-def _costs(
-    source: Source,
+def _growth(
+    name: str,
     title: str,
-    findings: Sequence[str],
-    figures: Sequence[Figure],
-    rows: Sequence[Record],
-) -> Part:
+    label: str,
+    curves: Mapping[str, Sequence[Point]],
+    *,
+    by_row: bool = False,
+) -> Figure:
+    """Times over the least point's, a line a curve, beside a constant and a cost `by_row`."""
+    places = sorted({place for found in curves.values() for place, _ in found})
+    lines = [
+        curve(words, [(places.index(x), y / min(found)[1]) for x, y in sorted(found)], number)
+        for number, (words, found) in enumerate(curves.items())
+    ]
+    tallest = max(y for line in lines for _, y in line.points)
+    if by_row:
+        points = [(i, place / places[0]) for i, place in enumerate(places) if place]
+        lines.append(Line(name="token by token", points=points, color="muted", dash=":", width=1.2))
+    panel = Lines(
+        lines=lines,
+        levels=[("constant", 1)],
+        x=Axis(label=label, ticks=[f"{place:,.0f}" for place in places]),
+        y=Axis(label="time / that of the first", low=0, high=1.15 * tallest),
+    )
+    words = (
+        f"{title}: times over that of the first, beside a constant cost. Numbers are in the table."
+    )
+    return Figure(
+        name=name, chart=Chart(title=title, panels=[[panel]], foot="medians"), words=words
+    )
+
+
+def _costs(source: Source, title: str, figures: Sequence[Figure], rows: Sequence[Record]) -> Part:
     return part_of(
         source,
         kind="costs",
         title=title,
         about=["Medians of passes timed by themselves, in turns."],
-        findings=findings,
         figures=figures,
         tables=[plain_table(title, rows)],
     )
