@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from outrider.bench.machine import Neighbours
+
+if TYPE_CHECKING:
+    from outrider.api.llm import LLM
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -84,6 +87,16 @@ def different_tokens(ours: Texts, theirs: Texts, name: str, more: str = "") -> s
             where = f"token {token}" if len(theirs) == 1 else f"token {token} of prompt {row}"
             return f"DifferentTokens: not those of {name} from {where} on{more}"
     return None
+
+
+def facts_of(llm: LLM) -> dict[str, object]:
+    """What was found while loading a contestant, for the record of a run."""
+    return {
+        "drafter": llm.drafter,
+        "kernels": {choice.op: choice.name for choice in llm.kernels.choices},
+        "row_exact_kernels": llm.kernels.exact,
+        "notes": list(llm.notes),
+    }
 
 
 def digest_of(texts: Texts) -> str:

@@ -18,8 +18,7 @@ from outrider.bench.frame import Ratio
 from outrider.bench.pages import Section
 from outrider.bench.report.build import build
 from outrider.bench.report.page import render, write_figures
-from outrider.bench.report.parts import Claim, Figure, Origin, Part, Report, Skipped
-from outrider.bench.report.reading import picture
+from outrider.bench.report.parts import Claim, Figure, Origin, Part, Report, Skipped, picture
 
 HOSTILE = '<script>alert("1")</script>\'"&{{ 7 * 7 }}{% raw %}'
 VOID = {"meta", "input", "img", "br", "link"}

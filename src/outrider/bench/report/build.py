@@ -15,8 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from outrider.bench.gemm.record import SCHEMA as STUDY
 from outrider.bench.predictions import SCHEMA as PLAN_CELLS
-from outrider.bench.report.parts import Part, Record, Report, Skipped, Source
-from outrider.bench.report.reading import text_of
+from outrider.bench.report.parts import Part, Record, Report, Skipped, Source, text_of
 from outrider.bench.report.views import benchmarks, comparisons, exact, study, sweeps
 from outrider.bench.store import RecordError, parse
 from outrider.bench.studies.drafters_report import SCHEMA as DRAFTERS

@@ -14,8 +14,7 @@ from outrider.bench import drawing
 from outrider.bench.drawing import THEMES
 from outrider.bench.frame import spoken
 from outrider.bench.pages import Page, Picture, Section, html
-from outrider.bench.report.parts import ClaimKind, Figure, Part, Report
-from outrider.bench.report.reading import picture
+from outrider.bench.report.parts import ClaimKind, Figure, Part, Report, picture
 
 TITLE = "Outrider: what was measured"
 # Of the gains and losses of a part so many are named in the summary.

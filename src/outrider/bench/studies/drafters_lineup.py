@@ -21,6 +21,7 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.bench.machine import weights_digest
 from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_of
+from outrider.bench.turns import facts_of
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import KINDS, DrafterKind
 from outrider.core.drafter_kinds import OFF as NONE
@@ -260,14 +261,11 @@ def _runner(contestant: Contestant, llm: LLM, draft: str | None) -> Runner:
         exact=llm.exact and llm.kernels.exact,
         k=llm.config.k if llm.drafter != "none" else 0,
         facts={
-            "drafter": llm.drafter,
+            **facts_of(llm),
             "draft": draft,
             "draft_weights": None if draft is None else weights_digest(resolve(draft)),
             "k": llm.config.k,
             "tree_nodes": contestant.tree_nodes,
-            "kernels": {choice.op: choice.name for choice in llm.kernels.choices},
-            "row_exact_kernels": llm.kernels.exact,
-            "notes": list(llm.notes),
         },
     )
 

@@ -29,7 +29,7 @@ from outrider.bench.studies.engines_cells import (
     lane_bounds,
 )
 from outrider.bench.studies.engines_plan import Case, Contestant, EnginePlan, line_up
-from outrider.bench.turns import visit
+from outrider.bench.turns import facts_of, visit
 from outrider.core.clock import HOST_CLOCK
 from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError, OutriderError
@@ -156,12 +156,7 @@ def load_engines(
             raise
         llms[contestant.name] = llm
         contestant.server, contestant.exact = llm, llm.exact and llm.kernels.exact
-        contestant.facts = {
-            "drafter": llm.drafter,
-            "kernels": {choice.op: choice.name for choice in llm.kernels.choices},
-            "row_exact_kernels": llm.kernels.exact,
-            "notes": list(llm.notes),
-        }
+        contestant.facts = facts_of(llm)
 
     contestants = line_up(names, base, open_one, own_controller=own_controller)
     if not llms:

@@ -22,7 +22,7 @@ from outrider.bench.load import ClosedLoop, Server, drive
 from outrider.bench.requests import Request
 from outrider.bench.studies.sweep_plan import Piece, Visit, Way
 from outrider.bench.studies.sweep_record import Numbers, ResultsFolder, Sample
-from outrider.bench.turns import Texts, different_tokens, digest_of
+from outrider.bench.turns import Texts, different_tokens, digest_of, facts_of
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import Stats, percentile
 
@@ -169,13 +169,7 @@ class Lineup:
     def facts(self) -> dict[str, object]:
         """What was found while loading, for the record of a run."""
         llm = self.llms[-1]
-        return {
-            "drafter": llm.drafter,
-            "kernels": {choice.op: choice.name for choice in llm.kernels.choices},
-            "row_exact_kernels": llm.kernels.exact,
-            "num_engines": len(self.llms),
-            "notes": list(self.notes),
-        }
+        return {**facts_of(llm), "num_engines": len(self.llms), "notes": list(self.notes)}
 
     def close(self) -> None:
         """End their threads and processes."""

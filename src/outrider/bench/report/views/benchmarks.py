@@ -15,9 +15,11 @@ from outrider.bench.predictions import (
     of_unseen,
     results_of,
 )
-from outrider.bench.report.parts import Figure, Part, Record, Source
-from outrider.bench.report.plots import Pair, curve, said, scatter_figure
-from outrider.bench.report.reading import (
+from outrider.bench.report.parts import (
+    Figure,
+    Part,
+    Record,
+    Source,
     count_of,
     number_of,
     object_of,
@@ -29,6 +31,7 @@ from outrider.bench.report.reading import (
     shown,
     text_of,
 )
+from outrider.bench.report.plots import Pair, curve, said, scatter_figure
 from outrider.bench.store import RecordError, parse
 from outrider.core.files import FileKind, read_text
 

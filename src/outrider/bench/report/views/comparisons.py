@@ -12,9 +12,13 @@ from outrider.bench.charts import Axis, Chart, Lines
 from outrider.bench.frame import Ratio
 from outrider.bench.pages import Section
 from outrider.bench.peers.contestants import OURS
-from outrider.bench.report.parts import Claim, ClaimKind, Figure, Part, Record, Source
-from outrider.bench.report.plots import by_level, claims_chart, pareto
-from outrider.bench.report.reading import (
+from outrider.bench.report.parts import (
+    Claim,
+    ClaimKind,
+    Figure,
+    Part,
+    Record,
+    Source,
     by_tier,
     number_of,
     object_of,
@@ -28,6 +32,7 @@ from outrider.bench.report.reading import (
     text_of,
     texts_of,
 )
+from outrider.bench.report.plots import by_level, claims_chart, pareto
 from outrider.bench.store import RecordError, made
 from outrider.bench.studies import drafters_report, engines_report
 from outrider.bench.studies.drafters_lineup import OFF

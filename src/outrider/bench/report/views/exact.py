@@ -6,8 +6,11 @@ from collections.abc import Mapping
 
 from outrider.bench.pages import Section
 from outrider.bench.quality import Quality, sections
-from outrider.bench.report.parts import Origin, Part, Record, Source
-from outrider.bench.report.reading import (
+from outrider.bench.report.parts import (
+    Origin,
+    Part,
+    Record,
+    Source,
     count_of,
     object_of,
     objects_of,

@@ -18,8 +18,12 @@ from outrider.bench.gemm.record import (
 )
 from outrider.bench.gemm.report import scatter_of
 from outrider.bench.pages import Section
-from outrider.bench.report.parts import Claim, Figure, Part, Record, Source
-from outrider.bench.report.reading import (
+from outrider.bench.report.parts import (
+    Claim,
+    Figure,
+    Part,
+    Record,
+    Source,
     object_of,
     objects_of,
     part_of,

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from outrider.bench import figures
-from outrider.bench.report.parts import Claim, Figure, Part, Source
-from outrider.bench.report.reading import origin_of, own_words, part_of, tables_of
+from outrider.bench.report.parts import (
+    Claim,
+    Figure,
+    Part,
+    Source,
+    origin_of,
+    own_words,
+    part_of,
+    tables_of,
+)
 from outrider.bench.store import RecordError
 from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP, ResultsFolder
 from outrider.bench.studies.sweep_report import charts, sections
