@@ -91,8 +91,8 @@ def grid_of(pair: Pair, axes: Sequence[Axis], terms: Terms) -> Grid:
     groups: list[Group] = []
     refused: dict[str, str] = {}
     for engine, scenes in by_engine.items():
-        ways = ways_of(axes, engine, drafts)
-        refused |= ways.refused
+        ways, absent = ways_of(axes, engine, drafts)
+        refused |= absent
         in_loop = scenes[0].level is not None
         groups += [
             Group(
@@ -104,7 +104,7 @@ def grid_of(pair: Pair, axes: Sequence[Axis], terms: Terms) -> Grid:
                 iterations=terms.iterations,
                 schema=terms.schema,
             )
-            for part in _parts(ways.found, terms.at_once)
+            for part in _parts(ways, terms.at_once)
         ]
     return Grid(tuple(groups), refused)
 
@@ -160,17 +160,12 @@ def _scene_values(axes: Sequence[Axis]) -> list[dict[str, Plain]]:
     return [dict(zip(names, values, strict=True)) for values in product(*(a.values for a in swept))]
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """Those of one pair, without plain decoding, and why others cannot be had, by their name."""
-
-    found: tuple[Way, ...]
-    refused: Mapping[str, str]
-
-
-def ways_of(axes: Sequence[Axis], base: EngineConfig, drafts: Drafts) -> Ways:
-    """Every combination of the way axes once. Settings of drafting ahead are dropped where nothing
-    is drafted ahead. Raises ConfigError if that is everywhere, though they are an axis."""
+def ways_of(
+    axes: Sequence[Axis], base: EngineConfig, drafts: Drafts
+) -> tuple[list[Way], dict[str, str]]:
+    """Every combination of the way axes once, without plain decoding, and by name why others cannot
+    be had. Settings of drafting ahead are dropped where nothing is drafted ahead. Raises
+    ConfigError if that is everywhere, though they are an axis."""
     swept = [axis for axis in axes if axis.of_ways]
     found: dict[Way, None] = {}
     refused: dict[str, str] = {}
@@ -194,7 +189,7 @@ def ways_of(axes: Sequence[Axis], base: EngineConfig, drafts: Drafts) -> Ways:
             f"{idle[0]} matters only where drafts are made ahead of the verdict.",
             hint="add --schedule ssd, or --over schedule=single,ssd",
         )
-    return Ways(tuple(found), refused)
+    return list(found), refused
 
 
 def _way(changes: Mapping[str, Plain], base: EngineConfig, drafts: Drafts) -> Way:

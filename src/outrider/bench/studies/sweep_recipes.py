@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal, Protocol
 
-from outrider.bench.frame import MIN_PAIRS, Ratio, medians, paired_ratio
+from outrider.bench.frame import MIN_PAIRS, Ratio, grouped, medians, paired_ratio
 from outrider.bench.reference import engine_table
+from outrider.bench.sample import good_numbers
 from outrider.bench.store import Plain
 from outrider.bench.studies.sweep_axes import CONCURRENCY, FIELDS, named
 from outrider.bench.studies.sweep_record import BenchmarkConfig, Numbers, ResultsFolder, Sample
@@ -104,45 +105,29 @@ class SameAcceptance:
     published: str
 
     def tested(self, folder: ResultsFolder) -> str | None:
-        says = f"greedy acceptance by {self.axis}: published {self.published}; "
-        by_value: dict[Plain, dict[_Place, _Counts]] = {}
-        for sample in folder.current().values():
-            numbers = sample.numbers
-            if not sample.ok or numbers is None or not sample.config.k or sample.config.temperature:
-                continue
-            counts = by_value.setdefault(value_of(sample.config, self.axis), {})
-            sums = counts.setdefault(_alike(sample.config, self.axis), _Counts())
-            sums.accepted += numbers.num_accepted
-            sums.drafted += numbers.num_drafted
-            sums.texts |= {(sample.repeat, prompt) for prompt in sample.prompt_ids}
-        found = _agreement(by_value)
-        return found and says + found
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Draft tokens over all pieces of a cell, and of which texts they are."""
-
-    accepted: int = 0
-    drafted: int = 0
-    texts: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
-
-
-def _agreement(by_value: Mapping[Plain, Mapping[_Place, _Counts]]) -> str | None:
-    """None without two cells that differ in the axis alone and have the same texts: a run that was
-    interrupted may lack some."""
-    rates: dict[_Place, list[float]] = {}
-    for found in by_value.values():
-        for place, sums in found.items():
-            if sums.drafted:
-                texts = place, frozenset(sums.texts)
-                rates.setdefault(texts, []).append(sums.accepted / sums.drafted)
-    apart = [max(found) - min(found) for found in rates.values() if len(found) > 1]
-    if not apart:
-        return None
-    if max(apart) <= _SAME:
-        return "the same at every value here."
-    return f"it differs by up to {100 * max(apart):.2f} points here."
+        """None without two cells that differ in the axis alone and have the same texts: a run that
+        was interrupted may lack some."""
+        greedy = [
+            sample
+            for sample in folder.current().values()
+            if sample.ok and sample.config.k and not sample.config.temperature
+        ]
+        rates: dict[_Place, list[float]] = {}
+        for config, samples in grouped(greedy, lambda sample: sample.config).items():
+            texts = frozenset((s.repeat, prompt) for s in samples for prompt in s.prompt_ids)
+            good = good_numbers(samples)
+            drafted = sum(numbers.num_drafted for numbers in good)
+            if drafted:
+                accepted = sum(numbers.num_accepted for numbers in good)
+                place = _alike(config, self.axis), texts
+                rates.setdefault(place, []).append(accepted / drafted)
+        apart = [max(found) - min(found) for found in rates.values() if len(found) > 1]
+        if not apart:
+            return None
+        found = f"it differs by up to {100 * max(apart):.2f} points here."
+        if max(apart) <= _SAME:
+            found = "the same at every value here."
+        return f"greedy acceptance by {self.axis}: published {self.published}; {found}"
 
 
 def _alike(config: BenchmarkConfig, axis: str) -> _Place:
