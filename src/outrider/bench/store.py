@@ -99,7 +99,8 @@ def _value(name: str, value: Any, hint: Any, tolerant: bool) -> Any:
         return _each(name, cast("list[object]", value), cast("type[Any]", inner), tolerant)
     if not fits(value, hint):
         raise RecordError(f"{name} is {value!r:.40}")
-    return tuple(value) if kind is tuple and isinstance(value, list) else value
+    as_tuple = kind is tuple and isinstance(value, list)
+    return tuple(cast("list[object]", value)) if as_tuple else value
 
 
 def _each(name: str, values: list[object], kind: type[T], tolerant: bool) -> list[T]:
