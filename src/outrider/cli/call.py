@@ -32,9 +32,10 @@ from outrider.cli.verbs import VERBS
 from outrider.core import settings
 from outrider.core.env import outrider_variables
 from outrider.core.errors import ConfigError, ContractError, nearest
-from outrider.core.fields import Meta, check_value
+from outrider.core.fields import Meta, check_value, shown
 from outrider.core.foreign import hint_for
 from outrider.core.settings import Given, Resolved, Setting
+from outrider.core.settings_file import read_settings
 
 O_co = TypeVar("O_co", bound=Options, covariant=True)
 _TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}
@@ -99,7 +100,7 @@ def _function(verb: Verb) -> Callable[..., int]:
     def command(*words: str, **given: object) -> int:
         module, _, function = verb.target.partition(":")
         target = getattr(import_module(module), function)
-        return cast("int", target(_call(verb, words, given)))
+        return cast("int", target(call_of(verb, words, given)))
 
     parameters = [
         *map(_positional, verb.arguments),
@@ -143,23 +144,61 @@ def _extra(name: str, kind: Any, told: Parameter | str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
 
 
-def _call(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> Call[Options]:
+def call_of(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> Call[Options]:
+    """`given` are values by the names of options and settings. Raises ConfigError."""
     for item, word in zip(verb.arguments, words, strict=False):
         check_value(item.name, word, Meta("", choices=item.choices))
     own = {item.name: item for item in verb.own_options()}
-    options = {
-        name: settings.typed(own[name], Given(value, own[name].flag))
-        for name, value in given.items()
-        if name in own
-    }
-    resolved, typed = _resolve(verb, words, given), verb.options(**options)
-    if isinstance(typed, OutputOption) and typed.output is not None:
-        check_writable(Path(typed.output))
-    return Call(resolved, typed, words, frozenset(options))
+    told = {name: Given(value, own[name].flag) for name, value in given.items() if name in own}
+    filled = _experiment(verb, own, given)
+    stated = {name: item for name, item in filled.items() if name in own} | told
+    options = verb.options(**{n: settings.typed(own[n], item) for n, item in stated.items()})
+    if isinstance(options, OutputOption) and options.output is not None:
+        check_writable(Path(options.output))
+    layer = {name: item for name, item in filled.items() if name not in own}
+    return Call(_resolve(verb, words, given, layer), options, words, frozenset(told))
 
 
-def _resolve(verb: Verb, words: Sequence[str], given: Mapping[str, object]) -> Resolved:
-    """Command line over environment over file over default; defaults for a verb without settings,
+def _experiment(
+    verb: Verb, own: Mapping[str, Setting], given: Mapping[str, object]
+) -> settings.Layer:
+    """What the YAML file of --experiment says of options and settings, one `name: value` a line.
+
+    Flags and the environment go before it, and it goes before `outrider.toml`. A list may stand for
+    values between commas, and an option that may be repeated may have `name: values` lines below.
+    """
+    if given.get("experiment") is None:
+        return {}
+    path = Path(str(given["experiment"]))
+    options = [name for name in own if name not in ("experiment", "json", "presets")]
+    known = [*options, *(item.name for item in verb.offered_settings())]
+    found: dict[str, Given] = {}
+    for name, value in read_settings(path).items():
+        if name not in known:
+            every = "`outrider bench --help` lists options and settings."
+            hint = hint_for(name) or nearest(name[:64], known, every)
+            raise ConfigError(f"{path}: unknown key {shown(name)}.", hint=hint)
+        worded = _as_given(own[name], value) if name in own else value
+        found[name] = Given(worded, f"{path}:{name}")
+    return found
+
+
+def _as_given(option: Setting, value: object) -> object:
+    """What flags would have said: words between commas, or several of NAME=WORDS."""
+    if option.kind is tuple and isinstance(value, dict):
+        entries = cast("dict[object, object]", value)
+        return [f"{name}={_joined(values)}" for name, values in entries.items()]
+    return value if option.kind is tuple else _joined(value)
+
+
+def _joined(value: object) -> object:
+    return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
+
+
+def _resolve(
+    verb: Verb, words: Sequence[str], given: Mapping[str, object], experiment: settings.Layer
+) -> Resolved:
+    """Command line over environment over files over default; defaults for a verb without settings,
     so that a mistake in a file does not stop what never reads it."""
     if not verb.settings:
         return settings.resolve()
@@ -178,6 +217,7 @@ def _resolve(verb: Verb, words: Sequence[str], given: Mapping[str, object]) -> R
     return settings.resolve(
         settings.command_line(chosen),
         settings.environment(outrider_variables()),
+        experiment,
         _default_file() if config is None else settings.file(Path(str(config))),
     )
 

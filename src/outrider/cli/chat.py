@@ -11,9 +11,9 @@ A model's error is reported and the conversation goes on; `exit_code` remembers 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
@@ -75,29 +75,17 @@ def _lines() -> Iterator[str]:
             print("\n(Ctrl-D or /exit leaves)")
 
 
-@dataclass(slots=True)
-class Totals:
+def _summary(results: Sequence[GenerationResult]) -> str:
     """What all replies cost together."""
-
-    num_replies: int = 0
-    num_tokens: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    seconds: float = 0.0
-
-    def add(self, result: GenerationResult) -> None:
-        self.num_replies += 1
-        self.num_tokens += len(result.token_ids)
-        self.num_drafted += result.stats.num_drafted
-        self.num_accepted += result.stats.num_accepted
-        self.seconds += result.stats.seconds["total"]
-
-    def summary(self) -> str:
-        rate = self.num_tokens / self.seconds if self.seconds else 0.0
-        return (
-            f"{self.num_replies} replies · {self.num_tokens} tokens · {rate:.0f} tok/s · "
-            f"{self.num_accepted} of {self.num_drafted} drafts accepted"
-        )
+    num_tokens = sum(len(result.token_ids) for result in results)
+    seconds = sum(result.stats.seconds["total"] for result in results)
+    drafted = sum(result.stats.num_drafted for result in results)
+    accepted = sum(result.stats.num_accepted for result in results)
+    return (
+        f"{len(results)} replies · {num_tokens} tokens · "
+        f"{num_tokens / seconds if seconds else 0.0:.0f} tok/s · "
+        f"{accepted} of {drafted} drafts accepted"
+    )
 
 
 class Conversation:
@@ -111,11 +99,11 @@ class Conversation:
         self._painter = painter
         self._opening = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._opening)
-        self._totals = Totals()
+        self._results: list[GenerationResult] = []
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: print(HELP),
             "/reset": lambda _: self._reset(),
-            "/stats": lambda _: print(self._totals.summary()),
+            "/stats": lambda _: print(_summary(self._results)),
             "/set": self._set,
         }
         self.exit_code = 0
@@ -148,7 +136,7 @@ class Conversation:
             reply = show(self._llm, events, self._painter, stop=interrupted)
         result = reply.result
         self._messages = [*messages, {"role": "assistant", "content": result.text}]
-        self._totals.add(result)
+        self._results.append(result)
         if self._painter is None:
             print(json_line(result.to_dict()))
             tell_notes([result])

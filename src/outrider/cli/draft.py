@@ -58,8 +58,7 @@ def suggestions(target: str) -> list[Suggestion]:
         _heads,
         _pairs,
         _local,
-        _itself,
-        _text,
+        _without_files,
         _training,
     ]
     found: dict[tuple[str, str | None], Suggestion] = {}
@@ -158,35 +157,31 @@ def _same_ids(target: Path, other: Path, num_ids: int) -> bool:
         return False
 
 
-def _itself(target: str, folder: Path) -> Iterator[Suggestion]:
+# Drafters that need no file, in the order in which they are worth trying.
+_WITHOUT_FILES = {
+    "quantised-self": "the target's own matrices in fewer bits draft over its memory: no file, "
+    "high acceptance; pays where the target is read from memory and not from a cache",
+    "layer-skip": "the target drafts with some of its layers left out: no file and no memory; "
+    "acceptance depends on how much the layers that are left out do",
+    "suffix": "copies what followed the longest part of the text that came before: for edits, "
+    "logs, code; costs next to nothing where nothing repeats",
+    "recycling": "goes by which tokens followed which in this run: needs no model",
+    "ngram": "copies from the text so far: for texts that repeat themselves",
+}
+_OF_LLAMAS = ("quantised-self", "layer-skip")
+
+
+def _without_files(target: str, folder: Path) -> Iterator[Suggestion]:
     family = JsonObject.read(folder / "config.json").text("model_type", "")
-    reasons = {
-        "quantised-self": "the target's own matrices in fewer bits draft over its memory: no file, "
-        "high acceptance; pays where the target is read from memory and not from a cache",
-        "layer-skip": "the target drafts with some of its layers left out: no file and no memory; "
-        "acceptance depends on how much the layers that are left out do",
-    }
-    for drafter, reason in reasons.items():
-        if drafter in available() and family in LLAMA_FAMILIES:
-            yield _without_files(target, drafter, reason)
-
-
-def _text(target: str, folder: Path) -> Iterator[Suggestion]:
-    del folder
-    reasons = {
-        "suffix": "copies what followed the longest part of the text that came before: for edits, "
-        "logs, code; costs next to nothing where nothing repeats",
-        "recycling": "goes by which tokens followed which in this run: needs no model",
-        "ngram": "copies from the text so far: for texts that repeat themselves",
-    }
-    for drafter, reason in reasons.items():
-        if drafter in available():
-            yield _without_files(target, drafter, reason)
-
-
-def _without_files(target: str, drafter: str, reason: str) -> Suggestion:
-    command = _generate(target, f"--drafter {drafter}")
-    return Suggestion(drafter=drafter, draft=None, ready=True, reason=reason, command=command)
+    for drafter, reason in _WITHOUT_FILES.items():
+        if drafter in available() and (drafter not in _OF_LLAMAS or family in LLAMA_FAMILIES):
+            yield Suggestion(
+                drafter=drafter,
+                draft=None,
+                ready=True,
+                reason=reason,
+                command=_generate(target, f"--drafter {drafter}"),
+            )
 
 
 def _training(target: str, folder: Path) -> Iterator[Suggestion]:

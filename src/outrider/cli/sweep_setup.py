@@ -2,9 +2,7 @@
 
 What a flag leaves open is filled in by the experiment file, then by the preset, then by the user's
 settings, then by a default that keeps a first run short. A flag that names a setting takes the
-place of a preset's axis of that name. An experiment is a YAML file of options and settings, one
-`name: value` a line, whose names are those of the flags with `_` for `-`. A list may stand for
-values between commas, and `over:` may have `name: values` lines below it.
+place of a preset's axis of that name.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 from outrider.bench.studies.sweep_axes import (
     CONCURRENCY,
@@ -31,27 +28,21 @@ from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP, Schema
 from outrider.bench.workload import MIXED, PromptDataset, check_domain
 from outrider.cli import engine_setup
 from outrider.cli.bench_options import (
-    DECIDED_BY_SWEEPS,
     GridOptions,
     KSweepOptions,
     SweepOptions,
 )
 from outrider.cli.call import Call
-from outrider.cli.options import DECIDED
-from outrider.core.errors import ConfigError, nearest
-from outrider.core.fields import default_of, numbers_of, shown
-from outrider.core.foreign import hint_for
+from outrider.core.errors import ConfigError
+from outrider.core.fields import numbers_of
 from outrider.core.settings import (
     DEFAULT,
     SETTINGS,
     Chosen,
     Given,
     Resolved,
-    Setting,
-    describe,
     typed,
 )
-from outrider.core.settings_file import read_settings
 from outrider.models.loading import pick_device
 
 DOMAINS = "code,maths,conversation"
@@ -62,65 +53,6 @@ SINGLE = "single"
 _MOST_KS = 64
 # A folder's name has so many pairs or axes before it only counts them.
 _MOST_NAMED = 3
-_NOT_IN_A_FILE = ("experiment", "json", "presets")
-Options = TypeVar("Options", KSweepOptions, SweepOptions)
-
-
-def with_experiment(
-    options: Options, resolved: Resolved, *, decided: Sequence[str]
-) -> tuple[Options, Resolved]:
-    """Both with the file's values where nothing stronger was given. `decided` are settings that the
-    verb does not take. Raises ConfigError."""
-    if options.experiment is None:
-        return options, resolved
-    path = Path(options.experiment)
-    data = read_settings(path)
-    own = {
-        name: item
-        for name, item in describe(type(options), group="").items()
-        if name not in _NOT_IN_A_FILE
-    }
-    known = [*own, *(name for name in SETTINGS if name not in decided)]
-    for name in data:
-        if name not in known:
-            every = "`outrider bench --help` lists options and settings."
-            hint = hint_for(name) or nearest(name[:64], known, every)
-            raise ConfigError(f"{path}: unknown key {shown(name)}.", hint=hint)
-    given = {
-        name: Given(_as_given(own[name], value) if name in own else value, f"{path}:{name}")
-        for name, value in data.items()
-    }
-    taken = {name: typed(own[name], item) for name, item in given.items() if name in own}
-    open_options = {item.name for item in fields(options) if _is_default(options, item)}
-    chosen = dict(resolved.chosen)
-    for name, item in given.items():
-        if name not in own and _weaker(chosen[name].origin):
-            chosen[name] = Chosen(SETTINGS[name], typed(SETTINGS[name], item), item.origin)
-    filled = {name: value for name, value in taken.items() if name in open_options}
-    return replace(options, **cast("dict[str, Any]", filled)), Resolved(chosen)
-
-
-def _is_default(options: KSweepOptions | SweepOptions, item: Any) -> bool:
-    return getattr(options, item.name) == default_of(item)
-
-
-def _weaker(origin: str) -> bool:
-    """Defaults and files of settings, whose origins have the form FILE:NAME."""
-    return origin == DEFAULT or ":" in origin
-
-
-def _as_given(option: Setting, value: object) -> object:
-    """What flags would have said: words between commas, or several of NAME=WORDS."""
-    if option.kind is tuple and isinstance(value, dict):
-        entries = cast("dict[object, object]", value)
-        return [f"{name}={_joined(values)}" for name, values in entries.items()]
-    return value if option.kind is tuple else _joined(value)
-
-
-def _joined(value: object) -> object:
-    if isinstance(value, list):
-        return ",".join(str(entry) for entry in cast("list[object]", value))
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,26 +71,26 @@ class Setup:
 
 def set_up(call: Call[SweepOptions]) -> Setup:
     """Of `bench sweep`. Raises ConfigError for words that cannot be meant."""
-    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED)
+    options = call.options
     found = recipe(options.preset) if options.preset else None
     if found is None and not options.over:
         raise ConfigError(
             "nothing to vary.", hint=f"outrider bench sweep {FLAG} k=2,4,8, or --presets"
         )
     saved = PromptDataset.load(Path(options.prompt_set)) if options.prompt_set else None
-    return _set_up(options, resolved, found, saved)
+    return _set_up(options, call.resolved, found, saved)
 
 
 def set_up_k(call: Call[KSweepOptions]) -> Setup:
     """Of `bench k`: a sweep over K and domains. Raises ConfigError for words that cannot be
     meant."""
-    options, resolved = with_experiment(call.options, call.resolved, decided=DECIDED_BY_SWEEPS)
+    options = call.options
     found = recipe(options.preset) if options.preset else None
     if found is not None:
         axes = tuple(word for word in found.grids[0] if word.startswith(("pair=", "k=")))
         settings = {"max_tokens": MAX_TOKENS, **found.settings}
         found = replace(found, grids=(axes,), settings=settings)
-    chosen = dict(resolved.chosen)
+    chosen = dict(call.resolved.chosen)
     for name in ("max_tokens", "batch_size"):
         value = getattr(options, name)
         if value is not None:

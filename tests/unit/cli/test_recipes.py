@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from doubles.command_line import Command
 from outrider.bench.studies.sweep_recipes import RECIPES as STUDIES
 from outrider.cli.bench_options import SweepOptions
-from outrider.cli.call import Call
-from outrider.cli.sweep_setup import set_up
+from outrider.cli.call import Call, call_of
+from outrider.cli.sweep_setup import Setup, set_up
 from outrider.core.settings import DEFAULT, file, resolve
 
 pytestmark = pytest.mark.wide
@@ -57,16 +58,20 @@ def test_a_recipe_writes_the_target_s_own_text(outrider: Command, name: str) -> 
 EXPERIMENTS = sorted((ROOT / "recipes" / "experiments").glob("*.yaml"))
 
 
+def planned(**given: str) -> Setup:
+    call = call_of(SweepOptions.verb, (), {**given, "output_dir": "out"})
+    return set_up(cast("Call[SweepOptions]", call))
+
+
 def test_every_published_study_is_an_experiment_file() -> None:
     assert [path.stem for path in EXPERIMENTS] == sorted(STUDIES)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_experiment_file_is_the_study_of_its_name(path: Path) -> None:
-    written = set_up(Call(resolve(), SweepOptions(experiment=str(path), output_dir="out")))
-    named = set_up(Call(resolve(), SweepOptions(preset=path.stem, output_dir="out")))
+    written, named = planned(experiment=str(path)), planned(preset=path.stem)
     assert [set(grid) for grid in written.grids] == [set(grid) for grid in named.grids]
     for part in ("subjects", "terms", "recipe", "warmup", "plots"):
         assert getattr(written, part) == getattr(named, part), part
-    elsewhere = SweepOptions(experiment=str(path), pair="embedded", output_dir="out")
-    assert [one.name for one in set_up(Call(resolve(), elsewhere)).subjects] == ["embedded"]
+    elsewhere = planned(experiment=str(path), pair="embedded")
+    assert [one.name for one in elsewhere.subjects] == ["embedded"]
