@@ -156,6 +156,21 @@ def check_tight_arena(sizes: list[tuple[int, int]], rig: Rig) -> None:
     assert not any(seq.num_preempted for seq in rig.sequences)
 
 
+def check_pre_emption(rig: Rig, sizes: Sequence[tuple[int, int]]) -> None:
+    """Every text is what it would be where memory ends early and the youngest wait again.
+
+    Requests have (prompt, budget) tokens, and the target's memory is paged.
+    """
+    prompts = [((1, 2, 0) * 5)[start % 3 :][:length] for start, (length, _) in enumerate(sizes)]
+    budgets = [budget for _, budget in sizes]
+    asked = [Request(*one) for one in zip(prompts, map(greedy, budgets), strict=True)]
+    for got, prompt, budget in zip(rig.run(asked), prompts, budgets, strict=True):
+        assert tuple(got) == plain(TinyAttentionLM, prompt, budget)
+    assert not any(seq.error for seq in rig.sequences)
+    assert rig.counts.preempted == sum(seq.num_preempted for seq in rig.sequences)
+    assert rig.reserve < 1 or rig.counts.preempted == 0
+
+
 def check_admission() -> None:
     rng = random.Random(1)
     for num_slots in range(28, 60, 4):

@@ -26,10 +26,10 @@ from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneRunner
-from outrider.engine.requests import RequestTable
+from outrider.engine.requests import Counts, RequestTable
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
-from outrider.sched.jobs import Limits
+from outrider.sched.jobs import Limits, Schedule
 from outrider.sched.ledger import Ledger
 from outrider.sched.schedules import SingleLane
 from outrider.verify.exact import BlockRule
@@ -78,7 +78,9 @@ class Rig:
     """Wires an engine and runs requests through it; `traces` and `jobs` record what it did.
 
     An `honest` drafter keeps to its contract: then no request may have lost its drafts at the end,
-    for an engine would go on without them, whatever its drafter did wrong.
+    for an engine would go on without them, whatever its drafter did wrong. Without a `schedule` the
+    engine has one lane. `counts` are those of the last run, after each of whose steps a target that
+    `is_watched` checks its pages.
     """
 
     target: CausalLM
@@ -92,7 +94,10 @@ class Rig:
     reserve: float = 1.0
     controller: Controller | None = None
     compaction: Compaction | None = None
+    schedule: Schedule | None = None
     honest: bool = True
+    is_watched: bool = False
+    counts: Counts = field(default_factory=Counts)
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
     sequences: list[LiveSequence] = field(default_factory=list[LiveSequence])
@@ -114,19 +119,25 @@ class Rig:
         return Budget(self.k, num_nodes=drafter.num_nodes if isinstance(drafter, RowDrafter) else 0)
 
     def engine(self) -> Engine:
-        return engine_of(
-            self.target,
-            self.drafter,
-            self.stages(),
-            self.stages(),
-            chunk=self.chunk,
-            limits=Limits(
-                self.batch_size,
-                self.target.state.num_free_tokens,
-                page_size=self.page_size,
-                spare=self.spare,
-                reserve=self.reserve,
+        schedule = self.schedule or SingleLane(self.chunk)
+        limits = Limits(
+            self.batch_size,
+            self.target.state.num_free_tokens,
+            page_size=self.page_size,
+            spare=self.spare,
+            reserve=self.reserve,
+        )
+        runner = LaneRunner(self.stages(), self.stages())
+        return Engine(
+            residents=RequestTable(
+                self.target,
+                DrafterHandle(self.drafter),
+                Ledger(),
+                limits,
+                compaction=self.compaction,
             ),
+            executor=InlineLanes(dict.fromkeys(schedule.lanes, runner)),
+            schedule=schedule,
         )
 
     def live(self, seq_id: int, request: Request) -> LiveSequence:
@@ -144,6 +155,9 @@ class Rig:
         while engine.has_work:
             self.jobs.append(engine.step())
             assert len(self.jobs) < MANY, "the engine does not come to an end"
+            if self.is_watched:
+                self.target.state.check()  # pyright: ignore
+        self.counts = engine.residents.counts
         assert self.target.state.num_free_tokens == free
         assert not self.honest or not any(seq.no_drafts for seq in self.sequences)
         return [seq.tokens[seq.prompt_length :] for seq in self.sequences]
@@ -173,26 +187,6 @@ class Rig:
 
     def outputs(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
         return self.run([Request(prompt, params) for prompt in prompts])
-
-
-def engine_of(
-    target: CausalLM,
-    drafter: Drafter,
-    a_round: Round,
-    stages: Stages,
-    *,
-    chunk: int,
-    limits: Limits,
-) -> Engine:
-    """An engine with one lane."""
-    residents = RequestTable(
-        target, DrafterHandle(drafter), Ledger(), limits, compaction=stages.compaction
-    )
-    return Engine(
-        residents=residents,
-        executor=InlineLanes({"main": LaneRunner(a_round, stages)}),
-        schedule=SingleLane(chunk),
-    )
 
 
 def round_of(engine: Engine) -> Round:

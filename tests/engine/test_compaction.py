@@ -28,17 +28,12 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.compaction import Compaction, compaction_of
-from outrider.engine.drafting import DrafterHandle
-from outrider.engine.engine import Engine
-from outrider.engine.lanes import InlineLanes, LaneRunner
-from outrider.engine.requests import RequestTable
 from outrider.engine.stepwise import StepwiseLM
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.models.decoder import Room
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import CheaperParts, LlamaModel
-from outrider.sched.jobs import LaneSizes, Limits
-from outrider.sched.ledger import Ledger
+from outrider.sched.jobs import LaneSizes
 from outrider.verify.match import MatchRule
 
 KEEP = Compaction(Keep(budget=9, window=4))
@@ -168,17 +163,19 @@ def test_memory_is_given_back_while_the_text_goes_on() -> None:
     ]
 
 
-def engine_over(target: Family, name: str, chunk: int, num_tokens: int, reserve: float) -> Engine:
-    rig = Rig(target, layer_skip(target), k=3, compaction=KEEP)
-    schedule = SCHEDULES[name](LaneSizes(chunk))
-    runner = LaneRunner(rig.stages(), rig.stages())
-    limits = Limits(6, num_tokens, page_size=4, spare=4, reserve=reserve)
-    return Engine(
-        residents=RequestTable(
-            target, DrafterHandle(rig.drafter), Ledger(), limits, compaction=KEEP
-        ),
-        executor=InlineLanes(dict.fromkeys(schedule.lanes, runner)),
-        schedule=schedule,
+def small_rig(num_slots: int, name: str, chunk: int, reserve: float) -> Rig:
+    target = random_model(variant("wide_heads"), room=replace(ROOM, num_slots=num_slots))
+    assert isinstance(target, LlamaModel)
+    return Rig(
+        target,
+        layer_skip(target),
+        k=3,
+        batch_size=6,
+        spare=4,
+        reserve=reserve,
+        compaction=KEEP,
+        schedule=SCHEDULES[name](LaneSizes(chunk)),
+        is_watched=True,
     )
 
 
@@ -192,51 +189,30 @@ def engine_over(target: Family, name: str, chunk: int, num_tokens: int, reserve:
 def test_who_is_pre_empted_goes_on_with_the_same_text(
     name: str, sizes: list[tuple[int, int]], chunk: int, reserve: float
 ) -> None:
-    target = random_model(variant("wide_heads"), room=replace(ROOM, num_slots=56))
-    assert isinstance(target, LlamaModel)
-    free = target.state.num_free_tokens
-    engine = engine_over(target, name, chunk, free, reserve)
-    seqs = [
-        live(seq_id, Request(TEXT[seq_id % 3 :][:length], greedy(limit)))
-        for seq_id, (length, limit) in enumerate(sizes)
-    ]
-    for seq in seqs:
-        engine.submit(seq)
-    for _ in range(2000):
-        if not engine.has_work:
-            break
-        engine.step()
-        target.state.check()
-    for seq, (length, limit) in zip(seqs, sizes, strict=True):
-        assert seq.error is None
-        prompt = tuple(seq.tokens[:length])
-        assert tuple(seq.tokens[length:]) == plainly("wide_heads", prompt, limit)
-    assert target.state.num_free_tokens == free
+    rig = small_rig(56, name, chunk, reserve)
+    prompts = [TEXT[i % 3 :][:length] for i, (length, _) in enumerate(sizes)]
+    limits = [limit for _, limit in sizes]
+    asked = [Request(*one) for one in zip(prompts, map(greedy, limits), strict=True)]
+    for got, prompt, limit in zip(rig.run(asked), prompts, limits, strict=True):
+        assert tuple(got) == plainly("wide_heads", prompt, limit)
+    assert not any(seq.error for seq in rig.sequences)
 
 
 def test_memory_that_ends_too_early_pre_empts() -> None:
-    target = random_model(variant("wide_heads"), room=replace(ROOM, num_slots=56))
-    assert isinstance(target, LlamaModel)
-    engine = engine_over(target, "single", 7, target.state.num_free_tokens, 0.0)
-    seqs = [live(i, Request(TEXT[i:][:14], greedy(20))) for i in range(3)]
-    for seq in seqs:
-        engine.submit(seq)
-    while engine.has_work:
-        engine.step()
-        target.state.check()
-    assert engine.residents.counts.preempted > 0
-    for seq in seqs:
-        assert tuple(seq.tokens[14:]) == plainly("wide_heads", tuple(seq.tokens[:14]), 20)
+    rig = small_rig(56, "single", 7, 0.0)
+    prompts = [TEXT[i:][:14] for i in range(3)]
+    texts = rig.outputs(prompts, greedy(20))
+    assert rig.counts.preempted > 0
+    assert texts == [list(plainly("wide_heads", prompt, 20)) for prompt in prompts]
 
 
 def test_keys_of_a_longer_prompt_are_not_shared_past_the_end_of_a_shorter_one() -> None:
     """A text that is read again may be another's prompt, whose keys saw all of it."""
-    target = random_model(variant("wide_heads"), room=ROOM)
-    assert isinstance(target, LlamaModel)
+    rig = small_rig(ROOM.num_slots, "single", 64, 1.0)
     prompt = TEXT[:14]
     wanted = plainly("wide_heads", prompt, 20)
-    Rig(target, NoDrafter(), compaction=KEEP).outputs([(*prompt, *wanted)], greedy(2))
-    engine = engine_over(target, "single", 64, target.state.num_free_tokens, 1.0)
+    Rig(rig.target, NoDrafter(), compaction=KEEP).outputs([(*prompt, *wanted)], greedy(2))
+    engine = rig.engine()
     seq = live(0, Request(prompt, greedy(20)))
     engine.submit(seq)
     while seq.num_emitted < 10:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from checks.drafters import row
 from checks.effort import examples
-from checks.engine import PROMPT, check_greedy, greedy, plain
+from checks.engine import PROMPT, check_greedy, check_pre_emption
 from checks.engine_law import FILTERS, check_engine_law, check_reported_law
 from checks.engine_law import VOCAB as LAW_VOCAB
 from checks.state import VOCAB
 from doubles.lanes import SCHEDULES
 from doubles.own_target import Breaking, Poisoned, over, self_drafter
-from doubles.rig import SAMPLER, Request, Rig, live
+from doubles.rig import SAMPLER, Request, Rig
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
@@ -27,12 +27,8 @@ from outrider.core.protocols import AcceptanceRule, Drafter, DraftNeeds, DraftRo
 from outrider.core.rng import race_node
 from outrider.drafters.self_draft import BorrowedMemory, SelfDrafter
 from outrider.engine.drafting import DrafterHandle
-from outrider.engine.engine import Engine
-from outrider.engine.lanes import InlineLanes, LaneRunner
-from outrider.engine.requests import RequestTable
 from outrider.engine.stepwise import StepwiseLM
-from outrider.sched.jobs import LaneSizes, Limits
-from outrider.sched.ledger import Ledger
+from outrider.sched.jobs import LaneSizes
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 
@@ -162,15 +158,18 @@ def test_it_reports_the_laws_that_it_draws_from(params: SamplingParams) -> None:
     check_reported_law(lambda: Read(target, self_drafter(target)), params)
 
 
-def engine_over(target: TinyAttentionLM, name: str, chunk: int, reserve: float) -> Engine:
-    rig = Rig(target, self_drafter(target), k=3)
-    schedule = SCHEDULES[name](LaneSizes(chunk))
-    runner = LaneRunner(rig.stages(), rig.stages())
-    limits = Limits(6, target.state.num_free_tokens, page_size=PAGE_SIZE, spare=4, reserve=reserve)
-    return Engine(
-        residents=RequestTable(target, DrafterHandle(rig.drafter), Ledger(), limits),
-        executor=InlineLanes(dict.fromkeys(schedule.lanes, runner)),
-        schedule=schedule,
+def small_rig(num_slots: int, name: str, chunk: int, reserve: float) -> Rig:
+    target = TinyAttentionLM(vocab_size=VOCAB, page_size=PAGE_SIZE, num_slots=num_slots)
+    return Rig(
+        target,
+        self_drafter(target),
+        k=3,
+        batch_size=6,
+        page_size=PAGE_SIZE,
+        spare=4,
+        reserve=reserve,
+        schedule=SCHEDULES[name](LaneSizes(chunk)),
+        is_watched=True,
     )
 
 
@@ -186,26 +185,7 @@ def test_in_little_memory_on_every_schedule(
     name: str, sizes: list[tuple[int, int]], num_slots: int, chunk: int, reserve: float
 ) -> None:
     """Drafting takes no page that verifying would not; whoever is pre-empted goes on later."""
-    target = TinyAttentionLM(vocab_size=VOCAB, page_size=PAGE_SIZE, num_slots=num_slots)
-    engine = engine_over(target, name, chunk, reserve)
-    texts = [((1, 2, 0) * 5)[start % 3 :][:length] for start, (length, _) in enumerate(sizes)]
-    seqs = [
-        live(seq_id, Request(text, greedy(limit)))
-        for seq_id, (text, (_, limit)) in enumerate(zip(texts, sizes, strict=True))
-    ]
-    free = target.state.num_free_tokens
-    for seq in seqs:
-        engine.submit(seq)
-    for _ in range(2000):
-        if not engine.has_work:
-            break
-        engine.step()
-        target.state.check()
-    for seq, text, (_, limit) in zip(seqs, texts, sizes, strict=True):
-        assert not seq.no_drafts
-        assert tuple(seq.tokens[len(text) :]) == plain(TinyAttentionLM, text, limit)
-    assert target.state.num_free_tokens == free
-    assert reserve < 1 or engine.residents.counts.preempted == 0
+    check_pre_emption(small_rig(num_slots, name, chunk, reserve), sizes)
 
 
 def test_who_is_pre_empted_draws_the_same_text() -> None:
@@ -214,15 +194,9 @@ def test_who_is_pre_empted_draws_the_same_text() -> None:
     params = replace(params, temperature=1.2)
     alone = TinyAttentionLM(vocab_size=VOCAB)
     wanted = Rig(alone, self_drafter(alone), k=3).run([Request(text, params) for text in texts])
-    target = TinyAttentionLM(vocab_size=VOCAB, page_size=PAGE_SIZE, num_slots=36)
-    engine = engine_over(target, "single", 2, 0.0)
-    seqs = [live(seq_id, Request(text, params)) for seq_id, text in enumerate(texts)]
-    for seq in seqs:
-        engine.submit(seq)
-    while engine.has_work:
-        engine.step()
-    assert engine.residents.counts.preempted > 0
-    assert [seq.tokens[seq.prompt_length :] for seq in seqs] == wanted
+    rig = small_rig(36, "single", 2, 0.0)
+    assert rig.run([Request(text, params) for text in texts]) == wanted
+    assert rig.counts.preempted > 0
 
 
 def test_borrowed_memory_keeps_nothing() -> None:
