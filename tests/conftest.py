@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 from collections.abc import Hashable
 from pathlib import Path
@@ -41,6 +42,18 @@ pytest.MonkeyPatch().setenv("TRITON_INTERPRET", "1")
 # On a busy machine prompts would be read in smaller chunks now and then, and runs that are compared
 # pass by pass would differ. tests/unit/sched/test_pace.py has it as it is.
 pytest.MonkeyPatch().setattr("outrider.sched.pace.CHUNK_SECONDS", float("inf"))
+
+
+@pytest.fixture(scope="session")
+def native_library() -> ctypes.CDLL:
+    """The native kernels of this machine; without a compiler the test is skipped."""
+    from outrider.core.env import cache_folder, compiler
+    from outrider.kernels.native.build import built_kernels
+
+    built = built_kernels(compiler(), cache_folder())
+    if built.library is None:
+        pytest.skip(f"no native kernels: {built.refusal}")
+    return built.library
 
 
 @pytest.hookimpl(tryfirst=True)

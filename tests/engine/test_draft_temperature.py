@@ -11,13 +11,11 @@ from doubles.rig import exchange_round, round_of
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
-from outrider.core.env import cache_folder, compiler
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
-from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.rounds import Decided, NativeRounds, RoundRow
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("native_library")]
 
 PROMPT = "def fibonacci(n):\n"
 DRAWN = SamplingParams(max_tokens=24, temperature=0.7, seed=5)
@@ -57,13 +55,6 @@ def told(
     (result,) = llm.generate([PROMPT], params)
     rounds = [(one.num_drafted, one.num_accepted) for one in result.rounds]
     return tuple(result.token_ids), rounds, len(calls)
-
-
-@pytest.fixture(autouse=True)
-def library() -> None:
-    built = built_kernels(compiler(), cache_folder())
-    if built.library is None:
-        pytest.skip(f"no native kernels: {built.refusal}")
 
 
 def test_drafts_of_another_temperature_go_by_stages() -> None:

@@ -13,16 +13,14 @@ from doubles.rig import round_of
 from outrider import LLM
 from outrider.api.result import GenerationResult
 from outrider.core.config import EngineConfig
-from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.philox import philox_uniform
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
-from outrider.kernels.native.build import built_kernels
 from outrider.models.llama import LlamaModel
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("native_library")]
 
 PROMPTS = (
     "def fibonacci(n):\n",
@@ -31,18 +29,6 @@ PROMPTS = (
 )
 LONG = "x = [" + ", ".join(map(str, range(60))) + "]\n"
 _WORDS = st.integers(0, 2**32 - 1)
-
-
-def _library() -> ctypes.CDLL:
-    built = built_kernels(compiler(), cache_folder())
-    if built.library is None:
-        pytest.skip(f"no native kernels: {built.refusal}")
-    return built.library
-
-
-@pytest.fixture(autouse=True)
-def _native() -> None:
-    _library()
 
 
 def _llm(*, fused: bool, draft: str | None = None, **config: object) -> LLM:
@@ -62,11 +48,17 @@ def _told(results: list[GenerationResult]) -> list[object]:
     return [(one.token_ids, one.finish_reason, at) for one, at in zip(results, rounds, strict=True)]
 
 
-@given(_WORDS, _WORDS, _WORDS, st.integers(0, 4), st.integers(0, 2**64 - 1))
+@given(
+    node=_WORDS,
+    start=_WORDS,
+    sample=_WORDS,
+    role=st.integers(0, 4),
+    seed=st.integers(0, 2**64 - 1),
+)
 def test_the_native_numbers_are_those_of_the_definition(
-    node: int, start: int, sample: int, role: int, seed: int
+    native_library: ctypes.CDLL, node: int, start: int, sample: int, role: int, seed: int
 ) -> None:
-    native = _library().outrider_uniform
+    native = native_library.outrider_uniform
     native.restype = ctypes.c_double
     native.argtypes = (ctypes.c_uint64, *([ctypes.c_uint32] * 4))
     assert native(seed, node, start, sample, role) == philox_uniform(

@@ -5,7 +5,6 @@ Everything is told twice, by rounds in one call and stage by stage, and must be 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,6 @@ from doubles.rig import exchange_round, round_of
 from outrider import LLM
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
-from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.drafters import model as drafter_module
@@ -25,10 +23,9 @@ from outrider.engine import native_round as round_module
 from outrider.engine import stages as stages_module
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
-from outrider.kernels.native.build import built_kernels
 from outrider.models.llama import LlamaModel
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("native_library")]
 
 PROMPTS = (
     "def fibonacci(n):\n",
@@ -48,14 +45,6 @@ MIX = (
     SamplingParams(max_tokens=14, temperature=0.9, n=3, seed=4, stop=("\n\n", "(", "zz")),
     SamplingParams(max_tokens=16, temperature=1.0, top_p=0.9, min_p=0.1, top_k=30),
 )
-
-
-@pytest.fixture(autouse=True)
-def library() -> ctypes.CDLL:
-    built = built_kernels(compiler(), cache_folder())
-    if built.library is None:
-        pytest.skip(f"no native kernels: {built.refusal}")
-    return built.library
 
 
 @dataclass

@@ -17,22 +17,17 @@ from outrider import LLM
 from outrider.api.output import OutputStream
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.config import EngineConfig
-from outrider.core.env import cache_folder, compiler
 from outrider.core.params import SamplingParams
 from outrider.drafters import model as drafter_module
 from outrider.engine import native_round as round_module
 from outrider.engine.native_round import NativeRound
-from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.rounds import CacheSpan, Lane, NativeRounds
 from outrider.models.llama import LlamaModel
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("native_library")]
 
 
 def _llm(**config: Any) -> LLM:
-    built = built_kernels(compiler(), cache_folder())
-    if built.library is None:
-        pytest.skip(f"no native kernels: {built.refusal}")
     return LLM(config=EngineConfig(**config))
 
 

@@ -7,23 +7,20 @@ from collections.abc import Sequence
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.core import env
 from outrider.core.tree_nodes import TreeLimits
-from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.rounds import CacheSpan
 from outrider.kernels.native.trees import Grown, NativeTreeDrafts
 
 
 @pytest.mark.slow
 @pytest.mark.weights
+@pytest.mark.usefixtures("native_library")
 @pytest.mark.parametrize(
     ("drafter", "dtype"), [("eagle", "auto"), ("mtp", "auto"), ("eagle", "float16")]
 )
 def test_small_trees_of_one_text_are_made_at_once(
     drafter: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (refusal := built_kernels(env.compiler(), env.cache_folder()).refusal) is not None:
-        pytest.skip(refusal)
     made: list[bool] = []
     call = NativeTreeDrafts.__call__
 

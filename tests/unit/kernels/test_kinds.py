@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,9 +111,6 @@ def test_the_choice_says_why_and_what_was_refused() -> None:
     )
 
 
-def test_float32_has_vectors_only() -> None:
-    built = built_kernels(env.compiler(), env.cache_folder())
-    if built.library is None:
-        pytest.skip(str(built.refusal))
+def test_float32_has_vectors_only(native_library: ctypes.CDLL) -> None:
     with pytest.raises(ContractError):
-        NativeOps(built.library, torch.float32, 1, kind=DOTS)
+        NativeOps(native_library, torch.float32, 1, kind=DOTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -19,7 +20,6 @@ from outrider.core.errors import ConfigError
 from outrider.kernels import registry
 from outrider.kernels.native import tuning as contests
 from outrider.kernels.native import tuning as measured
-from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import (
     DOTS,
     PAGE_BYTES,
@@ -255,17 +255,14 @@ def test_a_copy_lies_in_pages_like_those_of_weights() -> None:
 
 
 def test_threads_are_a_contest_only_where_there_is_a_choice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    native_library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = built_kernels(env.compiler(), env.cache_folder())
-    if built.library is None:
-        pytest.skip(str(built.refusal))
     monkeypatch.setattr(contests, "num_physical_cores", lambda: 1)
     monkeypatch.setattr(contests, "hardware_threads", lambda: (0,))
-    assert thread_answer(built.library, tmp_path) == TunedKernel("1")
+    assert thread_answer(native_library, tmp_path) == TunedKernel("1")
     monkeypatch.setattr(contests, "hardware_threads", lambda: (0, 1))
     monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
-    answer = thread_answer(built.library, tmp_path)
+    answer = thread_answer(native_library, tmp_path)
     assert answer.chosen in ("1", "2")
     assert {timing.candidate for timing in answer.timings} == {"1", "2"}
     assert len({timing.work for timing in answer.timings}) == 4
@@ -287,35 +284,31 @@ def test_the_machine_tells_its_threads_and_caches() -> None:
 
 
 def test_kinds_of_integers_are_tried_where_nothing_refuses_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    native_library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = built_kernels(env.compiler(), env.cache_folder())
-    if built.library is None:
-        pytest.skip(str(built.refusal))
-    library, tried, refused = built.library, list[str](), dict[str, str]()
+    tried, refused = list[str](), dict[str, str]()
     monkeypatch.delenv("OUTRIDER_LINEARS", raising=False)
     monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
     monkeypatch.setattr(contests, "NativeOps", posing(NativeOps, tried))
     monkeypatch.setattr(contests, "NativeQuantised", posing(NativeQuantised, tried))
     monkeypatch.setattr(contests, "refused_kinds", lambda *_: refused)  # pyright: ignore
     refused |= {DOTS: "no AVX512-BF16", TILES: "no AMX"}
-    assert kind_answer(library, torch.bfloat16, "int8", tmp_path) == TunedKernel(VECTORS)
+    assert kind_answer(native_library, torch.bfloat16, "int8", tmp_path) == TunedKernel(VECTORS)
     assert not tried
     del refused[TILES]
     for number, scheme in enumerate(("int8", "int4"), start=1):
-        found = kind_answer(library, torch.bfloat16, scheme, tmp_path)
+        found = kind_answer(native_library, torch.bfloat16, scheme, tmp_path)
         assert {timing.candidate for timing in found.timings} == {VECTORS, TILES}
         assert tried == [VECTORS, TILES] * number
         assert len(list(tmp_path.iterdir())) == number
 
 
+@pytest.mark.usefixtures("native_library")
 @pytest.mark.parametrize("scheme", ["none", "int8"])
 @pytest.mark.parametrize("threads", [0, 1])
 def test_tiles_that_are_faster_are_taken_with_any_number_of_threads(
     scheme: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if built_kernels(env.compiler(), env.cache_folder()).library is None:
-        pytest.skip("no native kernels")
     timings = (KernelTiming(VECTORS, "a", 2.0), KernelTiming(TILES, "a", 1.0))
     found = TunedKernel(TILES, timings)
     made: list[str] = []
@@ -343,9 +336,8 @@ def posing(ops: Callable[..., Any], made: list[str]) -> Callable[..., Any]:
     return make
 
 
+@pytest.mark.usefixtures("native_library")
 def test_the_environment_may_name_a_kind_and_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    if built_kernels(env.compiler(), env.cache_folder()).library is None:
-        pytest.skip("no native kernels")
     monkeypatch.setenv("OUTRIDER_LINEARS", VECTORS)
     monkeypatch.setenv("OUTRIDER_THREADS", "3")
     kernels = choose(device=CPU, dtype=torch.bfloat16)

@@ -5,6 +5,7 @@ Shapes:  V = vocabulary, M = nodes of a level.
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Iterator
 
@@ -12,10 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.env import cache_folder, compiler
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import SHARPNESS, ChosenNodes, NodeChoice, TreeLimits, rank
-from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.ops import team
 from outrider.kernels.native.trees import MOST_NODES, MOST_WIDTH, NativeTrees
 
@@ -23,11 +22,8 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture(params=[1, 2], ids=["native-1", "native-2"])
-def native(request: pytest.FixtureRequest) -> NativeTrees:
-    built = built_kernels(compiler(), cache_folder())
-    if built.library is None:
-        pytest.skip(f"no native kernels: {built.refusal}")
-    return NativeTrees(built.library, team(built.library, request.param))
+def native(request: pytest.FixtureRequest, native_library: ctypes.CDLL) -> NativeTrees:
+    return NativeTrees(native_library, team(native_library, request.param))
 
 
 def frontier(rng: random.Random, num_rows: int, vocab_size: int) -> Tensor:
