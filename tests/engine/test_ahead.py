@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import pytest
 from hypothesis import given
@@ -43,7 +42,6 @@ Kind = Callable[..., CausalLM]
 KINDS: dict[str, Kind] = {"hybrid": ToyHybrid, "attention": TinyAttentionLM, "scripted": scripted}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 RULES = {"token": TokenRule(), "block": BlockRule()}
-FACTORS = (tuple(KINDS), tuple(RULES), (0.0, 0.8), (1, 4, 8))
 POLICIES: tuple[Policy, ...] = ("top", "optimal", "geometric", "uniform")
 
 
@@ -52,17 +50,13 @@ def ahead_of(rig: AheadRig) -> AheadDrafter:
     return rig.drafter
 
 
-# Every second one; they have all pairs of two settings. The others are deep.
-TEXTS = [
-    pytest.param(
-        *(case[place] for case, place in zip(FACTORS, places, strict=True)),
-        marks=pytest.mark.deep if sum(places) % 2 else pytest.mark.slow,
-    )
-    for places in product(*(range(len(case)) for case in FACTORS))
-]
-
-
-@pytest.mark.parametrize(("kind", "rule", "temperature", "k"), TEXTS)
+# Any two of model, rule, temperature and length meet. Other combinations are `deep`.
+@pytest.mark.covering(2)
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_text_is_that_of_drafting_in_turns(
     kind: str, rule: str, temperature: float, k: int
 ) -> None:
@@ -171,6 +165,8 @@ def _after(seq_id: int, tokens: list[int], draft: Draft) -> DraftRow:
     return row(seq_id, [*tokens, token], depth=2, last=outcome)
 
 
+# Texts are covered above. Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("num_slots", [60, 90, 140])

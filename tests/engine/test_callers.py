@@ -25,7 +25,7 @@ pytestmark = pytest.mark.weights
 PROMPTS = ("def f(x):", "for i in", "import os, sys", "while True:")
 PARAMS = SamplingParams(max_tokens=16)
 SCHEDULES = ("single", "pd", "pdv", "ssd")
-NUM_THREADS, NUM_CALLS = 4, 6
+NUM_THREADS, NUM_CALLS = 4, 4
 
 
 @pytest.fixture(params=SCHEDULES)

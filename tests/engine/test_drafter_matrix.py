@@ -5,6 +5,8 @@ Here a few rows meet every pair of two settings; `benchmarks/parity_matrix.py dr
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from matrices.drafters import drafters
 from matrices.matrix import Cell, Matrix, Runner
@@ -26,13 +28,20 @@ for i in range(10):
 PROMPTS = [TEXT[4:40], TEXT[20:60], TEXT[30:75], TEXT[9:50], TEXT[:9], TEXT * 2, TEXT]
 NUM_TOKENS = 9
 NUM_PARTS = 8
+# Waiting requests and rows of several, chunks within a prompt and beyond it.
+FEW = {"batch_size": ("1", "3"), "prefill_chunk": ("3", "256")}
 
 
 @pytest.fixture(scope="module")
 def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runner]:
     folder = tmp_path_factory.mktemp("grounds")
     grounds = (dense_ground(folder / "dense-heads"), hybrid_ground(folder))
-    return {ground.factors["ground"][0]: Runner(ground, PROMPTS, NUM_TOKENS) for ground in grounds}
+    return {
+        ground.factors["ground"][0]: Runner(
+            replace(ground, factors={**ground.factors, **FEW}), PROMPTS, NUM_TOKENS
+        )
+        for ground in grounds
+    }
 
 
 @pytest.mark.slow

@@ -31,8 +31,6 @@ OF_TARGET = [
 ]
 OF_DRAFTER = [(place, before) for place in ("propose", "draft pass") for before in (True, False)]
 AHEAD = [("propose_after", before) for before in (True, False)]
-# Every pair of lanes, place and whether the fault comes once is in the first turn.
-TURNS = [0, pytest.param(1, marks=pytest.mark.deep)]
 
 
 def config(schedule: str, concurrent: bool, fused: bool) -> EngineConfig:
@@ -48,11 +46,11 @@ def config(schedule: str, concurrent: bool, fused: bool) -> EngineConfig:
     )
 
 
-def comes_once(llm: LLM, place: int, turn: int) -> bool:
+def comes_once(llm: LLM, place: int) -> bool:
     """Whether the fault comes once or always, in turns by place and by lanes."""
     own = llm.config
     lanes = LANES.index((own.schedule, own.concurrent_lanes, own.fused_round))
-    return (lanes + place + turn) % 2 == 0
+    return (lanes + place) % 2 == 0
 
 
 @pytest.fixture(autouse=True)
@@ -76,13 +74,12 @@ def wanted(llm: LLM) -> list[list[int]]:
     return written(seqs)
 
 
-@pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize(("place", "before"), OF_TARGET)
 def test_a_fault_of_the_target_ends_one_request_or_none(
-    llm: LLM, wanted: list[list[int]], place: str, before: bool, turn: int
+    llm: LLM, wanted: list[list[int]], place: str, before: bool
 ) -> None:
     """None if it was passing: all of the batch are tried again."""
-    once = comes_once(llm, OF_TARGET.index((place, before)), turn)
+    once = comes_once(llm, OF_TARGET.index((place, before)))
     if llm.config.fused_round and "commit" not in place:
         pytest.skip("the round is one call, and only memory is asked besides")
     fault = Fault(place, before, once)
@@ -96,13 +93,12 @@ def test_a_fault_of_the_target_ends_one_request_or_none(
     assert not any(seq.no_drafts for seq in seqs)
 
 
-@pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize(("place", "before"), [*OF_DRAFTER, *AHEAD])
 def test_a_fault_of_the_drafter_ends_no_request(
-    llm: LLM, wanted: list[list[int]], place: str, before: bool, turn: int
+    llm: LLM, wanted: list[list[int]], place: str, before: bool
 ) -> None:
     """It ends the culprit's drafts, with a reason, if it comes again."""
-    once = comes_once(llm, [*OF_DRAFTER, *AHEAD].index((place, before)), turn)
+    once = comes_once(llm, [*OF_DRAFTER, *AHEAD].index((place, before)))
     if llm.config.fused_round and llm.config.schedule == "single":
         pytest.skip("the round is one call, drafts included")
     if (place, before) in AHEAD and llm.config.schedule != "ssd":

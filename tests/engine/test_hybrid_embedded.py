@@ -39,8 +39,9 @@ def written(prompts: list[str], config: EngineConfig) -> tuple[list[list[int]], 
     return [list(result.token_ids) for result in results], num_drafted
 
 
-# Any two of drafter, rollback and tree meet. Other combinations are `deep`.
-@pytest.mark.covering(2)
+# Pairs of drafter, rollback and tree are covered in test_drafter_matrix.py. Other combinations are
+# `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("nodes", [0, 8])
 @pytest.mark.parametrize("rollback", ["replay", "ring"])
 @pytest.mark.parametrize("drafter", ["mtp", "ngram", "suffix", "recycling", "model"])

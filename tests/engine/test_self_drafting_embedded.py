@@ -24,8 +24,8 @@ pytestmark = pytest.mark.weights
 
 PROMPTS = [*(text for name in WORKLOADS for text in load_prompts(name)[3:5]), "1 +", "def f(n):\n"]
 SHORT, LONG = 5, 0
-GREEDY = SamplingParams(max_tokens=20)
-WARM = SamplingParams(max_tokens=20, temperature=0.8, seed=7)
+GREEDY = SamplingParams(max_tokens=12)
+WARM = SamplingParams(max_tokens=12, temperature=0.8, seed=7)
 OWN = ("quantised-self", "layer-skip")
 
 

@@ -59,6 +59,7 @@ def run(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.weights
 def test_the_toy_writes_what_plain_decoding_writes() -> None:
     run(TEXTS)

@@ -26,15 +26,6 @@ def test_greedy_tokens_equal_plain_decoding(dtype: str, drafter: str) -> None:
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_greedy_tokens_do_not_depend_on_prompt_chunks(chunk: int) -> None:
-    params = SamplingParams(max_tokens=24)
-    expected = LLM(config=EngineConfig(drafter="none")).generate(PROMPTS[:2], params)
-    got = LLM(config=EngineConfig(k=3, prefill_chunk=chunk)).generate(PROMPTS[:2], params)
-    assert [r.token_ids for r in got] == [r.token_ids for r in expected]
-
-
-@pytest.mark.weights
 def test_verifying_token_by_token_gives_the_same_tokens_in_more_passes() -> None:
     params = SamplingParams(max_tokens=32)
     batched = LLM(config=EngineConfig(k=4)).generate(PROMPTS[0], params)[0]
