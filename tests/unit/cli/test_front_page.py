@@ -178,14 +178,7 @@ LESS: dict[tuple[str, ...], str] = {
 @pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(words, marks=() if words in IN_A_SHELL else pytest.mark.deep)
-        for words in EXAMPLES.values()
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", IN_A_SHELL, ids=" ".join)
 def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path: Path) -> None:
     command = shlex.join([sys.executable, "-m", "outrider"])
     line = PATHS[words].example.replace("outrider ", f"{command} ", 1)
@@ -199,22 +192,16 @@ def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path
 # Other engines are processes that import torch anew; those of test_bench_peers.py pretend. The same
 # holds for test_bench_ssd.py and test_bench_sweep.py.
 LONG = [("verify",), ("plan",), *(("bench", name) for name in ("peers", "ssd", "sweep"))]
-ELSEWHERE = [*IN_A_SHELL, *LONG]
 # One writes a gigabyte, one starts ranks: test_inflate.py and test_bench_comm.py do less of it.
 LARGE = [("models", "inflate"), ("bench", "comm")]
+ELSEWHERE = [*IN_A_SHELL, *LONG, *LARGE]
 
 
 @pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(words, marks=pytest.mark.deep if words in LARGE else ())
-        for words in EXAMPLES.values()
-        if words not in ELSEWHERE
-    ],
-    ids=" ".join,
+    "words", [words for words in EXAMPLES.values() if words not in ELSEWHERE], ids=" ".join
 )
 def test_examples_work(outrider: Command, words: tuple[str, ...]) -> None:
     """In this process, and with less to do where that is known."""
