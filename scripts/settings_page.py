@@ -11,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 
 from outrider.core.env import OTHER_VARIABLES
+from outrider.core.fields import LIMITS
 from outrider.core.foreign import FOREIGN
-from outrider.core.limits import LIMITS
 from outrider.core.settings import DEFAULT_FILE, GROUPS, SETTINGS
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"

@@ -15,8 +15,8 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.core.errors import ConfigError, foreign
+from outrider.core.fields import BYTES_PER_TOKEN, MESSAGES
 from outrider.core.interrupts import breakable
-from outrider.core.limits import BYTES_PER_TOKEN, MESSAGES
 from outrider.core.logits import AllowedTokens, LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence

@@ -34,8 +34,7 @@ from outrider.core.env import outrider_variables
 from outrider.core.errors import ConfigError, ContractError, nearest
 from outrider.core.fields import Meta, check_value, shown
 from outrider.core.foreign import hint_for
-from outrider.core.settings import Given, Resolved, Setting
-from outrider.core.settings_file import read_settings
+from outrider.core.settings import Given, Resolved, Setting, read_settings
 
 O_co = TypeVar("O_co", bound=Options, covariant=True)
 _TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}

@@ -11,7 +11,7 @@ from outrider.cli.call import Call, completion_app, needed
 from outrider.cli.options import JsonOption, Options
 from outrider.cli.output import answer, json_line, table
 from outrider.core.env import OTHER_VARIABLES
-from outrider.core.limits import LIMITS
+from outrider.core.fields import LIMITS
 
 
 def config(call: Call[JsonOption]) -> int:

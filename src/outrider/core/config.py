@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from outrider.core.drafter_kinds import AUTO, KINDS
 from outrider.core.env import MOST_THREADS
-from outrider.core.fields import check_fields, guarded, setting
-from outrider.core.limits import WHOLE
+from outrider.core.fields import WHOLE, check_fields, setting
 
 DRAFTERS = (AUTO, *KINDS)
 WATCHDOGS = ("request", "engine", "off")
@@ -75,14 +74,12 @@ class EngineConfig:
         "it is trained, random shows what junk costs.",
         choices=HEAD_INITS,
     )
-    sampler: str = guarded(
-        setting(
-            "block",
-            "Acceptance rule. Exact: block accepts most, coupled and match tie text to the seed. "
-            "Lossy, for study: the last five.",
-            choices=(*EXACT_SAMPLERS, *LOSSY_SAMPLERS),
-        ),
-        *EXACT_SAMPLERS,
+    sampler: str = setting(
+        "block",
+        "Acceptance rule. Exact: block accepts most, coupled and match tie text to the seed. "
+        "Lossy, for study: the last five.",
+        choices=(*EXACT_SAMPLERS, *LOSSY_SAMPLERS),
+        harmless=EXACT_SAMPLERS,
     )
     leniency: float = setting(
         0.0, "Threshold of a lossy sampler; 0 takes its usual one.", minimum=0, maximum=1000
@@ -220,13 +217,11 @@ class EngineConfig:
         minimum=-1,
         maximum=1,
     )
-    drafter_home: str = guarded(
-        setting(
-            "thread",
-            "Where a drafter ahead or on a lane runs.",
-            choices=DRAFTER_HOMES,
-        ),
+    drafter_home: str = setting(
         "thread",
+        "Where a drafter ahead or on a lane runs.",
+        choices=DRAFTER_HOMES,
+        harmless=("thread",),
     )
     drafter_device: str = setting(
         "auto", "Device of the draft model; auto is the target's.", choices=DEVICES
@@ -237,14 +232,12 @@ class EngineConfig:
     adaptive_batch: bool = setting(
         False, "Let the batch grow only while throughput does and target_ms holds."
     )
-    tensor_parallel: int = guarded(
-        setting(
-            1,
-            "Processes or devices that share the target's weights.",
-            minimum=1,
-            maximum=64,
-        ),
+    tensor_parallel: int = setting(
         1,
+        "Processes or devices that share the target's weights.",
+        minimum=1,
+        maximum=64,
+        harmless=(1,),
     )
     prefill_chunk: int = setting(
         256, "Feed at most this many prompt tokens in one target pass.", minimum=1, maximum=65536
@@ -297,12 +290,10 @@ class EngineConfig:
     )
     max_ngram: int = setting(3, "Longest tail the ngram drafter looks up.", minimum=1, maximum=64)
     min_ngram: int = setting(2, "Shortest tail the ngram drafter looks up.", minimum=1, maximum=64)
-    suffix_corpus: str = guarded(
-        setting(
-            "",
-            "Text file, or folder of them, that the suffix drafter reads before the first request.",
-        ),
+    suffix_corpus: str = setting(
         "",
+        "Text file, or folder of them, that the suffix drafter reads before the first request.",
+        harmless=("",),
     )
     suffix_tokens: int = setting(
         65536,

@@ -10,15 +10,53 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from outrider.core.errors import ConfigError, did_you_mean
-from outrider.core.limits import WHOLE, Limit
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most so many; `what` says of what, for messages and documents."""
+
+    most: int
+    what: str
+
+
+# How much one request may ask for: more is refused with ConfigError before any of it is run. Each
+# limit bounds work or memory that a request costs others besides its own tokens.
+STOPS = Limit(16, "stop strings")
+STOP_BYTES = Limit(256, "bytes of a stop string in UTF-8")
+BAD_WORDS = Limit(256, "bad words")
+BAD_WORD_BYTES = Limit(256, "bytes of a bad word in UTF-8")
+LOGIT_BIAS = Limit(1024, "token ids with a bias")
+COMPLETIONS = Limit(16, "completions of one prompt")
+TOP_LOGPROBS = Limit(20, "likeliest tokens reported at a place")
+MESSAGES = Limit(1024, "messages of a conversation")
+# Text of any language has 1 to 8 bytes a token; only long runs of blanks come near this.
+BYTES_PER_TOKEN = Limit(
+    32, "bytes of a prompt, of all messages or of a prediction, for each token of the window"
+)
+# Whole numbers that no machine reaches, and that every integer type of a kernel holds.
+WHOLE = 2**31 - 1
+
+LIMITS: Mapping[str, Limit] = {
+    "stop": STOPS,
+    "stop, each": STOP_BYTES,
+    "bad_words": BAD_WORDS,
+    "bad_words, each": BAD_WORD_BYTES,
+    "logit_bias": LOGIT_BIAS,
+    "n": COMPLETIONS,
+    "top_logprobs": TOP_LOGPROBS,
+    "messages": MESSAGES,
+    "prompt": BYTES_PER_TOKEN,
+}
+
 
 _MOST_SHOWN = 100
 Number = TypeVar("Number", int, float)
@@ -27,8 +65,9 @@ Number = TypeVar("Number", int, float)
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What a `setting` field says of itself. Bounds are inclusive. `count` limits how many entries
-    a list or mapping has, `each` the bytes of an entry. `harmless` are the values that a file may
-    say which nobody named; None is all of them."""
+    a list or mapping has, `each` the bytes of an entry. Where a setting names models or files,
+    starts processes or changes the law of the text, `harmless` are the values that a file may say
+    which nobody named; None is all of them."""
 
     help: str
     minimum: float | None = None
@@ -39,27 +78,9 @@ class Meta:
     harmless: tuple[object, ...] | None = None
 
 
-def setting(
-    default: Any,
-    text: str,
-    *,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    choices: Sequence[str] = (),
-    limits: Sequence[Limit] = (),
-) -> Any:
-    """A dataclass field with help, inclusive bounds and choices; `limits` are those of how many
-    entries it has, and of the bytes of each."""
-    count, each = (*limits, None, None)[:2]
-    meta = Meta(text, minimum, maximum, tuple(choices), count, each)
-    return field(default=default, metadata={"meta": meta})
-
-
-def guarded(item: Any, *harmless: object) -> Any:
-    """`item`, made by `setting`, as one that names models or files, starts processes or changes the
-    law of the text, save with the values that are `harmless`."""
-    meta = replace(meta_of(item), harmless=harmless)
-    return field(default=item.default, metadata={"meta": meta})
+def setting(default: Any, text: str, **declared: Any) -> Any:
+    """A dataclass field with help and what else `Meta` has, by name."""
+    return field(default=default, metadata={"meta": Meta(text, **declared)})
 
 
 def meta_of(item: Field[Any]) -> Meta:

@@ -228,10 +228,14 @@ def draft_of(path: Path) -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[Path]:
+def replacing(path: Path, *, alone: bool = False) -> Generator[Path]:
     """A file to write beside `path`, which takes the place of `path` in one step at the end: a
-    reader sees the old file or the new one, never a part. It goes if writing it fails."""
-    draft = draft_of(path)
+    reader sees the old file or the new one, never a part. It goes if writing it fails.
+
+    Where a process writes `alone`, the file has one name for all processes: the next one overwrites
+    what a process that was killed left behind.
+    """
+    draft = path.with_name(f".{path.name}.part") if alone else draft_of(path)
     try:
         yield draft
         draft.replace(path)
@@ -296,6 +300,20 @@ def _lock(number: int, path: Path, seconds: float) -> bool:
 
 
 @contextmanager
+def writing(path: Path, *kinds: type[Exception]) -> Generator[None]:
+    """Raises MachineError where the block meets an OSError, or an error of one of `kinds`, with
+    which libraries say that `path` cannot be written."""
+    try:
+        yield
+    except (OSError, *kinds) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise MachineError(
+            f"{path} cannot be written: {reason}.",
+            hint="free some space, or name a folder that you may write",
+        ) from error
+
+
+@contextmanager
 def new_folder(folder: Path) -> Generator[list[Path]]:
     """Make `folder`, which is absent or empty, and give a list for what is put there.
 
@@ -305,19 +323,15 @@ def new_folder(folder: Path) -> Generator[list[Path]]:
     """
     files: list[Path] = []
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        if folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(f"{folder} is there already.", hint="name a new folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        yield files
-    except BaseException as error:
-        remove(*files, *made)
-        if isinstance(error, OSError):
-            raise MachineError(
-                f"{folder} cannot be written: {error.strerror or error}.",
-                hint="free some space, or name a folder that you may write",
-            ) from error
-        raise
+    with writing(folder):
+        try:
+            if folder.is_dir() and any(folder.iterdir()):
+                raise ConfigError(f"{folder} is there already.", hint="name a new folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            yield files
+        except BaseException:
+            remove(*files, *made)
+            raise
 
 
 def remove(*paths: Path) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.errors import ConfigError
-from outrider.core.fields import check_fields, setting
-from outrider.core.limits import (
+from outrider.core.fields import (
     BAD_WORD_BYTES,
     BAD_WORDS,
     COMPLETIONS,
@@ -16,6 +15,8 @@ from outrider.core.limits import (
     STOPS,
     TOP_LOGPROBS,
     WHOLE,
+    check_fields,
+    setting,
 )
 
 
@@ -39,7 +40,7 @@ class SamplingParams:
     )
     seed: int = setting(0, "Seed of the request's random numbers.", minimum=0, maximum=2**63 - 1)
     stop: tuple[str, ...] = setting(
-        (), "End before any of these strings.", limits=(STOPS, STOP_BYTES)
+        (), "End before any of these strings.", count=STOPS, each=STOP_BYTES
     )
     ignore_eos: bool = setting(False, "Go on after the model's end-of-text token.")
     min_tokens: int = setting(0, "Do not end before this many tokens.", minimum=0, maximum=WHOLE)
@@ -57,12 +58,13 @@ class SamplingParams:
         "Added to logits of tokens, as ID=BIAS,ID=BIAS.",
         minimum=-100,
         maximum=100,
-        limits=(LOGIT_BIAS,),
+        count=LOGIT_BIAS,
     )
     bad_words: tuple[str, ...] = setting(
         (),
         "Never write these words, as the tokenizer spells them.",
-        limits=(BAD_WORDS, BAD_WORD_BYTES),
+        count=BAD_WORDS,
+        each=BAD_WORD_BYTES,
     )
     n: int = setting(1, "Completions of each prompt.", minimum=1, maximum=COMPLETIONS.most)
     max_time: float = setting(

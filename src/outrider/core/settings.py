@@ -8,35 +8,155 @@ line, environment, file; what no layer names keeps its default. Every value reme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from outrider.core.config import EngineConfig
 from outrider.core.env import PREFIX
 from outrider.core.errors import ConfigError, nearest
 from outrider.core.fields import (
     KINDS,
+    WHOLE,
     Meta,
     Value,
     check_fields,
     check_mapping,
     check_value,
     default_of,
-    guarded,
     meta_of,
     setting,
     shown,
 )
+from outrider.core.files import FileKind, read_text
 from outrider.core.foreign import hint_for
-from outrider.core.limits import WHOLE
 from outrider.core.params import SamplingParams
-from outrider.core.settings_file import read_settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_MAX_CHARS = 256 << 10
+# A line of options that are lists is the deepest: a mapping, of lists, in the file's own mapping.
+_MAX_LEVELS = 4
+_MAX_EVENTS = 20_000
+# tomllib takes the square of the parts of a dotted key.
+_MAX_DOTS, _BETWEEN_KEYS = 256, re.compile(r"[\n,=\[\]{}]")
+_MAX_REASON = 300
+_NOTHING = ("", "~", "null", "Null", "NULL")
+
+
+def read_settings(path: Path) -> dict[str, object]:
+    """What `path` says, by key. Raises ConfigError if it cannot be read or understood.
+
+    What a stranger wrote must cost nothing, so all is read within bounds. Of YAML a mapping of few
+    levels is read: anchors, aliases, tags and further documents are refused, and a scalar without
+    quotes stays the text that was written. So `no`, `1:30` and `010` are never taken for something
+    that nobody meant.
+    """
+    readers = {".toml": _from_toml, ".yaml": _from_yaml, ".yml": _from_yaml}
+    if path.suffix not in readers:
+        raise ConfigError(f"{path}: a settings file ends in .toml, .yaml or .yml.")
+    text = _text(path)
+    try:
+        return readers[path.suffix](text)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except Exception as error:  # noqa: BLE001 - what a parser raises for a damaged file is its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+    raise ConfigError(
+        f"{path}: {reason[:_MAX_REASON]}", hint="a settings file has `setting: value` lines"
+    ) from None
+
+
+def _text(path: Path) -> str:
+    try:
+        text = read_text(path, FileKind.SETTINGS)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text.") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}.") from None
+    if len(text) > _MAX_CHARS:
+        raise ConfigError(f"{path} has more than {_MAX_CHARS} characters, too many for settings.")
+    return text
+
+
+def _from_toml(text: str) -> dict[str, object]:
+    import tomllib
+
+    if any(part.count(".") > _MAX_DOTS for part in _BETWEEN_KEYS.split(text)):
+        raise ValueError(f"a key has more than {_MAX_DOTS} parts")
+    return tomllib.loads(text)
+
+
+def _from_yaml(text: str) -> dict[str, object]:
+    import yaml
+
+    loader: Any = yaml.SafeLoader(text)
+    events = _bounded(iter(loader.get_event, None))
+    next(events)
+    first = next(events)
+    if isinstance(first, yaml.StreamEndEvent):
+        return {}
+    value = _node(next(events), events, 1)
+    next(events)
+    if not isinstance(next(events), yaml.StreamEndEvent):
+        raise ValueError("it holds several documents, and one is read")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError("expected `setting: value` lines")
+    return cast("dict[str, object]", value)
+
+
+def _bounded(events: Iterator[Any]) -> Iterator[Any]:
+    for number, event in enumerate(events):
+        if number > _MAX_EVENTS:
+            raise ValueError(f"it has more than {_MAX_EVENTS} entries")
+        yield event
+
+
+def _node(event: Any, events: Iterator[Any], level: int) -> object:
+    """The value that begins with `event`; what is in it is taken from `events`."""
+    import yaml
+
+    where = f"line {event.start_mark.line + 1}"
+    if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+        raise ValueError(f"{where}: anchors and aliases are not read; write the value out")
+    if event.tag is not None:
+        raise ValueError(f"{where}: tags are not read; leave {event.tag[:40]!r} out")
+    if isinstance(event, yaml.ScalarEvent):
+        plain = event.style is None
+        return None if plain and event.value in _NOTHING else event.value
+    if level > _MAX_LEVELS:
+        raise ValueError(f"{where}: nested too deeply")
+    if isinstance(event, yaml.SequenceStartEvent):
+        items: list[object] = []
+        while not isinstance(one := next(events), yaml.SequenceEndEvent):
+            items.append(_node(one, events, level + 1))
+        return items
+    entries: dict[str, object] = {}
+    while not isinstance(one := next(events), yaml.MappingEndEvent):
+        key = _node(one, events, level + 1)
+        if not isinstance(key, str) or key in entries:
+            at = f"line {one.start_mark.line + 1}"
+            raise ValueError(f"{at}: a key that is no text, or is there twice")
+        entries[key] = _node(next(events), events, level + 1)
+    return entries
+
 
 Group = TypeVar("Group", bound="DataclassInstance")
 
@@ -53,20 +173,15 @@ _MOST_COMPARED = 64
 class ProgramConfig:
     """What the command line decides besides the engine and the sampling."""
 
-    target: str = guarded(
-        setting(
-            "outrider/embedded",
-            "Model whose text you get: a folder or a hub id, or the embedded one.",
-        ),
+    target: str = setting(
         "outrider/embedded",
+        "Model whose text you get: a folder or a hub id, or the embedded one.",
+        harmless=("outrider/embedded",),
     )
-    draft: str = guarded(
-        setting(
-            "auto",
-            "Model or heads that propose: auto is the target's known partner, none does without.",
-        ),
+    draft: str = setting(
         "auto",
-        "none",
+        "Model or heads that propose: auto is the target's known partner, none does without.",
+        harmless=("auto", "none"),
     )
     color: str = setting(
         "auto", "Colour tokens by origin; auto does so on a terminal.", choices=COLORS

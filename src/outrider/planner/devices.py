@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.files import FileKind, read_json
-from outrider.core.settings_file import read_settings
+from outrider.core.settings import read_settings
 
 DTYPES = ("float32", "bfloat16", "int8")
 _FILE_KINDS = (".json", ".yaml", ".yml")
@@ -158,57 +159,34 @@ def _read(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", record)
 
 
-def _checked(record: dict[str, Any], path: Path) -> DeviceSheet:
-    record = {"name": path.stem, **_numbers(record)}
-    _no_strangers(record, {one.name for one in fields(DeviceSheet)}, path)
-    missing = [name for name in ("bandwidth", "flops", "memory_bytes") if name not in record]
+def _checked(record: Mapping[str, Any], path: Path) -> DeviceSheet:
+    given = {"name": path.stem, **record}
+    _no_strangers(given, {one.name for one in fields(DeviceSheet)}, path)
+    missing = [name for name in ("bandwidth", "flops", "memory_bytes") if name not in given]
     if missing:
         raise ConfigError(f"the device sheet {path} lacks {', '.join(missing)}.", hint=_SHOW)
-    flops = _numbers(_table(record.pop("flops"), "flops", path))
-    _no_strangers(flops, set(DTYPES), path)
-    power = record.pop("power", None)
-    numbers = {key: value for key, value in record.items() if key != "name"}
-    for key, value in {**numbers, **flops}.items():
-        _positive(key, value, path, least=0 if key == "overhead" else None)
+    name, flops, power = given.pop("name"), given.pop("flops"), given.pop("power", None)
+    rates = _numbers(_table(flops, "flops", set(DTYPES), path), path)
+    numbers: dict[str, Any] = _numbers(given, path)
     for key in ("bandwidth_share", "flops_share"):
         if numbers.get(key, 0) > 1:
             raise ConfigError(f"{key} of the device sheet {path} is above 1.", hint=_SHOW)
-    for key in ("memory_bytes", "row_tile"):
-        if key in numbers:
-            numbers[key] = max(1, int(numbers[key]))
-    rates = {key: float(value) for key, value in flops.items()}
+    for key in numbers.keys() & {"memory_bytes", "row_tile"}:
+        numbers[key] = max(1, int(numbers[key]))
     found = None
     if power is not None:
-        found = _checked_power(_numbers(_table(power, "power", path)), path)
-    return DeviceSheet(name=str(record["name"]), flops=rates, power=found, **numbers)
+        names = {one.name for one in fields(Power)}
+        asked = dict.fromkeys(names) | _table(power, "power", names, path)
+        found = Power(**_numbers(asked, path, prefix="power."))
+    return DeviceSheet(name=str(name), flops=rates, power=found, **numbers)
 
 
-def _checked_power(record: dict[str, Any], path: Path) -> Power:
-    names = {one.name for one in fields(Power)}
-    _no_strangers(record, names, path)
-    for key in names:
-        _positive(f"power.{key}", record.get(key), path, least=0)
-    return Power(**record)
-
-
-def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _number(key, value) for key, value in record.items()}
-
-
-def _number(key: str, value: Any) -> Any:
-    """YAML takes 1e12 for a word, because it has no point."""
-    if key == "name" or not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
-
-
-def _table(value: Any, key: str, path: Path) -> dict[str, Any]:
+def _table(value: Any, key: str, known: set[str], path: Path) -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
         raise ConfigError(f"{key} of the device sheet {path} has no values by name.", hint=_SHOW)
-    return cast("dict[str, Any]", value)
+    found = cast("dict[str, Any]", value)
+    _no_strangers(found, known, path)
+    return found
 
 
 def _no_strangers(record: Mapping[str, Any], known: set[str], path: Path) -> None:
@@ -220,11 +198,22 @@ def _no_strangers(record: Mapping[str, Any], known: set[str], path: Path) -> Non
             )
 
 
-def _positive(key: str, value: Any, path: Path, *, least: float | None = None) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < (0 if least is None else least) or (least is None and value == 0):
-        wanted = "above 0" if least is None else "from 0 up"
-        raise ConfigError(
-            f"{key} of the device sheet {path} is {value!r}; it must be a number {wanted}.",
-            hint=_SHOW,
-        )
+def _numbers(record: Mapping[str, Any], path: Path, *, prefix: str = "") -> dict[str, float]:
+    """Each above 0, or from 0 up if nothing may take no time or energy."""
+    found: dict[str, float] = {}
+    for key, value in record.items():
+        number = value
+        with suppress(ValueError):
+            # YAML takes 1e12 for a word, because it has no point.
+            number = float(value) if isinstance(value, str) else value
+        good = isinstance(number, int | float) and not isinstance(number, bool)
+        may_be_0 = bool(prefix) or key == "overhead"
+        if not (good and math.isfinite(number) and (number > 0 or (may_be_0 and number == 0))):
+            wanted = "from 0 up" if may_be_0 else "above 0"
+            raise ConfigError(
+                f"{prefix}{key} of the device sheet {path} is {number!r}; it must be a number "
+                f"{wanted}.",
+                hint=_SHOW,
+            )
+        found[key] = float(number)
+    return found

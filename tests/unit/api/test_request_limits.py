@@ -10,7 +10,7 @@ import pytest
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError
-from outrider.core.limits import BYTES_PER_TOKEN, MESSAGES
+from outrider.core.fields import BYTES_PER_TOKEN, MESSAGES
 
 WINDOW = 64
 MOST = BYTES_PER_TOKEN.most * WINDOW

@@ -66,13 +66,6 @@ def test_both_forms_agree_where_verifying_costs_a_plain_pass(
     assert found == pytest.approx(speed_up(tokens, draft))
 
 
-def test_times_that_somebody_measured() -> None:
-    """Drafting K tokens with 1B parameters for 8B, in passes of the target; beta is 0.9."""
-    draft_times = {2: 0.36, 4: 0.69, 6: 1.02, 8: 1.35, 10: 1.67, 12: 2.01}
-    found = [round(speed_up(expected_tokens(0.9, k), t), 2) for k, t in draft_times.items()]
-    assert found == [1.99, 2.42, 2.58, 2.61, 2.57, 2.48]
-
-
 def test_beta_of_nothing_is_unknown() -> None:
     assert estimated_beta(0, 0) is None
     assert estimated_beta(3, 1) == 0.75

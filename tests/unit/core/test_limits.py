@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.fields import default_of, meta_of
-from outrider.core.limits import LIMITS
+from outrider.core.fields import LIMITS, default_of, meta_of
 from outrider.core.params import SamplingParams
 from outrider.core.settings import SETTINGS, ProgramConfig, command_line, resolve
 
