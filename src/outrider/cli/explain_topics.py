@@ -33,14 +33,16 @@ from outrider.estimate.theory import (
 )
 from outrider.planner import rounds
 from outrider.planner.devices import DeviceSheet, Power
-from outrider.planner.energy import Energy, Joules, round_joules
 from outrider.planner.overlap import crossover_batch, hide_limit
 from outrider.planner.roofline import (
+    Energy,
+    Joules,
     PassWork,
     context_seconds,
     pass_seconds,
     reading_seconds,
     ridge_rows,
+    round_joules,
     row_seconds,
 )
 from outrider.planner.rounds import DecodeLoad

@@ -32,9 +32,8 @@ from outrider.pairs.catalog import draft_of
 from outrider.planner.advise import AdvisedPlan
 from outrider.planner.candidates import Engines, Option, PlannedJob
 from outrider.planner.devices import DeviceSheet, device_sheet
-from outrider.planner.energy import DeviceLimits, Energy, limits_of
 from outrider.planner.overlap import AheadWays
-from outrider.planner.roofline import PassWork, calibrate
+from outrider.planner.roofline import DeviceLimits, Energy, PassWork, calibrate, limits_of
 
 # Counts that leave no doubt of a rate that is supposed.
 _SURE = 1_000_000

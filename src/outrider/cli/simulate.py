@@ -27,7 +27,7 @@ from outrider.cli.output import (
 from outrider.cli.run_options import SimulateOptions
 from outrider.cli.simulate_setup import OF_LOAD, OF_SHEETS, Sweep, study_of, sweep_of, too_large
 from outrider.metrics.chrome_trace import trace_pieces
-from outrider.planner.simulate_costs import widest_fan_out
+from outrider.planner.simulate_events import widest_fan_out
 from outrider.planner.simulate_study import (
     AHEAD,
     CLOSED,

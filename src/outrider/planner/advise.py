@@ -26,10 +26,10 @@ from outrider.planner.candidates import (
     memory_bytes,
     options,
 )
-from outrider.planner.energy import Energy, joules_a_token
 from outrider.planner.overlap import BestTree, best_tree, sizes_to_try
 from outrider.planner.places import Belief, believe
 from outrider.planner.reasons import Ends, explain
+from outrider.planner.roofline import Energy, joules_a_token
 from outrider.planner.rounds import break_even, plain_times
 
 

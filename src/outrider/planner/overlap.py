@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.core.tree import ROW_TILE, Chances, best_shape, with_siblings
 from outrider.estimate.calibration import Calibration, DrafterCosts
@@ -157,16 +157,8 @@ def ahead(
         sync=ways.sync / verify,
         contention=ways.contention,
     )
-    none = AheadTimes(
-        p_hit=steady_hits(hit, foreseen(PLAIN, ways)),
-        tokens_hit=found.law.tokens,
-        tokens_miss=1.0,
-        ahead=beside,
-        fallback=0.0,
-        batch=load.batch,
-        sync=ways.sync / verify,
-        contention=ways.contention,
-    )
+    hits = steady_hits(hit, foreseen(PLAIN, ways))
+    none = replace(jit, p_hit=hits, tokens_miss=1.0, fallback=0.0)
     name, times = max((("jit", jit), ("none", none)), key=lambda one: one[1].speed)
     apart = beside <= 1 and not ways.contention and not ways.sync
     turn = crossover_batch(hit, jit.tokens, none.tokens, jit.fallback)

@@ -1,7 +1,7 @@
 """Discrete-event simulator of schedules: the policy code of the engine on an invented clock.
 
 Ledger, schedules, lane orders and admission are those of `sched/`. Invented are the seconds of jobs
-(simulate_costs.py), how jobs hold each other up (`SharedLanes`) and chance (simulate_events.py). A
+and chance (simulate_events.py), and how jobs hold each other up (`SharedLanes`). A
 round drafts at most K tokens and one less than may still be written, emits the accepted ones and
 one more, and its sequence ends at its last token. There are no stop tokens, no text and no memory
 that ends. Records are those of a real run (JobTrace, RoundTrace).
@@ -14,21 +14,24 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Generic, TypeVar
 
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
-from outrider.planner.simulate_costs import Drafted, Fed, JobCosts
 from outrider.planner.simulate_events import (
     Chance,
+    Drafted,
+    Fed,
+    JobCosts,
     Running,
     Simulated,
     SimulatedJob,
     SimulatedLoad,
-    SimulatedPass,
     SimulatedResult,
+    round_trace,
 )
 from outrider.sched.jobs import (
     Job,
@@ -302,10 +305,10 @@ class _Simulation:
         if not reads and not judged:
             return
         slowdown = (self._now - task.began) / task.seconds if task.seconds > 0 else 1.0
-        whole = SimulatedPass(task, next(self._passes), slowdown)
-        self._rounds += [whole.read(work) for work in reads]
+        trace = partial(round_trace, task, index=next(self._passes), slowdown=slowdown)
+        self._rounds += [trace(work, None, kept=0) for work in reads]
         for work in judged:
             seq = self._live[work.seq_id]
             kept = self._chance.num_kept(seq.seq_id, seq.length, seq.depth)
-            self._rounds.append(whole.judged(work, seq, kept))
+            self._rounds.append(trace(work, seq, kept=kept))
             seq.moments += [self._now - seq.arrived] * (kept + 1)

@@ -1,4 +1,4 @@
-"""Chance, load and records of a simulation: verdicts, hits, lengths, arrivals, what was served.
+"""Chance, load, costs and records of a simulation: verdicts, lengths, arrivals, seconds, results.
 
 A verification keeps n tokens by one uniform number u: the number of places j with u < a_1 a_2 ...
 a_j, where a_j is the probability that the j-th token is kept given that all before it were. So a
@@ -9,14 +9,15 @@ it has, what is decided), so every engine of a comparison meets the same verdict
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import accumulate
 
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError, ContractError
 from outrider.core.philox import philox_uniform
+from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import expected_by_place, prefix_products
 from outrider.sched.jobs import Job, JobKind, Stage, StageItem
 
@@ -233,57 +234,153 @@ class SimulatedJob:
         )
 
 
+def round_trace(
+    task: SimulatedJob,
+    work: StageItem,
+    seq: Running | None,
+    *,
+    index: int,
+    slowdown: float,
+    kept: int,
+) -> RoundTrace:
+    """What the target pass of a job did for one sequence: a round that kept so many tokens, or,
+    without `seq`, a prompt chunk, which emits nothing. The pass took `slowdown` times what `task`
+    takes alone."""
+    stages = (Stage.PREFILL, Stage.VERIFY)
+    fused = slowdown * task.draft_seconds
+    apart = seq.draft_seconds if seq else 0.0
+    depth = seq.depth if seq else 0
+    return RoundTrace(
+        seq_id=work.seq_id,
+        pass_index=index,
+        drafter=DRAFTER,
+        batch_size=sum(len(task.job.of(stage)) for stage in stages),
+        num_target_passes=1,
+        # The pending token is no prompt token.
+        num_prompt_tokens=work.num_tokens - (seq is not None),
+        num_drafted=depth,
+        num_accepted=kept,
+        num_emitted=kept + 1 if seq else 0,
+        num_rows_copied=0,
+        draft_seconds=fused if task.job.kind is JobKind.ROUND else apart,
+        verify_seconds=slowdown * task.pass_seconds,
+        accept_seconds=0.0,
+        num_waiting=task.num_waiting,
+        hit=seq.hit if seq else None,
+        draft_depth=depth,
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class SimulatedPass:
-    """A target pass that has ended, for the records of its sequences. It took `slowdown` times what
-    `task` takes alone."""
+class Drafted:
+    """A sequence for which `depth` tokens are drafted, and the tokens that it had committed."""
 
-    task: SimulatedJob
-    index: int
-    slowdown: float
+    depth: int
+    context: int
 
-    def read(self, work: StageItem) -> RoundTrace:
-        """A prompt chunk, which emits nothing."""
-        return self._trace(work.seq_id, num_prompt_tokens=work.num_tokens)
 
-    def judged(self, work: StageItem, seq: Running, num_kept: int) -> RoundTrace:
-        """A round. The pending token is no prompt token."""
-        return self._trace(
-            work.seq_id,
-            num_prompt_tokens=work.num_tokens - 1,
-            num_accepted=num_kept,
-            num_emitted=num_kept + 1,
-            seq=seq,
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A sequence's part of a target pass: `rows` new tokens above `context` committed ones, of
+    which `judged` are decided about and `emitted` go out; 0 for a prompt chunk."""
+
+    rows: int
+    context: int
+    judged: int = 0
+    emitted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobCosts:
+    """Seconds of jobs. `fan_out` verdicts are drafted for ahead; `sync` is seconds.
+
+    A job drafts, then runs one target pass over verified drafts and prompt chunks:
+
+        drafting   a draft of the deepest of those that were not ready, for as many sequences
+        ahead      K + 1 steps for F times as many sequences: one over the draft that is being
+                   verified, then K of all branches at once (F verdicts a sequence)
+        the pass   overhead + host b + rule R + target(rows, sum of S_i, sum of R_i S_i)
+        hand-over  `sync`, where a job only drafts: what the two lanes say to each other
+
+    The target's part is that of `estimate/calibration.py`. The draft model's prefill is left out.
+    """
+
+    calibration: Calibration
+    drafter: DrafterCosts | None
+    fan_out: int = 1
+    sync: float = 0.0
+
+    def draft_seconds(self, drafted: Sequence[Drafted]) -> float:
+        """One after another in depth, all sequences at once; nothing where nothing is drafted."""
+        return self._draft(drafted, steps=0, branches=1)
+
+    def ahead_seconds(self, drafted: Sequence[Drafted]) -> float:
+        return self._draft(drafted, steps=1, branches=self.fan_out)
+
+    def pass_seconds(self, fed: Sequence[Fed]) -> float:
+        if not fed:
+            return 0.0
+        known = self.calibration
+        shared = known.overhead + known.host * len(fed)
+        shared += known.rule * sum(one.judged for one in fed)
+        shared += known.token * sum(one.emitted for one in fed)
+        return shared + known.target.seconds(
+            sum(one.rows for one in fed),
+            sum(one.context for one in fed),
+            sum(one.rows * one.context for one in fed),
         )
 
-    def _trace(
-        self,
-        seq_id: int,
-        *,
-        num_prompt_tokens: int,
-        num_accepted: int = 0,
-        num_emitted: int = 0,
-        seq: Running | None = None,
-    ) -> RoundTrace:
-        task, stages = self.task, (Stage.PREFILL, Stage.VERIFY)
-        fused = self.slowdown * task.draft_seconds
-        apart = seq.draft_seconds if seq else 0.0
-        depth = seq.depth if seq else 0
-        return RoundTrace(
-            seq_id=seq_id,
-            pass_index=self.index,
-            drafter=DRAFTER,
-            batch_size=sum(len(task.job.of(stage)) for stage in stages),
-            num_target_passes=1,
-            num_prompt_tokens=num_prompt_tokens,
-            num_drafted=depth,
-            num_accepted=num_accepted,
-            num_emitted=num_emitted,
-            num_rows_copied=0,
-            draft_seconds=fused if task.job.kind is JobKind.ROUND else apart,
-            verify_seconds=self.slowdown * task.pass_seconds,
-            accept_seconds=0.0,
-            num_waiting=task.num_waiting,
-            hit=seq.hit if seq else None,
-            draft_depth=depth,
-        )
+    def _draft(self, drafted: Sequence[Drafted], *, steps: int, branches: int) -> float:
+        deep = [one for one in drafted if one.depth]
+        if not deep or self.drafter is None:
+            return 0.0
+        depth = max(one.depth for one in deep) + steps
+        context = sum(one.context for one in deep)
+        return self.drafter.seconds(depth, len(deep) * branches, context)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTimes:
+    """Seconds of the parts of a round of `batch` sequences with a context each. `ahead` is T_p,
+    what is drafted beside a verification; `step` a draft step of one branch a sequence."""
+
+    plain: float
+    draft: float
+    verify: float
+    ahead: float
+    step: float
+
+    @property
+    def draft_share(self) -> float:
+        """T_SD over a plain pass."""
+        return self.draft / self.plain if self.plain > 0 else 0.0
+
+    @property
+    def window_steps(self) -> float | None:
+        """Draft steps in the time of a verification; None where they take no time."""
+        return self.verify / self.step if self.step > 0 else None
+
+
+def round_times(costs: JobCosts, *, batch: int, context: int, k: int) -> SimulatedTimes:
+    """Of full drafts of `k` tokens for everybody, each lane alone."""
+    deep = [Drafted(k, context)] * batch
+    return SimulatedTimes(
+        plain=costs.pass_seconds([Fed(1, context, 1)] * batch),
+        draft=costs.draft_seconds(deep),
+        verify=costs.pass_seconds([Fed(k + 1, context, k + 1)] * batch),
+        ahead=costs.ahead_seconds(deep),
+        step=costs.draft_seconds([Drafted(1, context)] * batch),
+    )
+
+
+def widest_fan_out(costs: JobCosts, *, batch: int, context: int, k: int, most: int) -> int:
+    """The most verdicts a sequence, up to `most`, that can be drafted for within a verification;
+    0 if not even one can. Costs never fall as branches grow, up to noise of their measurement."""
+    window = round_times(costs, batch=batch, context=context, k=k).verify
+    deep = [Drafted(k, context)] * batch
+    fits = [
+        fan_out
+        for fan_out in range(1, most + 1)
+        if replace(costs, fan_out=fan_out).ahead_seconds(deep) <= window
+    ]
+    return max(fits, default=0)

@@ -32,15 +32,17 @@ from outrider.estimate.theory import (
 from outrider.metrics.summary import Stats, inter_token_latencies, percentile, summarise
 from outrider.metrics.timeline import Timeline, hit_rate, timeline
 from outrider.planner.simulate import simulate
-from outrider.planner.simulate_costs import JobCosts, SimulatedTimes, round_times
 from outrider.planner.simulate_events import (
     DRAFTER,
     Chance,
+    JobCosts,
     Lengths,
     Simulated,
     SimulatedLoad,
+    SimulatedTimes,
     poisson,
     requests_of,
+    round_times,
 )
 
 

@@ -21,10 +21,9 @@ from outrider.estimate.theory import RoundStats
 from outrider.planner.advise import AdvisedPlan, Question, advise
 from outrider.planner.candidates import DraftOption, Engines, PlannedJob, gain
 from outrider.planner.devices import Power
-from outrider.planner.energy import Energy
 from outrider.planner.overlap import AheadWays
 from outrider.planner.places import Rates, round_law
-from outrider.planner.roofline import PassWork
+from outrider.planner.roofline import Energy, PassWork
 
 FAR = 100_000
 

@@ -13,9 +13,8 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.advise import RatePoint, frontier
 from outrider.planner.devices import Power, device_sheet
-from outrider.planner.energy import Energy, joules_a_token, round_joules
 from outrider.planner.places import Rates, round_law
-from outrider.planner.roofline import PassWork, calibrate
+from outrider.planner.roofline import Energy, PassWork, calibrate, joules_a_token, round_joules
 from outrider.planner.rounds import DecodeLoad, plain_times, round_times
 
 TARGET = ModelSpec("t", "llama", 32_000, 4096, 32, 32, 8, 128, 11_008, 4096, 7 * 10**9, 2, 2)

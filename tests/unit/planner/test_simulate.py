@@ -13,8 +13,13 @@ from outrider.core.config import EngineConfig
 from outrider.estimate.theory import AheadTimes, expected_tokens
 from outrider.metrics.timeline import seconds, shared_seconds
 from outrider.planner.simulate import simulate
-from outrider.planner.simulate_costs import JobCosts
-from outrider.planner.simulate_events import Chance, Simulated, SimulatedLoad, SimulatedRequest
+from outrider.planner.simulate_events import (
+    Chance,
+    JobCosts,
+    Simulated,
+    SimulatedLoad,
+    SimulatedRequest,
+)
 
 ENGINES = ("single", "pd", "pdv", "ssd")
 ALL_KEPT, NONE_KEPT = (1.0,), (0.0,)

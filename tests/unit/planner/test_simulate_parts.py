@@ -16,8 +16,17 @@ from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.planner.simulate import SharedLanes
-from outrider.planner.simulate_costs import Drafted, Fed, JobCosts, round_times, widest_fan_out
-from outrider.planner.simulate_events import Chance, Lengths, poisson, requests_of
+from outrider.planner.simulate_events import (
+    Chance,
+    Drafted,
+    Fed,
+    JobCosts,
+    Lengths,
+    poisson,
+    requests_of,
+    round_times,
+    widest_fan_out,
+)
 
 works = st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5)), min_size=1, max_size=5)
 
