@@ -19,9 +19,8 @@ from torch import Tensor
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
-from outrider.api.wrapper import Cache, ModelWrapper
+from outrider.api.wrapper import Cache, ModelWrapper, listed
 from outrider.core.budget import RoundTrace
-from outrider.core.clock import host_ints
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
@@ -86,7 +85,7 @@ class AutoregressiveDecoder:
         on `seed` alone. Raises ConfigError.
         """
         params = SamplingParams(max_tokens=max_new_tokens, temperature=temperature, seed=seed)
-        ids = _listed(prompt_ids)
+        ids = listed(prompt_ids)
         if self._wrapper is not None:
             self._last = _written(self._wrapper, ids, params)
             return self._last
@@ -106,14 +105,6 @@ class AutoregressiveDecoder:
         """The text that comes after `prompt`; `last_result` has the rest. Raises ConfigError."""
         ids = self.tokenizer.encode(prompt)
         return self.generate(ids, max_new_tokens, temperature, seed=seed).text
-
-
-def _listed(ids: Sequence[int] | Tensor) -> list[int]:
-    if not isinstance(ids, Tensor):
-        return list(ids)
-    if ids.dim() > 1 and ids.shape[0] != 1:
-        raise ConfigError("one sequence at a time.", hint="call generate for each row")
-    return host_ints(ids.flatten())
 
 
 def _written(wrapper: ModelWrapper, ids: list[int], params: SamplingParams) -> GenerationResult:

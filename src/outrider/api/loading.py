@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,10 +16,12 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.files import open_regular
+from outrider.core.protocols import CausalLM
 from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.drafters.process.options import ChildOptions
 from outrider.engine.compaction import history_note, keep_of
+from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Decoder, Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
@@ -112,7 +115,7 @@ def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair
         argmax=target.kernels.argmax,
         translator=plan.translator,
         sampling=target.kernels.sampling,
-        machine=_machine_of(target, pick_device(config.device)),
+        machine=machine_of(target.kernels, pick_device(config.device), partial(_twin_of, target)),
         child=child,
         heads=heads,
         own=plan.own,
@@ -165,7 +168,7 @@ def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
     config, folder = plan.settings, plan.model_folder
     if folder is None:
         return None, None
-    options = _options(config, draft_room(plan))
+    options = _options(config, draft_room(plan.resolved, plan.num_slots, plan.window))
     if config.drafter_device != "auto":
         options = replace(options, device=config.drafter_device)
     if config.drafter_home == "process":
@@ -231,19 +234,24 @@ def _fallbacks(target: Decoder, config: EngineConfig) -> Iterator[str]:
         yield from (f"kernels: {reason}" for reason in refused[:1])
 
 
-def _machine_of(target: Decoder, device: torch.device) -> Machine:
-    """What lanes of `target` may use on this machine."""
+def machine_of(
+    kernels: Kernels, device: torch.device, twin: Callable[[], tuple[CausalLM, Kernels] | None]
+) -> Machine:
+    """What lanes may use on this machine; `twin` makes a target for another lane."""
 
-    def twin() -> LaneTarget | None:
-        other = target.twin()
-        if other is None:
-            return None
-        return LaneTarget(other, other.kernels.argmax, other.kernels.sampling)
+    def lane_target() -> LaneTarget | None:
+        found = twin()
+        return None if found is None else LaneTarget(found[0], found[1].argmax, found[1].sampling)
 
-    threads = target.kernels.threads
+    threads = kernels.threads
     return Machine(
         device=device,
-        twin=twin,
-        join_lane=target.kernels.join_lane,
+        twin=lane_target,
+        join_lane=kernels.join_lane,
         num_threads=int(threads.name) if threads else 1,
     )
+
+
+def _twin_of(target: Decoder) -> tuple[CausalLM, Kernels] | None:
+    other = target.twin()
+    return None if other is None else (other, other.kernels)

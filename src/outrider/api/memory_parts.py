@@ -13,6 +13,7 @@ import torch
 
 from outrider.api.plan import LoadPlan, room_of, whole_pages
 from outrider.core.config import EngineConfig
+from outrider.core.resolve import ResolvedConfig
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.engine.drafter_builders import draft_capacity
 from outrider.kernels.registry import is_native
@@ -88,15 +89,16 @@ def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> Room:
     return replace(room, hidden_layers=plan.hidden_layers(heads))
 
 
-def draft_room(plan: LoadPlan) -> Room:
-    """With room for the foreseen verdicts of a draft model that drafts ahead."""
-    config, more = plan.settings, draft_capacity(plan.resolved)
+def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> Room:
+    """Beside a target with so many slots, with room for the foreseen verdicts of a draft model that
+    drafts ahead."""
+    config, more = resolved.settings, draft_capacity(resolved)
     room = room_of(
         config,
-        plan.num_slots + config.batch_size * whole_pages(more.num_slots, config.page_size),
+        num_slots + config.batch_size * whole_pages(more.num_slots, config.page_size),
         max_rows=max(config.prefill_chunk, 2 * config.batch_size, more.num_rows),
         max_logits=max(config.batch_size, more.num_logits),
-        window=plan.window,
+        window=window,
     )
     # A model that drafts ahead stages all its branches.
     history = max(room.states.history, more.num_slots)
@@ -128,7 +130,7 @@ def memory_parts(plan: LoadPlan, files: Files) -> tuple[Part, ...]:
             "draft",
             spec_of_config(files.draft_config, config.dtype),
             files.draft,
-            draft_room(plan),
+            draft_room(plan.resolved, plan.num_slots, plan.window),
             home,
             in_float32=_in_float32(files.draft_config, config, home),
             num_lanes=1,

@@ -27,6 +27,8 @@ from outrider.metrics.summary import (
     token_latencies,
 )
 
+_TRACED = {item.name for item in fields(RoundTrace)}
+
 
 def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """Every field of a GenerationResult, typed as it was. Raises KeyError, TypeError or
@@ -37,18 +39,16 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "finish_reason": record["finish_reason"],
         "stats": Stats.from_dict(record["stats"]),
         "notes": tuple(record.get("notes", ())),
-        "rounds": tuple(_trace(part) for part in record.get("rounds", ())),
+        "rounds": tuple(
+            RoundTrace(**{name: part[name] for name in _TRACED if name in part})
+            for part in record.get("rounds", ())
+        ),
         "logprobs": tuple(_logprobs(part) for part in record.get("logprobs", ())),
         "exact": record.get("exact", True),
         "token_seconds": tuple(record.get("token_seconds", ())),
         "peak_memory_bytes": record.get("peak_memory_bytes"),
         "memory": _memory(record.get("memory")),
     }
-
-
-def _trace(record: Mapping[str, Any]) -> RoundTrace:
-    names = [item.name for item in fields(RoundTrace)]
-    return RoundTrace(**{name: record[name] for name in names if name in record})
 
 
 def _logprobs(record: Mapping[str, Any]) -> TokenLogprobs:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from outrider.core.errors import ConfigError, ContractError
 
@@ -34,14 +33,8 @@ class TokenDecoder(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """The state of a detokenizer."""
-
-    context: tuple[int, ...]
-    context_length: int | None
-    waiting: tuple[int, ...]
-    partial: bytes
+# The state of a detokenizer: its context, how long that is, what waits, and a character's bytes.
+_Mark: TypeAlias = tuple[list[int], int | None, list[int], bytes]
 
 
 class Detokenizer:
@@ -82,14 +75,12 @@ class Detokenizer:
         return text
 
     def mark(self) -> _Mark:
-        """Where it is now, for `rewind`."""
-        context, waiting = tuple(self._context), tuple(self._waiting)
-        return _Mark(context, self._context_length, waiting, self._partial)
+        """Where it is now, for `rewind`; its lists are never changed."""
+        return self._context, self._context_length, self._waiting, self._partial
 
     def rewind(self, mark: _Mark) -> None:
         """Be again where it was at `mark`."""
-        self._context, self._waiting = list(mark.context), list(mark.waiting)
-        self._context_length, self._partial = mark.context_length, mark.partial
+        self._context, self._context_length, self._waiting, self._partial = mark
 
     def flush(self) -> str:
         """What still waits, as it is: broken bytes become replacement characters."""
@@ -105,7 +96,7 @@ class Detokenizer:
         return partial.decode("utf-8", "replace")
 
     def _push_text(self, token_id: int) -> str:
-        self._waiting.append(token_id)
+        self._waiting = [*self._waiting, token_id]
         window = self._decoder.decode([*self._context, *self._waiting])
         text = window[self._length() :]
         if self._decoder.whole_characters or not text.endswith(REPLACEMENT):
@@ -132,15 +123,6 @@ class Detokenizer:
             if tail and head + tail == whole:
                 return self._release(num_ids, head[self._length() :])
         return ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The state of a stop matcher that has not stopped."""
-
-    detokenizer: _Mark
-    held: str
-    num_read: int
 
 
 class StopMatcher:
@@ -192,14 +174,13 @@ class StopMatcher:
 
     def rewind(self) -> None:
         """Forget the last push, whose pieces nobody may have taken."""
-        num_new = self._num_read - self._before.num_read
+        mark, held, num_read = self._before
+        num_new = self._num_read - num_read
         if num_new > len(self._pieces):
             raise ContractError("pieces of the last push were taken already")
-        self._detokenizer.rewind(self._before.detokenizer)
-        self._held = self._before.held
-        self._stopped = False
+        self._detokenizer.rewind(mark)
+        self._held, self._num_read, self._stopped = held, num_read, False
         del self._pieces[len(self._pieces) - num_new :]
-        self._num_read = self._before.num_read
 
     def take(self) -> tuple[str, ...]:
         """One piece for each id kept since the last call."""
@@ -214,8 +195,8 @@ class StopMatcher:
         self._held = ""
         return text
 
-    def _mark(self) -> _Reading:
-        return _Reading(self._detokenizer.mark(), self._held, self._num_read)
+    def _mark(self) -> tuple[_Mark, str, int]:
+        return self._detokenizer.mark(), self._held, self._num_read
 
     def _admit(self, text: str) -> str:
         """The part of held and new text that is safe to show; notices a stop string. One that was

@@ -194,12 +194,7 @@ class ModelWrapper:
         self._open.clear()
 
     def _checked(self, ids: Sequence[int] | Tensor, length: int) -> list[int]:
-        if isinstance(ids, Tensor):
-            if ids.dim() > 1 and ids.shape[0] != 1:
-                raise ConfigError("one sequence at a time.", hint="call forward for each row")
-            tokens = host_ints(ids.flatten())
-        else:
-            tokens = list(ids)
+        tokens = listed(ids)
         if not tokens:
             raise ConfigError("no ids to read.", hint="feed at least one")
         foreign = [i for i in tokens if not 0 <= i < self.vocab_size]
@@ -254,6 +249,15 @@ class ModelWrapper:
             seq_id = self._dropped.popleft()
             if self._open.pop(seq_id, None) is not None:
                 self.model.state.close(seq_id)
+
+
+def listed(ids: Sequence[int] | Tensor) -> list[int]:
+    """Raises ConfigError for a tensor of several sequences."""
+    if not isinstance(ids, Tensor):
+        return list(ids)
+    if ids.dim() > 1 and ids.shape[0] != 1:
+        raise ConfigError("one sequence at a time.", hint="call it for each row")
+    return host_ints(ids.flatten())
 
 
 def load_wrapper(

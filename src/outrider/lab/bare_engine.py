@@ -12,6 +12,8 @@ from itertools import count
 
 import torch
 
+from outrider.api.loading import machine_of
+from outrider.api.memory_parts import draft_room
 from outrider.api.plan import room_of, whole_pages
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
@@ -23,9 +25,8 @@ from outrider.core.protocols import CausalLM
 from outrider.core.resolve import resolve
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.ahead.drafter import AheadDrafter
-from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
+from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
-from outrider.engine.drafter_builders import draft_capacity
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 
@@ -33,24 +34,16 @@ from outrider.models.decoder import Room
 _seq_ids = count()
 
 
-@dataclass(frozen=True, slots=True)
-class Twin:
-    """The target with buffers of its own, and its operators."""
-
-    target: CausalLM
-    kernels: Kernels
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BareModels:
     """A target, perhaps a draft model, and the target's operators. `twin` makes one more target
-    over the same memory for another lane, None where there can be none."""
+    over the same memory for another lane, with its operators; None where there can be none."""
 
     target: CausalLM
     draft: CausalLM | None
     kernels: Kernels
     device: torch.device
-    twin: Callable[[], Twin | None]
+    twin: Callable[[], tuple[CausalLM, Kernels] | None]
 
 
 class BareEngine:
@@ -67,19 +60,12 @@ class BareEngine:
     ) -> None:
         self._pick = models.kernels.sampling.pick
         self._seqs: dict[int, LiveSequence] = {}
-        threads = models.kernels.threads
-        machine = Machine(
-            device=models.device,
-            twin=lambda: _lane_target(models.twin()),
-            join_lane=models.kernels.join_lane,
-            num_threads=int(threads.name) if threads else 1,
-        )
         parts = LoadedModels(
             models.target,
             models.draft,
             models.kernels.argmax,
             sampling=models.kernels.sampling,
-            machine=machine,
+            machine=machine_of(models.kernels, models.device, models.twin),
             exact=models.kernels.exact,
         )
         num_slots = models.target.state.num_free_tokens
@@ -150,21 +136,8 @@ class BareEngine:
 
 def bare_rooms(config: EngineConfig, num_tokens: int) -> tuple[Room, Room]:
     """For a target and a draft model that run as `config` says, with `num_tokens` a sequence."""
-    batch, size = config.batch_size, config.page_size
-    slots = batch * whole_pages(num_tokens + config.k + 1, size)
-    rows = batch * (config.k + 1)
+    size = config.page_size
+    slots = config.batch_size * whole_pages(num_tokens + config.k + 1, size)
+    rows = config.batch_size * (config.k + 1)
     target = room_of(config, slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
-    more = draft_capacity(resolve(config, MODEL))
-    draft = room_of(
-        config,
-        slots + batch * whole_pages(more.num_slots, size),
-        max_rows=max(config.prefill_chunk, 2 * batch, more.num_rows),
-        max_logits=max(batch, more.num_logits),
-    )
-    return target, draft
-
-
-def _lane_target(twin: Twin | None) -> LaneTarget | None:
-    if twin is None:
-        return None
-    return LaneTarget(twin.target, twin.kernels.argmax, twin.kernels.sampling)
+    return target, draft_room(resolve(config, MODEL), slots)

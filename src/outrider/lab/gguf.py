@@ -13,7 +13,7 @@ Shapes:  O = rows or outputs, I = columns or inputs, N = blocks, B = 32, H = siz
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -127,34 +127,23 @@ _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 Value = str | bool | int | float | Sequence[str] | Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """A tensor as the list has it: `shape` is outermost first, `type_id` the format's own."""
-
-    name: str
-    shape: tuple[int, ...]
-    type_id: int
-    num_bytes: int
-
-
-def head_of(metadata: Mapping[str, Value], tensors: Iterable[TensorEntry]) -> bytes:
+def head_of(metadata: Mapping[str, Value], tensors: Sequence[tuple[Exportable, Format]]) -> bytes:
     """Everything before the first tensor's bytes, padded to where they begin."""
-    listed = list(tensors)
-    parts = [_MAGIC, struct.pack("<IQQ", _VERSION, len(listed), len(metadata))]
+    parts = [_MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))]
     parts += [_text(key) + _typed(value) for key, value in metadata.items()]
     offset = 0
-    for entry in listed:
-        sizes = entry.shape[::-1]
-        parts.append(_text(entry.name))
-        parts.append(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, entry.type_id, offset))
-        offset += entry.num_bytes + padding(entry.num_bytes)
+    for tensor, form in tensors:
+        sizes = tensor.shape[::-1]
+        parts.append(_text(tensor.name))
+        parts.append(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, form.type_id, offset))
+        offset += padded(form.num_bytes(tensor.shape))
     head = b"".join(parts)
-    return head + bytes(padding(len(head)))
+    return head.ljust(padded(len(head)), b"\0")
 
 
-def padding(num_bytes: int) -> int:
-    """How many zeros follow so many bytes."""
-    return -num_bytes % ALIGNMENT
+def padded(num_bytes: int) -> int:
+    """So many bytes, and the zeros behind them."""
+    return num_bytes + -num_bytes % ALIGNMENT
 
 
 def _text(text: str) -> bytes:

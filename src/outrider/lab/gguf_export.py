@@ -24,12 +24,11 @@ from outrider.lab.gguf import (
     FORMATS,
     Exportable,
     Format,
-    TensorEntry,
     Value,
     encoded,
     head_of,
     metadata_of,
-    padding,
+    padded,
     tensors_of,
 )
 from outrider.lab.gguf_vocabulary import Vocabulary, read_vocabulary
@@ -107,45 +106,41 @@ def _write(
     tensors: list[Exportable],
     form: Format,
 ) -> Iterator[Exported]:
-    entries = [_entry(tensor, form) for tensor in tensors]
+    listed = [(tensor, _format_of(tensor, form)) for tensor in tensors]
     about: dict[str, Value] = {"general.file_type": form.file_type}
     about["general.quantization_version"] = _QUANTISATION_VERSION
-    head = head_of({**metadata, **about, **vocabulary.metadata}, entries)
-    total = len(head) + sum(e.num_bytes + padding(e.num_bytes) for e in entries)
+    head = head_of({**metadata, **about, **vocabulary.metadata}, listed)
+    total = len(head) + sum(padded(form.num_bytes(tensor.shape)) for tensor, form in listed)
     _check_disk(part.parent, total)
-    done = Exported(0, len(tensors), len(head), vocabulary.notes)
     try:
         with part.open("wb") as file:
             file.write(head)
-            for number, (tensor, entry) in enumerate(zip(tensors, entries, strict=True), start=1):
-                for piece in encoded(tensor.read(), _format_of(tensor, form)):
+            for number, (tensor, own) in enumerate(listed, start=1):
+                for piece in encoded(tensor.read(), own):
                     file.write(piece)
-                file.write(bytes(padding(entry.num_bytes)))
-                done = Exported(number, len(tensors), file.tell(), vocabulary.notes)
-                yield done
+                file.write(bytes(padded(file.tell()) - file.tell()))
+                yield Exported(number, len(tensors), file.tell(), vocabulary.notes)
+            num_bytes = file.tell()
     except OSError as error:
         raise MachineError(
             f"{part.parent} cannot be written: {error.strerror or error}.",
             hint="name a file in a folder that you may write, on a disk with room",
         ) from error
-    if done.num_bytes != total:
+    if num_bytes != total:
         raise ContractError("the file has another size than was reckoned")
 
 
-def _entry(tensor: Exportable, form: Format) -> TensorEntry:
-    form = _format_of(tensor, form)
+def _format_of(tensor: Exportable, form: Format) -> Format:
+    """Norms, biases and factors are few, and stay exact."""
+    if not tensor.is_matrix:
+        return FORMATS["f32"]
     if tensor.shape[-1] % form.block:
         raise CheckpointError(
             f"{tensor.name} has rows of {tensor.shape[-1]} numbers, which are no whole blocks of "
             f"{form.block}.",
             hint="use --gguf bf16",
         )
-    return TensorEntry(tensor.name, tensor.shape, form.type_id, form.num_bytes(tensor.shape))
-
-
-def _format_of(tensor: Exportable, form: Format) -> Format:
-    """Norms, biases and factors are few, and stay exact."""
-    return form if tensor.is_matrix else FORMATS["f32"]
+    return form
 
 
 def _check_disk(folder: Path, num_bytes: int) -> None:

@@ -80,6 +80,23 @@ class Channels:
         weight_W[: self.num_true] = (part_D.float() * self.norm_scale).repeat(self.copies)
         return weight_W
 
+    def onto(self, part_DI: Tensor) -> Tensor:
+        """A matrix onto the residual: the true channels, as often as they are held, and zeros."""
+        rest = part_DI.new_zeros(self.width - self.num_true, *part_DI.shape[1:])
+        return torch.cat([*[part_DI] * self.copies, rest])
+
+    def over(self, name: str, part_OD: Tensor) -> Tensor:
+        """A matrix over the residual, or over several side by side: the true channels once, then
+        numbers that meet zeros."""
+        num_parts = part_OD.shape[1] // self.size
+        big_OW = meaningless(name, (part_OD.shape[0], num_parts * self.width), part_OD.dtype)
+        for part in range(num_parts):
+            start = part * self.width
+            big_OW[:, start : start + self.num_true] = 0
+            own = part_OD[:, part * self.size : (part + 1) * self.size]
+            big_OW[:, start : start + self.size] = own
+        return big_OW
+
 
 def shape_called(name: str) -> ModelShape:
     if name not in SHAPES:
@@ -156,30 +173,26 @@ class Inflation:
             yield self._layer(index)
 
     def _tables(self) -> dict[str, Tensor]:
-        config, vocab = self.config, self._small.vocab_size
-        table_VD = self._weights.take(EMBEDDING, vocab, self._small.hidden_size).to(self._dtype)
-        embedding_VW = torch.zeros(vocab, config.hidden_size, dtype=self._dtype)
-        self._write_channels(embedding_VW, table_VD, twice=True)
-        head_VW = self._random(HEAD, vocab, config.hidden_size)
-        head_VW[:, : self._num_true] = 0
-        self._write_channels(head_VW, table_VD, twice=False)
-        return {EMBEDDING: embedding_VW, HEAD: head_VW, NORM: self._norm(NORM, true=True)}
+        vocab, hidden = self._small.vocab_size, self._small.hidden_size
+        table_VD = self._weights.take(EMBEDDING, vocab, hidden).to(self._dtype)
+        return {
+            EMBEDDING: self._channels.onto(table_VD.T).T.contiguous(),
+            HEAD: self._channels.over(HEAD, table_VD),
+            NORM: self._norm(NORM),
+        }
 
     def _layer(self, index: int) -> dict[str, Tensor]:
         prefix = f"model.layers.{index}."
         true = index < self._small.num_layers
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        made = {
-            f"{attention}q_proj.weight": self._reading(f"{attention}q_proj.weight", true),
-            f"{attention}k_proj.weight": self._reading(f"{attention}k_proj.weight", true),
-            f"{attention}v_proj.weight": self._reading(f"{attention}v_proj.weight", true),
-            f"{attention}o_proj.weight": self._writing(f"{attention}o_proj.weight", true),
-            f"{mlp}gate_proj.weight": self._reading(f"{mlp}gate_proj.weight", true),
-            f"{mlp}up_proj.weight": self._reading(f"{mlp}up_proj.weight", true),
-            f"{mlp}down_proj.weight": self._writing(f"{mlp}down_proj.weight", true),
-        }
+        made: dict[str, Tensor] = {}
+        for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"):
+            where = "self_attn" if part[0] in "qkvo" else "mlp"
+            make = self._writing if part in ("o_proj", "down_proj") else self._reading
+            name = f"{prefix}{where}.{part}.weight"
+            made[name] = make(name, true)
         for norm in ("input_layernorm", "post_attention_layernorm"):
-            made[f"{prefix}{norm}.weight"] = self._norm(f"{prefix}{norm}.weight", true=true)
+            name = f"{prefix}{norm}.weight"
+            made[name] = self._norm(name, true)
         return made
 
     def _reading(self, name: str, true: bool) -> Tensor:
@@ -206,8 +219,7 @@ class Inflation:
             live = self._shared if "o_proj" in name else columns
             big_WI[:, live] = 0
             part_DI = self._weights.take(name, self._small.hidden_size, small).to(self._dtype)
-            for start in range(0, self._num_true, self._small.hidden_size):
-                big_WI[start : start + self._small.hidden_size, columns] = part_DI
+            big_WI[: self._num_true, columns] = part_DI.repeat(self._channels.copies, 1)
         return big_WI
 
     def _sizes(self, name: str) -> tuple[int, int]:
@@ -224,16 +236,11 @@ class Inflation:
             return self._queries
         return torch.arange(self._sizes(name)[0])
 
-    def _norm(self, name: str, *, true: bool) -> Tensor:
+    def _norm(self, name: str, true: bool = True) -> Tensor:
         if not true:
             return torch.ones(self.config.hidden_size, dtype=self._dtype)
         part_D = self._weights.take(name, self._small.hidden_size)
         return self._channels.norm(part_D).to(self._dtype)
-
-    def _write_channels(self, big_VW: Tensor, part_VD: Tensor, *, twice: bool) -> None:
-        size = part_VD.shape[1]
-        for start in range(0, self._num_true if twice else size, size):
-            big_VW[:, start : start + size] = part_VD
 
     def _random(self, name: str, *shape: int) -> Tensor:
         return meaningless(name, shape, self._dtype)

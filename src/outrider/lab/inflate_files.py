@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,13 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError, MachineError
-from outrider.core.files import new_folder
-from outrider.lab.inflate import Channels, Inflation, ModelShape, inflated_config, meaningless
+from outrider.core.files import new_folder, writing
+from outrider.lab.inflate import Channels, Inflation, ModelShape, inflated_config
 from outrider.models.families import LlamaConfig, parse_llama
 from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
 from outrider.models.hf_config import read_native_config
 from outrider.models.json_object import JsonObject
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weights import INDEX, WEIGHTS, Weights
 
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -79,37 +80,41 @@ def _check_disk(folder: Path, num_bytes: int) -> None:
 
 
 def _write(inflation: Inflation, folder: Path, written: list[Path]) -> Iterator[InflatedFiles]:
-    """Each file is on the list before it is begun."""
     files = inflation.config.num_layers + 1
-    places: dict[str, str] = {}
     done = InflatedFiles(0, files, 0, 0, 0)
-    for number, tensors in enumerate(inflation.shards(), start=1):
-        name = f"model-{number:05}-of-{files:05}.safetensors"
-        written.append(folder / name)
-        save_tensors(tensors, written[-1])
-        places |= dict.fromkeys(tensors, name)
+    for tensors in write_shards(folder, inflation.shards(), files, written):
         done = InflatedFiles(
-            number,
+            done.num_files + 1,
             files,
             done.num_parameters + sum(tensor.numel() for tensor in tensors.values()),
             done.num_zeros + sum(map(_num_zeros, tensors.values())),
             done.num_bytes + sum(tensor.nbytes for tensor in tensors.values()),
         )
         yield done
-    total = {"total_size": done.num_bytes}
+
+
+def write_shards(
+    folder: Path, shards: Iterable[Mapping[str, Tensor]], num_files: int, written: list[Path]
+) -> Iterator[Mapping[str, Tensor]]:
+    """A file for each of `shards`, which is then given back, and at the end the index of all. Each
+    file is on the list before it is begun."""
+    places: dict[str, str] = {}
+    num_bytes = 0
+    for number, tensors in enumerate(shards, start=1):
+        name = f"model-{number:05}-of-{num_files:05}.safetensors"
+        written.append(folder / name)
+        save_tensors(tensors, written[-1])
+        places |= dict.fromkeys(tensors, name)
+        num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        yield tensors
     written.append(folder / INDEX)
-    write_json(written[-1], {"metadata": total, "weight_map": places})
+    write_json(written[-1], {"metadata": {"total_size": num_bytes}, "weight_map": places})
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raises MachineError where the disk is full or may not be written."""
-    try:
+    with writing(path, SafetensorError):
         save_file(dict(tensors), path, {"format": "pt"})
-    except SafetensorError as error:
-        raise MachineError(
-            f"{path} cannot be written: {error}.",
-            hint="free some space, or name a folder that you may write",
-        ) from error
 
 
 def _num_zeros(tensor: Tensor) -> int:
@@ -119,20 +124,36 @@ def _num_zeros(tensor: Tensor) -> int:
 def _config(source: Path, config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
     """The source's config.json with the sizes of the bigger shape."""
     raw = JsonObject.read(source / "config.json").values
-    changed = {
+    # Layers for multi-token prediction lie behind those that are inflated.
+    kept = {key: value for key, value in raw.items() if key != "num_nextn_predict_layers"}
+    return kept | sizes_json(config, dtype)
+
+
+def sizes_json(config: LlamaConfig | QwenHybridConfig, dtype: torch.dtype) -> dict[str, object]:
+    """What a checkpoint's config.json says of the sizes of a decoder."""
+    return {
         "hidden_size": config.hidden_size,
+        "intermediate_size": config.ffn_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        "intermediate_size": config.ffn_size,
         "rms_norm_eps": config.rms_norm_eps,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    # Layers for multi-token prediction lie behind those that are inflated.
-    kept = {key: value for key, value in raw.items() if key != "num_nextn_predict_layers"}
-    return {**kept, **changed}
+
+
+def llama_json(config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
+    """`config.json` of a plain Llama, without what it says of its tokenizer."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_tokens,
+        "hidden_act": "silu",
+        **sizes_json(config, dtype),
+    }
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
@@ -208,34 +229,16 @@ class _Growth:
         if part in _OF_ONE_HEAD or (kind == "bias" and not onto):
             return tensor.clone()
         if part in _READING or (part in _JOINING and kind == "weight"):
-            return self._columns(name, self._rows(tensor) if onto else tensor)
+            return self.channels.over(name, self.channels.onto(tensor) if onto else tensor)
         if onto:
-            return self._rows(tensor)
+            return self.channels.onto(tensor)
         if part in _TABLES:
-            return self._rows(tensor.T).T.contiguous()
+            return self.channels.onto(tensor.T).T.contiguous()
         if part.endswith("norm"):
             return self.channels.norm(tensor).to(self.dtype)
         raise CheckpointError(
             f"the heads have a tensor {name} that is not known.", hint="inflate EAGLE or MTP heads"
         )
-
-    def _rows(self, part_DI: Tensor) -> Tensor:
-        """Onto the residual: the true channels, as often as they are held, and zeros."""
-        copies = self.channels.copies
-        rest = part_DI.new_zeros(self.channels.width - self.channels.num_true, *part_DI.shape[1:])
-        return torch.cat([*[part_DI] * copies, rest])
-
-    def _columns(self, name: str, part_OD: Tensor) -> Tensor:
-        """Over the residual, or over several side by side: the true channels once, then numbers
-        that meet zeros."""
-        size, width = self.channels.size, self.channels.width
-        num_parts = part_OD.shape[1] // size
-        big_OW = meaningless(name, (part_OD.shape[0], num_parts * width), self.dtype)
-        for part in range(num_parts):
-            start = part * width
-            big_OW[:, start : start + self.channels.num_true] = 0
-            big_OW[:, start : start + size] = part_OD[:, part * size : (part + 1) * size]
-        return big_OW
 
 
 def _layer(raw: JsonObject, kind: HeadKind) -> LlamaConfig:

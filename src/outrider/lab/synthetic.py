@@ -19,23 +19,23 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from outrider.core.errors import ConfigError, ContractError
+from outrider.core.errors import ContractError
+from outrider.core.files import new_folder
 from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.lab.gemm_shape import GemmShape
 from outrider.lab.inflate import NORM, meaningless
-from outrider.lab.inflate_files import write_json
+from outrider.lab.inflate_files import llama_json, write_json, write_shards
 from outrider.lab.scripted import TokenMemory
 from outrider.models.llama import EMBEDDING
-from outrider.models.weights import HEAD, INDEX
+from outrider.models.weights import HEAD
 
 
 def write_random(folder: Path, shape: GemmShape, dtype: torch.dtype, *, max_tokens: int) -> None:
@@ -45,19 +45,17 @@ def write_random(folder: Path, shape: GemmShape, dtype: torch.dtype, *, max_toke
     The folder is an ordinary checkpoint without a tokenizer, so it loads as any does, in one
     process or shared among ranks.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is there already.", hint="name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    places: dict[str, str] = {}
-    num_bytes = 0
-    for number, sizes in enumerate(_shards(shape)):
-        name = f"model-{number:05}.safetensors"
-        tensors = {tensor: _made(tensor, size, dtype) for tensor, size in sizes.items()}
-        save_file(tensors, folder / name, {"format": "pt"})
-        places |= dict.fromkeys(tensors, name)
-        num_bytes += sum(tensor.nbytes for tensor in tensors.values())
-    write_json(folder / INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": places})
-    write_json(folder / "config.json", _config(shape, dtype, max_tokens))
+    with new_folder(folder) as files:
+        shards = (
+            {name: _made(name, size, dtype) for name, size in sizes.items()}
+            for sizes in _shards(shape)
+        )
+        for _ in write_shards(folder, shards, shape.num_layers + 1, files):
+            pass
+        own = {"max_tokens": max_tokens, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+        config = replace(shape.config(), **own)
+        files.append(folder / "config.json")
+        write_json(files[-1], llama_json(config, dtype))
 
 
 def _made(name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -83,25 +81,6 @@ def _shards(shape: GemmShape) -> Iterator[dict[str, tuple[int, ...]]]:
             f"{layer}input_layernorm.weight": (hidden,),
             f"{layer}post_attention_layernorm.weight": (hidden,),
         }
-
-
-def _config(shape: GemmShape, dtype: torch.dtype, max_tokens: int) -> dict[str, object]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": max_tokens,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
 
 
 # Ranks that stand out; a token beyond is as unlikely as any.

@@ -19,7 +19,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
-from outrider.lab.bare_engine import BareEngine, BareModels, Twin, bare_rooms
+from outrider.kernels.registry import Kernels
+from outrider.lab.bare_engine import BareEngine, BareModels, bare_rooms
 from outrider.lab.synthetic import Agreement, SyntheticLM, WordScript
 from outrider.metrics.summary import percentile, token_latencies
 from outrider.metrics.timeline import window_use
@@ -172,11 +173,11 @@ class Bed:
             target = said = self._said(pair.target, None)
             draft = self._said(pair.draft, agreement) if one.k else None
 
-        def twin() -> Twin | None:
+        def twin() -> tuple[CausalLM, Kernels] | None:
             other = pair.target.twin()
             if other is None:
                 return None
-            return Twin(other if said is None else said.beside(other), other.kernels)
+            return (other if said is None else said.beside(other)), other.kernels
 
         return BareModels(
             target=target,
