@@ -6,20 +6,6 @@ logarithms of the weights; from there on only shipped code runs (`engine/stages.
 has to come out is computed by `plain_law`.
 
 Shapes:  N = draft nodes, M = laws of a round, V = vocabulary.
-
-The cases of the exact algebra: a fixed table, then as many generated ones as there is time for.
-
-Between them the fixed ones break every wrong rule that we know of: near-uniform and spiky laws,
-zeros on either side, disjoint supports, point masses, ties, trees, and everything that shapes a
-law.
-
-The six fixed pairs of the chi-square ensemble: laws whose differences break wrong rules.
-
-One random pair misses bugs that these do not: between them they are near-uniform, spiky, almost
-equal, disjoint, and certain on either side. Both laws follow the last token only: its weights are
-turned round by it, so that a text's law is that of a Markov chain.
-
-Shapes:  V = vocabulary, C = texts.
 """
 
 from __future__ import annotations
@@ -210,6 +196,8 @@ def _shaped(name: str, params: SamplingParams, *, bad_words: tuple[Text, ...] = 
 
 
 _SPARSE = ((1, 1, 2), (1, 3, 1), (4, 1, 1))
+# Between them they break every wrong rule that we know of: near-uniform and spiky laws, zeros on
+# either side, disjoint supports, point masses, ties, trees, and everything that shapes a law.
 FIXED = (
     chain("one draft", [(5, 3, 2), (2, 2, 1)], [(2, 3, 5)]),
     chain("equal laws", [(4, 3, 1), (1, 2, 2)], [(4, 3, 1)]),
@@ -309,7 +297,8 @@ TEXTS: tuple[Text, ...] = tuple(product(range(VOCAB), repeat=LENGTH))
 
 @dataclass(frozen=True, slots=True)
 class WeightPair:
-    """Whole-number weights of the next token after token 0: the target's and the drafter's."""
+    """Whole-number weights of the next token after token 0: the target's and the drafter's. Both
+    are turned round by the last token, so that a text's law is that of a Markov chain."""
 
     name: str
     target: Weights
@@ -324,6 +313,8 @@ class WeightPair:
         return [_chance(self.target, text) for text in TEXTS]
 
 
+# One random pair misses bugs that these do not: between them they are near-uniform, spiky, almost
+# equal, disjoint, and certain on either side.
 PAIRS = (
     WeightPair("spiky", (90, 4, 2, 2, 1, 1), (50, 20, 10, 10, 5, 5)),
     WeightPair("near-uniform", (17, 16, 18, 15, 16, 18), (16, 18, 15, 17, 18, 16)),

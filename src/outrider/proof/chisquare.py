@@ -7,16 +7,8 @@ one false alarm in a whole certificate is below FAMILY_LEVEL.
 
 Pearson 1900; pooling at five is Cochran 1954.
 
-Shapes:  S = samples (runs), C = cells.
-
-Texts by the hundred thousand: what each exact sampler draws, on tensors.
-
-The block and token rules have twins for packed chains (`verify/batched.py`). Under the match and
-coupled rules a text is what plain decoding draws at its positions, whatever was drafted; that is
-their claim, so here they just draw. All numbers are those of `KeyedRng`: text number i is the
-text that the walked rule draws for sample i, token for token, and the ensemble checks that it is.
-
-Shapes:  B = texts, K = drafted tokens, W = K + 1, T = tokens kept, V = vocabulary.
+Shapes:  S = samples (runs), C = cells, B = texts, K = drafted tokens, W = K + 1, T = tokens kept,
+         V = vocabulary.
 """
 
 from __future__ import annotations
@@ -167,7 +159,10 @@ def _uniforms(seed: int, counter: tuple[Word, Word, Word, Word]) -> Tensor:
     return torch.as_tensor(philox_uniforms(seed, counter))
 
 
-# By the name of the exact sampler; one that is not here is only walked.
+# By the name of the exact sampler; one that is not here is only walked. The block and token rules
+# have twins for packed chains. Under the other two a text is what plain decoding draws at its
+# positions, whatever was drafted; that is their claim, so here they just draw. All numbers are
+# those of `KeyedRng`: text number i is the text that the walked rule draws for sample i.
 MANY: Mapping[str, Many] = {
     "block": _rounds(judge_blocks),
     "token": _rounds(judge_chains),

@@ -2,30 +2,17 @@
 
 Enumeration cannot see how numbers are made and keyed, so here they are drawn. Each of six pairs of
 laws is drawn from in two ways under each sampler: walked, by the functions and keys that the engine
-uses, and by the hundred thousand on tensors (`many.py`); the walked texts must be the first of the
+uses, and by the hundred thousand on tensors (`MANY`); the walked texts must be the first of the
 many, token for token. The races of the coupled sampler are tried alone, against the joint law of
 both winners, and last the whole engine writes texts with scripted models.
 
-Shapes:  S = seeds, P = pairs, B = draws, V = vocabulary, K = drafted tokens, W = K + 1.
-
-Chi-square trials of the shipped rules, drawing with the shipped random numbers and their keys.
-
-What is drawn is a whole text, several rounds long, so that a number used twice, in one round or in
-the next, shows in the joint law although every single law is right.
-
 Shapes:  V = vocabulary, B = texts, T = tokens kept.
-
-The same question to the whole engine: texts that it writes with scripted models, by chi-square.
-
-Nothing of a round is left out here: draft model, target pass, processing, rule, clamp, commit and
-the keys of each round are wired by `engine/build.py`. Only the weights are missing: both models'
-laws are hashes of the last tokens (`lab/scripted.py`), so the law of a whole text is known.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -71,7 +58,11 @@ class ChiSquareTrial:
 
 @dataclass(slots=True)
 class Desk:
-    """Draws texts of one pair under one sampler. Drafts and laws are kept, since few differ."""
+    """Draws texts of one pair under one sampler. Drafts and laws are kept, since few differ.
+
+    A text is several rounds long, so that a number used twice, in one round or in the next, shows
+    in the joint law although every single law is right.
+    """
 
     sampler: Sampler
     p_VV: Tensor
@@ -116,11 +107,9 @@ class PairTrials:
 def pair_trials(
     sampler: Sampler, pair: WeightPair, *, seed: int, num_walked: int, num_texts: int
 ) -> PairTrials:
-    """Walked texts, and `num_texts` on tensors if the sampler has such a form (else 0 of them)."""
+    """Walked texts, and `num_texts` on tensors."""
     walked: list[Text] = []
     trial = walked_trial(sampler, pair, seed=seed, num_texts=num_walked, keep=walked)
-    if sampler.name not in MANY:
-        return PairTrials((trial,), len(walked), len(walked))
     counts, first = _many(sampler.name, pair, seed=seed, num_texts=num_texts, keep=len(walked))
     name = f"{sampler.name}, {pair.name}, on tensors"
     many = ChiSquareTrial(name, num_texts, p_value(counts, pair.text_law()))
@@ -206,10 +195,13 @@ def text_law() -> dict[Text, float]:
     return law
 
 
-def engine_texts(
-    sampler: str, *, seed: int, num_texts: int, tick: Callable[[], None] = lambda: None
-) -> Iterator[Text]:
-    """One text a sample number, each written by the engine in a batch of others."""
+def engine_texts(sampler: str, *, seed: int, num_texts: int) -> Iterator[Text]:
+    """One text a sample number, each written by the engine in a batch of others.
+
+    Nothing of a round is left out: draft model, target pass, processing, rule, clamp, commit and
+    the keys of each round are wired by `engine/build.py`. Only the weights are missing: both
+    models' laws are hashes of the last tokens, so the law of a whole text is known.
+    """
     config = EngineConfig(drafter="model", k=2, sampler=sampler, batch_size=_BATCH)
     parts = LoadedModels(ScriptedLM(TARGET), ScriptedLM(DRAFT), argmax)
     engine = build_engine(
@@ -223,7 +215,6 @@ def engine_texts(
         while engine.has_work:
             engine.step()
         for seq in batch:
-            tick()
             yield tuple(seq.tokens[len(PROMPT) :])
 
 

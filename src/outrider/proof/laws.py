@@ -3,31 +3,9 @@
 It shares no code with what it checks (`core/logits.py`, `core/sampling.py`): bias, penalties and
 bans first, then temperature, top-k, top-p and min-p, one after the other.
 
-The joint law of two races over the same exponential numbers, in closed form.
-
-Each token k has a number E_k, exponential with mean 1. The winner under weights p is the k with the
-least E_k / p_k. Let i win under p and j under q. With r = E_j / E_i,
-
-    P(i, i) = 1 / sum over k of max(p_k / p_i, q_k / q_i)
-    P(i, j) = integral of dr / S(r)^2 over p_j / p_i <= r <= q_j / q_i
-    S(r)    = sum over k of max(p_k / p_i, r q_k / q_j)
-
-and S is a straight line between its kinks, so the integral is a short sum. The first line is that
-of Daliri, Musco, Suresh 2024 (arXiv 2408.07978); the second follows by integrating out the rest.
-
-Exact laws: run an experiment once for every way its random choices can fall.
-
-`EveryBranch` is a `Rng` that replays a script of choices and then takes first options. `law`
-runs an experiment, looks at which choices it took and with what weights, and runs it again for each
-option not yet taken. The weight of a run is the product of its choices' weights, so the result is
-the experiment's law itself, without sampling.
-
-Two races at one place share their numbers, so the second one's law is that given the first one's
-winner (`proof/laws.py`).
+Exact laws of experiments are those of `EveryBranch`: a run for every way its choices can fall.
 
 Shapes:  V = vocabulary.
-
-Every rule that claims to keep the target's law, with the way its drafters draw.
 """
 
 from __future__ import annotations
@@ -116,7 +94,19 @@ def _shares(weights: Sequence[float]) -> list[float]:
 
 
 def joint_winner(p: Sequence[float], q: Sequence[float], i: int, j: int) -> float:
-    """The probability that `i` wins under `p` and `j` under `q`. Both sum to anything above 0."""
+    """The probability that in two races over the same numbers `i` wins under `p` and `j` under `q`,
+    which sum to anything above 0.
+
+    Each token k has a number E_k, exponential with mean 1. The winner under weights p is the k with
+    the least E_k / p_k. With r = E_j / E_i,
+
+        P(i, i) = 1 / sum over k of max(p_k / p_i, q_k / q_i)
+        P(i, j) = integral of dr / S(r)^2 over p_j / p_i <= r <= q_j / q_i
+        S(r)    = sum over k of max(p_k / p_i, r q_k / q_j)
+
+    and S is a straight line between its kinks, so the integral is a short sum. The first line is
+    that of Daliri, Musco, Suresh 2024 (arXiv 2408.07978).
+    """
     if p[i] <= 0 or q[j] <= 0:
         return 0.0
     if i == j:
@@ -150,7 +140,8 @@ class BadDrawError(AssertionError):
 
 
 class EveryBranch:
-    """Keys are those of production, and no key may be drawn twice: the two draws would be equal.
+    """A `Rng` that replays a script of choices and then takes first options. Keys are those of
+    production, and no key may be drawn twice: the two draws would be equal.
 
     A round says where it starts by `at`; the choices of all rounds form one script. What a round
     raced for at places that it did not come to is forgotten, since nothing has looked at it. Raises
@@ -229,7 +220,8 @@ def law(experiment: Callable[[EveryBranch], Tokens]) -> Law:
 
 
 def runs(experiment: Callable[[EveryBranch], Tokens]) -> Iterator[tuple[Tokens, float]]:
-    """What `experiment` returns on each of its branches, and the branch's probability."""
+    """What `experiment` returns on each of its branches, and the branch's probability: the product
+    of the weights of its choices. It runs again for each option not yet taken."""
     scripts: list[list[int]] = [[]]
     while scripts:
         noise = EveryBranch(scripts.pop())

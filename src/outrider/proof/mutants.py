@@ -3,14 +3,13 @@ the functions that just passed, and the checks of the parts before must catch ev
 
 What a round decides goes to the algebra, how its numbers are keyed to the chi-square test of walked
 texts, and what the engine does around it to parity, on the embedded pair.
-
-The bugs that a certificate plants: each is one line of shipped source, changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from outrider.api.llm import LLM
@@ -26,22 +25,19 @@ from outrider.proof.laws import exact_samplers
 from outrider.proof.parity import PROMPTS
 from outrider.proof.planting import CannotPlantError, Mutant, planted
 
-_TOKEN = "outrider.verify.exact"
-_BLOCK = "outrider.verify.exact"
+_EXACT = "outrider.verify.exact"
 _MATCH = "outrider.verify.match"
-_COUPLED = "outrider.verify.match"
-_LAWS = "outrider.core.sampling"
-_NOISE = "outrider.core.rng"
+_RNG = "outrider.core.rng"
 _SAMPLING = "outrider.core.sampling"
-_SHAPING = "outrider.core.logits"
-_SETTLE = "outrider.engine.round"
+_LOGITS = "outrider.core.logits"
+_ROUND = "outrider.engine.round"
 _STAGES = "outrider.engine.stages"
 
 # What a round decides, and the laws that it decides by.
 DECISIONS = (
     Mutant(
         "token: residual is p",
-        _TOKEN,
+        _EXACT,
         "law = residual(law, proposal, leftover)",
         "residual(law, proposal, leftover)",
     ),
@@ -53,25 +49,25 @@ DECISIONS = (
     ),
     Mutant(
         "token: acceptance times 1.02",
-        _TOKEN,
+        _EXACT,
         "mass(law, token) / drawn if",
         "1.02 * mass(law, token) / drawn if",
     ),
     Mutant(
         "token: soft q taken for one-hot",
-        _TOKEN,
+        _EXACT,
         "law = residual(law, proposal, leftover)",
         "law = residual(law, token, leftover)",
     ),
     Mutant(
         "token: the draft's number used again",
-        _TOKEN,
+        _EXACT,
         "noise.coin(ratio, child, Role.ACCEPT)",
         "noise.coin(ratio, child, Role.DRAFT)",
     ),
     Mutant(
         "token: bonus from the wrong row",
-        _TOKEN,
+        _EXACT,
         "law = row.laws.law(node + 1)",
         "law = row.laws.law(max(node, 0))",
     ),
@@ -87,15 +83,10 @@ DECISIONS = (
         "(share * p_V.double() - proposal.double()).clamp_min(0)",
         "(share * p_V.double() - proposal.double()).abs()",
     ),
-    Mutant(
-        "block: acceptance times 1.02",
-        _BLOCK,
-        "wanted / drawn if",
-        "1.02 * wanted / drawn if",
-    ),
+    Mutant("block: acceptance times 1.02", _EXACT, "wanted / drawn if", "1.02 * wanted / drawn if"),
     Mutant(
         "block: bonus from the wrong row",
-        _BLOCK,
+        _EXACT,
         "p_WV[len(tokens)], shares[-1]",
         "p_WV[len(tokens) - 1], shares[-1]",
     ),
@@ -107,19 +98,19 @@ DECISIONS = (
     ),
     Mutant(
         "coupled: one race for all places",
-        _COUPLED,
+        _MATCH,
         "noise.race_at(law, depth)",
         "noise.race_at(law, 0)",
     ),
     Mutant(
         "temperature times 0.97",
-        _LAWS,
+        _SAMPLING,
         "max(params.temperature, MIN_TEMPERATURE)",
         "max(0.97 * params.temperature, MIN_TEMPERATURE)",
     ),
     Mutant(
         "penalties one token late",
-        _SHAPING,
+        _LOGITS,
         "paths.append((*paths[parent + 1], token))",
         "paths.append(paths[parent + 1])",
     ),
@@ -129,13 +120,13 @@ DECISIONS = (
 KEYS = (
     Mutant(
         "keys without the round",
-        _NOISE,
+        _RNG,
         "counter = (node + 1, start, self.sample, int(role))",
         "counter = (node + 1, 0, self.sample, int(role))",
     ),
     Mutant(
         "keys without the node",
-        _NOISE,
+        _RNG,
         "counter = (node + 1, start, self.sample, int(role))",
         "counter = (0, start, self.sample, int(role))",
     ),
@@ -145,7 +136,7 @@ KEYS = (
 ROUNDS = (
     Mutant(
         "a refused draft kept in memory",
-        _SETTLE,
+        _ROUND,
         "_kept(one.num_fed, one.outcome)",
         "range(one.num_fed + len(one.outcome.draft))",
     ),
@@ -179,19 +170,21 @@ class MutantResult:
 
 def mutants(*, seed: int) -> Part:
     """Plant every bug in turn. The process does nothing else meanwhile."""
-    attempts: list[MutantResult] = []
-    for mutant in DECISIONS:
-        yield mutant.name
-        attempts.append(attempt(mutant, catch_by_algebra))
-    for mutant in KEYS:
-        yield mutant.name
-        attempts.append(attempt(mutant, lambda: catch_by_chi_square(seed)))
+    attempts = yield from _tried(DECISIONS, catch_by_algebra)
+    attempts += yield from _tried(KEYS, partial(catch_by_chi_square, seed))
     yield "the embedded pair's own text"
-    wanted = embedded_texts("none")
-    for mutant in ROUNDS:
-        yield mutant.name
-        attempts.append(attempt(mutant, lambda: catch_by_parity(wanted)))
+    attempts += yield from _tried(ROUNDS, partial(catch_by_parity, embedded_texts("none")))
     return (_check(attempts),)
+
+
+def _tried(
+    bugs: Sequence[Mutant], catch: Callable[[], Caught]
+) -> Generator[str, None, list[MutantResult]]:
+    found: list[MutantResult] = []
+    for mutant in bugs:
+        yield mutant.name
+        found.append(attempt(mutant, catch))
+    return found
 
 
 def attempt(mutant: Mutant, catch: Callable[[], Caught]) -> MutantResult:
@@ -246,16 +239,13 @@ def _check(attempts: list[MutantResult]) -> Check:
     planted_ones = [a for a in attempts if a.obstacle is None]
     missed = [a for a in planted_ones if a.caught_by is None]
     unplanted = [a for a in attempts if a.obstacle is not None]
-    holds: bool | None = not missed
-    if holds and unplanted:
-        holds = None
     parts = [a.caught_by for a in planted_ones if a.caught_by]
     shares = ", ".join(f"{parts.count(part)} by {part}" for part in dict.fromkeys(parts))
     summary = f"{len(parts)} of {len(attempts)} caught" + (f": {shares}" if shares else "")
     return Check(
         name="mutants",
         title="planted bugs",
-        holds=holds,
+        holds=False if missed else None if unplanted else True,
         summary=summary,
         facts={
             "num_planted": len(planted_ones),

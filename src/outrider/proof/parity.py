@@ -8,10 +8,6 @@ would draft other tokens long before it changed a text.
 
 The arena holds BATCH sequences only, so that a prompt's pages are overwritten before it comes again
 and every run reads it anew.
-
-Prompts of the parity part: short and long, code and prose, some that repeat themselves.
-
-The pair under test: how it is opened for each comparison, and what it is called.
 """
 
 from __future__ import annotations
@@ -38,6 +34,7 @@ from outrider.models.json_object import JsonObject
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
 
+# Short and long, code and prose, some that repeat themselves.
 PROMPTS = (
     "def quicksort(items):",
     "Question: Anna has 12 apples and gives a third of them to Ben. How many are left?\nAnswer:",
@@ -192,11 +189,7 @@ class ParityTask:
 
     def plain(self, params: SamplingParams, sampler: str) -> CellTexts:
         """The reference, without a drafter."""
-        chunk = self.subject.config.prefill_chunk
-        cell = ParityCell(
-            drafter="none", k=0, chunk=chunk, together=1, params=params, sampler=sampler
-        )
-        return self.write([cell])[0]
+        return self.write([self._cell("none", 0, params, sampler)])[0]
 
     def groups(self) -> Iterator[list[ParityCell]]:
         """Cells by the engine that runs them; opening one may take a while."""
@@ -212,13 +205,14 @@ class ParityTask:
             yield [replace(first, controller=config.resolved_controller)]
 
     def _both(self, drafter: str, k: int, params: SamplingParams, sampler: str) -> list[ParityCell]:
+        alone = self._cell(drafter, k, params, sampler)
+        return [replace(alone, together=BATCH), alone]
+
+    def _cell(self, drafter: str, k: int, params: SamplingParams, sampler: str) -> ParityCell:
         chunk = self.subject.config.prefill_chunk
-        return [
-            ParityCell(
-                drafter=drafter, k=k, chunk=chunk, together=together, params=params, sampler=sampler
-            )
-            for together in (BATCH, 1)
-        ]
+        return ParityCell(
+            drafter=drafter, k=k, chunk=chunk, together=1, params=params, sampler=sampler
+        )
 
     def write(self, group: Sequence[ParityCell]) -> list[CellTexts]:
         llm = self.subject.open(self.config_of(group[0]))

@@ -1,16 +1,8 @@
 """Part three: write with and without speculation, compare, and look into every difference.
 
-Why two texts differ at a token: rounding at a near-tie, or a bug.
-
-Sums of floating-point numbers depend on the shape of a kernel call, so on kernels that are not
-row-invariant a verify pass of several rows can differ from passes of one row in the last bits, and
-a choice between two tokens that are all but equal can turn. Whether it did is measured: the text up
-to the difference is fed to a fresh sequence token by token, and again several tokens and several
-sequences at a time. No draft, rule or commit of a round takes part in that, so the largest
-difference of the two last rows of logits is the kernels' own error. The difference is a near-tie if
-an error of that size can turn plain decoding's choice: for greedy decoding, if the margin of its
-two best tokens is below twice the error. Anything else is a bug, and so is an error that is too
-large to be rounding.
+On kernels that are not row-invariant a verify pass of several rows can differ from passes of one
+row in the last bits, and a choice between two tokens that are all but equal can turn. Whether it
+did is measured (`look_into`); a difference that rounding cannot explain is a bug.
 
 Shapes:  V = vocabulary.
 """
@@ -69,7 +61,15 @@ class NearTie:
 
 
 def look_into(model: CausalLM, place: Place, decide: Decide) -> NearTie:
-    """`decide` is plain decoding's choice from a row of logits. `model` must hold no sequences."""
+    """Whether rounding at a near-tie, or a bug, made two texts differ. `decide` is plain decoding's
+    choice from a row of logits. `model` must hold no sequences.
+
+    The text up to the difference is fed to a fresh sequence token by token, and again several
+    tokens and several sequences at a time. No draft, rule or commit of a round takes part in that,
+    so the largest difference of the two last rows of logits is the kernels' own error. The
+    difference is a near-tie if an error of that size can turn plain decoding's choice; anything
+    else is a bug, and so is an error that is too large to be rounding.
+    """
     plain_V = replay(model, place, width=1, copies=1)
     best = torch.topk(plain_V, 2).values
     margin = float(best[0] - best[1])
