@@ -24,4 +24,4 @@ class Repeating:
         return torch.arange(4 * 24).view(4, 24) * 7 % self.vocab_size
 
     def batch(self, step: int, device: torch.device) -> Batch:
-        return Batch(self.windows.to(device), (0, 1, 2, 3), step, 0)
+        return Batch(self.windows.to(device), (0, 1, 2, 3), step)

@@ -2,9 +2,8 @@
 
 At many places of a window the net is asked as in a round whose pending token stands there, and
 guesses the K tokens behind it. Place k is to say what the target says after the k tokens between,
-which the net does not see; its loss counts 0.8 ** k, since a later draft counts where earlier ones
-were right. Confidence k learns whether the place's first choice is the target's, from those rounds
-alone in which all before it were.
+which the net does not see. Confidence k learns whether the place's first choice is the target's,
+from those rounds alone in which all before it were.
 
 Shapes:  B = windows of a batch, T = tokens, A = rounds that are asked, C = context tokens,
          K = places, L = captured layers, D = hidden size, H = heads, P = places (A x K).
@@ -12,68 +11,27 @@ Shapes:  B = windows of a batch, T = tokens, A = rounds that are asked, C = cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.core.spec import ModelSpec
 from outrider.drafters.block import BlockConfig, config_values
 from outrider.models.families import LlamaConfig
-from outrider.models.loading import DTYPES
-from outrider.train.exam import Exam
-from outrider.train.llama_module import FFN, as_dtype, initialise
-from outrider.train.loop import Batch, Export
-from outrider.train.losses import TopProbs, distillation, top_laws
+from outrider.train.llama_module import TrainedLlamaLayer, initialise
+from outrider.train.loop import Batch
+from outrider.train.losses import TopProbs, distillation, faded_mean, top_laws
+from outrider.train.recipe import DrafterRecipe, of_session
 from outrider.train.session import Session
-from outrider.train.target import FrozenTarget
 
-_DECAY = 0.8
 # Ids that are kept of a target's law.
 _NUM_KEPT = 16
 # A round is asked at every so many places of a window, at others in the next step.
 _STRIDE = 4
-
-
-class BlockAttention(nn.Module):
-    """Queries see the context and each other."""
-
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
-        super().__init__()
-        self._num_heads = num_heads
-        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.k_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.v_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-
-    def forward(self, y_AKD: Tensor, context_ACD: Tensor) -> Tensor:
-        keys_ATD = torch.cat([context_ACD, y_AKD], dim=1)
-        found = functional.scaled_dot_product_attention(
-            self._heads(self.q_proj(y_AKD)),
-            self._heads(self.k_proj(keys_ATD)),
-            self._heads(self.v_proj(keys_ATD)),
-        )
-        return self.o_proj(found.transpose(1, 2).flatten(2))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self._num_heads, -1).transpose(1, 2)
-
-
-class TrainedBlockLayer(nn.Module):
-    def __init__(self, sizes: LlamaConfig) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.self_attn = BlockAttention(sizes.hidden_size, sizes.num_heads)
-        self.post_attention_layernorm = nn.RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.mlp = FFN(sizes)
-
-    def forward(self, x_AKD: Tensor, context_ACD: Tensor) -> Tensor:
-        x_AKD = x_AKD + self.self_attn(self.input_layernorm(x_AKD), context_ACD)
-        return x_AKD + self.mlp(self.post_attention_layernorm(x_AKD))
 
 
 class TrainedBlock(nn.Module):
@@ -98,7 +56,7 @@ class TrainedBlock(nn.Module):
         self.fuse = nn.Linear(num_read, hidden_size, bias=False)
         self.distances = nn.Embedding(config.num_context, hidden_size)
         self.queries = nn.Embedding(config.num_places, hidden_size)
-        self.layers = nn.ModuleList(TrainedBlockLayer(sizes) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(TrainedLlamaLayer(sizes) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(hidden_size, config.rms_norm_eps)
         self.confidence = nn.Linear(hidden_size, 1)
 
@@ -108,31 +66,25 @@ class TrainedBlock(nn.Module):
         context_ACD = self.fuse(read.flatten(2)) + self.distances.weight
         x_AKD = self.queries.weight + context_ACD[:, -1:]
         keys_ACD = functional.rms_norm(context_ACD, context_ACD.shape[-1:], eps=self._eps)
-        for layer in self.layers:
-            x_AKD = layer(x_AKD, keys_ACD)
+        for layer in cast("Iterable[TrainedLlamaLayer]", self.layers):
+            y_AKD = layer.input_layernorm(x_AKD)
+            # Places see the context and each other.
+            read_ASD = torch.cat([keys_ACD, y_AKD], dim=1)
+            x_AKD = x_AKD + layer.self_attn.across(y_AKD, read_ASD)
+            x_AKD = x_AKD + layer.mlp(layer.post_attention_layernorm(x_AKD))
         x_AKD = self.norm(x_AKD)
         return x_AKD, self.confidence(x_AKD)[..., 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRecipe:
-    """A `Recipe`. `spec` is the target's."""
-
-    target: FrozenTarget
+class BlockRecipe(DrafterRecipe[TrainedBlock]):
+    name: str = field(default="block", init=False)
     config: BlockConfig
-    spec: ModelSpec
-    exam: Exam
-    dtype: torch.dtype = torch.bfloat16
 
     @property
-    def name(self) -> str:
-        return "block"
-
-    @property
-    def facts(self) -> Mapping[str, object]:
+    def choices(self) -> Mapping[str, object]:
         config = self.config
         return {
-            "target": str(self.target.folder),
             "sizes": [config.num_places, config.num_context, config.num_layers, config.ffn_size],
             "hidden_layers": list(config.hidden_layers),
         }
@@ -154,23 +106,19 @@ class BlockRecipe:
         wanted_PD = last_BTD[:, asked].flatten(0, 2)
         laws = top_laws(self.target.logits(wanted_PD), _NUM_KEPT)
         right_AK = logits_AKV.argmax(-1) == laws.ids_PC[:, 0].view(sure_AK.shape)
-        return self._of_places(logits_AKV, laws) + _of_confidence(sure_AK, right_AK)
-
-    def _of_places(self, logits_AKV: Tensor, laws: TopProbs) -> Tensor:
-        num_places = self.config.num_places
-        total = logits_AKV.new_zeros(())
-        weights = [_DECAY**place for place in range(num_places)]
-        for place, weight in enumerate(weights):
-            part = TopProbs(laws.ids_PC[place::num_places], laws.logprobs_PC[place::num_places])
-            total = total + weight * distillation(logits_AKV[:, place], part)
-        return total / sum(weights)
-
-    def measure(self, module: TrainedBlock) -> Mapping[str, float]:
-        accepted = partial(self.accepted, module)
-        return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
+        # Laws of one round after the other: those of a place are as far apart as there are places.
+        num_places = config.num_places
+        of_places = faded_mean(
+            distillation(
+                logits_AKV[:, place],
+                TopProbs(laws.ids_PC[place::num_places], laws.logprobs_PC[place::num_places]),
+            )
+            for place in range(num_places)
+        )
+        return of_places + _of_confidence(sure_AK, right_AK)
 
     def accepted(self, module: TrainedBlock, ids_T: Tensor, k: int) -> Tensor:
-        """accepted_T, as exam.py wants it; none where the context is shorter than the net's."""
+        """None where the context is shorter than the net's."""
         config = self.config
         accepted_T = torch.zeros_like(ids_T)
         _, read_1TLD = self._read(ids_T[None])
@@ -186,10 +134,9 @@ class BlockRecipe:
             accepted_T[config.num_context :] += going_A
         return accepted_T
 
-    def export(self, module: TrainedBlock) -> Export:
-        values = config_values(self.config, self.spec)
-        values["dtype"] = str(self.dtype).removeprefix("torch.")
-        return Export(as_dtype(module.state_dict(), self.dtype), values)
+    def values(self, module: TrainedBlock) -> Mapping[str, object]:
+        del module
+        return config_values(self.config, self.spec)
 
     def _read(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Last residuals, and of each token its states and the next one's embedding, read_BTLD of
@@ -228,13 +175,7 @@ def check_window(window: int, config: BlockConfig) -> None:
 def block_recipe(session: Session, config: BlockConfig, *, dtype: str) -> BlockRecipe:
     """Raises ConfigError as `check_window` does."""
     check_window(session.text.wish.window, config)
-    return BlockRecipe(
-        target=session.target,
-        config=config,
-        spec=session.target.config.spec("", bytes_per_weight=4, bytes_per_kv=4),
-        exam=session.exam,
-        dtype=DTYPES[dtype],
-    )
+    return BlockRecipe(**of_session(session, dtype), config=config)
 
 
 def block_sizes(

@@ -1,10 +1,7 @@
-"""State on disk: one safetensors file with every tensor, and a JSON record in its header.
+"""State of a run on disk: one safetensors file with every tensor, and a JSON record in its header.
 
-The file is written beside its place and moved there when it is whole, so whoever reads it, even
-after a process was killed in the middle, finds the last state or the one before. Nothing is
-unpickled.
-
-Where a run stands, apart from its tensors: what a state's JSON record holds.
+The file is replaced in one step, so whoever reads it, even after a process was killed in the
+middle, finds the last state or the one before. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, ConfigError, MachineError
-from outrider.core.files import open_regular
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.files import open_regular, replacing, writing
 from outrider.models.weights import check_header
 
 _RECORD = "outrider_training"
@@ -43,19 +40,13 @@ class _CheckpointFile(Protocol):
 
 def save(path: Path, saved: Saved) -> None:
     """Replace `path` in one step. Raises MachineError if it cannot be written."""
-    draft = path.with_name(f".{path.name}.part")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in saved.tensors.items()}
-    try:
+    with writing(path, SafetensorError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, draft, {_RECORD: json.dumps(dict(saved.record))})
-        with open_regular(draft) as stream:
-            os.fsync(stream.fileno())
-        draft.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise MachineError(
-            f"{path} cannot be written: {error}.",
-            hint="free some space, or name a folder that you may write",
-        ) from error
+        with replacing(path, alone=True) as draft:
+            save_file(tensors, draft, {_RECORD: json.dumps(dict(saved.record))})
+            with open_regular(draft) as stream:
+                os.fsync(stream.fileno())
 
 
 def load(path: Path) -> Saved | None:

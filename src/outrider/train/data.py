@@ -3,9 +3,6 @@
 A document is a file, or a line of JSON. Which documents are held out, and which are kept where only
 a share is wanted, is a function of their content: the same texts are split the same way wherever
 they lie and in whatever order they come.
-
-Python source that is on this machine anyway: the standard library, and installed packages whose
-own metadata say that their licence is permissive. No test files: they repeat themselves.
 """
 
 from __future__ import annotations
@@ -33,16 +30,12 @@ _SKIPPED = {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "
 _MAX_BYTES = 400_000
 
 
-@dataclass(frozen=True, slots=True)
-class TextSource:
-    path: Path
-    licence: str
-
-
-def python_sources() -> list[TextSource]:
-    """All of it, sorted by path."""
+def python_sources() -> list[TextFile]:
+    """Python source that is on this machine anyway, sorted by path: the standard library, and
+    installed packages whose own metadata say that their licence is permissive. No test files: they
+    repeat themselves."""
     found = dict([*_standard_library(), *_packages()])
-    return [TextSource(Path(path), found[path]) for path in sorted(found)]
+    return [TextFile(Path(path), found[path]) for path in sorted(found)]
 
 
 def _standard_library() -> Iterator[tuple[str, str]]:
@@ -207,7 +200,7 @@ def _lot(text: str) -> float:
 
 def _files_of(word: str) -> list[TextFile]:
     if word == PYTHON:
-        return [TextFile(source.path, source.licence) for source in python_sources()]
+        return python_sources()
     path = Path(word).expanduser()
     if path.is_file():
         return [TextFile(path, named=True)]

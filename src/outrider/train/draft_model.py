@@ -10,126 +10,102 @@ target's, projected on the principal directions; all else begins at random.
 
 Shapes:  B = windows of a batch, T = tokens, V = vocabulary, P = places (B x T), D = hidden size of
          the target, E = of the draft.
-
-A language model from nothing but text: the recipe of `outrider train pretrain`.
-
-The loss is the cross entropy with the token that comes next, and so is the figure on held-out text.
-The embedded target was made this way, from Python source and worked problems in words.
-
-Shapes:  B = windows of a batch, T = tokens, V = vocabulary.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from outrider.core.errors import ContractError
 from outrider.models.families import LlamaConfig
-from outrider.train.exam import Exam, accepted_of_choices
-from outrider.train.llama_module import Llama, as_dtype, config_json, fresh_llama, read_llama
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.train.llama_module import Llama, as_dtype, fresh_llama, read_llama
 from outrider.train.loop import Batch, Export
-from outrider.train.losses import LawCache, TopProbs, distillation, next_token, top_laws
-from outrider.train.target import FrozenTarget
+from outrider.train.losses import LawCache, distillation, next_token
+from outrider.train.recipe import DrafterRecipe
+from outrider.train.shapes import config_json
+from outrider.train.target import accepted_drafts
 
 # Above the usual 0.02: a smaller start learns more slowly, one of 0.1 no faster.
 _BEGIN_RMS = 0.05
+
+# Held-out windows that are read at once.
+_TOGETHER = 4
+M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C", LlamaConfig, QwenHybridConfig)
 
 # (export of the student, half windows of ids, how many tokens to write, a seed) -> whole windows
 Writer = Callable[[Export, Tensor, int, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftChoices:
-    """`reverse` of the loss is the reverse divergence. `on_policy` is the share of steps on the
-    student's own text. `num_kept` ids are kept of every law. `start` is a folder to begin from
-    instead of random weights; `raw` then is its config.json. `copied` are files of the tokenizer.
-    """
+class DraftRecipe(DrafterRecipe[Llama]):
+    """A Llama. `reverse` of the loss is the reverse divergence. `on_policy` is the share of steps
+    on the student's own text, which `writer` writes; without one there is none. `num_kept` ids are
+    kept of every law. `start` is a folder to begin from instead of random weights; `raw` then is
+    its config.json. `copied` are files of the tokenizer."""
 
+    name: str = field(default="draft", init=False)
+    config: LlamaConfig
+    cache: LawCache
     reverse: float = 0.0
     on_policy: float = 0.0
     num_kept: int = 16
     start: Path | None = None
     raw: Mapping[str, object] = field(default_factory=dict[str, object])
-    dtype: torch.dtype = torch.bfloat16
     copied: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftRecipe:
-    """A `Recipe` of a Llama. `writer` writes the student's own text; without one there is none."""
-
-    target: FrozenTarget
-    config: LlamaConfig
-    choices: DraftChoices
-    exam: Exam
-    cache: LawCache
-    window: int
     writer: Writer | None = None
 
     @property
-    def name(self) -> str:
-        return "draft"
-
-    @property
-    def facts(self) -> Mapping[str, object]:
-        config, choices = self.config, self.choices
+    def choices(self) -> Mapping[str, object]:
         return {
-            "target": str(self.target.folder),
-            "sizes": [config.vocab_size, config.hidden_size, config.ffn_size, config.num_layers],
-            "reverse": choices.reverse,
-            "on_policy": choices.on_policy,
-            "kept": choices.num_kept,
-            "start": str(choices.start or "the target's embeddings"),
+            "sizes": sizes_of(self.config),
+            "reverse": self.reverse,
+            "on_policy": self.on_policy,
+            "kept": self.num_kept,
+            "start": str(self.start or "the target's embeddings"),
         }
 
     def build(self, generator: torch.Generator) -> Llama:
-        longest = max([self.window, *(len(text.ids) for text in self.exam.texts)])
-        if self.choices.start is not None:
-            return read_llama(self.choices.start, longest)
-        net = fresh_llama(self.config, longest, generator)
+        if self.start is not None:
+            return read_llama(self.start, self.longest)
+        net = fresh_llama(self.config, self.longest, generator)
         with torch.no_grad():
             begin_like(net.model.embed_tokens.weight, self.target.embedding)
         return net
 
     def loss(self, module: Llama, batch: Batch) -> Tensor:
-        if self.writer is not None and writes_itself(batch.step, self.choices.on_policy):
-            ids_BT = self._own_text(module, batch)
-            laws = self._teach(ids_BT)
+        teach = partial(self.target.laws, num_kept=self.num_kept)
+        if self.writer is not None and writes_itself(batch.step, self.on_policy):
+            ids_BT = _own_text(self, self.writer, module, batch)
+            laws = teach(ids_BT)
         else:
             ids_BT = batch.ids_BT
-            laws = self.cache.laws(ids_BT, batch.windows, self._teach)
-        return distillation(module(ids_BT).flatten(0, 1), laws, reverse=self.choices.reverse)
+            laws = self.cache.laws(ids_BT, batch.windows, teach)
+        return distillation(module(ids_BT).flatten(0, 1), laws, reverse=self.reverse)
 
-    def measure(self, module: Llama) -> Mapping[str, float]:
-        def accepted(ids_T: Tensor, k: int) -> Tensor:
-            return accepted_of_choices(module(ids_T[None])[0].argmax(-1), ids_T, k)
+    def accepted(self, module: Llama, ids_T: Tensor, k: int) -> Tensor:
+        return accepted_drafts(ids_T, [module(ids_T[None])[0].argmax(-1)] * k)
 
-        return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
+    def values(self, module: Llama) -> Mapping[str, object]:
+        raw = dict(self.raw) or config_json(self.config, self.dtype)
+        return raw | {"tie_word_embeddings": module.config.tie_word_embeddings}
 
     def export(self, module: Llama) -> Export:
-        choices, state = self.choices, module.state_dict()
-        raw = dict(choices.raw) or config_json(self.config, choices.dtype)
-        raw["dtype"] = str(choices.dtype).removeprefix("torch.")
-        raw["tie_word_embeddings"] = module.config.tie_word_embeddings
-        return Export(as_dtype(state, choices.dtype), raw, choices.copied)
+        return replace(DrafterRecipe[Llama].export(self, module), copied=self.copied)
 
-    def _teach(self, ids_BT: Tensor) -> TopProbs:
-        logits_BTV = self.target.logits(self.target.read(ids_BT).last_BTD)
-        return top_laws(logits_BTV.flatten(0, 1), self.choices.num_kept)
 
-    def _own_text(self, module: Llama, batch: Batch) -> Tensor:
-        if self.writer is None:
-            raise ContractError("nothing writes here")
-        num_given = batch.ids_BT.shape[1] // 2
-        num_written = batch.ids_BT.shape[1] - num_given
-        given_BT = batch.ids_BT[:, :num_given]
-        return self.writer(self.export(module), given_BT, num_written, batch.step)
+def _own_text(recipe: DraftRecipe, writer: Writer, module: Llama, batch: Batch) -> Tensor:
+    num_given = batch.ids_BT.shape[1] // 2
+    num_written = batch.ids_BT.shape[1] - num_given
+    return writer(recipe.export(module), batch.ids_BT[:, :num_given], num_written, batch.step)
 
 
 def begin_like(weight_VE: Tensor, embedding_VD: Tensor) -> None:
@@ -151,29 +127,51 @@ def writes_itself(step: int, share: float) -> bool:
     return int((step + 1) * share) > int(step * share)
 
 
-# Held-out windows that are read at once.
-_TOGETHER = 4
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainRecipe:
-    """A `Recipe` of a Llama. `held_out_BT` are windows that nobody learns from; may be none."""
+class Pretraining(ABC, Generic[M, C]):
+    """A `TrainRecipe` of a language model from nothing but text. `held_out_BT` are windows that
+    nobody learns from; may be none. `copied` are files of the tokenizer."""
 
-    config: LlamaConfig
+    config: C
     held_out_BT: Tensor
     window: int
     dtype: torch.dtype = torch.bfloat16
     copied: tuple[Path, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return "pretrain"
+    name: str = field(default="pretrain", init=False)
 
     @property
     def facts(self) -> Mapping[str, object]:
-        config = self.config
-        sizes = [config.vocab_size, config.hidden_size, config.ffn_size, config.num_layers]
-        return {"sizes": sizes}
+        return {"sizes": sizes_of(self.config)}
+
+    @abstractmethod
+    def build(self, generator: torch.Generator) -> M: ...
+
+    @abstractmethod
+    def loss(self, module: M, batch: Batch) -> Tensor: ...
+
+    @abstractmethod
+    def figures(self, module: M, ids_BT: Tensor) -> Mapping[str, Tensor]:
+        """By name, of some held-out windows."""
+        ...
+
+    def measure(self, module: M) -> Mapping[str, float]:
+        """The means of the figures."""
+        if not len(self.held_out_BT):
+            return {}
+        found = [
+            self.figures(module, ids_BT) for ids_BT in torch.split(self.held_out_BT, _TOGETHER)
+        ]
+        return {name: sum(float(one[name]) for one in found) / len(found) for name in found[0]}
+
+    def export(self, module: M) -> Export:
+        tensors = as_dtype(module.state_dict(), self.dtype)
+        return Export(tensors, config_json(self.config, self.dtype), self.copied)
+
+
+class PretrainRecipe(Pretraining[Llama, LlamaConfig]):
+    """The loss is the cross entropy with the token that comes next."""
+
+    __slots__ = ()
 
     def build(self, generator: torch.Generator) -> Llama:
         return fresh_llama(self.config, self.window, generator)
@@ -181,14 +179,10 @@ class PretrainRecipe:
     def loss(self, module: Llama, batch: Batch) -> Tensor:
         return next_token(module(batch.ids_BT), batch.ids_BT)
 
-    def measure(self, module: Llama) -> Mapping[str, float]:
-        if not len(self.held_out_BT):
-            return {}
-        losses = [
-            float(next_token(module(ids_BT), ids_BT)) for ids_BT in torch.split(self.held_out_BT, 4)
-        ]
-        return {"held_out_loss": sum(losses) / len(losses)}
+    def figures(self, module: Llama, ids_BT: Tensor) -> Mapping[str, Tensor]:
+        return {"held_out_loss": next_token(module(ids_BT), ids_BT)}
 
-    def export(self, module: Llama) -> Export:
-        config = config_json(self.config, self.dtype)
-        return Export(as_dtype(module.state_dict(), self.dtype), config, self.copied)
+
+def sizes_of(config: LlamaConfig | QwenHybridConfig) -> list[int]:
+    """As facts have them."""
+    return [config.vocab_size, config.hidden_size, config.ffn_size, config.num_layers]

@@ -2,7 +2,7 @@
 
 The layer reads token p with the target's fused states of token p - 1 and says what the target says
 after token p. It begins at a text's second token, since the first has no state before it; so entry
-e of a window is of token e + 1. Later drafts are learned in turns (turns.py).
+e of a window is of token e + 1. Later drafts are learned in turns (`attend`).
 
 Only the ids that the text has most often are drafted, `draft_vocab_size` of them: the output head
 is most of what a draft reads. The loss is the divergence of all turns' laws from the target's over
@@ -16,7 +16,7 @@ Shapes:  B = windows of a batch, T = tokens, D = hidden size, K = layers of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -26,48 +26,35 @@ from torch.nn import functional
 from outrider.core.errors import ConfigError
 from outrider.drafters.eagle import EagleConfig, config_values
 from outrider.models.families import LlamaConfig
-from outrider.models.loading import DTYPES
-from outrider.train.exam import Exam
 from outrider.train.llama_module import (
-    FFN,
-    Attention,
     Heads,
     RotaryTables,
-    accepted_drafts,
-    as_dtype,
-    attend,
+    TrainedLlamaLayer,
     divergence,
-    heads_of,
     initialise,
     later,
 )
 from outrider.train.loop import Batch, Export
+from outrider.train.recipe import DrafterRecipe, of_session
 from outrider.train.session import Session
 from outrider.train.shapes import plain_layers
-from outrider.train.target import FrozenTarget
+from outrider.train.target import accepted_drafts
 from outrider.train.tokens import digest_of_ids, frequent_ids
 
 
-class TrainedEagleLayer(nn.Module):
+class TrainedEagleLayer(TrainedLlamaLayer):
     """Names as in published files."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self._config = config
-        self.hidden_norm = nn.RMSNorm(size, eps)
-        self.input_layernorm = nn.RMSNorm(size, eps)
-        self.self_attn = Attention(config, 2 * size)
-        self.post_attention_layernorm = nn.RMSNorm(size, eps)
-        self.mlp = FFN(config)
+        super().__init__(config, 2 * config.hidden_size)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def turn(
         self, embedded_BTD: Tensor, states_BTD: Tensor, turns: RotaryTables, kept: list[Heads]
     ) -> Tensor:
         """The layer's states in its next turn; `kept` has keys and values of its turns so far."""
         pair = [self.input_layernorm(embedded_BTD), self.hidden_norm(states_BTD)]
-        heads = heads_of(self.self_attn, self._config, torch.cat(pair, dim=-1), turns)
-        x_BTD = states_BTD + self.self_attn.o_proj(attend(*heads, kept))
+        x_BTD = states_BTD + self.self_attn(torch.cat(pair, dim=-1), turns, kept)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
@@ -98,27 +85,19 @@ class Eagle(nn.Module):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleRecipe:
-    """A `Recipe`. `ids_W` are the ids that are drafted, in rising order."""
+class EagleRecipe(DrafterRecipe[Eagle]):
+    """`ids_W` are the ids that are drafted, in rising order."""
 
-    target: FrozenTarget
+    name: str = field(default="eagle", init=False)
     config: EagleConfig
     hidden_layers: tuple[int, ...]
     ids_W: Tensor
-    exam: Exam
-    window: int
     num_turns: int
-    dtype: torch.dtype = torch.bfloat16
 
     @property
-    def name(self) -> str:
-        return "eagle"
-
-    @property
-    def facts(self) -> Mapping[str, object]:
+    def choices(self) -> Mapping[str, object]:
         layer = self.config.layer
         return {
-            "target": str(self.target.folder),
             "sizes": [layer.hidden_size, layer.ffn_size, layer.num_heads, len(self.ids_W)],
             "hidden_layers": list(self.hidden_layers),
             "ids": digest_of_ids(self.ids_W),
@@ -126,8 +105,7 @@ class EagleRecipe:
         }
 
     def build(self, generator: torch.Generator) -> Eagle:
-        longest = max([self.window, *(len(text.ids) for text in self.exam.texts)])
-        net = Eagle(self.config, len(self.hidden_layers), longest)
+        net = Eagle(self.config, len(self.hidden_layers), self.longest)
         initialise(net, generator, num_layers=1)
         size = self.config.layer.hidden_size
         highest = int(np.argmax(self.hidden_layers))
@@ -141,26 +119,25 @@ class EagleRecipe:
         found, last_BTD = self._turns(module, batch.ids_BT, self.num_turns)
         return divergence(found, self.target.logits(last_BTD[:, 1:], self.ids_W))
 
-    def measure(self, module: Eagle) -> Mapping[str, float]:
-        def accepted(ids_T: Tensor, k: int) -> Tensor:
-            found, _ = self._turns(module, ids_T[None], k)
-            ids_W = self.ids_W.to(ids_T.device)
-            # Nothing is drafted after the first token.
-            chosen = (
-                functional.pad(ids_W[logits_1TW[0].argmax(-1)], (1, 0), value=-1)
-                for logits_1TW in found
-            )
-            return accepted_drafts(ids_T, chosen)
+    def accepted(self, module: Eagle, ids_T: Tensor, k: int) -> Tensor:
+        found, _ = self._turns(module, ids_T[None], k)
+        ids_W = self.ids_W.to(ids_T.device)
+        # Nothing is drafted after the first token.
+        chosen = (functional.pad(ids_W[one[0].argmax(-1)], (1, 0), value=-1) for one in found)
+        return accepted_drafts(ids_T, chosen)
 
-        return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
+    def values(self, module: Eagle) -> Mapping[str, object]:
+        del module
+        return config_values(self.config, self.hidden_layers)
 
     def export(self, module: Eagle) -> Export:
+        found = DrafterRecipe[Eagle].export(self, module)
         ids_W, size = self.ids_W.cpu(), self.config.layer.vocab_size
-        tensors = as_dtype(module.state_dict(), self.dtype)
-        tensors["d2t"] = ids_W - torch.arange(len(ids_W))
-        tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill(0, ids_W, value=True)
-        dtype = {"dtype": str(self.dtype).removeprefix("torch.")}
-        return Export(tensors, config_values(self.config, self.hidden_layers) | dtype)
+        tables = {
+            "d2t": ids_W - torch.arange(len(ids_W)),
+            "t2d": torch.zeros(size, dtype=torch.bool).index_fill(0, ids_W, value=True),
+        }
+        return replace(found, tensors={**found.tensors, **tables})
 
     def _turns(self, module: Eagle, ids_BT: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
         """Logits of each turn, of entries; the target's last residuals, of tokens."""
@@ -184,14 +161,11 @@ def eagle_recipe(
     num_ids = min(draft_vocab_size or target.vocab_size, target.vocab_size)
     layer = replace(plain_layers(target, 1), ffn_size=ffn_size or target.ffn_size)
     return EagleRecipe(
-        target=session.target,
+        **of_session(session, dtype),
         config=EagleConfig(layer, fused=True, draft_vocab_size=num_ids),
         hidden_layers=fused_layers(target.num_layers),
         ids_W=frequent_ids(session.text.tokens.tokens, target, num_ids),
-        exam=session.exam,
-        window=session.text.wish.window,
         num_turns=num_turns,
-        dtype=DTYPES[dtype],
     )
 
 

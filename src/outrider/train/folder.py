@@ -2,12 +2,7 @@
 
 `training/` has what a run needs to go on: its state, the tokens and what was computed from them. It
 may be deleted once the net is good. `config.json` is written last, so a folder without it is never
-taken for a model.
-
-The model card of a finished run: what it is, what it learned from, how good it became.
-
-Licences are those that somebody told: of the standard library and of installed packages their own
-metadata. Of a user's files nothing is known, and the card says that.
+taken for a model. Its card says what it learned from and how good it became.
 """
 
 from __future__ import annotations
@@ -23,8 +18,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from outrider.core.errors import ConfigError, MachineError
-from outrider.core.files import Lock, remove
+from outrider.core.errors import ConfigError
+from outrider.core.files import Lock, remove, replacing, writing
 from outrider.models.weights import WEIGHTS
 from outrider.train.checkpoint import Standing
 from outrider.train.data import FileRecord
@@ -72,23 +67,24 @@ def claim(folder: Path, *, fresh: bool) -> Claimed:
     """
     work = folder / WORK
     made = tuple(path for path in (work, folder, *folder.parents) if not path.exists())
-    try:
-        _refuse_strangers(folder, work)
-        work.mkdir(parents=True, exist_ok=True)
-        lock = Lock(work / LOCK)
-        if fresh:
-            _empty(work)
-        probe = work / ".probe"
-        probe.touch()
-        probe.unlink()
-    except TimeoutError:
-        raise ConfigError(
-            f"another training fills {folder} at this moment.",
-            hint="name another folder, or wait until that one has ended",
-        ) from None
-    except OSError as error:
-        remove(*made)
-        raise unwritable(folder, error) from error
+    with writing(folder):
+        try:
+            _refuse_strangers(folder, work)
+            work.mkdir(parents=True, exist_ok=True)
+            lock = Lock(work / LOCK)
+            if fresh:
+                _empty(work)
+            probe = work / ".probe"
+            probe.touch()
+            probe.unlink()
+        except TimeoutError:
+            raise ConfigError(
+                f"another training fills {folder} at this moment.",
+                hint="name another folder, or wait until that one has ended",
+            ) from None
+        except OSError:
+            remove(*made)
+            raise
     return Claimed(work, lock, made)
 
 
@@ -117,34 +113,22 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 def fill(folder: Path, export: Export, card: str, provenance: Mapping[str, object]) -> None:
     """Write the net. Each file is whole or absent. Raises MachineError."""
-    weights = folder / f".{WEIGHTS}.part"
-    try:
-        save_file(dict(export.tensors), weights, {"format": "pt"})
-        # safetensors makes files that only their owner reads.
-        weights.chmod(_READABLE)
-        weights.replace(folder / WEIGHTS)
+    texts = {
+        "README.md": card,
+        "provenance.json": json.dumps(dict(provenance), indent=1) + "\n",
+        "config.json": json.dumps(dict(export.config), indent=1) + "\n",
+    }
+    with writing(folder, SafetensorError):
+        with replacing(folder / WEIGHTS, alone=True) as draft:
+            save_file(dict(export.tensors), draft, {"format": "pt"})
+            # safetensors makes files that only their owner reads.
+            draft.chmod(_READABLE)
         for path in export.copied:
             if path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
-        _write(folder / "README.md", card)
-        _write(folder / "provenance.json", json.dumps(dict(provenance), indent=1) + "\n")
-        _write(folder / "config.json", json.dumps(dict(export.config), indent=1) + "\n")
-    except (OSError, SafetensorError) as error:
-        raise unwritable(folder, error) from error
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
-
-
-def unwritable(folder: Path, error: OSError | SafetensorError) -> MachineError:
-    told = error.strerror if isinstance(error, OSError) else None
-    return MachineError(
-        f"{folder} cannot be written: {told or error}.",
-        hint="free some space, or name a folder that you may write",
-    )
+        for name, text in texts.items():
+            with replacing(folder / name, alone=True) as draft:
+                draft.write_text(text, encoding="utf-8")
 
 
 # Of long lists the card has the beginning; provenance.json has all.

@@ -6,27 +6,18 @@ the same number of tokens then brings it much further. Embeddings begin as the t
 The block is learned along with it, at 0.3 of the loss (DeepSeek-V3, arXiv 2412.19437, 2.2). What a
 draft has to foresee is what this model will say, so the block learns the model's own laws, which
 are held still, and not the text. It does so in three turns, the later ones from its own states
-(mtp.py, turns.py), so that one block drafts a chain. An output head costs as much as the layers of
-a small model: a turn is compared at every third place, and all three take one head together.
+(`attend`), so that one block drafts a chain. An output head costs as much as the layers of a small
+model: a turn is compared at every third place, and all three take one head together.
 
-Shapes:  B = windows of a batch, T = tokens, V = vocabulary, D = hidden size, P = places.
-
-How a hybrid begins that has a teacher: with what of the teacher it can use.
-
-With the teacher's hidden and FFN size it takes the last norm and the embedding, which stays as it
-is where it is the teacher's output head too. Layers that are spread from the teacher's first to its
-last give the FFN, the norms and, where the hybrid attends, the heads. The first one makes of the
-embedding what all others read, so nothing can do without it. Recurrences begin at random, and
-small. Of another hidden size there is the embedding alone, projected.
-
-Shapes:  D = hidden size, E = heads x head size, G = heads, H = head size.
+Shapes:  B = windows of a batch, T = tokens, V = vocabulary, D = hidden size, P = places,
+         E = heads x head size, G = heads, H = head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import cast
 
 import torch
@@ -34,18 +25,24 @@ from torch import Tensor
 
 from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.train.draft_model import begin_like
+from outrider.train.draft_model import Pretraining, begin_like, sizes_of
 from outrider.train.hybrid_module import GatedAttention, Hybrid, TrainedHybridLayer, fresh_hybrid
-from outrider.train.llama_module import Attention, Llama, TrainedLlamaLayer, as_dtype
-from outrider.train.loop import Batch, Export
-from outrider.train.losses import LawCache, TopProbs, head_loss, next_token, top_laws
-from outrider.train.shapes import hybrid_config_json
+from outrider.train.llama_module import Attention, Llama, TrainedLlamaLayer
+from outrider.train.loop import Batch
+from outrider.train.losses import LawCache, TopProbs, faded_mean, head_loss, next_token
 from outrider.train.target import FrozenTarget
 
 
 @torch.no_grad()
 def begin_as(net: Hybrid, teacher: Llama) -> None:
-    """Overwrite what `net` takes from `teacher`."""
+    """Overwrite what `net` takes from `teacher`.
+
+    With the teacher's hidden and FFN size it takes the last norm and the embedding, which stays as
+    it is where it is the teacher's output head too. Layers that are spread from the teacher's first
+    to its last give the FFN, the norms and, where the hybrid attends, the heads; without the first
+    one nothing works, since it makes of the embedding what all others read. Recurrences begin at
+    random, and small. Of another hidden size there is the embedding alone, projected.
+    """
     own, theirs = net.config, teacher.config
     if (own.hidden_size, own.ffn_size) != (theirs.hidden_size, theirs.ffn_size) or theirs.mlp_bias:
         begin_like(net.model.embed_tokens.weight, teacher.model.embed_tokens.weight)
@@ -93,11 +90,9 @@ def _length(weight_ED: Tensor, scale_D: Tensor) -> float:
 
 
 _TURNS = 3
-_WEIGHT, _DECAY = 0.3, 0.8
+_WEIGHT = 0.3
 # Ids that are kept of a law.
 NUM_KEPT = 16
-# Held-out windows that are read at once.
-_TOGETHER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +103,18 @@ class Teacher:
     cache: LawCache
 
     def laws(self, batch: Batch) -> TopProbs:
-        return self.cache.laws(batch.ids_BT, batch.windows, self._teach)
-
-    def _teach(self, ids_BT: Tensor) -> TopProbs:
-        logits_BTV = self.target.logits(self.target.read(ids_BT).last_BTD)
-        return top_laws(logits_BTV.flatten(0, 1), NUM_KEPT)
+        teach = partial(self.target.laws, num_kept=NUM_KEPT)
+        return self.cache.laws(batch.ids_BT, batch.windows, teach)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HybridRecipe:
-    """A `Recipe` of a hybrid. `held_out_BT` are windows that nobody learns from; may be none."""
-
-    config: QwenHybridConfig
-    held_out_BT: Tensor
-    window: int
+class HybridRecipe(Pretraining[Hybrid, QwenHybridConfig]):
     teacher: Teacher | None = None
-    dtype: torch.dtype = torch.bfloat16
-    copied: tuple[Path, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return "pretrain"
 
     @property
     def facts(self) -> Mapping[str, object]:
-        config = self.config
-        sizes = [config.vocab_size, config.hidden_size, config.ffn_size, config.num_layers]
         teacher = "" if self.teacher is None else str(self.teacher.target.folder)
+        sizes = sizes_of(self.config)
         return {"family": "hybrid", "sizes": sizes, "teacher": teacher, "turns": _TURNS}
 
     def build(self, generator: torch.Generator) -> Hybrid:
@@ -152,39 +132,29 @@ class HybridRecipe:
         known = slice(ids_BT.shape[1] - (teacher is None))
         states_BTD = states_BTD[:, known]
         own, said = head_loss(states_BTD.flatten(0, 1), head_VD, laws, num_own=NUM_KEPT)
-        shape = states_BTD.shape[:2]
-        said_BTC = [part.view(*shape, -1) for part in (said.ids_PC, said.logprobs_PC)]
-        foreseen = own.new_zeros(())
-        for turn, draft_BTD in enumerate(drafts):
+
+        def foreseen(turn: int) -> Tensor:
             places = slice(turn + batch.step % _TURNS, known.stop, _TURNS)
-            part = TopProbs(*(part[:, places].flatten(0, 1) for part in said_BTC))
-            draft_PD = draft_BTD[:, places].flatten(0, 1)
-            foreseen = foreseen + _DECAY**turn * head_loss(draft_PD, head_VD, part)[0]
-        return own + _WEIGHT / sum(_DECAY**turn for turn in range(_TURNS)) * foreseen
+            draft_PD = drafts[turn][:, places].flatten(0, 1)
+            return head_loss(draft_PD, head_VD, said.at(len(ids_BT), places))[0]
 
-    def measure(self, module: Hybrid) -> Mapping[str, float]:
-        """The loss on held-out text, and how often the block's first choice is the model's own, in
-        its first turn and in its last."""
-        if not len(self.held_out_BT):
-            return {}
-        sums = torch.zeros(3)
-        windows = torch.split(self.held_out_BT, _TOGETHER)
-        for ids_BT in windows:
-            states_BTD = module.model(ids_BT)
-            logits_BTV = module.logits(states_BTD)
-            drafts = module.drafts(ids_BT, states_BTD, _TURNS)
-            own_BT = logits_BTV.argmax(-1)
-            right = [
-                (module.logits(drafts[turn]).argmax(-1) == own_BT)[:, turn:].float().mean()
-                for turn in (0, _TURNS - 1)
-            ]
-            sums += torch.stack([next_token(logits_BTV, ids_BT), *right]).cpu()
-        loss, first, last = (float(part) for part in sums / len(windows))
-        return {"held_out_loss": loss, "first_drafts_right": first, "third_drafts_right": last}
+        return own + _WEIGHT * faded_mean(map(foreseen, range(_TURNS)))
 
-    def export(self, module: Hybrid) -> Export:
-        config = hybrid_config_json(self.config, self.dtype)
-        return Export(as_dtype(module.state_dict(), self.dtype), config, self.copied)
+    def figures(self, module: Hybrid, ids_BT: Tensor) -> Mapping[str, Tensor]:
+        """The loss, and how often the block's first choice is the model's own, in its first turn
+        and in its last."""
+        states_BTD = module.model(ids_BT)
+        logits_BTV = module.logits(states_BTD)
+        drafts = module.drafts(ids_BT, states_BTD, _TURNS)
+        own_BT = logits_BTV.argmax(-1)
+        first, last = (
+            (module.logits(drafts[turn]).argmax(-1) == own_BT)[:, turn:] for turn in (0, _TURNS - 1)
+        )
+        return {
+            "held_out_loss": next_token(logits_BTV, ids_BT),
+            "first_drafts_right": first.float().mean(),
+            "third_drafts_right": last.float().mean(),
+        }
 
 
 def _of_text(ids_BT: Tensor) -> TopProbs:

@@ -1,33 +1,13 @@
 """Qwen3.5's dense family as torch.nn modules with one MTP block, named as on the hub.
 
 A layer is the one of models/qwen_hybrid.py, whose decoder reads what is exported from here; whole
-windows are read at once, the recurrence in chunks (hybrid_delta.py). The block is that of
-drafters/mtp.py: it reads what the model's last norm gives, and goes on from what its own last
-norm gives, in turns (turns.py).
+windows are read at once, the recurrence in chunks. The block is that of drafters/mtp.py: it reads
+what the model's last norm gives, and goes on from what its own last norm gives, in turns
+(`attend`).
 
 Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary (value size, of a recurrence),
          G = heads, H = head size (value heads, of a recurrence), K = key size, J = taps,
          C = channels of the convolution, E = all heads.
-
-The gated delta rule over whole windows, a chunk at a time, so that training is matrix products.
-
-Token by token (kernels/reference/delta.py) the state S of a value head goes
-
-    S <- a S;   d = b (v - S^T k);   S <- S + k d^T;   o = S^T q.
-
-With S0 the state before a chunk and g_t the sum of log a up to its token t, a chunk's changes are
-the solution of one triangular system (Yang et al. 2024, arXiv 2406.06484, 3.2, and "Gated Delta
-Networks", arXiv 2412.06464, 3.3):
-
-    (I + L) D = B (V - e^g K S0),         L_ti = b_t e^(g_t - g_i) k_t . k_i   for i < t
-    O = e^g Q S0 + M D,                   M_ti = e^(g_t - g_i) q_t . k_i       for i <= t
-    S1 = e^(g_c) S0 + (e^(g_c - g) K)^T D
-
-Systems of all chunks are solved together; only S goes from chunk to chunk. It sums in another order
-than the decoder, which may not depend on how a text is cut; a loss may.
-
-Shapes:  B = windows, H = value heads, T = tokens, K = key size, V = value size, N = chunks,
-         C = tokens of a chunk, W = V + K.
 """
 
 from __future__ import annotations
@@ -56,7 +36,25 @@ def chunked_delta(
     fade_BHT: Tensor,
     chunk: int = _CHUNK,
 ) -> Tensor:
-    """o_BHTV from a state of zeros. `rate_BHT` is b, `fade_BHT` is log a, at most 0."""
+    """The gated delta rule over whole windows, a chunk at a time: o_BHTV from a state of zeros.
+    `rate_BHT` is b, `fade_BHT` is log a, at most 0.
+
+    Token by token (kernels/reference/delta.py) the state S of a value head goes
+
+        S <- a S;   d = b (v - S^T k);   S <- S + k d^T;   o = S^T q.
+
+    With S0 the state before a chunk and g_t the sum of log a up to its token t, a chunk's changes
+    are the solution of one triangular system (Yang et al. 2024, arXiv 2406.06484, 3.2, and "Gated
+    Delta Networks", arXiv 2412.06464, 3.3):
+
+        (I + L) D = B (V - e^g K S0),         L_ti = b_t e^(g_t - g_i) k_t . k_i   for i < t
+        O = e^g Q S0 + M D,                   M_ti = e^(g_t - g_i) q_t . k_i       for i <= t
+        S1 = e^(g_c) S0 + (e^(g_c - g) K)^T D
+
+    Systems of all chunks are solved together; only S goes from chunk to chunk.
+
+    Shapes:  K = key size, V = value size, N = chunks, C = tokens of a chunk, W = V + K.
+    """
     num_tokens = q_BHTK.shape[2]
     # Tokens of zeros change nothing: d = 0 and a = 1.
     missing = -num_tokens % chunk
@@ -134,16 +132,15 @@ class GatedAttention(nn.Module):
         self.k_norm = OffsetNorm(head, config.rms_norm_eps)
 
     def forward(self, x_BTD: Tensor, turns: RotaryTables, kept: list[Heads]) -> Tensor:
-        """Causal; after a first turn as turns.py says. Keys and values are added to `kept`."""
-        config = self._config
-        head, groups = config.head_dim, config.num_heads // config.num_kv_heads
+        """Causal; after a first turn as `attend` says. Keys and values are added to `kept`."""
+        head = self._config.head_dim
         q_BTGH, gate_BTGH = self.q_proj(x_BTD).unflatten(-1, (-1, 2, head)).unbind(-2)
         k_BTGH = self.k_norm(self.k_proj(x_BTD).unflatten(-1, (-1, head)))
         v_BTGH = self.v_proj(x_BTD).unflatten(-1, (-1, head))
         found_BTE = attend(
             turns(self.q_norm(q_BTGH).transpose(1, 2)),
-            turns(k_BTGH.transpose(1, 2)).repeat_interleave(groups, 1),
-            v_BTGH.transpose(1, 2).repeat_interleave(groups, 1),
+            turns(k_BTGH.transpose(1, 2)),
+            v_BTGH.transpose(1, 2),
             kept,
         )
         return self.o_proj(found_BTE * gate_BTGH.flatten(2).sigmoid())
@@ -166,18 +163,6 @@ class Convolution(nn.Module):
         return functional.silu(found_BTC)
 
 
-class HeadNorm(nn.Module):
-    """Of what each value head found, in its own scale."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self._eps = eps
-
-    def forward(self, x_BTHV: Tensor) -> Tensor:
-        return functional.rms_norm(x_BTHV, x_BTHV.shape[-1:], self.weight, self._eps)
-
-
 class Recurrence(nn.Module):
     """A gated delta rule layer."""
 
@@ -192,7 +177,7 @@ class Recurrence(nn.Module):
         self.conv1d = Convolution(delta.num_channels, delta.num_taps)
         self.A_log = nn.Parameter(torch.zeros(delta.num_heads))
         self.dt_bias = nn.Parameter(torch.zeros(delta.num_heads))
-        self.norm = HeadNorm(delta.value_dim, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(delta.value_dim, config.rms_norm_eps)
         self.out_proj = nn.Linear(values, hidden, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:

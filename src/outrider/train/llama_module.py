@@ -5,22 +5,7 @@ y = norm(x): the arithmetic of models/llama.py, whose decoder reads what is expo
 Whole windows are read at once, causally, and there is no KV.
 
 Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary, G = heads, H = head size,
-         R = half of what turns of a head, K = kept layers.
-
-Attention of blocks that draft on from their own states, for all places of a window at once.
-
-In the engine a block reads text with the target's states, and below it what it drafts with its own.
-In training every place is a place where a round may begin. So a window is read in turns: in the
-first one every place has the target's state of the token before; in turn r + 1 it has what the
-block made of that token in turn r. A query of turn r sees the keys of the first turn up to r places
-before its own, and then one key of each later turn, its own included. EAGLE-3 calls this
-training-time test (Li et al. 2025, arXiv 2503.01840, 3.2).
-
-At every place all turns are to say what the target says there. A later draft counts only where
-earlier ones were right, so turn s weighs 0.8 ** s.
-
-Shapes:  B = windows, T = tokens, D = hidden size, G = heads, H = head size, W = ids of a law,
-         P = places (B x T).
+         R = half of what turns of a head, K = kept layers, W = ids of a law.
 """
 
 from __future__ import annotations
@@ -38,7 +23,7 @@ from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.rope import rope_tables
 from outrider.models.weights import HEAD, Weights
-from outrider.train.losses import TopProbs, distillation, top_laws
+from outrider.train.losses import distillation, faded_mean, top_laws
 
 # As Llama's own checkpoints began.
 _INITIAL_STD = 0.02
@@ -85,25 +70,27 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x_BTD: Tensor, turns: RotaryTables, mask_TT: Tensor | None = None) -> Tensor:
-        """Causal without a mask; with one, a token sees what the mask says."""
-        q_BGTH = self._heads(self.q_proj(x_BTD), self._config.num_heads)
-        k_BGTH = self._heads(self.k_proj(x_BTD), self._config.num_kv_heads)
-        v_BGTH = self._heads(self.v_proj(x_BTD), self._config.num_kv_heads)
+    def forward(
+        self, x_BTD: Tensor, turns: RotaryTables, kept: list[Heads] | None = None
+    ) -> Tensor:
+        """Causal; `kept` has keys and values of a block's turns so far (`attend`)."""
+        q_BGTH = self._heads(self.q_proj(x_BTD))
+        k_BGTH, v_BGTH = self._heads(self.k_proj(x_BTD)), self._heads(self.v_proj(x_BTD))
         if self._config.qk_norm:
             q_BGTH, k_BGTH = self.q_norm(q_BGTH), self.k_norm(k_BGTH)
-        found_BGTH = functional.scaled_dot_product_attention(
-            turns(q_BGTH),
-            turns(k_BGTH),
-            v_BGTH,
-            attn_mask=mask_TT,
-            is_causal=mask_TT is None,
-            enable_gqa=True,
-        )
+        found_BTE = attend(turns(q_BGTH), turns(k_BGTH), v_BGTH, [] if kept is None else kept)
+        return self.o_proj(found_BTE)
+
+    def across(self, x_BTD: Tensor, read_BSD: Tensor) -> Tensor:
+        """Every token sees all that is read, without positions."""
+        q_BGTH = self._heads(self.q_proj(x_BTD))
+        k_BGSH, v_BGSH = self._heads(self.k_proj(read_BSD)), self._heads(self.v_proj(read_BSD))
+        found_BGTH = functional.scaled_dot_product_attention(q_BGTH, k_BGSH, v_BGSH)
         return self.o_proj(found_BGTH.transpose(1, 2).flatten(2))
 
-    def _heads(self, x_BTE: Tensor, num_heads: int) -> Tensor:
-        return x_BTE.view(*x_BTE.shape[:2], num_heads, self._config.head_dim).transpose(1, 2)
+    def _heads(self, x_BTE: Tensor) -> Tensor:
+        head_dim = self._config.head_dim
+        return x_BTE.view(*x_BTE.shape[:2], -1, head_dim).transpose(1, 2)
 
 
 class FFN(nn.Module):
@@ -119,15 +106,19 @@ class FFN(nn.Module):
 
 
 class TrainedLlamaLayer(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
+    """`num_in` is that of `Attention`."""
+
+    def __init__(self, config: LlamaConfig, num_in: int | None = None) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, num_in)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FFN(config)
 
-    def forward(self, x_BTD: Tensor, turns: RotaryTables) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), turns)
+    def forward(
+        self, x_BTD: Tensor, turns: RotaryTables, kept: list[Heads] | None = None
+    ) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), turns, kept)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
@@ -223,80 +214,49 @@ def read_llama_config(folder: Path) -> LlamaConfig:
     return config
 
 
-def config_json(config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
-    """`config.json` of a plain Llama, with the sizes of `config`."""
-    stop = list(config.stop_ids)
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.ffn_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_tokens,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope.theta,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": stop[0] if stop else None,
-        "eos_token_id": stop if len(stop) > 1 else (stop[0] if stop else None),
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-
-
 def as_dtype(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Tensors of a state, on the host, as they are exported."""
     return {name: value.detach().to("cpu", dtype).contiguous() for name, value in state.items()}
 
 
-_DECAY = 0.8
 # Ids that are kept of a target's law.
 _NUM_KEPT = 32
 # Keys and values of one turn.
 Heads = tuple[Tensor, Tensor]
 
 
-def heads_of(
-    own: Attention, config: LlamaConfig, x_BTD: Tensor, turns: RotaryTables
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, as many of each, turned by position."""
-
-    def split(linear: nn.Linear, num_heads: int) -> Tensor:
-        rows_BTE = linear(x_BTD)
-        return rows_BTE.unflatten(-1, (num_heads, config.head_dim)).transpose(1, 2)
-
-    groups = config.num_heads // config.num_kv_heads
-    q_BGTH = turns(split(own.q_proj, config.num_heads))
-    k_BGTH = turns(split(own.k_proj, config.num_kv_heads)).repeat_interleave(groups, 1)
-    v_BGTH = split(own.v_proj, config.num_kv_heads).repeat_interleave(groups, 1)
-    return q_BGTH, k_BGTH, v_BGTH
-
-
 def attend(q_BGTH: Tensor, k_BGTH: Tensor, v_BGTH: Tensor, kept: list[Heads]) -> Tensor:
-    """What a block attends to in its next turn, whose keys and values are added to `kept`."""
+    """What a block attends to in its next turn, whose keys and values are added to `kept`.
+
+    In the engine a block reads text with the target's states, and below it what it drafts with its
+    own. In training every place is a place where a round may begin. So a window is read in turns:
+    in the first one every place has the target's state of the token before; in turn r + 1 it has
+    what the block made of that token in turn r. A query of turn r sees the keys of the first turn
+    up to r places before its own, and then one key of each later turn, its own included. EAGLE-3
+    calls this training-time test (Li et al. 2025, arXiv 2503.01840, 3.2).
+    """
     kept.append((k_BGTH, v_BGTH))
     if len(kept) == 1:
-        out_BGTH = functional.scaled_dot_product_attention(q_BGTH, k_BGTH, v_BGTH, is_causal=True)
+        out_BGTH = functional.scaled_dot_product_attention(
+            q_BGTH, k_BGTH, v_BGTH, is_causal=True, enable_gqa=True
+        )
         return out_BGTH.transpose(1, 2).flatten(2)
+    groups = q_BGTH.shape[1] // k_BGTH.shape[1]
+    known = [(k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)) for k, v in kept]
     num_tokens, late = q_BGTH.shape[2], len(kept) - 1
     places_T = torch.arange(num_tokens, device=q_BGTH.device)
     unseen_TT = places_T[None] > places_T[:, None] - late
-    scores = [(q_BGTH @ kept[0][0].mT).masked_fill(unseen_TT, -torch.inf)]
+    scores = [(q_BGTH @ known[0][0].mT).masked_fill(unseen_TT, -torch.inf)]
     drafted = [
         (later(k, late - turn), later(v, late - turn))
-        for turn, (k, v) in enumerate(kept[1:], start=1)
+        for turn, (k, v) in enumerate(known[1:], start=1)
     ]
     for turn, (k, _) in enumerate(drafted, start=1):
         score_BGT1 = (q_BGTH * k).sum(-1, keepdim=True)
         unread_T1 = (places_T < late - turn)[:, None]
         scores.append(score_BGT1.masked_fill(unread_T1, -torch.inf))
     shares = (torch.cat(scores, dim=-1) * q_BGTH.shape[-1] ** -0.5).softmax(-1)
-    out_BGTH = shares[..., :num_tokens] @ kept[0][1]
+    out_BGTH = shares[..., :num_tokens] @ known[0][1]
     for number, (_, v) in enumerate(drafted, start=num_tokens):
         out_BGTH = out_BGTH + shares[..., number, None] * v
     return out_BGTH.transpose(1, 2).flatten(2)
@@ -312,27 +272,9 @@ def later(x: Tensor, places: int) -> Tensor:
 def divergence(turns: Iterable[Tensor], wanted_BTW: Tensor) -> Tensor:
     """How far the laws of all turns, logits_BTW each, are from those of the target's logits, in
     nats a place: a weighted mean. The first places of later turns have no state before them."""
+    num_windows = len(wanted_BTW)
     laws = top_laws(wanted_BTW.flatten(0, 1), _NUM_KEPT)
-    ids_BTC, logprobs_BTC = (
-        kept_PC.view(*wanted_BTW.shape[:2], -1) for kept_PC in (laws.ids_PC, laws.logprobs_PC)
+    return faded_mean(
+        distillation(logits_BTW[:, turn:].flatten(0, 1), laws.at(num_windows, slice(turn, None)))
+        for turn, logits_BTW in enumerate(turns)
     )
-    total, weights = wanted_BTW.new_zeros((), dtype=torch.float32), 0.0
-    for turn, logits_BTW in enumerate(turns):
-        part = TopProbs(ids_BTC[:, turn:].flatten(0, 1), logprobs_BTC[:, turn:].flatten(0, 1))
-        weight = _DECAY**turn
-        total = total + weight * distillation(logits_BTW[:, turn:].flatten(0, 1), part)
-        weights += weight
-    return total / weights
-
-
-def accepted_drafts(ids_T: Tensor, turns: Iterable[Tensor]) -> Tensor:
-    """Of the drafts of a round whose pending token is at p, one a turn, how many are the text's:
-    accepted_T. `turns` are the ids that each turn chooses after every token. Draft number s is
-    turn s at p + s, since what it follows were accepted drafts, which are the text."""
-    accepted_T, going_T = torch.zeros_like(ids_T), torch.ones_like(ids_T)
-    for turn, chosen_T in enumerate(turns):
-        right_T = torch.zeros_like(ids_T)
-        right_T[: max(len(ids_T) - 1 - turn, 0)] = chosen_T[turn:-1] == ids_T[turn + 1 :]
-        going_T = going_T * right_T
-        accepted_T += going_T
-    return accepted_T

@@ -39,13 +39,11 @@ _SMOOTH = 20
 @dataclass(frozen=True, slots=True)
 class Batch:
     """`ids_BT` are token ids, int64, on the device of the net. `windows` are the numbers of the
-    windows within the text: what is computed once for a window is kept under its number. `epoch`
-    counts how often the text has been read before."""
+    windows within the text: what is computed once for a window is kept under its number."""
 
     ids_BT: Tensor
     windows: tuple[int, ...]
     step: int
-    epoch: int
 
 
 class Batches(Protocol):

@@ -10,32 +10,13 @@ divergence, so each is a lower bound of the one over all ids, and zero where tha
 (Hinton et al., 2015; Gu et al., 2024, "MiniLLM"). What the exact rule accepts of a sampled draft is
 1 - (1/2) sum |p - q|, which either divergence bounds (Pinsker).
 
-Shapes:  P = places of a batch, V = vocabulary, C = ids that are kept of a law.
-
-The loss behind an output head, a few places at a time, forward and backward together.
-
-Logits of a batch are the largest tensors of a small model's training, many times the caches; to
-write them, their exponentials and their gradients and to read them again costs more than the
-products. So each slice of places goes all the way, from logits to gradients, before the next.
-
-Shapes:  P = places of a batch, D = hidden size, V = vocabulary, C = ids that are kept of a law,
-         S = places of a slice.
-
-The teacher's laws of whole windows, computed once and kept in a mapped file.
-
-The target never changes while a draft learns from it, and reading a window is the dearest part of a
-step. So the top of every law is kept under its window's number: from the second epoch on the target
-is not asked. The file has room for all windows, but takes space only for those that were read.
-
-A window's mark is written after its laws. A process that is killed between loses that window's
-laws, which are computed again.
-
-Shapes:  B = windows of a batch, T = tokens, P = places (B x T), C = ids kept of a law.
+Shapes:  P = places of a batch, B = windows, T = tokens, V = vocabulary, D = hidden size,
+         C = ids that are kept of a law, S = places of a slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -50,6 +31,7 @@ from outrider.train.tokens import tensor_of
 
 # Floor of a probability in a logarithm, well below what float16 rounding of the kept ones hides.
 _LEAST = 1e-6
+_DECAY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +40,13 @@ class TopProbs:
 
     ids_PC: Tensor
     logprobs_PC: Tensor
+
+    def at(self, num_windows: int, places: slice) -> TopProbs:
+        """Those of some places of every window, where P is so many windows."""
+        parts = (
+            part.view(num_windows, -1, part.shape[-1]) for part in (self.ids_PC, self.logprobs_PC)
+        )
+        return TopProbs(*(part_BTC[:, places].flatten(0, 1) for part_BTC in parts))
 
 
 def top_laws(logits_PV: Tensor, num_kept: int) -> TopProbs:
@@ -97,6 +86,14 @@ def next_token(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
     )
 
 
+def faded_mean(losses: Iterable[Tensor]) -> Tensor:
+    """The mean of the losses of a round's drafts, in order, in which draft s weighs 0.8 ** s: a
+    later draft counts only where earlier ones were right."""
+    parts = torch.stack(list(losses))
+    weights = _DECAY ** torch.arange(len(parts), device=parts.device)
+    return (parts * weights).sum() / weights.sum()
+
+
 def _rest(p_PC: Tensor) -> Tensor:
     """What the kept outcomes leave, at least _LEAST."""
     return (1 - p_PC.sum(-1)).clamp_min(_LEAST)
@@ -110,7 +107,12 @@ def head_loss(
     x_PD: Tensor, head_VD: Tensor, laws: TopProbs, *, num_own: int = 0
 ) -> tuple[Tensor, TopProbs]:
     """The mean divergence from `laws` of what a head says of `x_PD`, and the `num_own` likeliest
-    ids of what it says, without gradients."""
+    ids of what it says, without gradients.
+
+    Logits of a batch are the largest tensors of a small model's training: to write them, their
+    exponentials and their gradients costs more than the products. So each slice of places goes all
+    the way, from logits to gradients, before the next.
+    """
     function = cast("Any", _HeadLoss)
     loss, ids_PC, logprobs_PC = function.apply(
         x_PD, head_VD, laws.ids_PC, laws.logprobs_PC, num_own
@@ -162,7 +164,10 @@ Teach = Callable[[Tensor], TopProbs]
 class LawCache:
     """Laws of `num_windows` windows of `window` tokens, the `num_kept` likeliest ids of each.
 
-    `name` says which text and teacher they belong to: files of another name are left alone.
+    The target never changes while a draft learns from it, and reading a window is the dearest part
+    of a step: from the second epoch on it is not asked. A window's mark is written after its laws,
+    so those that a process was killed in are computed again. `name` says which text and teacher
+    they belong to: files of another name are left alone.
     """
 
     def __init__(

@@ -2,24 +2,18 @@
 
 Head i sees the target's state of the token at p and is to say what the target says of the token at
 p + 2 + i, having read the text up to there. The heads do not see the tokens between, so what they
-learn is the mean of those laws over how texts go on. The loss of head i counts 0.8 ** i, since a
-later draft counts where earlier ones were right (Cai et al. 2024, arXiv 2401.10774, 2.2.1).
-
-The blocks begin as zero, so a head begins as the target's own output matrix, or a copy of it that
-is trained as well, or random numbers.
+learn is the mean of those laws over how texts go on (Cai et al. 2024, arXiv 2401.10774, 2.2.1).
 
 The folder also says at which ranks the target's greedy text was found on the held-out prompts:
 calibrated trees are shaped by that.
 
-Shapes:  B = windows of a batch, T = tokens, D = hidden size, V = vocabulary, H = heads,
-         P = places, R = ranks.
+Shapes:  B = windows of a batch, T = tokens, D = hidden size, V = vocabulary, P = places, R = ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import torch
@@ -27,20 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.clock import host_ints
-from outrider.core.spec import ModelSpec
 from outrider.core.tree import Chances, Shape, best_shape, falling
 from outrider.drafters.medusa import MedusaConfig, config_values
-from outrider.models.loading import DTYPES
-from outrider.train.exam import Exam
-from outrider.train.llama_module import as_dtype
-from outrider.train.loop import Batch, Export
-from outrider.train.losses import TopProbs, distillation, top_laws
+from outrider.train.loop import Batch
+from outrider.train.losses import distillation, faded_mean, top_laws
+from outrider.train.recipe import DrafterRecipe, of_session
 from outrider.train.session import Session
-from outrider.train.target import FrozenTarget
 
 HeadInit = Literal["tie", "copy", "random"]
 
-_DECAY = 0.8
 # Neighbouring places teach much the same, and a law over the vocabulary is most of the work: a head
 # learns from every so many of a step's places, from others at the next step.
 _STRIDE = 4
@@ -113,24 +102,14 @@ class MedusaHeads(nn.ModuleList):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaRecipe:
-    """A `Recipe`. `spec` is the target's."""
-
-    target: FrozenTarget
+class MedusaRecipe(DrafterRecipe[MedusaHeads]):
+    name: str = field(default="medusa", init=False)
     config: MedusaConfig
-    spec: ModelSpec
-    exam: Exam
     init: HeadInit = "tie"
-    dtype: torch.dtype = torch.bfloat16
 
     @property
-    def name(self) -> str:
-        return "medusa"
-
-    @property
-    def facts(self) -> Mapping[str, object]:
+    def choices(self) -> Mapping[str, object]:
         return {
-            "target": str(self.target.folder),
             "heads": self.config.num_heads,
             "blocks": self.config.num_layers,
             "init": self.init,
@@ -149,23 +128,16 @@ class MedusaRecipe:
         ids_BT = batch.ids_BT
         last_BTD = self.target.read(ids_BT).last_BTD
         laws = top_laws(self.target.logits(last_BTD).flatten(0, 1), _NUM_KEPT)
-        ids_BTC = laws.ids_PC.view(*ids_BT.shape, -1)
-        logprobs_BTC = laws.logprobs_PC.view(*ids_BT.shape, -1)
-        normed_BTD = self._normed(last_BTD)
-        total = last_BTD.new_zeros((), dtype=torch.float32)
-        weights = [_DECAY**head for head in range(self.config.num_heads)]
-        for head, weight in enumerate(weights):
-            # The law after token p + 1 + i is that of the token behind it.
-            ahead = head + 1
-            some = slice((batch.step + head) % _STRIDE, None, _STRIDE)
-            wanted = TopProbs(
-                ids_BTC[:, ahead:][:, some].flatten(0, 1),
-                logprobs_BTC[:, ahead:][:, some].flatten(0, 1),
-            )
-            x_PD = normed_BTD[:, :-ahead][:, some].flatten(0, 1)
-            logits_PV = module.logits(head, x_PD, self.target.head.float())
-            total = total + weight * distillation(logits_PV, wanted)
-        return total / sum(weights)
+        normed_BTD, head_VD = self._normed(last_BTD), self.target.head.float()
+
+        def divergence(head: int) -> Tensor:
+            """The law after token p + 1 + i is that of the token behind it."""
+            ahead, first = head + 1, (batch.step + head) % _STRIDE
+            wanted = laws.at(len(ids_BT), slice(ahead + first, None, _STRIDE))
+            x_PD = normed_BTD[:, :-ahead][:, first::_STRIDE].flatten(0, 1)
+            return distillation(module.logits(head, x_PD, head_VD), wanted)
+
+        return faded_mean(map(divergence, range(self.config.num_heads)))
 
     def measure(self, module: MedusaHeads) -> Mapping[str, float]:
         """Of a chain, and of the best tree by the ranks that are seen here."""
@@ -175,13 +147,11 @@ class MedusaRecipe:
             del k
             return _accepted(self._ranks(module, ids_T), _paths(shape))
 
-        return {
-            "tokens_per_round": self.exam.tokens_per_round(partial(self.accepted, module)),
-            "tokens_per_round_of_trees": self.exam.tokens_per_round(in_tree),
-        }
+        chains = DrafterRecipe[MedusaHeads].measure(self, module)
+        return {**chains, "tokens_per_round_of_trees": self.exam.tokens_per_round(in_tree)}
 
     def accepted(self, module: MedusaHeads, ids_T: Tensor, k: int) -> Tensor:
-        """accepted_T of chains, as exam.py wants it."""
+        """Of chains."""
         deepest = min(k, self.config.num_heads)
         return _accepted(self._ranks(module, ids_T), _chain_paths(deepest))
 
@@ -195,13 +165,11 @@ class MedusaRecipe:
                     tally.note(ranks)
         return tally.chances()
 
-    def export(self, module: MedusaHeads) -> Export:
+    def values(self, module: MedusaHeads) -> Mapping[str, object]:
         with torch.no_grad():
             chances = self.chances(module)
         counted = MedusaConfig(self.config.num_heads, self.config.num_layers, chances)
-        values = config_values(counted, self.spec)
-        values["dtype"] = str(self.dtype).removeprefix("torch.")
-        return Export(as_dtype(module.state_dict(), self.dtype), values)
+        return config_values(counted, self.spec)
 
     def _ranks(self, module: MedusaHeads, ids_T: Tensor) -> list[list[int | None]]:
         """For each pending place, the rank of every token behind it among its head's candidates,
@@ -257,12 +225,8 @@ def _accepted(ranks: Sequence[Sequence[int | None]], paths: frozenset[tuple[int,
 def medusa_recipe(
     session: Session, *, num_heads: int, num_layers: int, init: HeadInit, dtype: str
 ) -> MedusaRecipe:
-    spec = session.target.config.spec("", bytes_per_weight=4, bytes_per_kv=4)
     return MedusaRecipe(
-        target=session.target,
+        **of_session(session, dtype),
         config=MedusaConfig(num_heads, num_layers),
-        spec=spec,
-        exam=session.exam,
         init=init,
-        dtype=DTYPES[dtype],
     )

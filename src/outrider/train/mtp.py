@@ -7,10 +7,10 @@ itself: at place e it has text up to e - r, read as ever, and r places that were
 states. So in its r-th turn a query sees the keys of its first turn up to e - r, and one key of each
 later turn: what EAGLE-3 calls training-time test (Li et al. 2025, arXiv 2503.01840, 3.2).
 
-The loss is the divergence of all turns' laws from the target's (turns.py). Laws are compared over
-the ids that make up most of the text, since the output head is most of the arithmetic. Embedding
-and output head are the target's and stay as they are. Blocks begin as the target's last layer where
-they have its shapes (warm_start.py).
+The loss is the divergence of all turns' laws from the target's. Laws are compared over the ids that
+make up most of the text, since the output head is most of the arithmetic. Embedding and output head
+are the target's and stay as they are. Blocks begin as the target's last layer where they have its
+shapes.
 
 Shapes:  B = windows of a batch, T = tokens, D = hidden size, V = vocabulary, G = heads,
          H = head size, W = ids that are compared.
@@ -18,9 +18,9 @@ Shapes:  B = windows of a batch, T = tokens, D = hidden size, V = vocabulary, G 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,30 +29,27 @@ from torch.nn import functional
 from outrider.core.errors import ConfigError
 from outrider.drafters.mtp import MtpConfig, config_values
 from outrider.models.families import LlamaConfig
-from outrider.models.loading import DTYPES
-from outrider.train.exam import Exam
 from outrider.train.llama_module import (
     Heads,
     RotaryTables,
     TrainedLlamaLayer,
-    accepted_drafts,
-    as_dtype,
-    attend,
     divergence,
-    heads_of,
     initialise,
     later,
 )
-from outrider.train.loop import Batch, Export
+from outrider.train.loop import Batch
+from outrider.train.recipe import DrafterRecipe, of_session
 from outrider.train.session import Session
 from outrider.train.shapes import plain_layers
-from outrider.train.target import FrozenTarget, begin_as_last_layer, fits_last_layer
+from outrider.train.target import FrozenTarget, accepted_drafts
 from outrider.train.tokens import Windows, covering_ids, digest_of_ids
 
 # Batches that a fit reads, at most.
 _FITTED = 32
 # Of the text's tokens, those whose ids are compared.
 _COVERED = 0.97
+# Of the mean square of what is read: keeps the fit steady where inputs say the same.
+_RIDGE = 1e-3
 
 
 class SharedHead(nn.Module):
@@ -66,7 +63,6 @@ class MtpLayer(TrainedLlamaLayer):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
-        self._config = config
         self.enorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hnorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
@@ -79,10 +75,7 @@ class MtpLayer(TrainedLlamaLayer):
         self, embedded_BTD: Tensor, states_BTD: Tensor, turns: RotaryTables, kept: list[Heads]
     ) -> Tensor:
         """The block's states in its next turn; `kept` has keys and values of its turns so far."""
-        x_BTD = self.eh_proj(self.pair(embedded_BTD, states_BTD))
-        heads = heads_of(self.self_attn, self._config, self.input_layernorm(x_BTD), turns)
-        x_BTD = x_BTD + self.self_attn.o_proj(attend(*heads, kept))
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        return self(self.eh_proj(self.pair(embedded_BTD, states_BTD)), turns, kept)
 
 
 class TrainedMtpBlocks(nn.Module):
@@ -114,29 +107,21 @@ class Mtp(nn.Module):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MtpRecipe:
-    """A `Recipe` of `block.num_layers` blocks. Each place is learned in `num_turns` turns, at least
-    one for each block. Laws are compared over `ids_W`, in rising order; None is all ids. Of `text`
-    the first windows are what blocks begin with; without it they begin as noise."""
+class MtpRecipe(DrafterRecipe[Mtp]):
+    """`block.num_layers` blocks. Each place is learned in `num_turns` turns, at least one for each
+    block. Laws are compared over `ids_W`, in rising order; None is all ids. Of `text` the first
+    windows are what blocks begin with; without it they begin as noise."""
 
-    target: FrozenTarget
+    name: str = field(default="mtp", init=False)
     block: LlamaConfig
-    exam: Exam
-    window: int
     num_turns: int
-    dtype: torch.dtype = torch.bfloat16
     ids_W: Tensor | None = None
     text: Windows | None = None
 
     @property
-    def name(self) -> str:
-        return "mtp"
-
-    @property
-    def facts(self) -> Mapping[str, object]:
+    def choices(self) -> Mapping[str, object]:
         block = self.block
         return {
-            "target": str(self.target.folder),
             "sizes": [block.hidden_size, block.ffn_size, block.num_heads, block.num_layers],
             "turns": self.num_turns,
             "ids": None if self.ids_W is None else digest_of_ids(self.ids_W),
@@ -144,8 +129,7 @@ class MtpRecipe:
         }
 
     def build(self, generator: torch.Generator) -> Mtp:
-        longest = max([self.window, *(len(text.ids) for text in self.exam.texts)])
-        net = Mtp(self.block, longest)
+        net = Mtp(self.block, self.longest)
         initialise(net, generator, num_layers=self.block.num_layers)
         if self.text is not None:
             self._begin(net, self.text)
@@ -158,21 +142,15 @@ class MtpRecipe:
         found = self._turns(module, batch.ids_BT, last_BTD, self.num_turns)
         return divergence((functional.linear(own_BTD, head_WD) for own_BTD in found), wanted_BTW)
 
-    def measure(self, module: Mtp) -> Mapping[str, float]:
-        def accepted(ids_T: Tensor, k: int) -> Tensor:
-            last_1TD = self.target.read(ids_T[None]).last_BTD
-            found = self._turns(module, ids_T[None], last_1TD, k)
-            head = self.target.head
-            chosen = (functional.linear(own_1TD[0], head).argmax(-1) for own_1TD in found)
-            return accepted_drafts(ids_T, chosen)
+    def accepted(self, module: Mtp, ids_T: Tensor, k: int) -> Tensor:
+        found = self._turns(module, ids_T[None], self.target.read(ids_T[None]).last_BTD, k)
+        head_VD = self.target.head
+        chosen = (functional.linear(own_1TD[0], head_VD).argmax(-1) for own_1TD in found)
+        return accepted_drafts(ids_T, chosen)
 
-        return {"tokens_per_round": self.exam.tokens_per_round(accepted)}
-
-    def export(self, module: Mtp) -> Export:
-        values = config_values(MtpConfig(block=self.block)) | {
-            "dtype": str(self.dtype).removeprefix("torch.")
-        }
-        return Export(as_dtype(module.state_dict(), self.dtype), values)
+    def values(self, module: Mtp) -> Mapping[str, object]:
+        del module
+        return config_values(MtpConfig(block=self.block))
 
     def _begin(self, net: Mtp, text: Windows) -> None:
         """All blocks alike: the states that the first hands on are what it was fitted to read."""
@@ -191,6 +169,49 @@ class MtpRecipe:
         return module(embedded_BTD.float(), last_BTD.float(), count)
 
 
+def fits_last_layer(layer: MtpLayer, target: FrozenTarget) -> bool:
+    """Whether the layer has all weights of the target's last one, in its shapes."""
+    own = {name: parameter.shape for name, parameter in layer.named_parameters()}
+    return all(own.get(name) == one.shape for name, one in _last_layer(target).named_parameters())
+
+
+def begin_as_last_layer(layer: MtpLayer, target: FrozenTarget, batches: Iterable[Tensor]) -> None:
+    """Sets all but the layer's own norms; each of `batches` is ids_BT that the fit reads.
+
+    What a target's last layer reads at a token is largely a linear function of what a block reads
+    there: the token's embedding, and the target's last residual of the token before. Least squares
+    find that function. Behind it the last layer does what it does in the target, and the block's
+    states are close to the target's residuals, which is what it reads where it drafts on by itself.
+    """
+    with torch.no_grad():
+        layer.eh_proj.weight.copy_(_joined(layer, target, batches))
+        own = dict(layer.named_parameters())
+        for name, parameter in _last_layer(target).named_parameters():
+            own[name].copy_(parameter)
+
+
+def _joined(layer: MtpLayer, target: FrozenTarget, batches: Iterable[Tensor]) -> Tensor:
+    """The matrix whose products are closest to the residuals that the last layer reads."""
+    num_out, num_in = layer.eh_proj.weight.shape
+    square = torch.zeros(num_in, num_in, dtype=torch.float64)
+    cross = torch.zeros(num_in, num_out, dtype=torch.float64)
+    for ids_BT in batches:
+        reading = target.read(ids_BT, (target.config.num_layers - 1,))
+        embedded_BTD = functional.embedding(ids_BT.to(target.device), target.embedding)
+        pair_BTE = layer.pair(embedded_BTD[:, 1:].float(), reading.last_BTD[:, :-1].float())
+        read_PE = pair_BTE.flatten(0, 1).double().cpu()
+        square += read_PE.T @ read_PE
+        cross += read_PE.T @ reading.hidden_BTKD[:, 1:, 0].flatten(0, 1).double().cpu()
+    ridge = torch.eye(num_in, dtype=torch.float64) * square.diagonal().mean() * _RIDGE
+    linalg = cast("Any", torch.linalg)
+    found: Tensor = linalg.solve(square + ridge, cross)
+    return found.T.to(layer.eh_proj.weight)
+
+
+def _last_layer(target: FrozenTarget) -> nn.Module:
+    return target.net.model.layers[-1]
+
+
 def mtp_recipe(session: Session, *, num_blocks: int, num_turns: int, dtype: str) -> MtpRecipe:
     """Blocks with the sizes of the target's layers. Raises ConfigError if a block has no turn."""
     if num_turns < num_blocks:
@@ -201,12 +222,9 @@ def mtp_recipe(session: Session, *, num_blocks: int, num_turns: int, dtype: str)
     target = session.target.config
     windows = session.text.windows()
     return MtpRecipe(
-        target=session.target,
+        **of_session(session, dtype),
         block=plain_layers(target, num_blocks),
-        exam=session.exam,
-        window=session.text.wish.window,
         num_turns=num_turns,
-        dtype=DTYPES[dtype],
         ids_W=covering_ids(windows.ids, target, _COVERED).to(session.target.device),
         text=windows,
     )

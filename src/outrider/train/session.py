@@ -1,8 +1,5 @@
 """What every run opens before its recipe is made: folder, device, text, and the target's exam.
 
-Text that a model writes itself, through the same engine as a user's: held-out continuations of
-the target, and text to learn from.
-
 A drafter is asked about text that the target writes, so that is the text to learn from where there
 is time to write it; with the student's own text it learns to go on from its own mistakes (on-policy
 distillation: Agarwal et al., 2024, "On-policy distillation of language models").
@@ -28,11 +25,10 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.clock import host_ints
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.files import FileKind, read_text
+from outrider.core.files import FileKind, read_text, writing
 from outrider.core.params import SamplingParams
 from outrider.models.loading import pick_device, prepare_torch, resolve
 from outrider.train.data import Heard, find_files, unheard
-from outrider.train.exam import Exam, HeldOut
 from outrider.train.folder import (
     STATE,
     Claimed,
@@ -41,11 +37,10 @@ from outrider.train.folder import (
     fill,
     model_card,
     provenance_record,
-    unwritable,
 )
 from outrider.train.llama_module import read_llama_config
 from outrider.train.loop import Trainer, TrainJob, TrainPlan, TrainRecipe
-from outrider.train.target import FrozenTarget
+from outrider.train.target import Exam, FrozenTarget, HeldOut
 from outrider.train.tokens import TokenFiles, TokenOptions, Windows, tokenised
 
 # Texts that are written in one call.
@@ -60,7 +55,7 @@ def continue_greedily(
     """Each prompt and the model's greedy text after it, without speculation."""
     with closing(_plain(model, device)) as llm:
         ids = [tuple(ids) for ids in llm.tokenizer.encode_batch(prompts)]
-        fitting = [one for one in ids if one and len(one) + num_tokens <= _window(llm)]
+        fitting = [one for one in ids if one and len(one) + num_tokens <= llm.spec.max_tokens]
         results = llm.generate(fitting, SamplingParams(max_tokens=num_tokens))
         return tuple(
             HeldOut((*prompt, *result.token_ids), len(prompt))
@@ -77,10 +72,9 @@ def write_texts(
 ) -> list[list[int]]:
     """Each prompt of token ids with what the model writes after it; text i draws with seed
     `params.seed` + i."""
+    each = [replace(params, seed=params.seed + place) for place in range(len(prompts))]
     with closing(_plain(model, device)) as llm:
-        each = [_seeded(params, place) for place in range(len(prompts))]
-        results = llm.generate(list(prompts), each)
-    return [[*prompt, *result.token_ids] for prompt, result in zip(prompts, results, strict=True)]
+        return _written(llm, prompts, each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +121,6 @@ def written_by(
 
 def _write_rows(llm: LLM, given: Windows, numbers: Iterable[int]) -> list[list[int]]:
     num_given = max(1, given.window // 4)
-    rows = [(number, given.at(number)[:num_given]) for number in numbers]
     params = [
         SamplingParams(
             max_tokens=given.window - num_given,
@@ -135,23 +128,20 @@ def _write_rows(llm: LLM, given: Windows, numbers: Iterable[int]) -> list[list[i
             seed=number,
             ignore_eos=True,
         )
-        for number, _ in rows
+        for number in numbers
     ]
-    prompts = [host_ints(ids_T) for _, ids_T in rows]
-    results = llm.generate(prompts, params)
-    return [[*ids, *one.token_ids] for ids, one in zip(prompts, results, strict=True)]
+    return _written(llm, [host_ints(given.at(one.seed)[:num_given]) for one in params], params)
+
+
+def _written(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> list[list[int]]:
+    results = llm.generate(list(prompts), params)
+    return [[*prompt, *result.token_ids] for prompt, result in zip(prompts, results, strict=True)]
 
 
 def _plain(model: Path | str, device: str) -> LLM:
     return LLM(model, config=EngineConfig(drafter="none", device=device, batch_size=_BATCH))
-
-
-def _window(llm: LLM) -> int:
-    return llm.spec.max_tokens
-
-
-def _seeded(params: SamplingParams, place: int) -> SamplingParams:
-    return replace(params, seed=params.seed + place)
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -246,7 +236,6 @@ class Session:
     """A run that learns from a target: its text, the frozen target, and the exam."""
 
     text: TextSession
-    target_name: str
     target: FrozenTarget
     exam: Exam
 
@@ -281,26 +270,19 @@ def open_session(wish: RunWish, target: str) -> Session:
     config = read_llama_config(folder)
     text = open_text(wish, folder, config.vocab_size)
     if wish.written:
-        text = replace(
-            text,
-            written=_own_text(wish, folder, text),
-        )
+        given = text.given()
+        with writing(text.work):
+            own = written_by(
+                *(folder, given, wish.written, text.work), device=wish.device, heard=wish.heard
+            )
+        text = replace(text, written=own)
     texts = _exam_texts(wish, folder, text.work / "exam.json")
     longest = max([wish.window, *(len(one.ids) for one in texts)])
     frozen = FrozenTarget(
         folder, device=text.device, max_tokens=longest, bfloat16=text.plan.bfloat16
     )
     exam = Exam(texts, text.device, wish.k)
-    return Session(text=text, target_name=target, target=frozen, exam=exam)
-
-
-def _own_text(wish: RunWish, target: Path, text: TextSession) -> WrittenText:
-    try:
-        return written_by(
-            *(target, text.given(), wish.written, text.work), device=wish.device, heard=wish.heard
-        )
-    except OSError as error:
-        raise unwritable(text.work, error) from error
+    return Session(text=text, target=frozen, exam=exam)
 
 
 def _exam_texts(wish: RunWish, target: Path, path: Path) -> tuple[HeldOut, ...]:
@@ -322,8 +304,6 @@ def _exam_texts(wish: RunWish, target: Path, path: Path) -> tuple[HeldOut, ...]:
             hint="name shorter prompts with --prompts",
         )
     pairs = [[list(one.ids), one.num_prompt] for one in texts]
-    try:
+    with writing(path):
         path.write_text(json.dumps({"key": key, "texts": pairs}), encoding="utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from error
     return texts

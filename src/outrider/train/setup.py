@@ -19,12 +19,13 @@ from outrider.core.params import SamplingParams
 from outrider.models.families import LlamaConfig
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import DTYPES, resolve
-from outrider.train.draft_model import DraftChoices, DraftRecipe, PretrainRecipe
+from outrider.train.draft_model import DraftRecipe, PretrainRecipe
 from outrider.train.folder import fill, tokenizer_files
 from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher
 from outrider.train.llama_module import read_llama_config
 from outrider.train.loop import Export, TrainRecipe
 from outrider.train.losses import LawCache
+from outrider.train.recipe import of_session
 from outrider.train.session import RunWish, Session, TextSession, open_text, write_texts
 from outrider.train.shapes import draft_of, small_hybrid, small_llama
 from outrider.train.target import FrozenTarget
@@ -70,21 +71,16 @@ def draft_recipe(session: Session, wish: DraftWish) -> DraftRecipe:
     if start is not None:
         _check_vocabulary(text.tokenizer, start, target.config.vocab_size, _START)
         config = read_llama_config(start)
-    choices = DraftChoices(
+    return DraftRecipe(
+        **of_session(session, wish.dtype),
+        config=config,
+        cache=_laws(text, NUM_KEPT),
         reverse=wish.reverse,
         on_policy=wish.on_policy,
+        num_kept=NUM_KEPT,
         start=start,
         raw={} if start is None else JsonObject.read(start / "config.json").values,
-        dtype=DTYPES[wish.dtype],
         copied=tokenizer_files(target.folder),
-    )
-    return DraftRecipe(
-        target=target,
-        config=config,
-        choices=choices,
-        exam=session.exam,
-        cache=_laws(text, choices.num_kept),
-        window=text.wish.window,
         writer=own_writer(wish.temperature, text.wish.device) if wish.on_policy else None,
     )
 
@@ -134,19 +130,16 @@ def open_pretrain(wish: RunWish, model: PretrainWish) -> tuple[TextSession, Trai
         _check_vocabulary(loaded, resolve(model.teacher), config.vocab_size, _TEACHER)
     text = open_text(wish, folder, config.vocab_size)
     held_out_BT = _held_out(text, wish.window).to(text.device)
-    dtype, copied = DTYPES[model.dtype], tokenizer_files(folder)
+    shared: dict[str, Any] = {
+        "held_out_BT": held_out_BT,
+        "window": wish.window,
+        "dtype": DTYPES[model.dtype],
+        "copied": tokenizer_files(folder),
+    }
     if isinstance(config, LlamaConfig):
-        return text, PretrainRecipe(
-            config=config, held_out_BT=held_out_BT, window=wish.window, dtype=dtype, copied=copied
-        )
-    return text, HybridRecipe(
-        config=config,
-        held_out_BT=held_out_BT,
-        window=wish.window,
-        teacher=_teacher(text, model.teacher) if model.teacher else None,
-        dtype=dtype,
-        copied=copied,
-    )
+        return text, PretrainRecipe(config=config, **shared)
+    teacher = _teacher(text, model.teacher) if model.teacher else None
+    return text, HybridRecipe(config=config, teacher=teacher, **shared)
 
 
 def _teacher(text: TextSession, name: str) -> Teacher:

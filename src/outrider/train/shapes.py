@@ -8,12 +8,13 @@ published, where it is the fourth. Of fewer than three the last one attends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from outrider.core.errors import ConfigError
 from outrider.kernels.reference.delta import StateShape
+from outrider.lab.inflate_files import llama_json, sizes_json
 from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope_config import Rope
@@ -22,31 +23,6 @@ HEAD_DIM = 64
 _DRAFT_LAYERS = 2
 _MOST_HIDDEN = 1024
 _LEAST_HIDDEN = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Widths:
-    """Heads of 64, half as many for keys where that is whole, an FFN of 2.75 times the hidden
-    size."""
-
-    num_heads: int
-    num_key_heads: int
-    ffn_size: int
-
-
-def widths_of(hidden_size: int) -> Widths:
-    """Raises ConfigError for a hidden size that heads do not divide."""
-    if hidden_size % HEAD_DIM:
-        raise ConfigError(
-            f"a hidden size of {hidden_size} is no multiple of {HEAD_DIM}, the size of a head.",
-            hint=f"use --hidden {max(1, round(hidden_size / HEAD_DIM)) * HEAD_DIM}",
-        )
-    num_heads = hidden_size // HEAD_DIM
-    return Widths(
-        num_heads=num_heads,
-        num_key_heads=num_heads if num_heads % 2 else num_heads // 2,
-        ffn_size=hidden_size * 11 // 4,
-    )
 
 
 def plain_layers(sizes: LlamaConfig | QwenHybridConfig, num_layers: int) -> LlamaConfig:
@@ -74,16 +50,24 @@ def small_llama(
     max_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> LlamaConfig:
-    """With the `widths_of` the hidden size, whose ConfigError it raises."""
-    widths = widths_of(hidden_size)
+    """Heads of 64, half as many for keys where that is whole, an FFN of 2.75 times the hidden size.
+
+    Raises ConfigError for a hidden size that heads do not divide.
+    """
+    if hidden_size % HEAD_DIM:
+        raise ConfigError(
+            f"a hidden size of {hidden_size} is no multiple of {HEAD_DIM}, the size of a head.",
+            hint=f"use --hidden {max(1, round(hidden_size / HEAD_DIM)) * HEAD_DIM}",
+        )
+    num_heads = hidden_size // HEAD_DIM
     return LlamaConfig(
         family="llama",
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        ffn_size=widths.ffn_size,
+        ffn_size=hidden_size * 11 // 4,
         num_layers=num_layers,
-        num_heads=widths.num_heads,
-        num_kv_heads=widths.num_key_heads,
+        num_heads=num_heads,
+        num_kv_heads=num_heads if num_heads % 2 else num_heads // 2,
         head_dim=HEAD_DIM,
         max_tokens=max_tokens,
         rms_norm_eps=1e-5,
@@ -118,19 +102,21 @@ def small_hybrid(
     max_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> QwenHybridConfig:
-    """Heads of 64, half as many for keys (of attention for values too) where that is whole, an FFN
-    of 2.75 times the hidden size.
-
-    Raises ConfigError for a hidden size that heads do not divide.
-    """
-    widths = widths_of(hidden_size)
-    num_heads, num_key_heads = widths.num_heads, widths.num_key_heads
+    """As `small_llama`, in heads of recurrences too."""
+    sizes = small_llama(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        max_tokens=max_tokens,
+        stop_ids=stop_ids,
+    )
+    num_heads, num_key_heads = sizes.num_heads, sizes.num_kv_heads
     attending = tuple(range(_FIRST, num_layers, _EVERY)) or (num_layers - 1,)
     return QwenHybridConfig(
         family=_FAMILY,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        ffn_size=widths.ffn_size,
+        ffn_size=sizes.ffn_size,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_key_heads,
@@ -157,41 +143,39 @@ def attending_sizes(config: QwenHybridConfig) -> LlamaConfig:
     return replace(plain_layers(config, config.num_layers), rope=config.rope)
 
 
-def hybrid_config_json(config: QwenHybridConfig, dtype: torch.dtype) -> dict[str, object]:
-    """`config.json` of a dense Qwen3.5 with one MTP block and positions that are not stretched."""
-    stop, delta, rope = list(config.stop_ids), config.delta, config.rope
-    attends = set(config.attention_layers)
+def config_json(config: LlamaConfig | QwenHybridConfig, dtype: torch.dtype) -> dict[str, object]:
+    """`config.json` of a plain Llama, or of a dense Qwen3.5 with one MTP block and positions that
+    are not stretched."""
+    stop, rope = list(config.stop_ids), config.rope
+    shared: dict[str, object] = {
+        "attention_bias": False,
+        "bos_token_id": stop[0] if stop else None,
+        "eos_token_id": stop if len(stop) > 1 else (stop[0] if stop else None),
+    }
+    if isinstance(config, LlamaConfig):
+        return llama_json(config, dtype) | shared | {"mlp_bias": False, "rope_theta": rope.theta}
+    delta, attends = config.delta, set(config.attention_layers)
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": config.family,
         "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.ffn_size,
-        "num_hidden_layers": config.num_layers,
+        "max_position_embeddings": config.max_tokens,
+        "hidden_act": "silu",
+        **sizes_json(config, dtype),
+        **shared,
         "layer_types": [
             "full_attention" if index in attends else "linear_attention"
             for index in range(config.num_layers)
         ],
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
         "linear_conv_kernel_dim": delta.num_taps,
         "linear_key_head_dim": delta.key_dim,
         "linear_value_head_dim": delta.value_dim,
         "linear_num_key_heads": delta.num_key_heads,
         "linear_num_value_heads": delta.num_heads,
         "mtp_num_hidden_layers": 1,
-        "max_position_embeddings": config.max_tokens,
-        "rms_norm_eps": config.rms_norm_eps,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": rope.theta,
             "partial_rotary_factor": rope.partial_rotary_factor,
         },
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": stop[0] if stop else None,
-        "eos_token_id": stop if len(stop) > 1 else (stop[0] if stop else None),
-        "dtype": str(dtype).removeprefix("torch."),
     }

@@ -3,32 +3,26 @@
 It is the module of llama_module.py and not the engine's decoder: what a recipe wants are the states
 and laws of every token of whole windows, which is one causal pass without memory.
 
+What a drafter in training would gain is measured on text that it does not learn from (`Exam`).
+
 Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary, K = layers, W = some ids.
-
-A block that begins as its target's last layer, so that it drafts before it has learned anything.
-
-What a target's last layer reads at a token is largely a linear function of what a block reads
-there: the token's embedding, and the target's last residual of the token before. Least squares over
-a little text find that function. Behind it the target's last layer and norm do what they do in the
-target, and the block's states are close to the target's residuals, which is what it reads where it
-drafts on by itself.
-
-Shapes:  B = windows, T = tokens, D = hidden size, P = places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from outrider.core.clock import host_ints
 from outrider.models.families import LlamaConfig
 from outrider.train.llama_module import Llama, read_llama
+from outrider.train.losses import TopProbs, top_laws
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,61 +93,75 @@ class FrozenTarget:
         with torch.no_grad(), self._products():
             return functional.linear(self._net.model.norm(last_BTD), self.head_of(ids_W))
 
+    def laws(self, ids_BT: Tensor, num_kept: int) -> TopProbs:
+        """The top of what it says after every token of a batch."""
+        logits_BTV = self.logits(self.read(ids_BT).last_BTD)
+        return top_laws(logits_BTV.flatten(0, 1), num_kept)
+
     def _products(self) -> torch.autocast:
         """Weights and residuals stay float32, and so do positions, which bfloat16 cannot count."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16)
 
 
-# Of the mean square of what is read: keeps the fit steady where inputs say the same.
-_RIDGE = 1e-3
+# Given ids_T and K, for every position p how many of K drafts would be accepted in a round whose
+# pending token is at p: accepted_T, whole numbers up to K.
+Accepted: TypeAlias = Callable[[Tensor, int], Tensor]
 
 
-class JoiningLayer(Protocol):
-    """A decoder layer behind the matrix that joins token and state."""
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A prompt and the target's own greedy text after it, as ids."""
 
-    eh_proj: nn.Linear
-
-    def pair(self, embedded_BTD: Tensor, states_BTD: Tensor) -> Tensor:
-        """What `eh_proj` reads, of shape [B, T, 2 x D]."""
-        ...
-
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+    ids: tuple[int, ...]
+    num_prompt: int
 
 
-def fits_last_layer(layer: JoiningLayer, target: FrozenTarget) -> bool:
-    """Whether the layer has all weights of the target's last one, in its shapes."""
-    own = {name: parameter.shape for name, parameter in layer.named_parameters()}
-    return all(own.get(name) == one.shape for name, one in _last_layer(target).named_parameters())
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """How many tokens a round would emit.
+
+    The target writes greedily after held-out prompts, once. On such a text the engine's greedy
+    rounds need no engine: a draft is accepted as far as it is the text. So whoever knows, for every
+    position, how many of K drafts made there would be accepted, knows all rounds: the round whose
+    pending token is at p emits accepted[p] + 1 tokens, and the next one begins there. Drafts past
+    the end of the text count for nothing, as a request that ends clamps them.
+    """
+
+    texts: tuple[HeldOut, ...]
+    device: torch.device
+    k: int = 4
+
+    def tokens_per_round(self, accepted: Accepted) -> float:
+        """Emitted over rounds, over all texts; 1 means that no draft is ever accepted."""
+        num_emitted = num_rounds = 0
+        for text in self.texts:
+            ids_T = torch.tensor(text.ids, device=self.device)
+            kept = host_ints(accepted(ids_T, self.k))
+            emitted = rounds(kept, text.num_prompt, len(text.ids))
+            num_emitted, num_rounds = num_emitted + sum(emitted), num_rounds + len(emitted)
+        return num_emitted / num_rounds if num_rounds else 1.0
 
 
-def begin_as_last_layer(
-    layer: JoiningLayer, target: FrozenTarget, batches: Iterable[Tensor]
-) -> None:
-    """Sets all but the layer's own norms; each of `batches` is ids_BT that the fit reads."""
-    with torch.no_grad():
-        layer.eh_proj.weight.copy_(_joined(layer, target, batches))
-        own = dict(layer.named_parameters())
-        for name, parameter in _last_layer(target).named_parameters():
-            own[name].copy_(parameter)
+def rounds(accepted: Sequence[int], num_prompt: int, num_tokens: int) -> list[int]:
+    """What each round emits, from the last token of the prompt to the end of the text."""
+    emitted: list[int] = []
+    pending = num_prompt - 1
+    while pending < num_tokens - 1:
+        emitted.append(min(accepted[pending] + 1, num_tokens - 1 - pending))
+        pending += emitted[-1]
+    return emitted
 
 
-def _joined(layer: JoiningLayer, target: FrozenTarget, batches: Iterable[Tensor]) -> Tensor:
-    """The matrix whose products are closest to the residuals that the last layer reads."""
-    num_out, num_in = layer.eh_proj.weight.shape
-    square = torch.zeros(num_in, num_in, dtype=torch.float64)
-    cross = torch.zeros(num_in, num_out, dtype=torch.float64)
-    for ids_BT in batches:
-        reading = target.read(ids_BT, (target.config.num_layers - 1,))
-        embedded_BTD = functional.embedding(ids_BT.to(target.device), target.embedding)
-        pair_BTE = layer.pair(embedded_BTD[:, 1:].float(), reading.last_BTD[:, :-1].float())
-        read_PE = pair_BTE.flatten(0, 1).double().cpu()
-        square += read_PE.T @ read_PE
-        cross += read_PE.T @ reading.hidden_BTKD[:, 1:, 0].flatten(0, 1).double().cpu()
-    ridge = torch.eye(num_in, dtype=torch.float64) * square.diagonal().mean() * _RIDGE
-    linalg = cast("Any", torch.linalg)
-    found: Tensor = linalg.solve(square + ridge, cross)
-    return found.T.to(layer.eh_proj.weight)
+def accepted_drafts(ids_T: Tensor, turns: Iterable[Tensor]) -> Tensor:
+    """Of the drafts of a round whose pending token is at p, how many are the text's: accepted_T.
 
-
-def _last_layer(target: FrozenTarget) -> nn.Module:
-    return target.net.model.layers[-1]
+    `turns` are the ids that each turn of a drafter chooses after every token; a draft model's are
+    all alike. Draft number s is turn s at p + s, since what it follows were accepted drafts, which
+    are the text."""
+    accepted_T, going_T = torch.zeros_like(ids_T), torch.ones_like(ids_T)
+    for turn, chosen_T in enumerate(turns):
+        right_T = torch.zeros_like(ids_T)
+        right_T[: max(len(ids_T) - 1 - turn, 0)] = chosen_T[turn:-1] == ids_T[turn + 1 :]
+        going_T = going_T * right_T
+        accepted_T += going_T
+    return accepted_T

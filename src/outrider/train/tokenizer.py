@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError
+from outrider.core.files import writing
 from outrider.train.data import find_files
 from outrider.train.tokens import TokenOptions, draw
 
@@ -96,13 +97,8 @@ def make_tokenizer(
     if not texts:
         raise ConfigError("the files have no text to learn from.", hint="name other files")
     made = train_bpe(texts, size)
-    try:
+    with writing(folder):
         write_tokenizer(made, folder)
-    except OSError as error:
-        raise MachineError(
-            f"{folder} cannot be written: {error.strerror or error}.",
-            hint="free some space, or name a folder that you may write",
-        ) from error
     sample = texts[:: max(1, len(texts) // _SAMPLED)]
     num_bytes = sum(len(text.encode()) for text in sample)
     num_tokens = sum(len(one.ids) for one in made.encode_batch_fast(sample))

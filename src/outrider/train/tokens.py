@@ -2,14 +2,10 @@
 
 Documents follow each other with an end-of-text token between, and a window is the next T tokens
 wherever they begin. Attention is not stopped at such an end: a model learns what the token means.
-Some documents are held out and go to a file of their own.
-
 The batch of a step is a function of (seed, step): every epoch reads all windows once, in an order
 of its own.
 
 Shapes:  B = windows of a batch, T = tokens of a window.
-
-The ids that a text is mostly made of: what heads draft, and what laws are compared over.
 """
 
 from __future__ import annotations
@@ -28,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.errors import ConfigError, MachineError, VocabularyError
-from outrider.core.files import FileKind, read_text
+from outrider.core.errors import ConfigError, VocabularyError
+from outrider.core.files import FileKind, read_text, replacing, writing
 from outrider.models.families import LlamaConfig
 from outrider.train.data import (
     Document,
@@ -120,15 +116,11 @@ def tokenised(
         num_documents=0,
         files=records,
     )
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         done = _write(drawn, tokenizer, fresh, folder, wish, heard)
-        _write_record(folder / _RECORD, done)
-    except OSError as error:
-        raise MachineError(
-            f"{folder} cannot be written: {error.strerror or error}.",
-            hint="free some space, or name a folder that you may write",
-        ) from error
+        with replacing(folder / _RECORD, alone=True) as draft:
+            draft.write_text(json.dumps(asdict(done)), encoding="utf-8")
     return TokenFiles(folder, done)
 
 
@@ -159,19 +151,17 @@ class Windows:
 
     def batch(self, step: int, device: torch.device) -> Batch:
         first = step * self.batch_size
-        places = [
-            divmod(place, self.num_windows) for place in range(first, first + self.batch_size)
-        ]
-        numbers = tuple(
-            int(_order(self.seed, epoch, self.num_windows)[place]) for epoch, place in places
-        )
+        numbers = tuple(self._number(place) for place in range(first, first + self.batch_size))
         ids_BT = torch.stack([self.read(number) for number in numbers]).to(device)
-        return Batch(ids_BT, numbers, step, places[0][0])
+        return Batch(ids_BT, numbers, step)
 
     def at(self, place: int) -> Tensor:
         """The window that comes at `place` of the order in which steps read: ids_T."""
+        return self.read(self._number(place))
+
+    def _number(self, place: int) -> int:
         epoch, inside = divmod(place, self.num_windows)
-        return self.read(int(_order(self.seed, epoch, self.num_windows)[inside]))
+        return int(_order(self.seed, epoch, self.num_windows)[inside])
 
     def read(self, number: int) -> Tensor:
         """Window `number`: ids_T, int64."""
@@ -270,12 +260,6 @@ def _check_ids(ids: NDArray[np.int64], vocab_size: int) -> None:
 
 def _kind(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
-
-
-def _write_record(path: Path, record: TokenRecord) -> None:
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    draft.replace(path)
 
 
 def _read_record(path: Path) -> TokenRecord | None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.clock import host_ints
-from outrider.train.exam import Exam, HeldOut, accepted_of_choices, rounds
+from outrider.train.target import Exam, HeldOut, accepted_drafts, rounds
 
 BITS = st.lists(st.booleans(), min_size=2, max_size=30)
 
@@ -31,7 +31,7 @@ def test_rounds_are_those_of_a_walk(right: list[bool], k: int, data: st.DataObje
     num_prompt = data.draw(st.integers(1, len(right) - 1))
     ids_T = torch.arange(len(right))
     choices_T = torch.tensor([i + 1 if yes else -5 for i, yes in enumerate(right)])
-    accepted = host_ints(accepted_of_choices(choices_T, ids_T, k))
+    accepted = host_ints(accepted_drafts(ids_T, [choices_T] * k))
     assert rounds(accepted, num_prompt, len(right)) == walked(right, num_prompt, k)
 
 

@@ -13,10 +13,10 @@ from doubles.repeating import Repeating
 from outrider.train.folder import fill
 from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher, begin_as
 from outrider.train.hybrid_module import TrainedHybridLayer
-from outrider.train.llama_module import Llama, TrainedLlamaLayer, as_dtype, config_json, fresh_llama
+from outrider.train.llama_module import Llama, TrainedLlamaLayer, as_dtype, fresh_llama
 from outrider.train.loop import Export, Trainer, TrainJob, TrainPlan
 from outrider.train.losses import LawCache, distillation, next_token, top_laws
-from outrider.train.shapes import small_hybrid, small_llama
+from outrider.train.shapes import config_json, small_hybrid, small_llama
 from outrider.train.target import FrozenTarget
 
 CPU = torch.device("cpu")

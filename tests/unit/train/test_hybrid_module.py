@@ -28,7 +28,7 @@ from outrider.train.hybrid import begin_as
 from outrider.train.hybrid_module import Hybrid, fresh_hybrid
 from outrider.train.llama_module import as_dtype, read_llama
 from outrider.train.loop import Export
-from outrider.train.shapes import hybrid_config_json, small_hybrid
+from outrider.train.shapes import config_json, small_hybrid
 
 LAYERS = 3
 ROOM = Room(num_slots=128, page_size=4, max_rows=64, max_logits=64, hidden_layers=(LAYERS,))
@@ -58,7 +58,7 @@ def random_hybrid(config: QwenHybridConfig) -> Hybrid:
 
 def write(net: Hybrid, folder: Path, dtype: torch.dtype = torch.float32) -> QwenHybridModel:
     state = as_dtype(net.state_dict(), dtype)
-    fill(folder, Export(state, hybrid_config_json(net.config, dtype)), "# card\n", {})
+    fill(folder, Export(state, config_json(net.config, dtype)), "# card\n", {})
     net.load_state_dict(state)
     model = load_model(folder, LoadOptions(room=ROOM, dtype="float32", device="cpu"))
     assert isinstance(model, QwenHybridModel)
@@ -107,7 +107,7 @@ def test_config_says_what_was_trained(tmp_path: Path) -> None:
     for number, config in enumerate((small(), small(64, 1), small(256, 7))):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(hybrid_config_json(config, torch.float32)))
+        (folder / "config.json").write_text(json.dumps(config_json(config, torch.float32)))
         read = read_native_config(folder)
         assert isinstance(read, QwenHybridConfig)
         for name in ("attention_layers", "delta", "ffn_size", "num_kv_heads", "stop_ids", "rope"):

@@ -36,7 +36,7 @@ class ToyBatches:
     def batch(self, step: int, device: torch.device) -> Batch:
         generator = torch.Generator().manual_seed(step)
         ids_BT = torch.randint(0, 9, (3, SIZE), generator=generator).to(device)
-        return Batch(ids_BT, (step, step, step), step, 0)
+        return Batch(ids_BT, (step, step, step), step)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from torch.nn import functional
 from doubles.kinds import stored
 from outrider.core.clock import host_ints
 from outrider.models.families import LlamaConfig
-from outrider.train.exam import Exam
-from outrider.train.mtp import Mtp, MtpLayer, MtpRecipe
+from outrider.train.mtp import Mtp, MtpLayer, MtpRecipe, begin_as_last_layer, fits_last_layer
 from outrider.train.shapes import plain_layers
-from outrider.train.target import FrozenTarget, begin_as_last_layer, fits_last_layer
+from outrider.train.target import Exam, FrozenTarget
 from outrider.train.tokens import Windows, covering_ids, frequent_ids
 
 CPU = torch.device("cpu")
