@@ -19,9 +19,7 @@ Texts are greedy and of the same prompts; those that differ are named.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import select
 import subprocess
 import sys
 import tarfile
@@ -34,31 +32,25 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import torch
-from common import DRAFT, SHAPE_B, TARGET
+from common import DRAFT, TARGET
 
 from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
 from outrider.bench.machine import Neighbours, provenance
+from outrider.bench.peers.compare import WeightsFolder, tier_folders
+from outrider.bench.peers.process import Peer, PeerError
 from outrider.bench.store import write_json
 from outrider.bench.workload import load_prompts
 from outrider.core.env import cache_folder
-from outrider.lab.inflate import shape_called
-from outrider.lab.inflate_files import write_inflated
-from outrider.models.loading import resolve
 
 BAR = 0.98
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).with_name("against_worker.py")
-ANSWER_SECONDS = 600
+ANSWER_SECONDS = 600.0
 # A turn of passes takes about so long, as texts do.
 TURN_SECONDS = 0.03
 MAX_TIMES = 2000
 SIDES = ("old", "new")
 MAX_SITTINGS = 2
-
-
-class SideError(Exception):
-    """A side that could not do what it was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,51 +248,16 @@ def _tier_b() -> str:
     base = cache_folder()
     if base is None:
         raise SystemExit("error: tier B needs a cache folder.\n  try: --cells 'a-*'")
-    folder = base / "against" / f"tier-b-{SHAPE_B}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        print(f"making tier B in {folder} (0.8 GB, once)", file=sys.stderr)
-        with TemporaryDirectory(dir=folder.parent) as place:
-            made = Path(place) / "made"
-            for _ in write_inflated(resolve(TARGET), shape_called(SHAPE_B), made, torch.bfloat16):
-                pass
-            made.replace(folder)
-    return str(folder)
 
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr)
 
-class Worker:
-    """A process that runs one side."""
-
-    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
-        self._process, self._errors = process, errors
-
-    def ask(self, **message: Any) -> dict[str, Any]:
-        """Raises SideError if it cannot, has ended, or does not answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise SideError(self._last_words()) from None
-        if not select.select([self._process.stdout], [], [], ANSWER_SECONDS)[0]:
-            self._process.kill()
-            raise SideError(f"no answer for {ANSWER_SECONDS} s")
-        line = self._process.stdout.readline()
-        if not line:
-            raise SideError(self._last_words())
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise SideError(answer["error"])
-        return answer
-
-    def _last_words(self) -> str:
-        lines = self._errors.read_text("utf-8", errors="replace").strip().splitlines()
-        return f"its process ended ({lines[-1] if lines else 'without a word'})"
+    target, _ = tier_folders("b", WeightsFolder(base / "against", tell))
+    return str(target)
 
 
 @contextmanager
-def worker(source: Path) -> Generator[Worker]:
+def worker(source: Path) -> Generator[Peer]:
     """A process over the package in `source`; compiled kernels are kept by their sources, so each
     side has its own."""
     environment = {
@@ -309,33 +266,23 @@ def worker(source: Path) -> Generator[Worker]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     with TemporaryDirectory(prefix="outrider-against-") as folder:
-        errors = Path(folder) / "errors"
-        with (
-            errors.open("w", encoding="utf-8") as file,
-            subprocess.Popen(
-                [sys.executable, str(WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                env=environment,
-                cwd=folder,
-            ) as process,
-        ):
-            try:
-                yield Worker(process, errors)
-            finally:
-                process.kill()
+        command = [sys.executable, str(WORKER)]
+        log = Path(folder) / "log"
+        side = Peer("a side", command, log, ANSWER_SECONDS, environment=environment)
+        try:
+            yield side
+        finally:
+            side.close(hurry=True)
 
 
-def _sit(workers: dict[str, Worker], cell: Cell, seconds: float, found: Found) -> None:
+def _sit(workers: dict[str, Peer], cell: Cell, seconds: float, found: Found) -> None:
     """One sitting of `cell`: both sides open it, warm up and take turns; writes into `found`."""
     times: int | None = None
     for side in SIDES:
         try:
-            found.kernels[side] = workers[side].ask(do="open", cell=asdict(cell))["kernels"]
-            warm = [workers[side].ask(do="run", piece=0, times=1)["seconds"] for _ in range(3)]
-        except SideError as error:
+            found.kernels[side] = workers[side].ask("open", cell=asdict(cell))["kernels"]
+            warm = [workers[side].ask("run", piece=0, times=1)["seconds"] for _ in range(3)]
+        except PeerError as error:
             found.errors[side] = str(error)
             continue
         if times is None:
@@ -344,12 +291,12 @@ def _sit(workers: dict[str, Worker], cell: Cell, seconds: float, found: Found) -
         return
     try:
         found.ratios.append(_blocks(workers, cell, times, seconds, found))
-    except SideError as error:
+    except PeerError as error:
         found.errors["a side"] = str(error)
 
 
 def _blocks(
-    workers: dict[str, Worker], cell: Cell, times: int, seconds: float, found: Found
+    workers: dict[str, Peer], cell: Cell, times: int, seconds: float, found: Found
 ) -> Ratio:
     pieces = max(1, len(cell.texts) // cell.at_once)
     ratios: list[float] = []
@@ -360,7 +307,7 @@ def _blocks(
         taken = dict.fromkeys(SIDES, 0.0)
         wrote: dict[str, Any] = {}
         for side in order:
-            answer = workers[side].ask(do="run", piece=piece, times=times)
+            answer = workers[side].ask("run", piece=piece, times=times)
             taken[side] += answer["seconds"]
             wrote[side] = answer["ids"]
         ratios.append(taken["old"] / taken["new"])

@@ -2,7 +2,7 @@
 
 It runs on the code of either commit, so it uses only what all of them have: `LLM`, `EngineConfig`,
 `SamplingParams`, and for single passes `step` and `state` of a model. What a side cannot run is
-answered with a line that has `error`; the other lines that go out have what was asked for.
+answered with a line that has `refused`; the other lines that go out have what was asked for.
 
     {"do": "open", "cell": {...}}             the models of a cell      {"kernels": [...]}
     {"do": "run", "piece": 3, "times": 1}     one turn, timed here      {"seconds": ..., "ids": ...}
@@ -37,7 +37,7 @@ def main() -> None:
         try:
             answer = side.answer(asked)
         except Exception as error:  # noqa: BLE001 - the other side may well be able to do it
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            answer = {"refused": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

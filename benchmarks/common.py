@@ -111,6 +111,13 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, default: Any) -> None:
         parser.add_argument(flag, type=kind, default=default)
 
 
+def note(report: Report, **cell: Any) -> None:
+    """Add a row to the study's table, and print what of it is short."""
+    report.setdefault("cells", []).append(cell)
+    short = ((name, value) for name, value in cell.items() if not isinstance(value, dict | list))
+    print("  ".join(f"{name} {value}" for name, value in short), flush=True)
+
+
 def told_command(options: argparse.Namespace) -> str:
     """What was run, without the places of files that mean nothing elsewhere."""
     places = {str(options.output): "FILE", str(getattr(options, "model", None)): "FOLDER"}

@@ -1,38 +1,21 @@
-"""Two ratios that a change must not spoil, each with its band; CI runs this after the tests.
-
-    python benchmarks/gate.py [--output FILE]
-
-- The native forward against the reference forward: a pass of the embedded target over 1 row and
-  over 9, at context 256. Without a compiler it is refused, and says so.
-- Speculation against plain decoding: tokens a second of the embedded pair, greedy, K = 4. Their
-  texts must be equal.
-
-Both sides take turns on one thread each and the median of many turns counts, so a busy machine
-slows both alike. The bands leave room for other machines, and have an upper edge too, since a side
-that is too fast has left out work; `docs/gates.md` has what was measured. The last line is one JSON
-object. Exit code 1: a ratio is outside its band.
-"""
+"""Gates: `python benchmarks/gate.py [--output FILE]`, what CI runs after the tests."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
+from common import TARGET, Report, fill, first_prompts, step_pass, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.machine import Neighbours, provenance
-from outrider.bench.store import write_json
-from outrider.bench.workload import WORKLOADS, load_prompts
-from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve
 
 FORWARD_BAND = (3.0, 60.0)
@@ -44,7 +27,6 @@ CONTEXT = 256
 NUM_PASSES = 4
 NUM_TOKENS = 48
 NUM_PROMPTS = 3
-NUM_TURNS = {"forward": 15, "speculation": 9}
 
 # Does the work of turn number n and says how much of it that was: tokens, or passes.
 Side: TypeAlias = Callable[[int], int]
@@ -52,73 +34,63 @@ Side: TypeAlias = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """`low` <= rate of `ours` / rate of `other` <= `high`. `refusal` says why the ratio cannot be
-    taken here; such a gate is shut for nobody."""
+    """`low` <= rate of `ours` / rate of `other` <= `high`, by the median of so many turns.
+    `refusal` says why the ratio cannot be taken here; such a gate is shut for nobody."""
 
     name: str
     low: float
     high: float
     ours: Side
     other: Side
+    num_turns: int
     refusal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The median ratio of `num_turns` turns, None where the gate was refused."""
+    """What a gate's record says; the ratio is None where the gate was refused."""
 
-    gate: Gate
+    name: str
     ratio: float | None
+    low: float
+    high: float
     num_turns: int
-
-    @property
-    def holds(self) -> bool:
-        return self.ratio is None or self.gate.low <= self.ratio <= self.gate.high
+    holds: bool
+    refusal: str | None
 
     def line(self) -> str:
         """For people."""
-        gate = self.gate
         if self.ratio is None:
-            return f"{gate.name}: refused, {gate.refusal}"
-        mark = "ok" if self.holds else "OUTSIDE"
+            return f"{self.name}: refused, {self.refusal}"
         return (
-            f"{gate.name}: {self.ratio:.2f}, band {gate.low:g} to {gate.high:g}, "
-            f"{self.num_turns} turns: {mark}"
+            f"{self.name}: {self.ratio:.2f}, band {self.low:g} to {self.high:g}, "
+            f"{self.num_turns} turns: {'ok' if self.holds else 'OUTSIDE'}"
         )
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "name": self.gate.name,
-            "ratio": None if self.ratio is None else round(self.ratio, 3),
-            "low": self.gate.low,
-            "high": self.gate.high,
-            "num_turns": self.num_turns,
-            "holds": self.holds,
-            "refusal": self.gate.refusal,
-        }
 
 
 def judge(
-    gate: Gate,
-    *,
-    num_turns: int,
-    num_attempts: int = 3,
-    clock: Callable[[], float] = perf_counter,
+    gate: Gate, *, num_attempts: int = 3, clock: Callable[[], float] = perf_counter
 ) -> Finding:
-    """`num_turns` turns after one untimed, by `clock`, which gives seconds. If their median lies
+    """The gate's turns after one untimed, by `clock`, which gives seconds. If their median lies
     outside the band, as many are taken again, up to `num_attempts` times, and the median is that of
     all turns so far: a slow minute passes, a slow side stays."""
-    if gate.refusal is not None:
-        return Finding(gate, None, 0)
-    _turn(gate, 0, clock)
     ratios: list[float] = []
-    finding = Finding(gate, None, 0)
+
+    def found(ratio: float | None, holds: bool) -> Finding:
+        shown = None if ratio is None else round(ratio, 3)
+        return Finding(gate.name, shown, gate.low, gate.high, len(ratios), holds, gate.refusal)
+
+    if gate.refusal is not None:
+        return found(None, True)
+    _turn(gate, 0, clock)
+    ratio, holds = 0.0, False
     for _ in range(num_attempts):
-        ratios += [_turn(gate, len(ratios) + i, clock) for i in range(num_turns)]
-        finding = Finding(gate, statistics.median(ratios), len(ratios))
-        if finding.holds:
+        ratios += [_turn(gate, len(ratios) + i, clock) for i in range(gate.num_turns)]
+        ratio = statistics.median(ratios)
+        holds = gate.low <= ratio <= gate.high
+        if holds:
             break
-    return finding
+    return found(ratio, holds)
 
 
 def _turn(gate: Gate, number: int, clock: Callable[[], float]) -> float:
@@ -132,82 +104,69 @@ def _turn(gate: Gate, number: int, clock: Callable[[], float]) -> float:
     return rates[0] / rates[1]
 
 
-def main(words: Sequence[str] | None = None, *, clock: Callable[[], float] = perf_counter) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=None)
-    options = parser.parse_args(words)
+@study()
+def gate(options: Namespace, report: Report) -> bool:
+    """Two ratios that a change must not spoil, each with its band; CI runs this after the tests.
+
+    - The native forward against the reference forward: a pass of the embedded target over 1 row and
+      over 9, at context 256. Without a compiler it is refused, and says so.
+    - Speculation against plain decoding: tokens a second of the embedded pair, greedy, K = 4. Their
+      texts must be equal.
+
+    Both sides take turns on one thread each and the median of many turns counts, so a busy machine
+    slows both alike. The bands leave room for other machines, and have an upper edge too, since a
+    side that is too fast has left out work; `docs/gates.md` has what was measured. Exit code 1: a
+    ratio is outside its band.
+    """
     # A pool of two whose second core is busy makes the reference ten times slower.
     torch.set_num_threads(1)
-    with Neighbours() as neighbours:
-        findings = [
-            judge(gate, num_turns=NUM_TURNS[kind], clock=clock)
-            for kind, gate in (*forwards(), speculation())
-        ]
-    report: dict[str, Any] = {
-        "benchmark": "gate",
-        "provenance": provenance(),
-        "foreign_cpu_share": neighbours.share,
-        "gates": [finding.to_dict() for finding in findings],
-        "holds": all(finding.holds for finding in findings),
-    }
+    findings = [judge(one, num_attempts=1 if options.quick else 3) for one in gates()]
     for finding in findings:
         print(finding.line())
-    if options.output:
-        write_json(options.output, report)
-    print(json.dumps(report))
-    return 0 if report["holds"] else 1
+    report["gates"] = [asdict(finding) for finding in findings]
+    report["holds"] = all(finding.holds for finding in findings)
+    return report["holds"]
 
 
-def forwards() -> list[tuple[str, Gate]]:
-    """A gate a number of rows."""
+def gates() -> Iterator[Gate]:
+    """Passes over each number of rows, then greedy texts with a draft and without."""
     native, reference = embedded(force_reference=False), embedded(force_reference=True)
     choice = native.kernels.choices[0]
     refusal = None if choice.name.startswith("native") else "; ".join(choice.refusals)
-    return [
-        (
-            "forward",
-            Gate(
-                f"native / reference forward, {rows} row{'s' * (rows > 1)}",
-                *FORWARD_BAND,
-                passes(native, rows),
-                passes(reference, rows),
-                refusal,
-            ),
-        )
-        for rows in ROWS
-    ]
+    for rows in ROWS:
+        name = f"native / reference forward, {rows} row{'s' * (rows > 1)}"
+        yield Gate(name, *FORWARD_BAND, passes(native, rows), passes(reference, rows), 15, refusal)
+    drafted, plain = texts_of({"model": K, "none": 0})
+    yield Gate(f"speculation / plain decoding, K = {K}", *SPECULATION_BAND, drafted, plain, 9)
 
 
-def embedded(*, force_reference: bool) -> Decoder:
+def embedded(*, force_reference: bool) -> LlamaModel:
     """The embedded target, with a sequence of CONTEXT tokens in memory."""
     room = Room(num_slots=CONTEXT + 256, max_logits=max(ROWS))
     options = LoadOptions(room=room, device="cpu", threads=1, force_reference=force_reference)
-    model = load_model(resolve("outrider/embedded"), options)
-    model.state.open(0, ())
-    ids = [(7 * i) % model.spec.vocab_size for i in range(CONTEXT)]
-    model.step([StepRow.chain(0, ids, logits_from=len(ids))], DraftNeeds())
-    model.state.commit({0: range(len(ids))})
+    model = load_model(resolve(TARGET), options)
+    assert isinstance(model, LlamaModel)
+    fill(model, 0, CONTEXT)
     return model
 
 
-def passes(model: Decoder, rows: int) -> Side:
+def passes(model: LlamaModel, rows: int) -> Side:
     """Passes over a chain of so many rows, all of whose logits are wanted; nothing is kept."""
-    row = StepRow.chain(0, [(11 * i) % model.spec.vocab_size for i in range(rows)])
+    once = step_pass(model, 0, rows)
 
     def run(turn: int) -> int:
         del turn
         for _ in range(NUM_PASSES):
-            model.step([row], DraftNeeds())
-            model.state.commit({0: ()})
+            once()
         return NUM_PASSES
 
     return run
 
 
-def speculation() -> tuple[str, Gate]:
-    """Greedy texts of the same prompts with a draft and without."""
+def texts_of(drafters: dict[str, int]) -> list[Side]:
+    """Greedy texts of the same prompts by each drafter with its K; all must write the same."""
     params = SamplingParams(max_tokens=NUM_TOKENS)
-    prompts = [p for name in WORKLOADS for p in load_prompts(name)[:NUM_PROMPTS]]
+    prompts = first_prompts(NUM_PROMPTS)
     texts: dict[str, tuple[int, ...]] = {}
 
     def side(drafter: str, k: int) -> Side:
@@ -222,9 +181,8 @@ def speculation() -> tuple[str, Gate]:
 
         return run
 
-    name = f"speculation / plain decoding, K = {K}"
-    return "speculation", Gate(name, *SPECULATION_BAND, side("model", K), side("none", 0))
+    return [side(drafter, k) for drafter, k in drafters.items()]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(gate.main(sys.argv[1:]))

@@ -5,10 +5,9 @@ Shapes:  N = rows, D = hidden size, E = fused q, k and v, F = FFN size, S = keys
 
 from __future__ import annotations
 
-import json
 import statistics
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,13 +24,13 @@ from common import (
     in_turns,
     kernel_names,
     medians,
+    note,
     repeated,
     study,
     target_of,
     tier_folders,
     timed,
 )
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 from torch.nn import functional
 
@@ -39,6 +38,8 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.kernels.bandwidth import BandwidthReader, ceilings
 from outrider.kernels.native.cpu import hardware_threads
+from outrider.lab.gemm_shape import GemmShape
+from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
@@ -50,8 +51,7 @@ PASSES = {"a": 20, "b": 1}
 NUM_TOKENS = 9
 # So narrow that the weights of all layers stay in a core's own cache.
 SHALLOW, DEEP, QUICK_DEEP = 8, 40, 16
-NARROW = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 16, "vocab_size": 256}
-QKV_SIZE, HEAD_DIM = 64, NARROW["head_dim"]
+HIDDEN_SIZE, FFN_SIZE, HEAD_DIM, QKV_SIZE, VOCAB_SIZE = 32, 64, 16, 64, 256
 SHARE_BAR, LAYER_BAR_US = 0.78, 10.0
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT_TOKENS, BATCH_TOKENS = 64, 24
@@ -77,16 +77,16 @@ def limits(options: Namespace, report: Report) -> None:
         report["ceilings"] = [asdict(ceiling) for ceiling in ceilings(threads)]
         for found in report["ceilings"]:
             print(f"{found['level']:6} {found['threads']} threads: {found['gb_per_second']} GB/s")
-        cells: list[dict[str, Any]] = []
+        report["context"] = CONTEXT
         for tier, folder in folders.items():
             times = 1 if options.quick else PASSES[tier]
-            cells += [{"tier": tier} | cell for cell in shares(folder, threads, times, repeats)]
-        report |= {"context": CONTEXT, "cells": cells}
+            for cell in shares(folder, threads, times, repeats):
+                note(report, tier=tier, **cell)
         report["layers"] = layer_cost(QUICK_DEEP if options.quick else DEEP, repeats)
         report["bars"] = {"share_b_bfloat16": SHARE_BAR, "us_a_layer": LAYER_BAR_US}
 
 
-def shares(folder: Path, threads: list[int], times: int, repeats: int) -> list[dict[str, Any]]:
+def shares(folder: Path, threads: list[int], times: int, repeats: int) -> Iterator[dict[str, Any]]:
     """A cell a precision; all of them take turns, of so many passes each."""
     contestants: dict[tuple[str, str], Callable[[], float]] = {}
     llms = {scheme: plain_llm(folder, scheme) for scheme in SCHEMES}
@@ -99,12 +99,11 @@ def shares(folder: Path, threads: list[int], times: int, repeats: int) -> list[d
             contestants[scheme, name] = mean_seconds(call, times)
         contestants[scheme, "round"] = partial(round_seconds, llm, times * NUM_TOKENS)
     seconds = medians(in_turns(contestants, repeats))
-    cells: list[dict[str, Any]] = []
     for scheme, llm in llms.items():
         num_bytes = sum(tensor.nbytes for tensor in target_of(llm).streamed)
         read = min(seconds[scheme, f"read {number}"] for number in threads)
         spent, spent_a_round = seconds[scheme, "pass"], seconds[scheme, "round"]
-        cell: dict[str, Any] = {
+        yield {
             "quantise": scheme,
             "kernels": kernel_names(llm.kernels),
             "num_bytes": num_bytes,
@@ -116,13 +115,6 @@ def shares(folder: Path, threads: list[int], times: int, repeats: int) -> list[d
             "share_of_whole_rounds": round(read / spent_a_round, 3),
             "against_bfloat16": round(spent / seconds["none", "pass"], 3),
         }
-        cells.append(cell)
-        print(
-            f"{num_bytes / 1e6:4.0f} MB, {scheme:5}: pass {cell['pass_ms']:8.3f} ms, "
-            f"{100 * cell['share_of_read_ceiling']:.0f} % of {cell['read_gb_per_second']} GB/s; "
-            f"round {cell['round_ms']:.3f} ms, {cell['against_bfloat16']:.2f} of bfloat16"
-        )
-    return cells
 
 
 def plain_llm(folder: Path, scheme: str) -> LLM:
@@ -165,7 +157,9 @@ def layer_cost(deep: int, repeats: int) -> dict[str, Any]:
         for side in ("native", "eager")
     }
     result: dict[str, Any] = {f"{side}_us": round(1e6 * s, 2) for side, s in a_layer.items()}
-    result |= {"depths": [SHALLOW, deep], "sizes": NARROW}
+    sizes = {"hidden_size": HIDDEN_SIZE, "intermediate_size": FFN_SIZE}
+    sizes |= {"head_dim": HEAD_DIM, "vocab_size": VOCAB_SIZE}
+    result |= {"depths": [SHALLOW, deep], "sizes": sizes}
     result["eager_over_native"] = round(a_layer["eager"] / a_layer["native"], 1)
     print(f"a layer: {result['native_us']} us native, {result['eager_us']} us eager PyTorch")
     return result
@@ -173,83 +167,54 @@ def layer_cost(deep: int, repeats: int) -> dict[str, Any]:
 
 def narrow_model(folder: Path, num_layers: int) -> LlamaModel:
     """Layers of random weights, so narrow that their arithmetic takes about a microsecond."""
-    hidden, ffn, vocab = NARROW["hidden_size"], NARROW["intermediate_size"], NARROW["vocab_size"]
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **NARROW,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-        "dtype": "bfloat16",
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens": (vocab, hidden),
-        "model.norm": (hidden,),
-    }
-    for layer in range(num_layers):
-        prefix = f"model.layers.{layer}."
-        shapes |= {
-            f"{prefix}self_attn.q_proj": (2 * HEAD_DIM, hidden),
-            f"{prefix}self_attn.k_proj": (HEAD_DIM, hidden),
-            f"{prefix}self_attn.v_proj": (HEAD_DIM, hidden),
-            f"{prefix}self_attn.o_proj": (hidden, 2 * HEAD_DIM),
-            f"{prefix}mlp.gate_proj": (ffn, hidden),
-            f"{prefix}mlp.up_proj": (ffn, hidden),
-            f"{prefix}mlp.down_proj": (hidden, ffn),
-            f"{prefix}input_layernorm": (hidden,),
-            f"{prefix}post_attention_layernorm": (hidden,),
-        }
-    folder.mkdir(parents=True)
-    weights = {name: weight.bfloat16() for name, weight in random_weights(shapes).items()}
-    save_file(weights, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
+    shape = GemmShape(
+        name="narrow",
+        hidden_size=HIDDEN_SIZE,
+        ffn_size=FFN_SIZE,
+        num_layers=num_layers,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=HEAD_DIM,
+        vocab_size=VOCAB_SIZE,
+        whole_layers=num_layers,
+    )
+    write_random(folder, shape, torch.bfloat16, max_tokens=256)
     model = load_model(folder, LoadOptions(room=Room(num_slots=256), device="cpu"))
     assert isinstance(model, LlamaModel)
     return model
-
-
-def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    rng = torch.Generator().manual_seed(0)
-    return {
-        f"{name}.weight": 0.05 * torch.randn(shape, generator=rng) for name, shape in shapes.items()
-    }
 
 
 class EagerLayers:
     """The same layers as a lean PyTorch decoder runs them: one row, keys in a cache."""
 
     def __init__(self, num_layers: int) -> None:
-        hidden, ffn = NARROW["hidden_size"], NARROW["intermediate_size"]
-        shapes = {"qkv": (QKV_SIZE, hidden), "out": (hidden, 2 * HEAD_DIM)}
-        shapes |= {"up": (2 * ffn, hidden)}
-        shapes |= {"down": (hidden, ffn)}
-        self._layers = [random_weights(shapes) for _ in range(num_layers)]
-        self._norm_D = torch.ones(hidden)
+        rng = torch.Generator().manual_seed(0)
+        sizes = ((QKV_SIZE, HIDDEN_SIZE), (HIDDEN_SIZE, 2 * HEAD_DIM))
+        sizes += ((2 * FFN_SIZE, HIDDEN_SIZE), (HIDDEN_SIZE, FFN_SIZE))
+        self._layers = [
+            [0.05 * torch.randn(size, generator=rng) for size in sizes] for _ in range(num_layers)
+        ]
+        self._norm_D = torch.ones(HIDDEN_SIZE)
         self._cos_D, self._sin_D = torch.ones(HEAD_DIM), torch.zeros(HEAD_DIM)
         self._keys = [torch.zeros(2, 1, 1, 64, HEAD_DIM) for _ in range(num_layers)]
 
     @torch.inference_mode()
     def __call__(self) -> None:
-        x_ND = torch.ones(1, NARROW["hidden_size"])
-        for layer, cache in zip(self._layers, self._keys, strict=True):
+        x_ND = torch.ones(1, HIDDEN_SIZE)
+        for (qkv, out, up, down), cache in zip(self._layers, self._keys, strict=True):
             norm_ND = functional.rms_norm(x_ND, x_ND.shape[1:], self._norm_D)
-            qkv_NE = functional.linear(norm_ND, layer["qkv.weight"])
+            qkv_NE = functional.linear(norm_ND, qkv)
             q_NE, k_NE, v_NE = torch.split(qkv_NE, [2 * HEAD_DIM, HEAD_DIM, HEAD_DIM], 1)
             q_H1D = self._turned(q_NE.view(1, 2, 1, HEAD_DIM))
             cache[0, :, :, 33:34] = self._turned(k_NE.view(1, 1, 1, HEAD_DIM))
             cache[1, :, :, 33:34] = v_NE.view(1, 1, 1, HEAD_DIM)
             keys, values = cache[0, :, :, :34], cache[1, :, :, :34]
             attended = functional.scaled_dot_product_attention(q_H1D, keys, values, enable_gqa=True)
-            x_ND = x_ND + functional.linear(attended.reshape(1, 2 * HEAD_DIM), layer["out.weight"])
+            x_ND = x_ND + functional.linear(attended.reshape(1, 2 * HEAD_DIM), out)
             norm_ND = functional.rms_norm(x_ND, x_ND.shape[1:], self._norm_D)
-            gate_NF, up_NF = functional.linear(norm_ND, layer["up.weight"]).chunk(2, 1)
+            gate_NF, up_NF = functional.linear(norm_ND, up).chunk(2, 1)
             fed_NF = functional.silu(gate_NF) * up_NF
-            x_ND = x_ND + functional.linear(fed_NF, layer["down.weight"])
+            x_ND = x_ND + functional.linear(fed_NF, down)
 
     def _turned(self, heads: Tensor) -> Tensor:
         half = heads.shape[-1] // 2
@@ -278,11 +243,11 @@ def batch(options: Namespace, report: Report) -> None:
         llm = LLM(folders["b"], config=config)
         report |= {"kernels": kernel_names(llm.kernels), "quantise": options.quantise}
         report |= {"prompt_tokens": PROMPT_TOKENS, "max_tokens": num_tokens}
-        report["cells"] = batch_cells(llm, num_tokens, repeats)
+        batch_cells(llm, num_tokens, repeats, report)
         report |= {"ratio_at_16": report["cells"][-1]["decode_ratio"], "bar": BATCH_BAR}
 
 
-def batch_cells(llm: LLM, num_tokens: int, repeats: int) -> list[dict[str, Any]]:
+def batch_cells(llm: LLM, num_tokens: int, repeats: int, report: Report) -> None:
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     # Of one length; no two share a beginning.
     ids = [llm.tokenizer.encode(text)[-PROMPT_TOKENS:] for text in first_prompts(None)]
@@ -297,21 +262,15 @@ def batch_cells(llm: LLM, num_tokens: int, repeats: int) -> list[dict[str, Any]]
     found = in_turns({count: partial(turn, count) for count in COUNTS}, repeats)
     decode = {count: statistics.median(rate for rate, _ in turns) for count, turns in found.items()}
     whole = {count: statistics.median(rate for _, rate in turns) for count, turns in found.items()}
-    result: list[dict[str, Any]] = []
     for count in COUNTS:
-        cell = {
-            "sequences": count,
-            "decode_tokens_per_second": round(decode[count], 2),
-            "whole_tokens_per_second": round(whole[count], 2),
-            "decode_ratio": round(decode[count] / decode[1], 3),
-            "whole_ratio": round(whole[count] / whole[1], 3),
-        }
-        result.append(cell)
-        print(
-            f"{count:2} sequences: {decode[count]:8.1f} tok/s, {cell['decode_ratio']:.2f} of one; "
-            f"with prefill {whole[count]:8.1f}, {cell['whole_ratio']:.2f}"
+        note(
+            report,
+            sequences=count,
+            decode_tokens_per_second=round(decode[count], 2),
+            whole_tokens_per_second=round(whole[count], 2),
+            decode_ratio=round(decode[count] / decode[1], 3),
+            whole_ratio=round(whole[count] / whole[1], 3),
         )
-    return result
 
 
 def decode_rate(results: Sequence[GenerationResult]) -> float:

@@ -14,121 +14,107 @@ pair of two settings. Exit code 1 if anything differs. The last line is one JSON
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
-from hf_peer import HfPeer
-from matrices.drafters import drafters
-from matrices.engines import acceptance_by_draft, engines
-from matrices.features import features, pair
-from matrices.matrix import EMBEDDED, Cell, Matrix, Runner, first_difference, num_equal
-from matrices.pairwise import Row
+from common import Report, first_prompts, study
+from matrices.matrix import EMBEDDED, Cell, Matrix, Row, Runner, first_difference, num_equal
+from matrices.settings import acceptance_by_draft, drafters, engines, pair
+from matrices.settings import features as all_features
+from vs_transformers import HfPeer
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.machine import provenance
-from outrider.bench.store import write_json
 from outrider.bench.studies.drafters_lineup import Drafts, available
-from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 from outrider.models.loading import resolve
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """`prompts` of each workload (None: all), `cut` to so many characters by their place;
-    `max_tokens` of each text; all rows of the matrix, or pairs."""
-
-    benchmark: str
-    prompts: int | None
-    max_tokens: int
-    rows: str = "all"
-    cut: Callable[[int], int] = lambda _: sys.maxsize
-
-    def texts(self, prompts: int | None) -> list[str]:
-        every = [p for name in WORKLOADS for p in load_prompts(name)[: prompts or self.prompts]]
-        return [prompt[: self.cut(place)] for place, prompt in enumerate(every)]
+# `prompts` are of each workload (0: all); `max_tokens` of each text.
+FLAGS: dict[str, Any] = {"hybrid": None, "no_transformers": False}
 
 
-SIZES = {
-    "pair": Size(benchmark="parity", prompts=None, max_tokens=128),
-    "features": Size(benchmark="features", prompts=10, max_tokens=96, rows="pairs"),
-    "engines": Size(
-        benchmark="engines_parity", prompts=8, max_tokens=16, cut=lambda place: 40 + 20 * place
-    ),
-    # A prompt, its text and a draft must fit the small windows of the matrix.
-    "drafters": Size(
-        benchmark="drafters_parity",
-        prompts=4,
-        max_tokens=12,
-        cut=lambda place: min(20 + 20 * place, 150),
-    ),
+@study(prompts=0, max_tokens=128, rows=("all", "pairs"), **FLAGS)
+def parity(options: Namespace, report: Report) -> bool:
+    """The embedded pair in each number format: text with speculation is that without, and float32
+    text is that of transformers."""
+    texts = texts_of(options)
+    cells = run_all([pair()], options, texts, report)
+    report["cells"] = [flat(cell, len(texts)) for cell in cells]
+    if not options.no_transformers:
+        report["transformers_float32"] = beside_transformers(texts, options.max_tokens)
+    return holds(cells, report)
+
+
+@study(prompts=10, max_tokens=96, rows=("pairs", "all"), **FLAGS)
+def features(options: Namespace, report: Report) -> bool:
+    """Every rule, feature and controller: texts, and one acceptance in every arrangement."""
+    texts = texts_of(options)
+    cells = run_all([all_features()], options, texts, report)
+    report["acceptance"] = found = acceptance_everywhere(texts, options.max_tokens)
+    return holds(
+        cells, report, len({(entry["accepted"], entry["drafted"]) for entry in found}) == 1
+    )
+
+
+@study(prompts=8, max_tokens=16, rows=("all", "pairs"), **FLAGS)
+def engines_parity(options: Namespace, report: Report) -> bool:
+    """Every schedule, batch, way of drafting ahead and memory: texts, and one acceptance."""
+    texts = texts_of(options, cut=lambda place: 40 + 20 * place)
+    cells = run_all([engines()], options, texts, report)
+    acceptance = acceptance_by_draft(cells)
+    report["acceptance"] = {name: sorted(rates) for name, rates in acceptance.items()}
+    return holds(cells, report, all(len(rates) == 1 for rates in acceptance.values()))
+
+
+@study(prompts=4, max_tokens=12, rows=("all", "pairs"), **FLAGS)
+def drafters_parity(options: Namespace, report: Report) -> bool:
+    """Every drafter, as chain and tree, on a dense target and on the hybrid of `--hybrid FOLDER`.
+    A prompt, its text and a draft fit the small windows of the matrix."""
+    matrices = [with_drafters("dense", EMBEDDED, None)]
+    if options.hybrid is not None:
+        matrices.append(with_drafters("hybrid", options.hybrid, options.hybrid))
+    texts = texts_of(options, cut=lambda place: min(20 + 20 * place, 150))
+    cells = run_all(matrices, options, texts, report)
+    report["drafters"] = {one.factors["ground"][0]: list(one.drafts) for one in matrices}
+    return holds(cells, report)
+
+
+MATRICES = {
+    "pair": parity,
+    "features": features,
+    "engines": engines_parity,
+    "drafters": drafters_parity,
 }
 
 
-def main() -> None:
-    options = parsed()
-    size = SIZES[options.matrix]
-    texts, max_tokens = size.texts(options.prompts), options.max_tokens or size.max_tokens
-    matrices = matrices_of(options)
+def texts_of(options: Namespace, cut: Callable[[int], int] = lambda _: sys.maxsize) -> list[str]:
+    """Prompts, `cut` to so many characters by their place."""
+    if options.quick:
+        options.prompts, options.max_tokens = 1, 8
+    texts = first_prompts(options.prompts or None)
+    return [prompt[: cut(place)] for place, prompt in enumerate(texts)]
+
+
+def run_all(
+    matrices: Sequence[Matrix], options: Namespace, texts: Sequence[str], report: Report
+) -> list[Cell]:
+    """Of each matrix all rows, or pairs."""
     cells: list[Cell] = []
     for matrix in matrices:
-        pairs = (options.rows or size.rows) == "pairs"
-        rows = matrix.pair_rows() if pairs else matrix.all_rows()
-        cells += measured(matrix, rows, texts, max_tokens)
-    report: dict[str, Any] = {"benchmark": size.benchmark, "provenance": provenance()}
-    report["num_prompts"] = len(texts)
-    report |= summed(cells)
-    same = True
-    if options.matrix == "pair":
-        report["cells"] = [flat(cell, len(texts)) for cell in cells]
-        if not options.no_transformers:
-            report["transformers_float32"] = beside_transformers(texts, max_tokens)
-    elif options.matrix == "features":
-        report["acceptance"] = found = acceptance_everywhere(texts, max_tokens)
-        same = len({(entry["accepted"], entry["drafted"]) for entry in found}) == 1
-    elif options.matrix == "engines":
-        acceptance = acceptance_by_draft(cells)
-        report["acceptance"] = {name: sorted(rates) for name, rates in acceptance.items()}
-        same = all(len(rates) == 1 for rates in acceptance.values())
-    else:
-        report["drafters"] = {m.factors["ground"][0]: list(m.drafts) for m in matrices}
+        rows = matrix.pair_rows() if options.rows == "pairs" else matrix.all_rows()
+        cells += measured(matrix, rows, texts, options.max_tokens)
+    report |= {"num_prompts": len(texts), **summed(cells)}
+    return cells
+
+
+def holds(cells: Sequence[Cell], report: Report, same: bool = True) -> bool:
     told = "" if same else ", but acceptance is NOT the same everywhere"
-    equal, total = report["num_equal"], report["num_tokens"]
-    print(f"{equal} of {total} tokens equal in {len(cells)} rows{told}")
-    if options.output:
-        write_json(options.output, report)
-    print(json.dumps(report))
-    sys.exit(0 if same and all(cell.holds for cell in cells) else 1)
-
-
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("matrix", nargs="?", choices=tuple(SIZES), default="pair")
-    parser.add_argument("--prompts", type=int, default=None, help="of each workload")
-    parser.add_argument("--max-tokens", type=int, default=None)
-    parser.add_argument("--rows", choices=("all", "pairs"), default=None)
-    parser.add_argument("--hybrid", type=Path, default=None, help="a hybrid checkpoint's folder")
-    parser.add_argument("--no-transformers", action="store_true")
-    parser.add_argument("--output", type=Path, default=None)
-    return parser.parse_args()
-
-
-def matrices_of(options: argparse.Namespace) -> list[Matrix]:
-    if options.matrix != "drafters":
-        return [{"pair": pair, "features": features, "engines": engines}[options.matrix]()]
-    found = [with_drafters("dense", EMBEDDED, None)]
-    if options.hybrid is not None:
-        found.append(with_drafters("hybrid", str(options.hybrid), str(options.hybrid)))
-    return found
+    counts = f"{report['num_equal']} of {report['num_tokens']} tokens equal"
+    print(f"{counts} in {len(cells)} rows{told}")
+    return same and all(cell.holds for cell in cells)
 
 
 def with_drafters(name: str, target: str, draft: str | None) -> Matrix:
@@ -199,7 +185,7 @@ def acceptance_everywhere(prompts: Sequence[str], max_tokens: int) -> list[dict[
 
 def beside_transformers(prompts: Sequence[str], max_tokens: int) -> Mapping[str, object]:
     """Plain float32 decoding beside Hugging Face's greedy `generate`, which shares no code."""
-    peer = HfPeer(resolve(EMBEDDED), resolve("outrider/embedded-draft"), torch.float32)
+    peer = HfPeer(resolve(EMBEDDED), torch.float32)
     tokenizer = LLM().tokenizer
     plain = Runner(pair(), prompts, max_tokens).plain_tokens({"dtype": "float32"})
     ids = (tokenizer.encode(prompt) for prompt in prompts)
@@ -215,5 +201,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def main(words: Sequence[str]) -> int:
+    name = words[0] if words and words[0] in MATRICES else ""
+    return MATRICES[name or "pair"].main(words[1:] if name else words)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What a pass of the target costs: by rows, by the precision of a linear, by what memory holds.
+"""What a pass of the target costs by rows, and by what memory holds.
 
 Shapes:  N = packed rows, I = inputs, O = outputs, E = fused q, k and v, T = positions,
 H = half of a head.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from argparse import Namespace
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from common import (
     in_turns,
     kernel_names,
     medians,
+    note,
     step_pass,
     study,
     take_turns,
@@ -49,7 +50,6 @@ from outrider.models.weights import Placement
 
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 32)
 CONTEXTS, QUICK_CONTEXTS = (256, 1000), (32,)
-LINEAR_ROWS = (1, 4, 8, 16)
 SCHEMES = ("none", "int8", "int4")
 CPU = torch.device("cpu")
 APPENDED_AT = (256, 2048, 8192, 32_768)
@@ -86,10 +86,9 @@ def verify_cost(options: Namespace, report: Report) -> None:
             "target": options.target or "tier b",
             "num_parameters": model.spec.num_parameters,
             "kernels": kernel_names(model.kernels),
-            "cells": [cell for c in contexts for cell in _verify_cells(model, c, repeats)],
         }
-        for cell in report["cells"]:
-            print(_verify_line(cell))
+        for context in contexts:
+            _verify_cells(model, context, repeats, report)
 
 
 @contextmanager
@@ -101,7 +100,7 @@ def _target_folder(options: Namespace) -> Generator[Path]:
         yield folders["b"]
 
 
-def _verify_cells(model: LlamaModel, context: int, repeats: int) -> list[dict[str, Any]]:
+def _verify_cells(model: LlamaModel, context: int, repeats: int, report: Report) -> None:
     """A cell a number of rows. Bare reads are by one thread and by all; the faster counts."""
     fill(model, context, context)
     weights = model.streamed
@@ -111,21 +110,31 @@ def _verify_cells(model: LlamaModel, context: int, repeats: int) -> list[dict[st
         contestants["bare", rows] = bare_pass(model, context, rows)
     times = medians(take_turns(contestants, repeats))
     model.state.close(context)
-    read = min(seconds for (what, _), seconds in times.items() if what == "read")
     num_bytes = sum(tensor.nbytes for tensor in weights)
-    return [
-        {
-            "context": context,
-            "rows": rows,
-            "ms": round(1e3 * times["step", rows], 4),
-            "bare_ms": round(1e3 * times["bare", rows], 4),
-            "against_one_row": round(times["step", rows] / times["step", 1], 3),
-            "bare_against_one_row": round(times["bare", rows] / times["bare", 1], 3),
-            "share_of_read_ceiling": round(read / times["step", rows], 3),
-            "read_gb_per_second": round(num_bytes / read / 1e9, 2),
-        }
-        for rows in ROWS
-    ]
+    for rows in ROWS:
+        bare = times["bare", rows]
+        note(
+            report,
+            **_cell(times, context, rows),
+            bare_ms=round(1e3 * bare, 4),
+            bare_against_one_row=round(bare / times["bare", 1], 3),
+            read_gb_per_second=round(num_bytes / _read_seconds(times) / 1e9, 2),
+        )
+
+
+def _read_seconds(times: Mapping[tuple[str, int], float]) -> float:
+    return min(seconds for (what, _), seconds in times.items() if what == "read")
+
+
+def _cell(times: Mapping[tuple[str, int], float], context: int, rows: int) -> dict[str, Any]:
+    spent = times["step", rows]
+    return {
+        "context": context,
+        "rows": rows,
+        "ms": round(1e3 * spent, 4),
+        "against_one_row": round(spent / times["step", 1], 3),
+        "share_of_read_ceiling": round(_read_seconds(times) / spent, 3),
+    }
 
 
 def _readers(weights: Sequence[Tensor]) -> dict[tuple[str, int], Callable[[], object]]:
@@ -139,7 +148,7 @@ def _hybrid_cost(options: Namespace, repeats: int, report: Report) -> None:
     kernels = choose(device=CPU, dtype=torch.bfloat16, quantise=options.quantise)
     context = QUICK_CONTEXTS[0] if options.quick else CONTEXTS[0]
     size = QUICK_HYBRID if options.quick else RANDOM_HYBRID
-    report |= {"target": "random hybrid", "cells": [], "kernels": kernel_names(kernels)}
+    report |= {"target": "random hybrid", "kernels": kernel_names(kernels)}
     for rollback in ("replay", "ring"):
         states = RecurrentCapacity(
             rollback=rollback, history=max(ROWS), num_sequences=1, num_checkpoints=0
@@ -149,8 +158,7 @@ def _hybrid_cost(options: Namespace, repeats: int, report: Report) -> None:
         model, weights = random_hybrid(size, kernels, place, room)
         report["num_parameters"] = model.spec.num_parameters
         for cell in _hybrid_cells(model, weights, context, repeats):
-            report["cells"].append({"rollback": rollback, **cell})
-            print(f"{rollback:6}, {_verify_line(cell)}")
+            note(report, rollback=rollback, **cell)
 
 
 def _hybrid_cells(
@@ -180,83 +188,11 @@ def _hybrid_cells(
     model.kernels = plain
     model.state.close(context)
     times = {key: statistics.median(whole for whole, _ in turns) for key, turns in found.items()}
-    ceiling = min(seconds for (what, _), seconds in times.items() if what == "read")
     return [
-        {
-            "context": context,
-            "rows": rows,
-            "ms": round(1e3 * times["step", rows], 4),
-            "recurrent_ms": round(
-                1e3 * statistics.median(recurrent for _, recurrent in found["step", rows]), 4
-            ),
-            "against_one_row": round(times["step", rows] / times["step", 1], 3),
-            "share_of_read_ceiling": round(ceiling / times["step", rows], 3),
-        }
+        _cell(times, context, rows)
+        | {"recurrent_ms": round(1e3 * statistics.median(own for _, own in found["step", rows]), 4)}
         for rows in ROWS
     ]
-
-
-def _verify_line(cell: dict[str, Any]) -> str:
-    return (
-        f"context {cell['context']:5}, {cell['rows']:3} rows: {cell['ms']:9.3f} ms, "
-        f"{cell['against_one_row']:.2f} of one row, "
-        f"{100 * cell['share_of_read_ceiling']:.0f} % of the read ceiling"
-    )
-
-
-@study(size=4096, copies=16, repeats=21)
-def linear_cost(options: Namespace, report: Report) -> None:
-    """What one linear costs by rows and by the weights' precision, against reading them alone.
-
-    Each call takes the next of several copies of the matrix, so that weights come from memory and
-    not from a cache. Precisions, rows and the bare read take turns in one run. Medians and fastest
-    turns are given.
-    """
-    size, copies, repeats = options.size, options.copies, options.repeats
-    if options.quick:
-        size, copies, repeats = 256, 2, 2
-    contestants: dict[tuple[str, int], Callable[[], object]] = {}
-    num_bytes: dict[str, int] = {}
-    for scheme in SCHEMES:
-        calls, num_bytes[scheme] = _linear_calls(scheme, size, copies)
-        contestants |= {(scheme, rows): call for rows, call in calls.items()}
-    seconds = take_turns(contestants, repeats)
-    cells = [
-        {
-            "quantise": scheme,
-            "rows": rows,
-            "median_us": round(1e6 * statistics.median(found) / copies, 1),
-            "fastest_us": round(1e6 * min(found) / copies, 1),
-            "matrix_bytes": num_bytes[scheme],
-        }
-        for (scheme, rows), found in seconds.items()
-    ]
-    for cell in cells:
-        what = f"{cell['rows']} rows" if cell["rows"] else "bare read"
-        print(f"{cell['quantise']:5} {what:9}  {cell['median_us']:8} us  {cell['fastest_us']:8}")
-    report |= {"size": size, "copies": copies, "cells": cells}
-
-
-def _linear_calls(
-    scheme: str, size: int, copies: int
-) -> tuple[dict[int, Callable[[], object]], int]:
-    """By rows, a call that multiplies by every copy once; by 0, one that reads them. And the bytes
-    of a copy. Values do not matter for time."""
-    kernels = choose(device=CPU, dtype=torch.bfloat16, quantise=scheme)
-    weight_OI = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).bfloat16()
-    matrices = [kernels.pack(weight_OI) for _ in range(copies)]
-
-    def multiply(rows: int) -> Callable[[], object]:
-        x_NI, out_NO = torch.randn(rows, size), torch.empty(rows, size)
-
-        def call() -> None:
-            for matrix in matrices:
-                kernels.linear(x_NI, matrix, out_NO)
-
-        return call
-
-    read = partial(BandwidthReader().read, [matrix.data for matrix in matrices])
-    return {0: read} | {rows: multiply(rows) for rows in LINEAR_ROWS}, matrices[0].nbytes
 
 
 @study(repeats=400)

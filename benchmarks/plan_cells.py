@@ -25,7 +25,7 @@ from time import perf_counter
 from common import DRAFT, TARGET, options_of, tier_folders
 from plan_study.draw import MOST_BATCH, MOST_K, Limits, draw
 from plan_study.measure import Repeats
-from plan_study.record import Study, record_of, sections
+from plan_study.record import Study, record_of
 from plan_study.study import HOT, Setup, run_rows_of_k, run_study
 
 from outrider import EngineConfig
@@ -33,7 +33,6 @@ from outrider.bench.calibrate.engines import TimedEngines, open_engines
 from outrider.bench.calibrate.session import assembled
 from outrider.bench.calibrate.timing import SECONDS, Timing, Wanted
 from outrider.bench.machine import Neighbours, new_run_id, provenance
-from outrider.bench.pages import Page, markdown
 from outrider.bench.studies.drafters_lineup import Drafts, contestants_named
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration
@@ -51,39 +50,26 @@ class Size:
     `repeat_seconds` of each side. Costs are measured for `seconds`, so often before the first cell
     and once more after every so many `cells_between`."""
 
-    cells: int
-    drafters: str
-    num_tokens: int
-    most_tokens: int
-    most_rows: int
-    repeats: int
-    repeat_seconds: float
-    seconds: float
-    first: int
-    cells_between: int
+    cells: int = 110
+    drafters: str = "model,ngram,suffix,mtp,eagle"
+    num_tokens: int = 96
+    most_tokens: int = 8192
+    most_rows: int = 272
+    repeats: int = 5
+    repeat_seconds: float = 0.5
+    seconds: float = SECONDS
+    first: int = 4
+    cells_between: int = 22
 
 
 SIZES = {
-    "a": Size(
-        cells=110,
-        drafters="model,ngram,suffix,mtp,eagle",
-        num_tokens=96,
-        most_tokens=8192,
-        most_rows=272,
-        repeats=5,
-        repeat_seconds=0.5,
-        seconds=SECONDS,
-        first=4,
-        cells_between=22,
-    ),
+    "a": Size(),
     "b": Size(
         cells=40,
         drafters="model,ngram,suffix",
         num_tokens=24,
         most_tokens=1600,
         most_rows=48,
-        repeats=5,
-        repeat_seconds=0.5,
         seconds=3 * SECONDS,
         first=2,
         cells_between=20,
@@ -118,7 +104,6 @@ def main() -> None:
         drafts = Drafts.of(target, None if target == TARGET else DRAFT)
         with closing(engines_of(size, target, drafts)) as engines:
             run(study, size, engines, target, (options.tier, count, options.rows_of_k), until)
-    print(markdown(Page("The planner against measurement", sections(study))))
     print(json.dumps({"benchmark": "plan_cells", "file": study.path.name, **record_of(study)}))
 
 

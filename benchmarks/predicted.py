@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from argparse import Namespace
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +24,7 @@ from common import (
     first_prompts,
     kernel_names,
     medians,
+    note,
     study,
     take_turns,
     target_of,
@@ -85,26 +87,21 @@ def predicted(options: Namespace, report: Report) -> None:
     `ratio` is achieved over predicted; the bar is 0.92. `drift` is a bare pass after the run over
     one before: where it is far from 1, the machine changed and the ratio says little.
     """
-    report |= {"cells": [], "bar": BAR}
+    report["bar"] = BAR
     with tier_folders(options) as folders:
         for tier, folder in folders.items():
             for cell in tier_cells(folder, QUICK if options.quick else FULL[tier]):
-                report["cells"].append({"tier": tier} | cell)
-                print(f"tier {tier} {described(cell)}")
+                note(report, tier=tier, **cell)
 
 
-def tier_cells(folder: Path, size: Size) -> list[dict[str, Any]]:
+def tier_cells(folder: Path, size: Size) -> Iterator[dict[str, Any]]:
     prompts = first_prompts(size.num_prompts)
     plain = loaded(folder, "none", 0)
     context = common_context(plain, prompts, size.num_tokens)
     overhead = overhead_seconds(plain, prompts, size, context)
     del plain
-    cells: list[dict[str, Any]] = []
-    for drafter in ("model", "ngram"):
-        for k in size.ks:
-            llm = loaded(folder, drafter, k)
-            cells.append(cell_of(llm, prompts, size, context, overhead))
-    return cells
+    for drafter, k in product(("model", "ngram"), size.ks):
+        yield cell_of(loaded(folder, drafter, k), prompts, size, context, overhead)
 
 
 def loaded(folder: Path, drafter: str, k: int) -> LLM:
@@ -200,16 +197,6 @@ def after_first_round(result: GenerationResult) -> Run:
     )
 
 
-def described(cell: dict[str, Any]) -> str:
-    return (
-        f"{cell['drafter']:5} K={cell['k']}: "
-        f"E={cell['tokens_per_round']:.2f}, "
-        f"{cell['achieved_tokens_per_second']:8.1f} tok/s of "
-        f"{cell['predicted_tokens_per_second']:8.1f} predicted: {cell['ratio']:.3f} "
-        f"(drift {cell['drift']:.2f})"
-    )
-
-
 @study(tiers=True)
 def tiers(options: Namespace, report: Report) -> None:
     """Do random weights and acceptance by script stand for a real model? Rounds of tiers B and C.
@@ -251,11 +238,10 @@ def tiers(options: Namespace, report: Report) -> None:
         scripted_bed = replace(
             real, pair=CostPair(target=other, draft=draft, device=device), scripted=True
         )
-        cells = [compared(real, scripted_bed, one, size.num_prompts) for one in contestants]
-        report |= {"kernels": kernel_names(target.kernels), "bar": TIERS_BAR, "cells": cells}
-        report["met"] = all(abs(cell["round_ratio"] - 1) <= TIERS_BAR for cell in cells)
-        for cell in cells:
-            print(tiers_line(cell))
+        report |= {"kernels": kernel_names(target.kernels), "bar": TIERS_BAR}
+        for one in contestants:
+            note(report, **compared(real, scripted_bed, one, size.num_prompts))
+        report["met"] = all(abs(cell["round_ratio"] - 1) <= TIERS_BAR for cell in report["cells"])
 
 
 def decoder(folder: Path, room: Room) -> Decoder:
@@ -329,11 +315,3 @@ def round_parts(runs: Sequence[CostNumbers]) -> dict[str, float]:
             sum(run.num_tokens for run in runs) / sum(run.num_rounds for run in runs), 3
         ),
     }
-
-
-def tiers_line(cell: dict[str, Any]) -> str:
-    return (
-        f"K={cell['k']}: a round takes {cell['c_round_ms']:.2f} ms by script and "
-        f"{cell['b_round_ms']:.2f} ms for real, ratio {cell['round_ratio']:.3f}; "
-        f"{cell['c_tokens_per_round']:.2f} and {cell['b_tokens_per_round']:.2f} tokens a round"
-    )

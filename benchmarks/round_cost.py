@@ -25,6 +25,7 @@ from common import (
     in_turns,
     kernel_names,
     medians,
+    note,
     study,
     take_turns,
 )
@@ -92,8 +93,9 @@ def accept_cost(options: Namespace, report: Report) -> None:
         "threads": threads,
         "temperature": TEMPERATURE,
         "repeats": repeats,
-        "cells": [_accept_cell(kernels, size, k, repeats) for size, k in grid],
     }
+    for size, k in grid:
+        note(report, **_accept_cell(kernels, size, k, repeats))
 
 
 def _accept_cell(kernels: Kernels, vocab_size: int, k: int, repeats: int) -> dict[str, Any]:
@@ -113,15 +115,12 @@ def _accept_cell(kernels: Kernels, vocab_size: int, k: int, repeats: int) -> dic
     found = in_turns({name: turns(side) for name, side in sides.items()}, repeats, warm_ups=2)
     cell: dict[str, Any] = {"vocab_size": vocab_size, "k": k}
     for index, part in enumerate(("accept", "draft")):
-        told: list[str] = []
         for side, turn in found.items():
             times = sorted(one[index] for one in turn)
             middle, fast = statistics.median(times), times[len(times) // 10]
             cell[f"{part}_{side}_us"] = round(middle * 1e6, 1)
             cell[f"{part}_{side}_fast_us"] = round(fast * 1e6, 1)
-            told.append(f"{side} {middle * 1e6:.1f} us (fast {fast * 1e6:.1f})")
         cell[f"{part}_ratio"] = round(cell[f"{part}_reference_us"] / cell[f"{part}_native_us"], 2)
-        print(f"V={vocab_size:6} K={k} {part}: {', '.join(told)}, {cell[f'{part}_ratio']:.1f} x")
     cell["accepted_per_round"] = {
         side: sum(one[2] for one in turn) / repeats for side, turn in found.items()
     }
@@ -203,16 +202,14 @@ def drafter_cost(options: Namespace, report: Report) -> None:
     calls = {key: one.propose for key, one in growing.items()}
     bare = {("bare", k): call for k, call in bare_drafts(model, len(text)).items()}
     found = medians(take_turns({**calls, **bare}, 5 if options.quick else 60))
-    report |= {"context": CONTEXT, "kernels": kernel_names(model.kernels), "cells": []}
+    report |= {"context": CONTEXT, "kernels": kernel_names(model.kernels)}
     for (name, k), one in growing.items():
         cell: dict[str, Any] = {"drafter": name, "k": k}
         # Rounds of its own count: a turn also grows the text.
         cell["propose_us"] = round(1e6 * statistics.median(one.seconds), 1)
         if name == "model":
             cell["bare_us"] = round(1e6 * found["bare", k], 1)
-        report["cells"].append(cell)
-        told = ", ".join(f"{key} {value} us" for key, value in cell.items() if "us" in key)
-        print(f"{name:6} K={k}: {told.replace('_us', '')}")
+        note(report, **cell)
 
 
 def text_of_length(tokenizer: Tokenizer, num_tokens: int) -> list[int]:
@@ -278,17 +275,10 @@ def overhead(options: Namespace, report: Report) -> None:
     if options.quick:
         options.prompts, options.max_tokens, grid = 1, 8, grid[-2:]
     prompts = first_prompts(options.prompts)
-    report["cells"] = []
     for temperature, batch_size, (drafter, k) in grid:
         config = EngineConfig(drafter=drafter, k=k, batch_size=batch_size, dtype=options.dtype)
         params = SamplingParams(max_tokens=options.max_tokens, temperature=temperature)
-        cell = _overhead_cell(config, params, prompts)
-        report["cells"].append(cell)
-        print(
-            f"T={temperature} batch {batch_size} {drafter:6} k={k}: "
-            f"{100 * cell['share_outside']:.1f} % outside ({cell['outside_us_per_round']:.0f} of "
-            f"{cell['round_us']:.0f} us a round), {cell['tokens_per_second']:.0f} tok/s"
-        )
+        note(report, **_overhead_cell(config, params, prompts))
 
 
 def _overhead_cell(

@@ -14,7 +14,7 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from common import TARGET, Report, first_prompts, study
+from common import TARGET, Report, first_prompts, note, study
 from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
@@ -46,7 +46,8 @@ def soak(options: Namespace, report: Report) -> bool:
     """
     if options.quick:
         options.requests, options.schedules = 40, ["single"]
-    report["cells"] = [_soaked(schedule, options) for schedule in options.schedules]
+    for schedule in options.schedules:
+        note(report, **_soaked(schedule, options))
     # So few requests say nothing of how memory and acceptance age.
     cells = report["cells"]
     return not any(c["tokens_lost"] if options.quick else not c["holds"] for c in cells)
@@ -121,10 +122,6 @@ def _soaked(schedule: str, options: Namespace) -> dict[str, Any]:
     lost = free - llm.free_tokens
     holds = lost == 0 and growth <= TOLERANCE and abs(drift) <= TOLERANCE
     llm.close()
-    print(
-        f"{schedule}: {options.requests} requests, tokens lost {lost}, memory {growth:+.2%}, "
-        f"acceptance {first.acceptance:.4f} to {last.acceptance:.4f} ({drift:+.2%})"
-    )
     return {
         "schedule": schedule,
         "num_requests": options.requests,

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from gpu_check.models import kernels_of
 from gpu_check.setting import Setting, seconds_of
 
 from outrider.bench.machine import provenance
-from outrider.kernels.registry import choose
 
 
 def environment(setting: Setting, record: dict[str, Any]) -> None:
@@ -19,9 +19,7 @@ def environment(setting: Setting, record: dict[str, Any]) -> None:
     record |= provenance()
     record["torch_cuda"] = torch.version.cuda
     record["triton"] = _triton_version()
-    kernels = choose(
-        device=setting.device, dtype=setting.dtype, force_reference=not setting.on_cuda
-    )
+    kernels = kernels_of(setting)
     record["kernels"] = {choice.op: choice.name for choice in kernels.choices}
     record["exact"] = kernels.exact
     record["refusals"] = sorted({r for choice in kernels.choices for r in choice.refusals})

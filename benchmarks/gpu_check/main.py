@@ -91,7 +91,7 @@ def _shown(value: object) -> str:
 SECTIONS = {
     "environment": ("device", 20),
     "operators": ("operators", 50),
-    "hybrid": ("hybrid", 35),
+    "hybrid": ("texts", 35),
     "exactness": ("texts", 65),
     "heads": ("texts", 30),
     "bandwidth": ("device", 10),
@@ -101,7 +101,7 @@ SECTIONS = {
     "syncs": ("passes", 20),
     "memory": ("passes", 20),
     "speculation": ("speculation", 60),
-    "peer": ("peer", 40),
+    "peer": ("speculation", 40),
     "overlap": ("passes", 20),
     "partition": ("device", 10),
 }

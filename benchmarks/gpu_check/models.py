@@ -71,37 +71,45 @@ def embedded(name: str, setting: Setting, room: Room) -> LlamaModel:
     return model
 
 
-def inflated(
-    shape: ModelShape, setting: Setting, room: Room, *, quantise: str = "none"
-) -> LlamaModel:
+def inflated(shape: ModelShape, setting: Setting, room: Room) -> LlamaModel:
     """Tier B: the embedded target at the cost of `shape`."""
     tensors = load_file(resolve(TARGET) / "model.safetensors")
     moved = cast("Weights", _Moved(tensors, setting.device))
     with torch.device(setting.device):
         inflation = _DeviceInflation(small_config(), moved, shape, setting.dtype)
     source = cast("Weights", _Shards(inflation.shards(), setting.device))
-    return _built(inflation.config, source, setting, room, quantise)
+    return _built(inflation.config, source, setting, room)
 
 
 def random_model(
-    shape: ModelShape, setting: Setting, room: Room, *, vocab_size: int, quantise: str = "none"
+    shape: ModelShape,
+    setting: Setting,
+    room: Room,
+    quantise: str = "none",
+    *,
+    vocab_size: int | None = None,
 ) -> LlamaModel:
     """Tier C: the true shape with random weights."""
-    config = replace(inflated_config(small_config(), shape), vocab_size=vocab_size)
-    source = cast("Weights", _Random(setting))
+    size = vocab_size or setting.vocabulary
+    config = replace(inflated_config(small_config(), shape), vocab_size=size)
+    source = cast("Weights", RandomWeights(setting.device, setting.dtype))
     return _built(config, source, setting, room, quantise)
 
 
-def _built(
-    config: LlamaConfig, weights: Weights, setting: Setting, room: Room, quantise: str
-) -> LlamaModel:
-    kernels = choose(
+def kernels_of(setting: Setting, quantise: str = "none") -> Kernels:
+    return choose(
         device=setting.device,
         dtype=setting.dtype,
         force_reference=not setting.on_cuda,
         quantise=quantise,
     )
+
+
+def _built(
+    config: LlamaConfig, weights: Weights, setting: Setting, room: Room, quantise: str = "none"
+) -> LlamaModel:
     place = Placement("inflated", setting.dtype, setting.device, quantise)
+    kernels = kernels_of(setting, quantise)
     return LlamaModel(config, weights, kernels=kernels, place=place, room=room)
 
 
@@ -148,23 +156,6 @@ class _Shards:
 
     def check_all_taken(self, **_: Any) -> None:
         assert not self._shard
-
-
-class _Random:
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-
-    def __contains__(self, name: str) -> bool:
-        return name == HEAD
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        place = {"device": self._setting.device, "dtype": self._setting.dtype}
-        if "norm" in name:
-            return torch.ones(shape, **place)
-        return torch.randn(shape, **place).mul_(0.02)
-
-    def check_all_taken(self, **_: Any) -> None:
-        """There is no end to random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,15 +225,15 @@ def random_hybrid(
 class RandomWeights:
     """Tensors of any name and shape, the same in every run that asks in the same order."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        self._place = {"device": device, "dtype": dtype}
         self._rng = torch.Generator(device).manual_seed(11)
-        self._device = device
 
     def __contains__(self, name: str) -> bool:
-        return name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        return name.endswith(("embed_tokens.weight", HEAD))
 
     def take(self, name: str, *shape: int) -> Tensor:
-        drawn = torch.randn(shape, device=self._device, generator=self._rng)
+        drawn = torch.randn(shape, generator=self._rng, **self._place)
         if name.endswith("conv1d.weight"):
             return drawn.mul_(0.5)
         return drawn.mul_(0.1 if len(shape) == 1 else shape[-1] ** -0.5)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import torch
 from gpu_check import models
 from gpu_check.device import bandwidths
 from gpu_check.rounds import Bench, captured_pass, read, text
-from gpu_check.setting import Setting, check, race, seconds_of
+from gpu_check.setting import Setting, cell, check, race, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
 from outrider.core.params import SamplingParams
@@ -31,45 +32,35 @@ def plain(setting: Setting, record: dict[str, Any]) -> None:
 
     Bytes are those of all weights that a pass reads, at the width in which they are held.
     """
-    ceiling = bandwidths(setting)["copy_bytes_per_second"]
-    record["copy_bytes_per_second"], record["cells"] = ceiling, []
-    for name, shape in setting.shapes.items():
-        full = None
-        for scheme in setting.schemes:
-            room = models.room_for(1, 512, rows=128, logits=8)
-            model = models.random_model(
-                shape, setting, room, vocab_size=setting.vocabulary, quantise=scheme
-            )
-            bench = Bench(setting, model, None, k=0, batch=1)
-            prompt = text(CONTEXT, model.spec.vocab_size)
-            rounds = bench.launches([prompt], SamplingParams(max_tokens=32))
-            rounds.stand_still()
-            seconds = seconds_of(rounds.launch, setting, calls=setting.rounds)
-            num_bytes = sum(tensor.nbytes for tensor in model.streamed)
-            share = num_bytes / seconds / ceiling
-            full = full or seconds
-            record["cells"].append(
-                {
-                    "shape": name,
-                    "quantise": scheme,
-                    "ms": 1e3 * seconds,
-                    "tokens_per_second": 1 / seconds,
-                    "weight_bytes": num_bytes,
-                    "share_of_copy_ceiling": share,
-                    "against_bfloat16": seconds / full,
-                }
-            )
-            if setting.on_cuda and scheme == "none":
-                floor = FLOORS[name]
-                check(
-                    record,
-                    f"{name} reaches {floor} of the copy ceiling",
-                    passed=share >= floor,
-                    detail=f"{share:.3f}",
-                )
-            rounds.close()
-            del model, bench, rounds
-            models.let_go()
+    record["copy_bytes_per_second"] = ceiling = bandwidths(setting)["copy_bytes_per_second"]
+    full: dict[str, float] = {}
+    for name, scheme in product(setting.shapes, setting.schemes):
+        model = models.random_model(
+            setting.shapes[name], setting, models.room_for(1, 512, rows=128, logits=8), scheme
+        )
+        bench = Bench(setting, model, None, k=0, batch=1)
+        prompt = text(CONTEXT, model.spec.vocab_size)
+        rounds = bench.launches([prompt], SamplingParams(max_tokens=32))
+        rounds.stand_still()
+        seconds = seconds_of(rounds.launch, setting, calls=setting.rounds)
+        num_bytes = sum(tensor.nbytes for tensor in model.streamed)
+        share = num_bytes / seconds / ceiling
+        cell(
+            record,
+            shape=name,
+            quantise=scheme,
+            ms=1e3 * seconds,
+            tokens_per_second=1 / seconds,
+            weight_bytes=num_bytes,
+            share_of_copy_ceiling=share,
+            against_bfloat16=seconds / full.setdefault(name, seconds),
+        )
+        if setting.on_cuda and scheme == "none":
+            words = f"{name} reaches {FLOORS[name]} of the copy ceiling"
+            check(record, words, passed=share >= FLOORS[name], detail=f"{share:.3f}")
+        rounds.close()
+        del model, bench, rounds
+        models.let_go()
 
 
 ROWS = (1, 2, 4, 8, 9, 16, 32)
@@ -81,13 +72,10 @@ def verify_cost(setting: Setting, record: dict[str, Any]) -> None:
     """What a target pass of several rows costs against one row, at two contexts."""
     rows_tried = (1, 2, 16) if setting.quick else ROWS
     contexts = (40,) if setting.quick else CONTEXTS
-    record["cells"] = []
+    room = models.room_for(1, max(contexts) + 64, rows=128, logits=8)
     for name, shape in setting.shapes.items():
         for scheme in ("none",) if setting.quick or name == "8b" else setting.schemes:
-            room = models.room_for(1, max(contexts) + 64, rows=128, logits=8)
-            model = models.random_model(
-                shape, setting, room, vocab_size=setting.vocabulary, quantise=scheme
-            )
+            model = models.random_model(shape, setting, room, scheme)
             for context in contexts:
                 read(model, 0, text(context, model.spec.vocab_size))
                 passes = {
@@ -95,40 +83,17 @@ def verify_cost(setting: Setting, record: dict[str, Any]) -> None:
                     for rows in rows_tried
                 }
                 found = race(passes, setting, calls=1 if setting.quick else 4)
-                _note_passes(record, name, scheme, context, found, setting)
+                for rows, seconds in found.items():
+                    about = {"shape": name, "quantise": scheme, "context": context}
+                    ratio = seconds / found["1"]
+                    cell(record, **about, rows=int(rows), ms=1e3 * seconds, against_one_row=ratio)
+                if setting.on_cuda and name == "8b" and context == CONTEXTS[0]:
+                    ratio = found["16"] / found["1"]
+                    words = f"16 rows cost at most {MOST_16} of one row"
+                    check(record, words, passed=ratio <= MOST_16, detail=f"{ratio:.3f}")
                 model.state.close(0)
             del model, passes
             models.let_go()
-
-
-def _note_passes(
-    record: dict[str, Any],
-    shape: str,
-    scheme: str,
-    context: int,
-    found: dict[str, float],
-    setting: Setting,
-) -> None:
-    one = found["1"]
-    for rows, seconds in found.items():
-        record["cells"].append(
-            {
-                "shape": shape,
-                "quantise": scheme,
-                "context": context,
-                "rows": int(rows),
-                "ms": 1e3 * seconds,
-                "against_one_row": seconds / one,
-            }
-        )
-    if setting.on_cuda and shape == "8b" and context == CONTEXTS[0]:
-        ratio = found["16"] / one
-        check(
-            record,
-            f"16 rows cost at most {MOST_16} of one row",
-            passed=ratio <= MOST_16,
-            detail=f"{ratio:.3f}",
-        )
 
 
 ACCEPT_K, MOST_SECONDS = 8, 30e-6
@@ -145,25 +110,22 @@ def accept(setting: Setting, record: dict[str, Any]) -> None:
         batch, ACCEPT_K, size, device=device, generator=generator
     )
     tokens_BK = q_BKV.argmax(-1)
-    record |= {"batch": batch, "k": ACCEPT_K, "vocabulary": size, "cells": []}
-    sides: dict[str, RoundLaws] = {}
+    record |= {"batch": batch, "k": ACCEPT_K, "vocabulary": size}
     for temperature in (0.0, 0.8):
-        laws_BKV = torch.zeros_like(q_BKV) if temperature else None
-        sides["torch"] = torch_laws("block", ACCEPT_K, laws_BKV)
+
+        def room(drawn: bool = bool(temperature)) -> torch.Tensor | None:
+            return torch.zeros_like(q_BKV) if drawn else None
+
+        sides: dict[str, RoundLaws] = {"torch": torch_laws("block", ACCEPT_K, room())}
         if setting.on_cuda:
-            room_BKV = torch.zeros_like(q_BKV) if temperature else None
-            sides["triton"] = triton_laws(device, "block")(room_BKV)
+            sides["triton"] = triton_laws(device, "block")(room())
         for side, laws in sides.items():
             seconds = _accept_seconds(setting, laws, (logits_BWV, q_BKV, tokens_BK), temperature)
-            cell = {"side": side, "temperature": temperature, "us": 1e6 * seconds}
-            record["cells"].append(cell)
+            cell(record, side=side, temperature=temperature, us=1e6 * seconds)
             if side == "triton":
-                check(
-                    record,
-                    f"accept at temperature {temperature} takes at most 30 microseconds",
-                    passed=seconds <= MOST_SECONDS,
-                    detail=f"{1e6 * seconds:.1f}",
-                )
+                words = f"accept at temperature {temperature} takes at most 30 microseconds"
+                passed = seconds <= MOST_SECONDS
+                check(record, words, passed=passed, detail=f"{1e6 * seconds:.1f}")
 
 
 def _accept_seconds(
@@ -243,7 +205,6 @@ def overlap(setting: Setting, record: dict[str, Any]) -> None:
     sum. The decode rounds have scratch of their own; prefill gets operators with a room of its own.
     """
     setting.need_cuda("streams")
-    record["cells"] = []
     for name, shape in setting.shapes.items():
         room = models.room_for(6, 2048, rows=CHUNK, logits=8)
         model = models.random_model(shape, setting, room, vocab_size=32_768)
@@ -275,16 +236,15 @@ def overlap(setting: Setting, record: dict[str, Any]) -> None:
 
         alone = seconds_of(decode, setting), seconds_of(prefill, setting)
         together = seconds_of(both, setting)
-        record["cells"].append(
-            {
-                "shape": name,
-                "decode_steps": STEPS,
-                "prefill_tokens": CHUNK,
-                "decode_ms": 1e3 * alone[0],
-                "prefill_ms": 1e3 * alone[1],
-                "together_ms": 1e3 * together,
-                "against_one_after_the_other": together / sum(alone),
-            }
+        cell(
+            record,
+            shape=name,
+            decode_steps=STEPS,
+            prefill_tokens=CHUNK,
+            decode_ms=1e3 * alone[0],
+            prefill_ms=1e3 * alone[1],
+            together_ms=1e3 * together,
+            against_one_after_the_other=together / sum(alone),
         )
         rounds.close()
         model.state.close(99)
@@ -303,7 +263,7 @@ def memory(setting: Setting, record: dict[str, Any]) -> None:
     before = torch.cuda.memory_allocated()
     name, shape = next(iter(setting.shapes.items()))
     room = models.room_for(4, 1024, rows=128, logits=32)
-    model = models.random_model(shape, setting, room, vocab_size=setting.vocabulary)
+    model = models.random_model(shape, setting, room)
     held = torch.cuda.memory_allocated() - before
     claimed = model.spec.weight_bytes + model.state.arena.nbytes
     record |= {
@@ -326,10 +286,6 @@ def memory(setting: Setting, record: dict[str, Any]) -> None:
     record["reserved_bytes"] = torch.cuda.memory_reserved()
     record["allocations_per_round"] = made / ALLOCATING_ROUNDS
     check(record, "a round allocates nothing", passed=made == 0, detail=str(made))
-    check(
-        record,
-        "a model takes at most 1.15 of what it claims",
-        passed=held <= 1.15 * claimed,
-        detail=f"{held / claimed:.3f}",
-    )
+    words = "a model takes at most 1.15 of what it claims"
+    check(record, words, passed=held <= 1.15 * claimed, detail=f"{held / claimed:.3f}")
     rounds.close()

@@ -31,7 +31,8 @@ _CHUNK = 128
 
 @dataclass(slots=True)
 class Bench:
-    """A pair and the rounds that run it. `make_laws` exchanges what draws and judges."""
+    """A pair and the rounds that run it. `make_laws` exchanges what draws and judges; without a
+    draft model another drafter may be named."""
 
     setting: Setting
     target: LlamaModel
@@ -39,6 +40,8 @@ class Bench:
     k: int
     batch: int
     sampler: str = "block"
+    drafter: str = ""
+    tree_nodes: int = 0
     make_laws: MakeLaws | None = None
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
 
@@ -50,7 +53,8 @@ class Bench:
             batch_size=self.batch,
             page_size=PAGE,
             prefill_chunk=_CHUNK,
-            drafter="none" if self.draft is None else "model",
+            drafter=self.drafter or ("none" if self.draft is None else "model"),
+            tree_nodes=self.tree_nodes,
             fused_round=False,
         )
         kernels = self.target.kernels

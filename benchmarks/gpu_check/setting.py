@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outrider.api.profile import DeviceTimer, synced_seconds
-from outrider.bench.turns import rotated
+from outrider.bench.turns import Texts, rotated
 from outrider.lab.inflate import SHAPES, ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,22 +68,30 @@ class Setting:
             raise SkippedError(f"{why} need a CUDA device")
 
 
+def cell(record: dict[str, Any], **values: object) -> None:
+    """Note a row of the section's table."""
+    record.setdefault("cells", []).append(values)
+
+
 def check(record: dict[str, Any], name: str, *, passed: bool, detail: str = "") -> None:
     """Note a check: a section that has one that fails has failed, and goes on."""
     record.setdefault("checks", []).append({"name": name, "passed": passed, "detail": detail})
 
 
+def check_same(
+    record: dict[str, Any], name: str, texts: Texts, plain: Texts, *, exact: bool
+) -> int:
+    """How many texts are those of `plain`; with `exact` kernels all must be. Where kernels are not
+    row-invariant a difference is a near-tie that fell the other way, and no check fails."""
+    same = sum(tuple(a) == tuple(b) for a, b in zip(texts, plain, strict=True))
+    if exact:
+        check(record, name, passed=same == len(plain), detail=f"{same} of {len(plain)}")
+    return same
+
+
 def seconds_of(work: Callable[[], object], setting: Setting, *, calls: int = 1) -> float:
     """Median seconds of one call of `work`, timed over `calls` at a time, after a warm-up."""
-    work()
-    found: list[float] = []
-    for _ in range(setting.repeats):
-        synced_seconds(setting.device)
-        with DeviceTimer(setting.device) as timer:
-            for _ in range(calls):
-                work()
-        found.append(timer.elapsed_ms / 1e3 / calls)
-    return statistics.median(found)
+    return race({"": work}, setting, calls=calls)[""]
 
 
 def race(
@@ -95,6 +103,7 @@ def race(
         work()
     for repeat in range(setting.repeats):
         for name in rotated(list(contestants), repeat):
+            synced_seconds(setting.device)
             with DeviceTimer(setting.device) as timer:
                 for _ in range(calls):
                     contestants[name]()

@@ -2,15 +2,20 @@
 
 A matrix names factors, and says what a row of their values means: a configuration, how tokens are
 sampled, and the plain configuration that writes the expected text. A cell is one row's result.
+
+Few rows still try every value of every factor together with every value of every other: most faults
+show when two settings meet, and a covering array of strength two meets all pairs in some tens of
+rows where the full product has thousands. Rows are chosen greedily: each is the best of some random
+rows that begin with a pair not yet covered. The same factors give the same rows.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from itertools import combinations, product
 
-from matrices.pairwise import Factors, Row, covering_rows
 from torch import Tensor
 
 from outrider.api.llm import LLM
@@ -19,34 +24,58 @@ from outrider.core.config import EngineConfig
 from outrider.core.draft import common_prefix
 from outrider.core.params import SamplingParams
 
+Factors = Mapping[str, Sequence[str]]
+Row = dict[str, str]
+_Pair = tuple[tuple[str, str], tuple[str, str]]
+_CANDIDATES = 40
+
+
+def covering_rows(factors: Factors) -> list[Row]:
+    """Rows that cover all pairs of `factors` (at least two of them)."""
+    rng = random.Random(0)
+    missing = set(all_pairs(factors))
+    rows: list[Row] = []
+    while missing:
+        start = min(missing)
+        candidates = [_fill(dict(start), factors, missing, rng) for _ in range(_CANDIDATES)]
+        best = max(candidates, key=lambda row: len(_covered(row) & missing))
+        missing -= _covered(best)
+        rows.append({name: best[name] for name in factors})
+    return rows
+
+
+def all_pairs(factors: Factors) -> list[_Pair]:
+    """Every pair of (factor, value) entries of two different factors, in a fixed order."""
+    return [
+        ((first, a), (second, b))
+        for first, second in combinations(sorted(factors), 2)
+        for a in factors[first]
+        for b in factors[second]
+    ]
+
+
+def _fill(row: Row, factors: Factors, missing: set[_Pair], rng: random.Random) -> Row:
+    """Add the other factors in random order, each with the value that covers most."""
+    others = [name for name in factors if name not in row]
+    rng.shuffle(others)
+    for name in others:
+        values = list(factors[name])
+        rng.shuffle(values)
+        row[name] = max(values, key=lambda value: len(_covered({**row, name: value}) & missing))
+    return row
+
+
+def _covered(row: Row) -> set[_Pair]:
+    return set(combinations(sorted(row.items()), 2))
+
+
 Tokens = Sequence[tuple[int, ...]]
 # From the tokens so far to a mask over the vocabulary.
 Allowed = Callable[[Sequence[int]], Tensor]
 
 EMBEDDED = "outrider/embedded"
-
-
-def greedy(row: Row, max_tokens: int) -> SamplingParams:
-    """As many greedy tokens in every row, so that only the text can differ."""
-    del row
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-
-
-def plainly(row: Row) -> EngineConfig:
-    """One request at a time, without a draft."""
-    del row
-    return EngineConfig(drafter="none", batch_size=1)
-
-
-def everything(row: Row, vocab_size: int) -> Allowed | None:
-    """No mask."""
-    del row, vocab_size
-    return None
-
-
-def none_idle(row: Row) -> Collection[str]:
-    del row
-    return ()
+# One request at a time, without a draft.
+PLAIN = EngineConfig(drafter="none", batch_size=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +87,13 @@ class Matrix:
 
     factors: Factors
     config: Callable[[Row], EngineConfig]
-    plain: Callable[[Row], EngineConfig] = plainly
-    params: Callable[[Row, int], SamplingParams] = greedy
-    allowed: Callable[[Row, int], Allowed | None] = everything
+    plain: Callable[[Row], EngineConfig] = lambda _: PLAIN
+    params: Callable[[Row, int], SamplingParams] = lambda _, most: SamplingParams(
+        max_tokens=most, ignore_eos=True
+    )
+    allowed: Callable[[Row, int], Allowed | None] = lambda *_: None
     possible: Callable[[Row], Row] = dict
-    idle: Callable[[Row], Collection[str]] = none_idle
+    idle: Callable[[Row], Collection[str]] = lambda _: ()
     target: str = EMBEDDED
     drafts: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
 

@@ -23,6 +23,7 @@ from outrider.api.request import RequestHandle
 from outrider.bench.calibrate.engines import TimedEngine
 from outrider.bench.calibrate.rounds import WARM_SECONDS
 from outrider.bench.machine import Neighbours
+from outrider.bench.turns import rotated
 from outrider.core.params import SamplingParams
 
 Prompts = Sequence[Sequence[int]]
@@ -132,9 +133,8 @@ def measure(
     k: int,
     repeats: Repeats,
 ) -> Measured:
-    sides = ((plain, 0), (drafting, k))
     with Neighbours() as neighbours:
-        every = _repeated(sides, prompts, params, repeats)
+        every = _repeated(((plain, 0), (drafting, k)), prompts, params, repeats)
     runs = [run for repeat in every for side in repeat for run in side]
     drafted = every[0][1][0]
     return Measured(
@@ -158,13 +158,11 @@ def speed_ups(
     repeats: Repeats,
 ) -> dict[int, float]:
     """At each of `ks`, all of them and plain decoding in turns."""
-    sides = ((plain, 0), *((drafting, k) for k in ks))
-    every = _repeated(sides, prompts, params, repeats)
-    taken = [
-        statistics.median(_seconds_per_token(repeat[place]) for repeat in every)
-        for place in range(len(sides))
-    ]
-    return {k: taken[0] / own for k, own in zip(ks, taken[1:], strict=True)}
+    every = _repeated(((plain, 0), *((drafting, k) for k in ks)), prompts, params, repeats)
+    base, *taken = (
+        statistics.median(map(_seconds_per_token, of)) for of in zip(*every, strict=True)
+    )
+    return {k: base / own for k, own in zip(ks, taken, strict=True)}
 
 
 def _repeated(
@@ -179,9 +177,7 @@ def _repeated(
     def in_turns() -> list[list[Run]]:
         runs: list[list[Run]] = [[] for _ in sides]
         while not runs[0] or any(_seconds(side) < repeats.seconds for side in runs):
-            first = next(firsts)
-            for place in range(len(sides)):
-                at = (first + place) % len(sides)
+            for at in rotated(range(len(sides)), next(firsts)):
                 engine, depth = sides[at]
                 runs[at].append(run_once(engine, prompts, params, depth))
         return runs

@@ -5,42 +5,26 @@ for the circumstances and the calibration of what follows, and for each cell a "
 its "measured". A study that was stopped goes on in its file: half a line at the end is dropped, and
 a cell that was measured is not measured again.
 
-Then what the file says: how far predictions were off, by kind of cell, and what the chosen K cost.
+Then what the file says: how far predictions were off, and what the chosen K cost. `outrider report`
+draws it, by kind of cell.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from plan_study.draw import Cell
 
-from outrider.bench.pages import Section
-from outrider.bench.predictions import (
-    SCHEMA,
-    Accuracy,
-    Result,
-    accuracy,
-    by_kind,
-    of_unseen,
-    results_of,
-)
+from outrider.bench.predictions import SCHEMA, Result, accuracy, of_unseen, results_of
 from outrider.bench.store import RecordError, Store
 
 # What a study must show.
 MEDIAN, PERCENTILE_95, RIGHT_SIGNS, LOST = 0.05, 0.12, 0.95, 0.03
 
-_KINDS: Mapping[str, Callable[[Result], str]] = {
-    "drafter": lambda one: one.drafter,
-    "stratum": lambda one: one.stratum,
-    "K": lambda one: f"{_octave(one.k):3d} on",
-    "batch": lambda one: f"{_octave(one.batch):3d} on",
-    "context": lambda one: f"{_octave(one.context):4d} on",
-}
-_HEADER = ("cells", "number", "median %", "95th percentile %", "bias %", "right signs %")
 KINDS = ("draw", "run", "prediction", "measured", "ladder")
 
 
@@ -117,26 +101,6 @@ def choices_in(study: Study) -> list[Choice]:
     ]
 
 
-def sections(study: Study) -> list[Section]:
-    """Nothing before the first cell was measured."""
-    results, choices = results_in(study), choices_in(study)
-    if not results:
-        return []
-    found = accuracy(results)
-    rows = [
-        _row(f"{what} {name.strip()}", one)
-        for what, kind in _KINDS.items()
-        for name, one in by_kind(results, kind)
-    ]
-    table = Section(
-        title="Predictions against measurements",
-        text=_words(found, choices, results),
-        header=_HEADER,
-        rows=[_row("all", found), *(_row(*one) for one in of_unseen(results)), *rows],
-    )
-    return [table]
-
-
 def record_of(study: Study) -> dict[str, Any]:
     """The figures that bars are set for, and whether each was met."""
     results, choices = results_in(study), choices_in(study)
@@ -163,52 +127,6 @@ def record_of(study: Study) -> dict[str, Any]:
             "worst_choice_lost": None if worst is None else worst <= LOST,
         },
     }
-
-
-def _words(found: Accuracy, choices: Sequence[Choice], results: Sequence[Result]) -> list[str]:
-    sure = (
-        "no cell is sure"
-        if found.right_of_sure is None
-        else (f"{100 * found.right_of_sure:.0f} % of the {found.sure} whose interval leaves out 1")
-    )
-    told = [
-        f"Speed-ups of {found.count} cells, {found.losing} of them losses, were foretold, their "
-        f"rounds replayed, with a "
-        f"median error of {100 * found.median:.1f} %, {100 * found.percentile_95:.1f} % at the "
-        f"95th percentile and a bias of {100 * found.bias:+.1f} %.",
-        *(
-            f"Of texts like these, {name}, the median error is {100 * one.median:.1f} %, and "
-            f"{100 * one.percentile_95:.1f} % at the 95th percentile."
-            for name, one in of_unseen(results)
-        ),
-        f"The sign was right in {100 * found.right_signs:.0f} % of all cells, and in {sure}.",
-    ]
-    if choices:
-        lost = sorted(choice.lost for choice in choices)
-        told.append(
-            f"The chosen K cost {100 * lost[len(lost) // 2]:.1f} % of the best K's speed in the "
-            f"median of {len(lost)} rows of K, and {100 * lost[-1]:.1f} % at most."
-        )
-    wrong = [str(one.number) for one in results if one.same is False]
-    if wrong:
-        told.append(f"PROBLEM: other text than plain decoding in cells {', '.join(wrong)}.")
-    return told
-
-
-def _row(name: str, found: Accuracy) -> tuple[str, ...]:
-    return (
-        name,
-        str(found.count),
-        f"{100 * found.median:.1f}",
-        f"{100 * found.percentile_95:.1f}",
-        f"{100 * found.bias:+.1f}",
-        f"{100 * found.right_signs:.0f}",
-    )
-
-
-def _octave(value: int) -> int:
-    """The power of two below it."""
-    return 1 << (value.bit_length() - 1)
 
 
 def _by_k(speeds: Mapping[str, float]) -> dict[int, float]:

@@ -93,18 +93,9 @@ def run_study(
 ) -> Iterator[tuple[Cell, Prediction, Measured]]:
     """Cells that were not measured before, in the order of the draw, while `go_on`. `setup_now` is
     asked before each."""
-    done = study.by_cell("measured")
-    for cell in cells:
-        if cell.number in done:
-            continue
-        if not go_on():
-            return
-        setup = setup_now()
-        if not setup.has(cell.drafter):
-            continue
-        prompts, params = setup.prompts(cell), setup.params(cell)
-        engine = setup.engines.named(cell.drafter)
-        prediction = predicted(setup, cell, probe_cell(setup, engine, prompts, params))
+    for job in _jobs(setup_now, cells, study, "measured", go_on):
+        setup, cell, engine, prompts, params = job
+        prediction = predicted(setup, cell, probe_cell(*job))
         study.add("prediction", {"cell": cell.number, **asdict(prediction)})
         found = measure(
             setup.engines.plain,
@@ -118,10 +109,35 @@ def run_study(
         yield cell, prediction, found
 
 
+# A cell with what it is measured under and on.
+Job = tuple[Setup, Cell, TimedEngine, Prompts, SamplingParams]
+
+
+def _jobs(
+    setup_now: Callable[[], Setup],
+    cells: Sequence[Cell],
+    study: Study,
+    kind: str,
+    go_on: Callable[[], bool],
+) -> Iterator[Job]:
+    """Of the cells that have no line of this kind, while `go_on`."""
+    done = study.by_cell(kind)
+    for cell in cells:
+        if cell.number in done:
+            continue
+        if not go_on():
+            return
+        setup = setup_now()
+        if setup.has(cell.drafter):
+            engine = setup.engines.named(cell.drafter)
+            yield setup, cell, engine, setup.prompts(cell), setup.params(cell)
+
+
 def probe_cell(
-    setup: Setup, engine: TimedEngine, prompts: Prompts, params: SamplingParams
+    setup: Setup, cell: Cell, engine: TimedEngine, prompts: Prompts, params: SamplingParams
 ) -> Probe:
     """What `engine` drafts on these prompts."""
+    del cell
     engines = (setup.engines.plain, engine)
     found = probe(engines, prompts, params, deepest=MOST_K, comparable=lambda one: one.llm.exact)
     return next(iter(found))
@@ -130,7 +146,12 @@ def probe_cell(
 def predicted(setup: Setup, cell: Cell, counts: Probe) -> Prediction:
     calibration, drafter = _counted(setup, cell, counts)
     law = counts.law(cell.k)
-    job = _job(setup, cell, counts, cell.k)
+    job = PlannedJob(
+        batch=cell.batch,
+        context=cell.context,
+        new_tokens=setup.num_tokens,
+        texts_differ=counts.spread(cell.k),
+    )
     by_places = 1.0
     if drafter.places:
         rates = believe(drafter).mean
@@ -163,15 +184,6 @@ def _is_hot(cell: Cell) -> bool:
     return cell.domain == ADVERSARIAL
 
 
-def _job(setup: Setup, cell: Cell, counts: Probe, k: int) -> PlannedJob:
-    return PlannedJob(
-        batch=cell.batch,
-        context=cell.context,
-        new_tokens=setup.num_tokens,
-        texts_differ=counts.spread(k),
-    )
-
-
 def _both(
     calibration: Calibration, drafter: DrafterCosts, counts: Probe, cell: Cell, k: int
 ) -> tuple[Foretold, Foretold]:
@@ -197,16 +209,10 @@ def run_rows_of_k(
 ) -> Iterator[Mapping[str, Any]]:
     """Speed-ups at each of `ks` on the texts of some cells, whatever K these have themselves: the
     line of each, once it is in the file."""
-    done = study.by_cell("ladder")
-    for cell in cells:
-        if cell.number in done or not setup.has(cell.drafter):
-            continue
-        if not go_on():
-            return
+    for job in _jobs(lambda: setup, cells, study, "ladder", go_on):
+        _, cell, engine, prompts, params = job
         fitting = [k for k in ks if cell.batch * (k + 1) <= setup.most_rows]
-        prompts, params = setup.prompts(cell), setup.params(cell)
-        engine = setup.engines.named(cell.drafter)
-        counts = probe_cell(setup, engine, prompts, params)
+        counts = probe_cell(*job)
         calibration, drafter = _counted(setup, cell, counts)
         foreseen = {"0": 1.0}
         for k in fitting:

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 
 import torch
-from matrices.drafters import drafters
 from matrices.matrix import Matrix
+from matrices.settings import drafters
 
 import outrider.pairs as pairs
 from doubles.eagle_heads import EagleFolder

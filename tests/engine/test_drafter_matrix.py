@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from matrices.drafters import drafters
-from matrices.matrix import Cell, Matrix, Runner
-from matrices.pairwise import Row, all_pairs
+from matrices.matrix import Cell, Matrix, Row, Runner, all_pairs
+from matrices.settings import drafters
 
 from doubles.grounds import dense_ground, hybrid_ground
 from outrider.bench.studies.drafters_lineup import available, known

@@ -6,9 +6,8 @@ Here a few rows meet every pair of two settings; `benchmarks/parity_matrix.py en
 from __future__ import annotations
 
 import pytest
-from matrices.engines import FACTORS, acceptance_by_draft, engines
-from matrices.matrix import Runner
-from matrices.pairwise import Row, covering_rows
+from matrices.matrix import Row, Runner, covering_rows
+from matrices.settings import ENGINES, acceptance_by_draft, engines
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.budget import JobTrace
@@ -31,7 +30,7 @@ PROMPTS = [TEXT[start : start + 8 + 5 * start] for start in range(10)] + [
     "1 + 1 =",
     TEXT * 3,
 ]
-ROWS = covering_rows(FACTORS)
+ROWS = covering_rows(ENGINES)
 
 
 def named(row: Row) -> str:
@@ -58,14 +57,14 @@ def test_text_is_that_of_plain_decoding(matrix: Runner, row: Row) -> None:
 def test_the_full_product_has_each_configuration_once() -> None:
     rows = engines().all_rows()
     assert len(rows) == len({named(row) for row in rows}) > 2000
-    assert {name: {row[name] for row in rows} for name in FACTORS} == {
-        name: set(values) for name, values in FACTORS.items()
+    assert {name: {row[name] for row in rows} for name in ENGINES} == {
+        name: set(values) for name, values in ENGINES.items()
     }
 
 
 def arranged(schedule: str, **settings: object) -> Row:
     """A row of model drafts, with some settings changed."""
-    row = {name: values[0] for name, values in FACTORS.items()}
+    row = {name: values[0] for name, values in ENGINES.items()}
     row |= {"drafter": "model", "k": "4", "prefill_chunk": "256", "schedule": schedule}
     return row | {name: str(value) for name, value in settings.items()}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from matrices.features import PAIR, pair
 from matrices.matrix import Runner, first_difference, num_equal
+from matrices.settings import PAIR, pair
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.workload import WORKLOADS, load_prompts

@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 import pytest
-from matrices.pairwise import covering_rows
+from matrices.matrix import covering_rows
 
 from outrider import LLM, EngineConfig, SamplingParams
 

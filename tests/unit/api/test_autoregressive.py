@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_peer import HfPeer
+from vs_transformers import HfPeer
 
 from outrider.api.autoregressive import AutoregressiveDecoder
 from outrider.api.result import GenerationResult
@@ -46,8 +46,7 @@ def wrapper() -> ModelWrapper:
 @pytest.fixture(scope="module")
 def peer() -> HfPeer:
     pytest.importorskip("transformers")
-    target = resolve("outrider/embedded")
-    return HfPeer(target, resolve("outrider/embedded-draft"), torch.float32)
+    return HfPeer(resolve("outrider/embedded"), torch.float32)
 
 
 def written(

@@ -28,7 +28,6 @@ SAYS = {
     "overhead": ("cells",),
     "accept_cost": ("cells",),
     "quantise_error": ("formats",),
-    "linear_cost": ("cells", "size"),
     "soak": ("cells",),
 }
 

@@ -7,7 +7,7 @@ from math import prod
 
 from hypothesis import given
 from hypothesis import strategies as st
-from matrices.pairwise import all_pairs, covering_rows
+from matrices.matrix import all_pairs, covering_rows
 
 from checks.effort import examples
 

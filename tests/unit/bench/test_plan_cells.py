@@ -20,7 +20,6 @@ from plan_study.record import (
     choices_in,
     record_of,
     results_in,
-    sections,
 )
 from plan_study.study import foretold
 
@@ -289,9 +288,6 @@ def test_errors_and_signs_are_counted(tmp_path: Path) -> None:
     record = record_of(study)
     assert record["worst_choice_lost"] == 0.5
     assert record["bars"]["median_error"] is False
-    (section,) = sections(study)
-    assert section.rows[0][:2] == ("all", "4")
-    assert "median error of 10.0 %" in section.text[0]
 
 
 def test_predictions_of_texts_like_these_are_judged_apart(tmp_path: Path) -> None:
@@ -303,12 +299,6 @@ def test_predictions_of_texts_like_these_are_judged_apart(tmp_path: Path) -> Non
     assert record["median_error"] == 0
     medians = {name: one["median"] for name, one in record["unseen"].items()}
     assert medians == {"by law": pytest.approx(0.1), "by places": pytest.approx(0.2)}
-    (section,) = sections(study)
-    assert [row[:3] for row in section.rows[1:3]] == [
-        ("by law", "1", "10.0"),
-        ("by places", "1", "20.0"),
-    ]
-    assert "by law, the median error is 10.0 %" in " ".join(section.text)
 
 
 def test_of_equal_choices_the_smallest_k_counts() -> None:
@@ -319,7 +309,6 @@ def test_of_equal_choices_the_smallest_k_counts() -> None:
 
 def test_nothing_is_said_of_nothing(tmp_path: Path) -> None:
     study = Study.open(tmp_path / "study.jsonl")
-    assert sections(study) == []
     assert record_of(study) == {"cells": 0}
 
 
