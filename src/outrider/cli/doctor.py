@@ -19,7 +19,7 @@ import torch
 
 from outrider import __version__
 from outrider.bench.calibrate.limits import ComputeCeiling, compute_ceiling
-from outrider.bench.calibrate.store import FOLDER, all_of
+from outrider.bench.calibrate.session import FOLDER, all_of
 from outrider.cache.capacity import free_bytes, total_bytes
 from outrider.cli.call import Call
 from outrider.cli.models import memory_fit, read_spec

@@ -15,8 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.bench.calibrate.engines import Dial
-from outrider.bench.calibrate.fit import draft_costs, nonnegative, shared_costs
-from outrider.bench.calibrate.points import Drafting, Point, drafting_of, levels, points_of
+from outrider.bench.calibrate.fit import (
+    Point,
+    draft_costs,
+    drafting_of,
+    levels,
+    nonnegative,
+    points_of,
+    shared_costs,
+)
 from outrider.bench.calibrate.probe import Ahead, Probe, ProbeRound, ahead_of, rounds_at
 from outrider.bench.calibrate.rounds import (
     ALIKE,
@@ -28,7 +35,7 @@ from outrider.bench.calibrate.rounds import (
     Timed,
     passes_of,
 )
-from outrider.bench.calibrate.store import all_of, keep, load, path_of
+from outrider.bench.calibrate.session import all_of, keep, load, path_of
 from outrider.bench.calibrate.timing import EDGES, Pace, Plan, Timing, Wanted, plans_of, prompts_of
 from outrider.core.budget import RoundTrace
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
@@ -193,23 +200,15 @@ def made_of(name: str, batch: int, k: int, context: float, step: float) -> Point
     return point(name, batch, k, context, (draft, verify, host), emitted)
 
 
-def drafting(points: Sequence[Point], per_emitted: float = 0.0) -> list[Drafting]:
+def drafting(points: Sequence[Point], per_emitted: float = 0.0) -> list[Timed]:
     """Of two rounds at each K: the first comes after a round without a draft."""
-    found: list[Drafting] = []
+    found: list[Timed] = []
     for one in points:
+        known = {name: getattr(one, name) for name in Pass.__slots__ if hasattr(one, name)}
         for first, before in ((False, one.before), (True, float(one.batch))):
             less = per_emitted * (one.before - before)
-            found.append(
-                Drafting(
-                    name=one.name,
-                    batch=one.batch,
-                    depth=one.depth,
-                    first=first,
-                    context=one.context,
-                    before=before,
-                    seconds=one.draft - less,
-                )
-            )
+            own: dict[str, Any] = {**known, "index": 0, "before": before, "draft": one.draft - less}
+            found.append(Timed(**own, name=one.name, phase=0, turn=0, first=first))
     return [one for one in found if one.depth]
 
 
@@ -241,7 +240,7 @@ def test_who_reads_what_was_emitted_is_charged_with_it(late: float) -> None:
     readers = [replace(one, draft=one.draft + 0.004 * one.before) for one in points]
     passes = drafting(readers, 0.004)
     # Whatever it is that was interrupted, it is not the median of its kind.
-    passes = [*passes * 3, replace(passes[0], seconds=late * passes[0].seconds)]
+    passes = [*passes * 3, replace(passes[0], draft=late * passes[0].draft)]
     found = draft_costs(readers, passes, shared)
     assert found is not None
     assert found.per_context == pytest.approx(1e-6, rel=1e-2)
@@ -282,7 +281,11 @@ def test_noise_does_not_charge_sequences_with_a_pass() -> None:
 def timed(
     turn: int, k: int, pace: float, *, before: int = 1, longest: int = 0, first: bool = False
 ) -> Timed:
-    one = Pass(
+    return Timed(
+        name="model",
+        phase=0,
+        turn=turn,
+        first=first,
         index=turn,
         batch=1,
         rows=1 + k,
@@ -296,7 +299,6 @@ def timed(
         verify=1.0 * pace,
         host=0.2 * pace,
     )
-    return Timed("model", 0, turn, one, first)
 
 
 def test_drift_is_taken_out_by_rounds_without_a_draft() -> None:
@@ -309,7 +311,7 @@ def test_drift_is_taken_out_by_rounds_without_a_draft() -> None:
     assert by_depth[0].verify == pytest.approx(1.0)
     assert by_depth[4].draft == pytest.approx(0.4)
     assert by_depth[4].scatter < 0.01
-    assert [one.seconds for one in drafting_of(found)] == [pytest.approx(0.4)] * len(paces)
+    assert [one.draft for one in drafting_of(found)] == [pytest.approx(0.4)] * len(paces)
 
 
 def test_first_rounds_at_a_k_are_good_for_drafting_alone() -> None:
@@ -321,7 +323,7 @@ def test_first_rounds_at_a_k_are_good_for_drafting_alone() -> None:
     assert points_of([*later, *first, *odd]) == points_of(later)
     found = drafting_of([*later, *first, *odd])
     assert [(one.depth, one.first) for one in found] == [(4, False)] * 3 + [(4, True)] * 3
-    assert [one.seconds for one in found] == pytest.approx([0.4] * 3 + [0.4, 0.8, 1.2])
+    assert [one.draft for one in found] == pytest.approx([0.4] * 3 + [0.4, 0.8, 1.2])
 
 
 def test_a_point_has_the_mean_of_what_was_emitted_before() -> None:

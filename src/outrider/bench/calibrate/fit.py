@@ -16,21 +16,129 @@ ones that repeat themselves; rounds that follow another K tell them apart, so th
 to these as well, with levels of their own.
 
 All fits are relative: a deviation counts as a share of the time.
+
+Points are medians once the drift of the machine is taken out. In every turn the rounds that drafted
+nothing say how slow it was: the median, over engines, of their time over the usual one of the same
+engine and phase. Times are divided by that level, smoothed over neighbouring turns.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
-from outrider.bench.calibrate.points import Drafting, Point, are_even
+from outrider.bench.calibrate.rounds import Pass, Timed
+from outrider.bench.frame import grouped
 from outrider.estimate.calibration import DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
+
+# Turns that a level is smoothed over.
+_SMOOTHED = 5
+_MEANS, _MEDIANS = ("context", "reads", "before", "emitted"), ("draft", "verify", "host")
+
+_Turn = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Medians of `count` passes of engine `name`; what they read and emitted are means. `scatter`
+    is the median relative deviation of their seconds."""
+
+    name: str
+    batch: int
+    rows: int
+    depth: int
+    drafting: int
+    context: float
+    reads: float
+    before: float
+    emitted: float
+    draft: float
+    verify: float
+    host: float
+    count: int
+    scatter: float
+
+    @property
+    def seconds(self) -> float:
+        return self.draft + self.verify + self.host
+
+
+def are_even(one: Pass | Point) -> bool:
+    """Whether all sequences drafted, and equally many tokens."""
+    return bool(one.depth) and one.rows == one.batch * (one.depth + 1)
+
+
+def points_of(timed: Sequence[Timed]) -> list[Point]:
+    # Drafts of a batch that are not equally long make points of their own.
+    groups = grouped(
+        (one for one in levelled(timed) if not one.first),
+        key=lambda one: (one.name, one.phase, one.batch, one.rows, one.depth, one.drafting),
+    )
+    return [_point(group) for group in groups.values()]
+
+
+def drafting_of(timed: Sequence[Timed]) -> list[Timed]:
+    """Passes in which all sequences drafted equally many tokens, first ones at a K as well."""
+    return [one for one in levelled(timed) if are_even(one)]
+
+
+def levelled(timed: Sequence[Timed]) -> list[Timed]:
+    """With the seconds that they would have taken at the machine's usual pace."""
+    level = levels(timed)
+    pace = [level.get((one.phase, one.turn), 1.0) for one in timed]
+    return [
+        replace(one, draft=one.draft / by, verify=one.verify / by, host=one.host / by)
+        for one, by in zip(timed, pace, strict=True)
+    ]
+
+
+def levels(timed: Sequence[Timed]) -> dict[_Turn, float]:
+    """By phase and turn, how slow the machine was; 1 is its usual pace over all of the phase."""
+    anchors: defaultdict[tuple[str, int], dict[int, list[float]]] = defaultdict(dict)
+    for one in timed:
+        if not one.depth and not one.first:
+            anchors[one.name, one.phase].setdefault(one.turn, []).append(one.seconds)
+    ratios: defaultdict[_Turn, list[float]] = defaultdict(list)
+    for (_, phase), turns in anchors.items():
+        medians = {turn: statistics.median(times) for turn, times in turns.items()}
+        usual = statistics.median(medians.values())
+        for turn, seconds in medians.items():
+            ratios[phase, turn].append(seconds / usual)
+    raw = {turn: statistics.median(found) for turn, found in ratios.items()}
+    return {turn: _smoothed(raw, turn) for turn in raw}
+
+
+def _smoothed(raw: Mapping[_Turn, float], at: _Turn) -> float:
+    phase, turn = at
+    near = range(turn - _SMOOTHED // 2, turn + _SMOOTHED // 2 + 1)
+    return statistics.median(raw[phase, other] for other in near if (phase, other) in raw)
+
+
+def _point(group: Sequence[Timed]) -> Point:
+    first, middle = group[0], statistics.median(one.seconds for one in group)
+
+    def each(name: str) -> list[float]:
+        return [getattr(one, name) for one in group]
+
+    return Point(
+        name=first.name,
+        batch=first.batch,
+        rows=first.rows,
+        depth=first.depth,
+        drafting=first.drafting,
+        **{
+            name: statistics.fmean(each(name)) for name in ("context", "reads", "before", "emitted")
+        },
+        **{name: statistics.median(each(name)) for name in ("draft", "verify", "host")},
+        count=len(group),
+        scatter=statistics.median(abs(one.seconds / middle - 1) for one in group),
+    )
 
 
 def nonnegative(
@@ -166,7 +274,7 @@ def _most_a_sequence(points: Sequence[Point]) -> float:
 
 
 def draft_costs(
-    points: Sequence[Point], passes: Sequence[Drafting], shared: SharedCosts
+    points: Sequence[Point], passes: Sequence[Timed], shared: SharedCosts
 ) -> DrafterCosts | None:
     """From the rounds of one drafter in which all sequences drafted alike; None if there are
     none."""
@@ -188,24 +296,24 @@ def draft_costs(
     )
 
 
-def _slopes(passes: Sequence[Drafting]) -> tuple[float, float]:
+def _slopes(passes: Sequence[Timed]) -> tuple[float, float]:
     """Seconds of drafting a token of context and step, and a token since the draft before."""
-    by_place: defaultdict[tuple[int, int, bool], list[Drafting]] = defaultdict(list)
+    by_place: defaultdict[tuple[int, int, bool], list[Timed]] = defaultdict(list)
     for one in passes:
         by_place[one.batch, one.depth, one.first].append(one)
-    usual = {key: statistics.median(p.seconds for p in own) for key, own in by_place.items()}
+    usual = {key: statistics.median(p.draft for p in own) for key, own in by_place.items()}
     # What took much longer was interrupted.
     kept = [
         (key, one)
         for key, own in by_place.items()
         for one in own
-        if one.seconds < _INTERRUPTED * usual[key]
+        if one.draft < _INTERRUPTED * usual[key]
     ]
     groups = [key for key, _ in kept]
     weights = [usual[key] ** -2 for key in groups]
     known = [[one.depth * one.context for _, one in kept], [one.before for _, one in kept]]
     columns = [within_groups(groups, column, weights) for column in known]
-    seconds = within_groups(groups, [one.seconds for _, one in kept], weights)
+    seconds = within_groups(groups, [one.draft for _, one in kept], weights)
     per_context, per_emitted = nonnegative(columns, seconds, weights)
     return per_context, per_emitted
 

@@ -13,8 +13,7 @@ from statistics import fmean
 
 import torch
 
-from outrider.bench.gemm.pair import Make
-from outrider.bench.gemm.timers import ProductTimer
+from outrider.bench.gemm.pair import Make, ProductTimer
 from outrider.core.config import EngineConfig
 from outrider.core.files import FileKind, read_text
 from outrider.lab.gemm import NonGemmCosts

@@ -11,7 +11,7 @@ draft say what the drift is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from time import perf_counter
 
@@ -45,6 +45,17 @@ class Pass:
     def seconds(self) -> float:
         """From its beginning to that of the next one."""
         return self.draft + self.verify + self.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed(Pass):
+    """A pass of engine `name` in its `turn` of `phase`; `first` says that it is the first at its
+    K."""
+
+    name: str
+    phase: int
+    turn: int
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +158,6 @@ class Phase:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A pass of engine `name` in its `turn` of `phase`; `first` says that it is the first at its
-    K."""
-
-    name: str
-    phase: int
-    turn: int
-    one: Pass
-    first: bool = False
-
-
 @dataclass(slots=True)
 class _Run:
     """An engine with its requests in flight, and those before them, whose windows were full.
@@ -213,7 +212,13 @@ class _Run:
             for handle in (*self.ended, *self.handles)
         ]
         return [
-            Timed(self.engine.name, phase, self.turns[one.index], one, one.index in self.firsts)
+            Timed(
+                **asdict(one),
+                name=self.engine.name,
+                phase=phase,
+                turn=self.turns[one.index],
+                first=one.index in self.firsts,
+            )
             for one in passes_of(requests)
             if one.index in self.turns
         ]

@@ -1,17 +1,22 @@
 """Everything that a plan asks of this machine: engines to open, a calibration, counts on prompts.
 
 All engines are in memory at once, each with a target of its own, since they take turns. Where that
-does not fit, the last of them are left out. A calibration is taken from the cache if these engines
-were measured before, else it is measured now.
+does not fit, the last of them are left out. A calibration is kept in the cache by its question:
+machine, threads, versions, weights, precision, kernels, and which engines were measured at which
+points. Its digest names the file, and the file repeats it. A file that says anything else, or is
+damaged, is as good as none. A folder that cannot be written is no reason to fail.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import statistics
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,22 +25,83 @@ from outrider.bench.calibrate.engines import TimedEngine, TimedEngines, open_eng
 from outrider.bench.calibrate.limits import clocks
 from outrider.bench.calibrate.probe import Probe, probe
 from outrider.bench.calibrate.rounds import endless
-from outrider.bench.calibrate.store import keep, load
 from outrider.bench.calibrate.timing import BATCHES, KS, SECONDS, Costs, Timing, Wanted
 from outrider.bench.machine import Neighbours, machine, provenance, weights_digest
-from outrider.bench.studies.drafters_lineup import (
-    PLAIN,
-    Contestant,
-    Drafts,
-    contestants_named,
-)
+from outrider.bench.store import write_text
+from outrider.bench.studies.drafters_lineup import PLAIN, Contestant, Drafts, contestants_named
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.files import FileKind, read_text
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, resolve
+
+FOLDER = "calibrations"
+_FORMAT = 4
+
+Question = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A calibration, where it lies, and what a user should hear about that."""
+
+    calibration: Calibration | None
+    path: Path | None
+    note: str | None = None
+
+
+def path_of(cache: Path | None, question: Question) -> Path | None:
+    if cache is None:
+        return None
+    digest = hashlib.sha256(_asked(question).encode()).hexdigest()[:24]
+    return cache / FOLDER / f"{digest}.json"
+
+
+def load(cache: Path | None, question: Question) -> Stored:
+    """What was measured before, if it was."""
+    path = path_of(cache, question)
+    if path is None or not path.exists():
+        return Stored(None, path)
+    try:
+        record: Any = json.loads(read_text(path, FileKind.CALIBRATION))
+        if record["format"] != _FORMAT or record["question"] != json.loads(_asked(question)):
+            return Stored(None, path, f"{path} is of another version; measuring anew")
+        return Stored(Calibration.of_json(json.dumps(record["calibration"])), path)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError):
+        return Stored(None, path, f"{path} is damaged; measuring anew")
+
+
+def keep(cache: Path | None, question: Question, calibration: Calibration) -> Stored:
+    """Write it in one piece. The note says if that cannot be."""
+    path = path_of(cache, question)
+    if path is None:
+        return Stored(
+            calibration, None, "there is no cache folder, so this calibration is not kept"
+        )
+    record = {
+        "format": _FORMAT,
+        "question": json.loads(_asked(question)),
+        "calibration": json.loads(calibration.to_json()),
+    }
+    try:
+        write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return Stored(calibration, None, f"the calibration is not kept: {path}: {reason}")
+    return Stored(calibration, path)
+
+
+def all_of(cache: Path | None) -> list[Path]:
+    """Every file that is kept."""
+    return [] if cache is None else sorted((cache / FOLDER).glob("*.json"))
+
+
+def _asked(question: Question) -> str:
+    return json.dumps(question, sort_keys=True)
+
 
 AUTO = "auto"
 _USUAL = ("model", "mtp", "eagle", "medusa", "block", "ngram", "suffix")
@@ -162,13 +228,6 @@ def counted(
     return Found(calibration, whole, tuple(probes), context, named, (*notes, *whole.notes))
 
 
-def measured(
-    engines: TimedEngines, asked: Asked, *, cache: Path | None, fresh: bool, tell: Tell
-) -> Calibrated:
-    wanted = wanted_for(asked)
-    return calibrated(engines, asked.target, wanted, cache=cache, fresh=fresh, tell=tell)
-
-
 def _is_exact(engine: TimedEngine) -> bool:
     return engine.llm.kernels.exact and engine.llm.config.sampler in EXACT_SAMPLERS
 
@@ -187,30 +246,28 @@ def _contestants(asked: Asked, drafts: Drafts) -> list[Contestant]:
     return found
 
 
-def calibrated(
-    engines: TimedEngines,
-    target: str,
-    wanted: Wanted,
-    *,
-    cache: Path | None,
-    fresh: bool = False,
-    tell: Callable[[str, float], None] = lambda _what, _share: None,
+def measured(
+    engines: TimedEngines, asked: Asked, *, cache: Path | None, fresh: bool, tell: Tell
 ) -> Calibrated:
     """With `fresh` it is measured anew, and takes the place of what was kept."""
-    question = question_of(engines, target, wanted)
+    wanted = wanted_for(asked)
+    question = question_of(engines, asked.target, wanted)
     found = load(cache, question)
-    notes = [found.note] if found.note and not fresh else []
     if found.calibration is not None and not fresh:
-        return Calibrated(found.calibration, found.path, True, tuple(notes))
+        return Calibrated(found.calibration, found.path, True, _notes(found))
     with Neighbours() as neighbours:
         timing = Timing.planned(engines, wanted)
         timing.run(wanted.seconds - timing.seconds, tell=tell)
-    calibration = assembled(engines, target, timing.costs())
+    calibration = assembled(engines, asked.target, timing.costs())
     origin = {**calibration.provenance, "foreign_cpu_share": neighbours.share}
     calibration = replace(calibration, provenance=origin)
     kept = keep(cache, question, calibration)
-    notes += [kept.note] if kept.note else []
-    return Calibrated(calibration, kept.path, False, tuple(notes))
+    notes = (*(() if fresh else _notes(found)), *_notes(kept))
+    return Calibrated(calibration, kept.path, False, notes)
+
+
+def _notes(stored: Stored) -> tuple[str, ...]:
+    return () if stored.note is None else (stored.note,)
 
 
 def question_of(engines: TimedEngines, target: str, wanted: Wanted) -> dict[str, object]:

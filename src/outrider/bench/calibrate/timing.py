@@ -16,8 +16,15 @@ from time import perf_counter
 
 from outrider.api.llm import LLM
 from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
-from outrider.bench.calibrate.fit import SharedCosts, draft_costs, scatter, shared_costs
-from outrider.bench.calibrate.points import Point, drafting_of, points_of
+from outrider.bench.calibrate.fit import (
+    Point,
+    SharedCosts,
+    draft_costs,
+    drafting_of,
+    points_of,
+    scatter,
+    shared_costs,
+)
 from outrider.bench.calibrate.rounds import (
     ALIKE,
     LEAST_TURNS,
