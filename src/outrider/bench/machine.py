@@ -184,17 +184,21 @@ class Neighbours:
         self.share = round(max(busy - own, 0.0) / total, 4) if total > 0 else None
 
 
-def _times() -> tuple[float, float, float] | None:
-    """Busy and total seconds of all CPUs, and busy seconds of this process and its children."""
+def cpu_seconds() -> tuple[float, float] | None:
+    """Busy and total seconds of all CPUs; None where the system does not tell."""
     try:
         fields = read_text(Path("/proc/stat"), FileKind.SYSTEM).split("\n", 1)[0].split()[1:]
     except OSError:
         return None
     ticks = [int(field) for field in fields[:8]]
-    idle = ticks[3] + ticks[4]
     per_second = os.sysconf("SC_CLK_TCK")
-    own = sum(os.times()[:4])
-    return (sum(ticks) - idle) / per_second, sum(ticks) / per_second, own
+    return (sum(ticks) - ticks[3] - ticks[4]) / per_second, sum(ticks) / per_second
+
+
+def _times() -> tuple[float, float, float] | None:
+    """And busy seconds of this process and its children."""
+    found = cpu_seconds()
+    return None if found is None else (*found, sum(os.times()[:4]))
 
 
 INTERVAL_SECONDS = 0.2

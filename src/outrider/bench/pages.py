@@ -7,11 +7,11 @@ whatever a results file held, and shows pictures for light and for dark screens.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.bench.store import write_text
 
@@ -73,6 +73,33 @@ def number(value: float | None, digits: int) -> str:
 def percent(share: float | None) -> str:
     """As a cell of a table."""
     return "-" if share is None else f"{100 * share:.1f}"
+
+
+def plain_table(title: str, records: Sequence[Mapping[str, Any]], *, note: str = "") -> Section:
+    """A row an object, a column a field that holds one value in any of them."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    plain = [
+        name for name in names if not any(isinstance(r.get(name), dict | list) for r in records)
+    ]
+    return Section(
+        title=title,
+        text=[note] if note else [],
+        header=[name.replace("_", " ") for name in plain],
+        rows=[[shown(record.get(name)) for name in plain] for record in records],
+    )
+
+
+def shown(value: object) -> str:
+    """A value of a results file in a cell of a table: numbers short, nothing as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return str(value)
 
 
 def write_page(folder: Path, page: Page) -> None:

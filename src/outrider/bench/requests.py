@@ -35,15 +35,6 @@ class Request:
     arrival_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """A line of a trace."""
-
-    arrival_seconds: float
-    prompt: str
-    max_tokens: int
-
-
 def poisson_arrivals(
     rate: float, *, seed: int, num: int | None = None, duration: float | None = None
 ) -> tuple[float, ...]:
@@ -88,19 +79,12 @@ def replay(path: Path) -> list[Request]:
     found: list[Request] = []
     for number, row in _rows(path):
         try:
-            line = made(_Recorded, row)
+            line = made(Request, {"name": f"line_{number:03d}", **row})
         except RecordError as error:
             raise _unreadable(path, number, error) from None
         if line.max_tokens < 1:
             raise _unreadable(path, number, RecordError("max_tokens is below 1"))
-        found.append(
-            Request(
-                name=f"line_{number:03d}",
-                prompt=line.prompt,
-                max_tokens=line.max_tokens,
-                arrival_seconds=line.arrival_seconds,
-            )
-        )
+        found.append(line)
     if not found:
         raise ConfigError(f"{path} holds no request.")
     return sorted(found, key=lambda request: request.arrival_seconds)

@@ -33,9 +33,9 @@ from outrider.bench.peers.contestants import (
     any_reads_gguf,
     parse_servers,
 )
+from outrider.bench.peers.match import FILE_NAME, Journal
 from outrider.bench.peers.report import run_rows
 from outrider.bench.peers.report import sections as peers_sections
-from outrider.bench.peers.results import FILE_NAME, Journal
 from outrider.bench.store import RESULTS, RecordError, entries, parse
 from outrider.bench.studies.drafters import Plan, Race, pieces_of
 from outrider.bench.studies.drafters_lineup import Drafts, Lineup, contestants_named, line_up

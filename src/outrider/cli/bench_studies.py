@@ -20,7 +20,7 @@ from outrider.bench.comm import CommReport, Fit, Point, measure, pass_seconds
 from outrider.bench.gemm.engines import Text
 from outrider.bench.gemm.pair import Make, pair_shape
 from outrider.bench.gemm.record import SAMPLES
-from outrider.bench.gemm.report import sections as cost_sections
+from outrider.bench.gemm.record import sections as cost_sections
 from outrider.bench.gemm.results import results_of, study_record
 from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked, outstanding, run
 from outrider.bench.gemm.units import SamplesFile, Unit
@@ -264,11 +264,11 @@ def ssd(call: Call[SsdOptions]) -> int:
     whole = _measure(study, units, left, file)
     found = results_of(study, file)
     about = {"run_id": new_run_id(), "complete": whole, "provenance": provenance()}
-    title = f"Cost study, run {about['run_id']}"
+    record = study_record(study, found, about)
     results = Results(
         folder=file.folder,
-        record=study_record(study, found, about),
-        page=Page(title, list(cost_sections(found, quick=study.quick))),
+        record=record,
+        page=Page(f"Cost study, run {about['run_id']}", list(cost_sections(record))),
         more=[SAMPLES],
         failed=any(one.reason is not None for one in file.samples.values()),
         resumable=True,

@@ -14,12 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.bench.gemm.engines import CostEngine, CostNumbers, CostRun, Text, rooms
-from outrider.bench.gemm.pair import PAIRS, CostPair, Make, facts, num_weights, pair_shape
-from outrider.bench.gemm.record import Ceilings, Cell
-from outrider.bench.gemm.report import scatter_of
+from outrider.bench.gemm.pair import (
+    PAIRS,
+    CostPair,
+    Make,
+    PassTimer,
+    facts,
+    num_weights,
+    pair_shape,
+    pass_names,
+)
+from outrider.bench.gemm.record import Ceilings, Cell, scatter_of
 from outrider.bench.gemm.results import cells, draft_shares, product_rows, windows
 from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked
-from outrider.bench.gemm.timers import PassTimer, pass_names
 from outrider.bench.gemm.units import CostSample, Held, SamplesFile, engines_unit, passes_unit
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import expected_tokens

@@ -19,9 +19,8 @@ from outrider.bench.peers.contestants import (
     line_up,
     parse_servers,
 )
-from outrider.bench.peers.match import Match, Prompt, Setting
+from outrider.bench.peers.match import Entry, Found, Journal, Match, Place, Prompt, Run, Setting
 from outrider.bench.peers.report import findings, summary
-from outrider.bench.peers.results import Entry, Found, Place, Run
 from outrider.bench.peers.sides import answer
 from outrider.core.errors import ConfigError
 
@@ -37,10 +36,11 @@ WEIGHTS = PeerWeights(
 WORK = [Prompt((10 * i,), f"prompt {i}") for i in range(6)]
 
 
-class Kept:
-    """Remembers what it was told to keep."""
+class Kept(Journal):
+    """Remembers what it was told to keep, and writes nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: Found | None = None) -> None:
+        super().__init__(Path("nowhere"), found or Found())
         self.trials: list[tuple[dict[str, float], float]] = []
         self.runs: list[tuple[str, int]] = []
 
@@ -59,9 +59,9 @@ def no_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def match_of(sides: Mapping[str, ScriptedSide], found: Found | None = None) -> tuple[Match, Kept]:
     peers = {name: SidePeer(side) for name, side in sides.items()}
-    kept = Kept()
+    kept = Kept(found)
     setting = Setting(peers, WEIGHTS, session=2, threads=2, max_tokens=4, tell=lambda text: None)
-    return Match(setting, found or Found(), kept), kept
+    return Match(setting, kept), kept
 
 
 def choose(match: Match, *, late: bool = False) -> list[Entry]:
@@ -200,7 +200,7 @@ def test_a_newcomer_makes_all_run_a_prompt_again_so_that_they_lie_a_moment_apart
 def test_a_seldom_peer_takes_part_in_every_so_many_th_prompt() -> None:
     peers = {OURS: SidePeer(ScriptedSide())}
     setting = Setting(peers, WEIGHTS, 1, 1, 4, lambda text: None, seldom={OURS: 4})
-    match = Match(setting, Found(), Kept())
+    match = Match(setting, Kept())
     race(match, [(Contestant(OURS, "none", "f32"), 0.0)])
     assert [set(runs) for runs in match.found.runs.values()] == [{(1, 0), (1, 4)}]
 

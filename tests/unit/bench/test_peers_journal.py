@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.bench.peers.contestants import Contestant
-from outrider.bench.peers.results import FILE_NAME, Journal, Run
+from outrider.bench.peers.match import FILE_NAME, Journal, Run
 from outrider.core.errors import ConfigError
 
 TERMS = {"machine": {"cpu": "one"}, "versions": {"outrider": "1", "llama.cpp": "b1"}}

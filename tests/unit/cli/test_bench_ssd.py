@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command, Finished
-from outrider.bench.gemm import timers
+from outrider.bench.gemm import pair
 from outrider.bench.gemm.engines import Bed, CostEngine, CostRun
 from outrider.bench.gemm.pair import Make
 
@@ -36,7 +36,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     def bytes_per_second(threads: int) -> float:
         return 1e10 + threads
 
-    monkeypatch.setattr(timers, "memory_bytes_per_second", bytes_per_second)
+    monkeypatch.setattr(pair, "memory_bytes_per_second", bytes_per_second)
 
 
 def study(outrider: Command, **given: str) -> Finished:
@@ -52,7 +52,7 @@ def record(folder: Path) -> dict[str, Any]:
 def test_one_command_runs_the_whole_study(outrider: Command, tmp_path: Path) -> None:
     shown = study(outrider)
     assert shown.code == 0, shown.err
-    for title in ("T_SD", "roofline", "verification window", "Batches", "Work ahead"):
+    for title in ("T_SD", "roofline", "Verification windows", "Cells"):
         assert title in shown.out
     found = record(tmp_path)
     assert (found["benchmark"], found["schema"], found["complete"]) == (

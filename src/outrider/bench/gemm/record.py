@@ -1,41 +1,21 @@
-"""The rows of a cost study's `results.json`, from which its tables and figures are made.
+"""The rows of a cost study's `results.json`, its tables and sentences.
 
 AR, SD and SSD (plain decoding, drafting in turns, drafting ahead) run in the real engine on models
 that are matrix products of given sizes, with acceptance by script (lab/gemm.py, synthetic.py).
-A row is of medians over repeats; the samples are in `samples.jsonl`, a line each (study.py).
-
-    benchmark "ssd", schema, run_id, complete, provenance, machine (bench/machine.py),
-    setting       what was asked for
-    models        each role of each pair as passes, products and engines had it: widths over
-                  `divisor`, and `num_layers` of `whole_layers` are there; `factor` is the latter
-                  over the former, and `sampled` says so in words, "" if whole
-    draft_shares  `DraftShare`: T_SD by K, both definitions, published values beside (S3.12, S3.13)
-    ceilings      `Ceilings`: bytes and operations a second that this machine reaches
-    products      `ProductRow`: matrix products against the roofline (S3.10, figure 6)
-    windows       `WindowRow`: how much drafting fits beside a verification (S3.26, figure 5)
-    cells         `Cell`: engines, measured, beside what theory makes of this run's own times
-    findings      sentences
-    warnings      sentences that say why figures should be read with care
-    num_failures  samples that failed, whose reasons are in `samples.jsonl`
-    foreign_cpu_share  the median share of the CPUs that others used meanwhile, null if unknown
-
-Which figure takes which cells (`study` says what a cell was measured for; some serve twice):
-
-    1 speed-ups over alpha and K       study "alpha" (ar, sd, ssd; no p_hit: real hits)
-    2 SSD against SD over p_hit        study "hits" (ssd with p_hit), with sd of the same K, alpha
-    3 work ahead and hits by fan-out   study "fan_out": p_hit_seen, ahead_over_verify, num_ahead
-    4 a round's parts, by method       any cell: `draft_ms`, `verify_ms`, `accept_ms`, `rest_ms`
-    5 verification window              windows
-    6 roofline                         products, ceilings
-    7 batch                            study "batch" (ar, sd, ssd over batch)
-    8 throughput against latency       study "batch": tokens_per_second, token_ms
+A row is of medians over repeats; the samples are in `samples.jsonl`, a line each. `models` says how
+much of each model was there: widths over `divisor`, and `num_layers` of `whole_layers`. `study`
+says what a cell was measured for, which is also the figure that takes it; some serve twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from outrider.bench.machine import is_busy
+from outrider.bench.pages import Section, plain_table
+from outrider.estimate.theory import expected_tokens, measured_speed_up, speed_up
 
 SCHEMA = "outrider-bench-ssd/1"
 RESULTS, SAMPLES = "results.json", "samples.jsonl"
@@ -190,3 +170,133 @@ class Results:
     cells: Sequence[Cell]
     num_failures: int
     foreign_cpu_share: float | None
+
+
+REMARK = (
+    "Published values are of V100 GPUs in half precision, for orientation. The speed-ups that were "
+    "published as theory beside them are 4.7 to 6.4 % above E / (1 + T_SD) of the same table, so "
+    "they are no expectation; theory here is from this run's own times."
+)
+_THEORY = (
+    "theory: the speed-up that follows from this run's own times, by Theorem 7 for SSD; over plain "
+    "takes verifying for a plain pass."
+)
+TABLES: Mapping[str, tuple[str, str]] = {
+    "models": ("Models", "Costs alone: random weights, and acceptance by script."),
+    "draft_shares": ("T_SD by K", f"{REMARK} {_THEORY}"),
+    "products": ("Matrix products against the roofline", ""),
+    "windows": (
+        "Verification windows",
+        "Passes of the draft model that fit beside a verification, if neither slows the other "
+        "down; a trunk and K passes over all branches have to.",
+    ),
+    "cells": ("Cells", _THEORY),
+}
+# The reference tables are for this rate.
+_ALPHA = 0.9
+# By how much a smaller pass may take longer before that is worth a word.
+_SCATTER = 1.05
+
+
+def sections(record: Mapping[str, Any]) -> Iterator[Section]:
+    """What `results.json` says, then its tables."""
+    yield Section(title="What it says", text=record["warnings"], points=record["findings"])
+    if record["ceilings"]:
+        yield plain_table("Ceilings of this machine", [record["ceilings"]])
+    yield from tables(record)
+
+
+def tables(record: Mapping[str, Any]) -> Iterator[Section]:
+    """Of a study's results, rows as they are; those without rows are left out."""
+    more = {"draft_shares": _of_shares, "cells": _of_theory}
+    for name, (title, note) in TABLES.items():
+        rows = [{**row, **more.get(name, _nothing)(row)} for row in record.get(name) or ()]
+        if rows:
+            yield plain_table(title, rows, note=note)
+
+
+def _nothing(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    del row
+    return {}
+
+
+def _of_shares(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Speed-ups at the rate that the reference tables are for."""
+    tokens = expected_tokens(_ALPHA, row["k"])
+    plain, draft, verify = (row[f"{name}_seconds"] for name in ("plain", "draft", "verify"))
+    if not draft + verify:
+        return {}
+    measured = measured_speed_up(tokens, plain=plain, draft=draft, verify=verify)
+    return {"theory_over_plain": speed_up(tokens, row["over_plain"]), "theory": measured}
+
+
+def _of_theory(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    theory = row.get("theory")
+    if not theory:
+        return {"theory": None}
+    return {
+        "theory": theory["over_verify"],
+        "theory_over_plain": theory["over_plain"],
+        "theory_tokens": theory["tokens"],
+    }
+
+
+def warnings(found: Results, *, quick: bool) -> list[str]:
+    """Why figures should be read with care, or not at all."""
+    said: list[str] = []
+    if quick:
+        said.append("This is a taste: small models, few repeats. Its figures mean nothing.")
+    share = found.foreign_cpu_share
+    if share is not None and is_busy(share):
+        said.append(
+            f"Others used {100 * share:.0f} % of the CPUs meanwhile: measure again on a quiet "
+            "machine."
+        )
+    if found.num_failures:
+        said.append(f"{found.num_failures} samples failed; they are in no number.")
+    return [*said, *scatter_of(found.windows)]
+
+
+def scatter_of(windows: Sequence[WindowRow]) -> list[str]:
+    """A sentence for each pair of which a pass over fewer branches took longer than one over more.
+    It reads the same weights and computes less, so that is how much times scatter."""
+    found: list[str] = []
+    for pair in dict.fromkeys(row.pair for row in windows):
+        times = {row.branches: row.pass_seconds for row in windows if row.pair == pair}
+        ratios = [
+            (times[few] / times[many], few, many) for few in times for many in times if few < many
+        ]
+        ratio, few, many = max(ratios, default=(0.0, 0, 0), key=lambda one: one[0])
+        if ratio > _SCATTER:
+            found.append(
+                f"{pair}: a draft pass over {few} of the branches was timed {ratio:.2f} times as "
+                f"long as one over {many}, which computes more from the same weights: smaller "
+                "differences in the verification window are noise."
+            )
+    return found
+
+
+def findings(found: Results) -> list[str]:
+    """The best of each pair and method."""
+    return [_best(one) for one in _fastest(found.cells)]
+
+
+def _fastest(cells: Sequence[Cell]) -> list[Cell]:
+    """By pair and method, without batches."""
+    best: dict[tuple[str, str], Cell] = {}
+    for one in cells:
+        if one.k and one.batch == 1:
+            before = best.setdefault((one.pair, one.method), one)
+            if one.speed_up > before.speed_up:
+                best[one.pair, one.method] = one
+    return list(best.values())
+
+
+def _best(one: Cell) -> str:
+    interval = "" if one.low is None else f" ({one.low:.2f} to {one.high:.2f})"
+    hits = "" if one.p_hit is None else f", p_hit {one.p_hit:g}"
+    theory = one.theory and f"; theory from this run's times says {one.theory.over_verify:.2f}"
+    return (
+        f"{one.pair}: {one.method.upper()} is {one.speed_up:.2f} times as fast as plain decoding "
+        f"at best{interval}, at K = {one.k}, alpha {one.alpha:g}{hits}{theory or ''}."
+    )

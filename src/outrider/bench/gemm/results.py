@@ -24,7 +24,7 @@ from typing import Any
 
 from outrider.bench.frame import paired_ratio, ratio_of_medians
 from outrider.bench.gemm.engines import CostEngine
-from outrider.bench.gemm.pair import facts
+from outrider.bench.gemm.pair import draft_chain, draft_rows, facts, target_rows
 from outrider.bench.gemm.record import (
     SCHEMA,
     Ceilings,
@@ -34,10 +34,10 @@ from outrider.bench.gemm.record import (
     Results,
     Theory,
     WindowRow,
+    findings,
+    warnings,
 )
-from outrider.bench.gemm.report import findings, warnings
 from outrider.bench.gemm.study import CostStudy
-from outrider.bench.gemm.timers import draft_chain, draft_rows, target_rows
 from outrider.bench.gemm.units import (
     BRANCHES,
     CEILINGS,

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from outrider.bench.gemm.engines import Bed, CostEngine
-from outrider.bench.gemm.pair import Make, PairShape
+from outrider.bench.gemm.pair import Make, PairShape, PassTimer, ProductTimer, pass_names, pass_room
 from outrider.bench.gemm.record import SAMPLES, SCHEMA
-from outrider.bench.gemm.timers import PassTimer, ProductTimer, pass_names, pass_room
 from outrider.bench.machine import Neighbours
 from outrider.bench.store import RecordError, Store, difference, made
 from outrider.bench.turns import Attempt, attempt, rotated

@@ -27,10 +27,10 @@ from outrider.bench.peers.contestants import (
     how_to_get,
     line_up,
 )
-from outrider.bench.peers.match import Match, Prompt, Setting
+from outrider.bench.peers.match import LOGS, Journal, Match, Prompt, Setting
 from outrider.bench.peers.process import Peer, PeerError
 from outrider.bench.peers.report import summary
-from outrider.bench.peers.results import LOGS, Journal
+from outrider.bench.turns import in_turns
 from outrider.bench.workload import WORKLOADS, fingerprint, load_prompts
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.lab.gguf_export import GgufOptions, export
@@ -192,7 +192,7 @@ class Comparison:
                 tell=self.watch.tell,
                 seldom=plan.seldom,
             )
-            match = Match(setting, self.journal.found, self.journal)
+            match = Match(setting, self.journal)
             entries = match.choose(
                 self._contestants(peers),
                 trials,
@@ -226,7 +226,9 @@ class Comparison:
         peers: dict[str, Peer] = {}
         hurry = True
         try:
-            for name in dict.fromkeys((OURS, *self.plan.names, *_names(self.plan.servers))):
+            for name in dict.fromkeys(
+                (OURS, *self.plan.names, *(s.peer for s in self.plan.servers))
+            ):
                 self._start(name, peers)
             yield peers
             hurry = False
@@ -255,9 +257,7 @@ def prompts(weights: PeerWeights, limit: int) -> tuple[list[Prompt], list[Prompt
     tokenizer = Tokenizer.load(weights.target)
     texts = [load_prompts(name) for name in WORKLOADS]
     trials = [found[-1] for found in texts][:NUM_TRIALS]
-    turns = [found[:-1][:limit] for found in texts]
-    longest = max(map(len, turns))
-    work = [found[i] for i in range(longest) for found in turns if i < len(found)]
+    work = in_turns([found[:-1][:limit] for found in texts])
     return _encoded(tokenizer, trials), _encoded(tokenizer, work)
 
 
@@ -280,16 +280,6 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
     return [Prompt(tuple(ids), text) for ids, text in zip(found, texts, strict=True)]
 
 
-def _names(servers: Sequence[Served]) -> list[str]:
-    return [server.peer for server in servers]
-
-
 def _told(plan: Plan) -> dict[str, object]:
-    return {
-        "formats": list(plan.forms),
-        "drafters": list(plan.drafters),
-        "temperatures": list(plan.temperatures),
-        "minutes": plan.minutes,
-        "num_prompts": plan.num_prompts,
-        "seldom": dict(plan.seldom),
-    }
+    names = ("drafters", "temperatures", "minutes", "num_prompts", "seldom")
+    return {"formats": plan.forms, **{name: getattr(plan, name) for name in names}}

@@ -141,63 +141,63 @@ class Served:
     url: str
 
 
+# Drafters with their K and settings of their own. Of transformers K = 0 leaves it to the library.
+_VARIANTS: Mapping[str, Sequence[tuple[str, int, Mapping[str, Any]]]] = {
+    OURS: (
+        ("none", 0, {}),
+        *(("model", k, {}) for k in (2, 4, 8)),
+        ("model", 8, {"controller": "band"}),
+        *(("ngram", k, {}) for k in (4, 8)),
+    ),
+    TRANSFORMERS: (
+        ("none", 0, {}),
+        *(("model", k, {}) for k in (0, 4)),
+        *(("ngram", k, {}) for k in (4, 8)),
+    ),
+    LLAMA: (
+        ("none", 0, {}),
+        *(("model", k, {}) for k in (2, 4, 8)),
+        ("model", 8, {"p_min": 0.5}),
+        *(("ngram", k, {"kind": "ngram-simple"}) for k in (4, 8)),
+        *(("ngram", 8, {"kind": kind}) for kind in ("ngram-map-k", "ngram-cache")),
+    ),
+    OPENVINO: (
+        ("none", 0, {}),
+        *(("model", k, {}) for k in (2, 4)),
+        *(("ngram", k, {}) for k in (4, 8)),
+    ),
+}
+
+
+def _settings(peer: str, form: str) -> list[dict[str, Any]]:
+    """How a peer may compute in this format. transformers has no 8 or 4 bits without further
+    libraries; OpenVINO reads neither f32 nor bf16 from GGUF, and of the latter f16 serves."""
+    if peer == TRANSFORMERS:
+        dtypes = {"f32": ("float32",), "bf16": ("bfloat16", "float32")}.get(form, ())
+        return [{"dtype": dtype} for dtype in dtypes]
+    if peer == LLAMA:
+        return [{"gguf": gguf} for gguf in FORMS[form]]
+    return [{"gguf": FORMS[form][-1]}] if peer == OPENVINO else [{}]
+
+
 def line_up(
     peers: Sequence[str], forms: Sequence[str], drafters: Sequence[str], servers: Sequence[Served]
 ) -> list[Contestant]:
     """Everything that `peers` and `servers` have to offer in these formats, those of one format
     together; less where one has none."""
-    makers = {OURS: _ours, TRANSFORMERS: _transformers, LLAMA: _llama, OPENVINO: _openvino}
     return [
         found
         for form in forms
         for name in (*peers, *dict.fromkeys(server.peer for server in servers))
-        for found in (makers[name](form) if name in makers else _served(name, form, servers))
+        for found in (_own(name, form) if name in _VARIANTS else _served(name, form, servers))
         if found.drafter in drafters
     ]
 
 
-def _ours(form: str) -> Iterator[Contestant]:
-    yield Contestant(OURS, "none", form)
-    for k in (2, 4, 8):
-        yield Contestant(OURS, "model", form, k)
-    yield Contestant(OURS, "model", form, 8, {"controller": "band"})
-    for k in (4, 8):
-        yield Contestant(OURS, "ngram", form, k)
-
-
-def _transformers(form: str) -> Iterator[Contestant]:
-    """It has no 8 or 4 bits without further libraries."""
-    dtypes = {"f32": ("float32",), "bf16": ("bfloat16", "float32")}.get(form, ())
-    for dtype in dtypes:
-        options = {"dtype": dtype}
-        yield Contestant(TRANSFORMERS, "none", form, 0, options)
-        for k in (0, 4):
-            yield Contestant(TRANSFORMERS, "model", form, k, options)
-        for k in (4, 8):
-            yield Contestant(TRANSFORMERS, "ngram", form, k, options)
-
-
-def _llama(form: str) -> Iterator[Contestant]:
-    for gguf in FORMS[form]:
-        options = {"gguf": gguf}
-        yield Contestant(LLAMA, "none", form, 0, options)
-        for k in (2, 4, 8):
-            yield Contestant(LLAMA, "model", form, k, options)
-        yield Contestant(LLAMA, "model", form, 8, {**options, "p_min": 0.5})
-        for k in (4, 8):
-            yield Contestant(LLAMA, "ngram", form, k, {**options, "kind": "ngram-simple"})
-        for kind in ("ngram-map-k", "ngram-cache"):
-            yield Contestant(LLAMA, "ngram", form, 8, {**options, "kind": kind})
-
-
-def _openvino(form: str) -> Iterator[Contestant]:
-    """It reads neither f32 nor bf16 from GGUF; of the latter the f16 file serves."""
-    options = {"gguf": FORMS[form][-1]}
-    yield Contestant(OPENVINO, "none", form, 0, options)
-    for k in (2, 4):
-        yield Contestant(OPENVINO, "model", form, k, options)
-    for k in (4, 8):
-        yield Contestant(OPENVINO, "ngram", form, k, options)
+def _own(peer: str, form: str) -> Iterator[Contestant]:
+    for own in _settings(peer, form):
+        for drafter, k, more in _VARIANTS[peer]:
+            yield Contestant(peer, drafter, form, k, {**own, **more})
 
 
 def _served(name: str, form: str, servers: Sequence[Served]) -> Iterator[Contestant]:

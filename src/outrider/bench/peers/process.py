@@ -11,14 +11,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
+from outrider.bench.machine import cpu_seconds
 from outrider.core.errors import ContractError
-from outrider.core.files import FileKind, read_bytes, read_text
+from outrider.core.files import FileKind, read_bytes
 
 # One request of a big model on a small machine.
 LIMIT_SECONDS = 900.0
@@ -43,7 +44,13 @@ class Peer:
     `limit_seconds` at a time."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, limit_seconds: float = LIMIT_SECONDS
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        limit_seconds: float = LIMIT_SECONDS,
+        *,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self._log, self._limit_seconds = name, log, limit_seconds
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -54,6 +61,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=sink,
                 text=True,
+                env=environment,
                 # Ctrl-C is for the driver; a peer ends with its pipe, and its servers with it.
                 start_new_session=True,
             )
@@ -64,11 +72,7 @@ class Peer:
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """Raises PeerError if it refuses, ends, or takes longer than the limit."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None:
-            raise ContractError("the process has no pipes")
-        if stdout is None:
-            raise ContractError("the process has no pipes")
+        stdin, stdout = self._pipes()
         watch = threading.Timer(self._limit_seconds, self._kill)
         watch.start()
         try:
@@ -80,8 +84,10 @@ class Peer:
         finally:
             watch.cancel()
         if not line.endswith("\n"):
-            limit = f"{self._limit_seconds:.0f} s"
-            raise PeerError(f"{self.name} ended or took {limit}; see {self._log}")
+            raise PeerError(
+                f"{self.name} ended or took {self._limit_seconds:.0f} s; see {self._log}"
+                f"{self._last_words()}"
+            )
         answer: dict[str, Any] = json.loads(line)
         if "refused" in answer:
             raise PeerError(answer["refused"])
@@ -89,17 +95,26 @@ class Peer:
 
     def close(self, *, hurry: bool = False) -> None:
         """Let it end by itself: its stdin is closed. With `hurry` it has little time for that."""
-        if self._process.stdin is None:
-            raise ContractError("the process has no pipes")
-        if self._process.stdout is None:
-            raise ContractError("the process has no pipes")
+        stdin, stdout = self._pipes()
         try:
-            self._process.stdin.close()
+            stdin.close()
             self._process.wait(timeout=_HURRY_SECONDS if hurry else _CLOSE_SECONDS)
         except (OSError, subprocess.TimeoutExpired):
             self._kill()
             self._process.wait()
-        self._process.stdout.close()
+        stdout.close()
+
+    def _last_words(self) -> str:
+        try:
+            printed = read_bytes(self._log, FileKind.RESULTS).decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return "".join(f", which ends in {line!r}" for line in printed.splitlines()[-1:])
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        if self._process.stdin is None or self._process.stdout is None:
+            raise ContractError("the process has no pipes")
+        return self._process.stdin, self._process.stdout
 
     def _kill(self) -> None:
         """It and the servers that it started."""
@@ -135,12 +150,10 @@ class Cpu:
 
 def _machine() -> tuple[float, float, dict[int, tuple[int, float]]] | None:
     """Busy and total seconds of all CPUs; parent and CPU seconds of every process."""
-    try:
-        words = read_text(Path("/proc/stat"), FileKind.SYSTEM).split("\n", 1)[0].split()[1:9]
-    except OSError:
+    seconds = cpu_seconds()
+    if seconds is None:
         return None
     per_second = os.sysconf("SC_CLK_TCK")
-    ticks = [int(word) for word in words]
     found: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -151,7 +164,7 @@ def _machine() -> tuple[float, float, dict[int, tuple[int, float]]] | None:
             except OSError:
                 continue
             found[int(entry.name)] = int(rest[1]), (int(rest[11]) + int(rest[12])) / per_second
-    return (sum(ticks) - ticks[3] - ticks[4]) / per_second, sum(ticks) / per_second, found
+    return *seconds, found
 
 
 def _tree(parents: dict[int, tuple[int, float]], root: int) -> set[int]:

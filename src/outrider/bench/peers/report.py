@@ -11,38 +11,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from outrider.bench.frame import MIN_PAIRS, ratio_of_medians
 from outrider.bench.machine import is_busy
-from outrider.bench.pages import Section, number, percent
+from outrider.bench.pages import Section, plain_table
 from outrider.bench.peers.contestants import DRAFTERS, OURS
-from outrider.bench.peers.results import Entry, Found, Place, Run
+from outrider.bench.peers.match import Entry, Found, Place, Run
 from outrider.bench.turns import Score
 from outrider.core.draft import common_prefix
 from outrider.metrics.summary import percentile
 
-RATES = (
-    "contestant",
-    "T",
-    "tok/s",
-    "first token ms",
-    "later tokens ms (p95)",
-    "accepted %",
-    "prompts",
-    "texts as ours",
-    "tokens as ours",
-    "first difference",
-)
-RATIOS = ("format", "T", "what", "faster", "ours", "theirs", "prompts")
 _NOTE = (
     "Tokens over seconds, each engine's own clock around the call that writes: reading the prompt "
     "is in it, loading is not. Times to tokens are of engines that tell when a token came. Texts "
     "are compared greedily, with ours in plain decoding and the same number format."
 )
 _RATIO_NOTE = (
-    "Their median seconds a token over ours, on the same prompts: above 1 ours is faster. In "
-    "brackets 95 % bootstrap intervals."
+    "faster: their median seconds a token over ours, on the same prompts, with a 95 % bootstrap "
+    "interval: above 1 ours is faster."
 )
 
 Row = Mapping[str, Any]
@@ -50,47 +37,36 @@ Row = Mapping[str, Any]
 
 def sections(record: Mapping[str, Any]) -> Iterator[Section]:
     """Of what `results.json` has: everything said here stands in it."""
-    rates, ratios = list(map(_rate, record["scores"])), list(map(_ratio, record["ratios"]))
-    yield Section(title="Rates", text=[_NOTE], header=RATES, rows=rates)
-    yield Section(title="Ratios", text=[_RATIO_NOTE], header=RATIOS, rows=ratios)
+    yield from tables(record["scores"], record["ratios"])
     yield Section(title="What this run shows", points=findings(record))
     absent = [*_missing(record), *((name, why[:200]) for name, why in record["refused"].items())]
     if absent:
         yield Section(title="Not measured", header=("who", "why"), rows=absent)
 
 
+def tables(scores: Sequence[Row], ratios: Sequence[Row]) -> list[Section]:
+    return [
+        plain_table("Rates", [{**score, **_same_of(score)} for score in scores], note=_NOTE),
+        *([plain_table("Ratios", ratios, note=_RATIO_NOTE)] if ratios else []),
+    ]
+
+
+def _same_of(score: Row) -> Row:
+    """How many texts and tokens are as ours."""
+    same = score.get("same_text")
+    if not isinstance(same, dict):
+        return {}
+    told: Row = cast("dict[str, object]", same)
+    return {
+        "texts as ours": f"{told.get('equal')}/{told.get('of')}",
+        "tokens as ours": f"{told.get('equal_tokens')}/{told.get('of_tokens')}",
+        "first difference": told.get("first_difference"),
+    }
+
+
 def findings(record: Mapping[str, Any]) -> list[str]:
     """Sentences made from the numbers and from nothing else."""
     return [*_against(record), *_same(record), *_caveats(record)]
-
-
-def _rate(score: Row) -> tuple[str, ...]:
-    same: Row | None = score["same_text"]
-    later, slow = score["later_token_ms"], score["later_token_p95_ms"]
-    return (
-        score["contestant"],
-        f"{score['temperature']:g}",
-        number(score["tokens_per_second"], 1),
-        number(score["first_token_ms"], 1),
-        "-" if later is None else f"{later:.2f} ({slow:.2f})",
-        percent(score["acceptance_rate"]),
-        str(score["prompts"]),
-        "-" if same is None else f"{same['equal']}/{same['of']}",
-        "-" if same is None else f"{same['equal_tokens']}/{same['of_tokens']}",
-        "-" if same is None or same["first_difference"] is None else str(same["first_difference"]),
-    )
-
-
-def _ratio(ratio: Row) -> tuple[str, ...]:
-    return (
-        ratio["format"],
-        f"{ratio['temperature']:g}",
-        ratio["what"],
-        _spoken(ratio),
-        ratio["ours"],
-        ratio["theirs"],
-        str(ratio["pairs"]),
-    )
 
 
 def _spoken(ratio: Row) -> str:

@@ -224,20 +224,6 @@ def tables_of(sections: Iterable[Section]) -> list[Section]:
     ]
 
 
-def plain_table(title: str, records: Sequence[Record], *, note: str = "") -> Section:
-    """A row an object, a column a field that holds one value in any of them."""
-    names = list(dict.fromkeys(name for record in records for name in record))
-    plain = [
-        name for name in names if not any(isinstance(r.get(name), dict | list) for r in records)
-    ]
-    return Section(
-        title=title,
-        text=[note] if note else [],
-        header=[name.replace("_", " ") for name in plain],
-        rows=[[shown(record.get(name)) for name in plain] for record in records],
-    )
-
-
 def stored(folder: Path, prefix: str, words: str) -> list[Picture]:
     """Figures that a run drew itself, by the beginning of their name; `words` stand before the rest
     of it. They may hold anything, so a page shows them as images, in which nothing runs."""
@@ -258,19 +244,6 @@ def picture(title: str, light: bytes, dark: bytes, words: str) -> Picture:
         f"data:image/svg+xml;base64,{b64encode(svg).decode('ascii')}" for svg in (light, dark)
     )
     return Picture(title=title, light=light_url, dark=dark_url, words=words)
-
-
-def shown(value: object) -> str:
-    """A value of a results file in a cell of a table: numbers short, nothing as a dash."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    return str(value)
 
 
 def _read(record: Record, name: str, kind: Any) -> Any:

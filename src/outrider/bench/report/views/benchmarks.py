@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from outrider.bench.charts import Axis, Chart, Line, Lines, Point
-from outrider.bench.pages import Section
+from outrider.bench.pages import Section, plain_table, shown
 from outrider.bench.predictions import (
     Accuracy,
     Result,
@@ -26,9 +26,7 @@ from outrider.bench.report.parts import (
     objects_of,
     origin_of,
     part_of,
-    plain_table,
     positive_of,
-    shown,
     text_of,
 )
 from outrider.bench.report.plots import Pair, curve, said, scatter_figure

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from outrider.bench.charts import Axis, Chart, Lines
 from outrider.bench.frame import Ratio
-from outrider.bench.pages import Section
+from outrider.bench.pages import Section, plain_table
 from outrider.bench.peers.contestants import OURS
+from outrider.bench.peers.report import tables
 from outrider.bench.report.parts import (
     Claim,
     ClaimKind,
@@ -25,7 +26,6 @@ from outrider.bench.report.parts import (
     objects_of,
     own_words,
     part_of,
-    plain_table,
     positive_of,
     stored,
     tables_of,
@@ -51,11 +51,6 @@ _DRAFTERS: Mapping[str, str] = {
 _OVER_OFF = " over off"
 _LOAD = ("engine", *LOAD_COLUMNS, "status")
 _OF_LOAD = {"throughput_vs_concurrency": "Throughput", "itl_p95_vs_concurrency": "Latency"}
-_RATIO_NOTE = "faster: their median seconds a token over ours, with a 95 % bootstrap interval."
-_PEERS_NOTE = (
-    "Tokens a second over all prompts, by one count of tokens. Equal: texts that are those of this "
-    "program's plain decoding in the same format."
-)
 
 
 def drafters(source: Source) -> list[Part]:
@@ -273,10 +268,7 @@ def peers(source: Source) -> list[Part]:
             ],
             claims=claims,
             figures=_peers_figures(claims, f"tier {tier}"),
-            tables=[
-                plain_table("Contestants", list(map(_score, scores)), note=_PEERS_NOTE),
-                *([plain_table("Ratios", found, note=_RATIO_NOTE)] if found else []),
-            ],
+            tables=tables(scores, found),
         )
     ]
 
@@ -337,9 +329,3 @@ def _peers_figures(claims: Sequence[Claim], foot: str) -> list[Figure]:
     chart = claims_chart(beside, title, "times the other program", foot)
     words = f"A dot a pair of contestants with its interval, beside a line at 1. {_BELOW}"
     return [Figure(name="beside_peers", chart=chart, words=words)]
-
-
-def _score(score: Record) -> Record:
-    same = object_of(score, "same_text")
-    told = f"{text_of(same, 'equal', '?')} of {text_of(same, 'of', '?')}" if same else "-"
-    return {**score, "equal texts": told}

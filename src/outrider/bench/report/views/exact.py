@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.bench.pages import Section
+from outrider.bench.pages import Section, plain_table
 from outrider.bench.quality import Quality, sections
 from outrider.bench.report.parts import (
     Origin,
@@ -15,7 +15,6 @@ from outrider.bench.report.parts import (
     object_of,
     objects_of,
     part_of,
-    plain_table,
     tables_of,
     text_of,
 )

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 
 from outrider.bench.charts import Chart
 from outrider.bench.gemm.record import (
+    TABLES,
     Ceilings,
     Cell,
     DraftShare,
     ProductRow,
     WindowRow,
+    scatter_of,
+    tables,
 )
-from outrider.bench.gemm.report import scatter_of
-from outrider.bench.pages import Section
 from outrider.bench.report.parts import (
     Claim,
     Figure,
@@ -27,7 +28,6 @@ from outrider.bench.report.parts import (
     object_of,
     objects_of,
     part_of,
-    plain_table,
     text_of,
     texts_of,
 )
@@ -39,14 +39,6 @@ from outrider.bench.report.views.study_charts import (
     windows,
 )
 from outrider.bench.store import RecordError, made
-
-_TITLES = {
-    "models": "Models",
-    "draft_shares": "T_SD by K",
-    "windows": "Verification windows",
-    "products": "Matrix products",
-}
-_CELLS_NOTE = "theory: speed-up from this run's own times; over plain takes verifying as a pass."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +83,7 @@ def part(source: Source) -> list[Part]:
         findings=texts_of(record, "findings"),
         claims=[_claim(cell) for cell in cells if cell.method != "ar"],
         figures=figures,
-        tables=list(_tables(record, cells)),
+        tables=list(tables({name: objects_of(record, name) for name in TABLES})),
         warnings=[*texts_of(record, "warnings"), *scatter_of(fitting)],
     )
     return [replace(own, warnings=list(dict.fromkeys(own.warnings)))]
@@ -122,27 +114,6 @@ def _about(record: Record) -> Iterator[str]:
         if sampled:
             name = f"{text_of(model, 'pair')}, {text_of(model, 'role')}"
             yield f"{name} ({text_of(model, 'shape')}): {sampled}"
-
-
-def _tables(record: Record, cells: Sequence[Cell]) -> Iterator[Section]:
-    for name, title in _TITLES.items():
-        rows = objects_of(record, name)
-        if rows:
-            yield plain_table(title, rows)
-    if cells:
-        raw = zip(objects_of(record, "cells"), cells, strict=True)
-        rows = [{**given, **_theory(cell)} for given, cell in raw]
-        yield plain_table("Cells", rows, note=_CELLS_NOTE)
-
-
-def _theory(cell: Cell) -> Record:
-    if cell.theory is None:
-        return {"theory": None, "verdict": ""}
-    return {
-        "theory": cell.theory.over_verify,
-        "theory_over_plain": cell.theory.over_plain,
-        "verdict": ratio_of_cell(cell).verdict if cell.method != "ar" else "",
-    }
 
 
 def _figures(
