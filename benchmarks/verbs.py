@@ -17,7 +17,7 @@ from common import DRAFT, TARGET, Report, study, tier_folders
 from outrider import EngineConfig, SamplingParams
 from outrider.bench.requests import texts_of
 from outrider.bench.studies import drafters_report as told
-from outrider.bench.studies.drafters import Plan, Race, pieces_of
+from outrider.bench.studies.drafters import Race, RacePlan, pieces_of
 from outrider.bench.studies.drafters_lineup import Drafts, contestants_named, line_up
 from outrider.bench.studies.engines_cells import EngineSample
 from outrider.bench.studies.engines_plan import (
@@ -211,11 +211,11 @@ def drafts_of(tier: str, folder: Path) -> Generator[Drafts]:
         yield replace(drafts, heads={**drafts.heads, **heads})
 
 
-def race_of(options: Namespace) -> Plan:
+def race_of(options: Namespace) -> RacePlan:
     num_prompts = 1 if options.quick else options.prompts
     domains = ["code", ADVERSARIAL] if options.quick else options.domains.split(",")
     params = SamplingParams(max_tokens=6 if options.quick else options.max_tokens)
-    return Plan(
+    return RacePlan(
         pieces=pieces_of({name: builtin_texts(name)[:num_prompts] for name in domains}, at_once=1),
         repeats=1,
         params=params,
@@ -223,7 +223,7 @@ def race_of(options: Namespace) -> Plan:
     )
 
 
-def met(cells: Sequence[told.Cell]) -> dict[str, bool | None]:
+def met(cells: Sequence[told.DrafterCell]) -> dict[str, bool | None]:
     """The bars; None where one side was not measured."""
     found = {(cell.domain, cell.contestant): cell for cell in cells}
     floors = [found[ADVERSARIAL, name] for name in LOOKUPS if (ADVERSARIAL, name) in found]

@@ -10,7 +10,7 @@ from outrider.api.result import GenerationResult
 from outrider.bench.load import Time
 from outrider.bench.studies.engines_cells import (
     BareReads,
-    Evidence,
+    EnginesEvidence,
     Taken,
     agreement,
     ahead_predictions,
@@ -188,11 +188,11 @@ def measured(plan: EnginePlan, contestants: Sequence[Contestant]) -> list[Taken]
     return [t for row in zip(*taken.values(), strict=True) for t in row]
 
 
-def evidence_of(taken: Sequence[Taken]) -> Evidence:
+def evidence_of(taken: Sequence[Taken]) -> EnginesEvidence:
     """As of a pair whose bare reads take 4 and 0.5 ms."""
     samples = [one.sample for one in taken]
     found = cells(samples)
-    return Evidence(
+    return EnginesEvidence(
         cells=found,
         comparisons=comparisons(samples),
         lane_bounds=lane_bounds(samples, BareReads(0.004, 0.0005)),

@@ -16,7 +16,7 @@ from outrider.api.result import GenerationResult
 from outrider.bench.frame import Ratio
 from outrider.bench.quality import FormatRow, Quality, RuleRow
 from outrider.bench.studies import drafters_report as drafters_record
-from outrider.bench.studies.drafters import Plan, Race, pieces_of
+from outrider.bench.studies.drafters import Race, RacePlan, pieces_of
 from outrider.bench.studies.drafters_lineup import Lineup, Runner
 from outrider.bench.studies.engines_plan import Prompts, closed_case, load_plan, scenario
 from outrider.bench.studies.engines_report import evidence_record, load_record
@@ -95,7 +95,7 @@ def drafters() -> Record:
         FakeWriter(clock, 0.020, drafted=4, kept=0, draft_seconds=0.010).runner("bad"),
     ]
     texts = {name: [f"{name} {i}" for i in range(6)] for name in ("code", "maths")}
-    asked = Plan(pieces=pieces_of(texts, at_once=1), repeats=1, params=PARAMS)
+    asked = RacePlan(pieces=pieces_of(texts, at_once=1), repeats=1, params=PARAMS)
     samples = [sample for visit in Race(asked, runners, clock).run() for sample in visit]
     lineup = Lineup([*runners, Runner("eagle", reason="no heads")], [])
     evidence = drafters_record.evidence_record(drafters_record.evidence_of(asked, lineup, samples))

@@ -11,9 +11,9 @@ from outrider.api.result import GenerationResult
 from outrider.bench.studies.sweep_record import (
     BenchmarkConfig,
     Circumstances,
-    Numbers,
     ResultsFolder,
-    Sample,
+    SweepNumbers,
+    SweepSample,
 )
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.params import SamplingParams
@@ -45,10 +45,10 @@ def config(k: int, domain: str = "code") -> BenchmarkConfig:
     )
 
 
-def numbers(k: int, seconds: float, *, accepted: int = 4, identical: bool = True) -> Numbers:
+def numbers(k: int, seconds: float, *, accepted: int = 4, identical: bool = True) -> SweepNumbers:
     """Eight tokens. With drafts, in four rounds of which `accepted` kept one each."""
     histogram = [4 - accepted, accepted, *[0] * (k - 1)] if k else []
-    return Numbers(
+    return SweepNumbers(
         num_prompt_tokens=5,
         num_tokens=8,
         seconds=seconds,
@@ -74,14 +74,14 @@ def numbers(k: int, seconds: float, *, accepted: int = 4, identical: bool = True
 def sample(
     k: int,
     piece: int,
-    measured: Numbers | None,
+    measured: SweepNumbers | None,
     *,
     domain: str = "code",
     visit: int | None = None,
     reason: str | None = None,
-) -> Sample:
+) -> SweepSample:
     """Of the piece that is one prompt, number `piece` of its domain."""
-    return Sample(
+    return SweepSample(
         run=1,
         visit=piece + 1 if visit is None else visit,
         config=config(k, domain),
@@ -94,7 +94,7 @@ def sample(
     )
 
 
-def folder_of(path: Path, *samples: Sample) -> ResultsFolder:
+def folder_of(path: Path, *samples: SweepSample) -> ResultsFolder:
     """A folder on disk that holds these, as one run."""
     folder = ResultsFolder.open(path)
     folder.add_run(circumstances(), {"notes": []})
@@ -105,7 +105,7 @@ def folder_of(path: Path, *samples: Sample) -> ResultsFolder:
 def small_sweep(path: Path) -> ResultsFolder:
     """Two domains of five pieces; K=2 wins by a half in code, K=4 loses in maths."""
     seconds = {("code", 2): 0.5, ("code", 4): 0.8, ("maths", 2): 1.0, ("maths", 4): 2.0}
-    found: list[Sample] = []
+    found: list[SweepSample] = []
     for number, domain in enumerate(("code", "maths")):
         for piece in range(5):
             for k in (0, 2, 4):

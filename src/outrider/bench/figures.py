@@ -24,7 +24,7 @@ from outrider.bench.charts import (
 from outrider.bench.drawing import write
 from outrider.bench.frame import Spread
 from outrider.bench.studies.sweep_record import ResultsFolder
-from outrider.bench.studies.sweep_summary import STAGES, Cell, cells
+from outrider.bench.studies.sweep_summary import STAGES, SweepCell, cells
 
 # A distribution is drawn to here; a stall of the machine would squeeze everything else.
 _SHOWN_PERCENT = 98
@@ -37,7 +37,7 @@ class PairData:
     """One pair's cells by domain and K, and each token's milliseconds of every cell."""
 
     name: str
-    cells: Mapping[str, Mapping[int, Cell]]
+    cells: Mapping[str, Mapping[int, SweepCell]]
     token_ms: Mapping[tuple[str, int], Sequence[float]]
     caption: str
 
@@ -53,14 +53,14 @@ class PairData:
     def drafted(self) -> list[int]:
         return [k for k in self.ks if k]
 
-    def along(self, domain: str) -> Iterator[tuple[int, Cell]]:
+    def along(self, domain: str) -> Iterator[tuple[int, SweepCell]]:
         """A domain's cells with their places along an axis of K."""
         found = self.cells[domain]
         return ((place, found[k]) for place, k in enumerate(self.ks) if k in found)
 
 
 def gather(folder: ResultsFolder) -> list[PairData]:
-    found: dict[str, dict[str, dict[int, Cell]]] = {}
+    found: dict[str, dict[str, dict[int, SweepCell]]] = {}
     for cell in cells(folder):
         found.setdefault(cell.pair, {}).setdefault(cell.domain, {})[cell.k] = cell
     times: dict[tuple[str, str, int], list[float]] = {}
@@ -136,7 +136,7 @@ def speedup_map(pair: PairData) -> Chart:
     values = [cell.speedup.value for row in grid for cell in row if cell and cell.speedup]
     far = max([0.05, *(abs(value - 1) for value in values)])
 
-    def square(cell: Cell | None) -> Square:
+    def square(cell: SweepCell | None) -> Square:
         ratio = cell and cell.speedup
         if not ratio:
             return Square(value=None, text="-")

@@ -13,7 +13,7 @@ from outrider.bench.drawing import write_all
 from outrider.bench.pages import Page
 from outrider.bench.requests import replay, texts_of
 from outrider.bench.store import REQUESTS
-from outrider.bench.studies.engines_cells import Evidence, Taken
+from outrider.bench.studies.engines_cells import EnginesEvidence, Taken
 from outrider.bench.studies.engines_plan import (
     SCENARIOS,
     Case,
@@ -103,7 +103,7 @@ class _Engines(NamedTuple):
     """A pair that was measured."""
 
     results: Results
-    evidence: Evidence
+    evidence: EnginesEvidence
     taken: Sequence[Taken]
 
 
@@ -155,7 +155,9 @@ def _end(
     return max(*refused, *(results.end(as_json=False) for results in found))
 
 
-def _draw_pairs(call: Call[EnginesOptions], folder: Path, found: Mapping[str, Evidence]) -> None:
+def _draw_pairs(
+    call: Call[EnginesOptions], folder: Path, found: Mapping[str, EnginesEvidence]
+) -> None:
     """Figures with a line a pair, of the last engine that was named."""
     engine = engines_named(call.options.engines)[-1]
 

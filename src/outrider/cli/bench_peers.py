@@ -37,7 +37,7 @@ from outrider.bench.peers.match import FILE_NAME, Journal
 from outrider.bench.peers.report import run_rows
 from outrider.bench.peers.report import sections as peers_sections
 from outrider.bench.store import RESULTS, RecordError, entries, parse
-from outrider.bench.studies.drafters import Plan, Race, pieces_of
+from outrider.bench.studies.drafters import Race, RacePlan, pieces_of
 from outrider.bench.studies.drafters_lineup import Drafts, Lineup, contestants_named, line_up
 from outrider.bench.studies.drafters_report import (
     SAMPLES,
@@ -258,7 +258,7 @@ def drafters(call: Call[DraftersOptions]) -> int:
     return results.end(as_json=options.json)
 
 
-def _race_plan(call: Call[DraftersOptions], *, at_once: int) -> Plan:
+def _race_plan(call: Call[DraftersOptions], *, at_once: int) -> RacePlan:
     options = call.options
     names = words_of("--domains", options.domains, hint="--domains code,maths")
     texts = {name: builtin_texts(name)[: options.prompts] for name in names}
@@ -266,7 +266,7 @@ def _race_plan(call: Call[DraftersOptions], *, at_once: int) -> Plan:
     own = call.resolved.chosen["temperature"].origin != DEFAULT
     # What no prompt can keep a small model from, sampling does: greedily it repeats itself.
     hard = {} if own else {ADVERSARIAL: replace(params, temperature=1.0, ignore_eos=True)}
-    return Plan(
+    return RacePlan(
         pieces=pieces_of(texts, at_once=at_once),
         repeats=options.repeats,
         params=params,
@@ -276,7 +276,7 @@ def _race_plan(call: Call[DraftersOptions], *, at_once: int) -> Plan:
 
 
 def _measure(
-    call: Call[DraftersOptions], plan: Plan, lineup: Lineup, about: Subject, folder: Path
+    call: Call[DraftersOptions], plan: RacePlan, lineup: Lineup, about: Subject, folder: Path
 ) -> Results:
     record: dict[str, object] = {
         **engine_setup.head("drafters", about, call.resolved, SCHEMA),

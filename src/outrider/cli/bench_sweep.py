@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from outrider.bench import figures
 from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
-from outrider.bench.studies.sweep import Lineup, run_visits
+from outrider.bench.studies.sweep import SweepLineup, run_visits
 from outrider.bench.studies.sweep_axes import named
-from outrider.bench.studies.sweep_grid import Grid, grid_of
-from outrider.bench.studies.sweep_plan import Group, Pair, Visit, missing
+from outrider.bench.studies.sweep_grid import SweepGrid, grid_of
+from outrider.bench.studies.sweep_plan import Group, PlannedVisit, SweptPair, missing
 from outrider.bench.studies.sweep_recipes import RECIPES, REFERENCES
 from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
 from outrider.bench.studies.sweep_report import draw_all, references, sections, tested_claims
@@ -136,7 +136,7 @@ def _planned(run: _Run) -> list[Group]:
     return groups
 
 
-def _report_pair(run: _Run, subject: Pair, error: OutriderError) -> None:
+def _report_pair(run: _Run, subject: SweptPair, error: OutriderError) -> None:
     hint = error.hint
     if isinstance(error, CheckpointError):
         models = [subject.target, *([subject.draft] if subject.draft else [])]
@@ -146,7 +146,7 @@ def _report_pair(run: _Run, subject: Pair, error: OutriderError) -> None:
     run.refused.append(error.exit_code)
 
 
-def _report_ways(run: _Run, grid: Grid) -> None:
+def _report_ways(run: _Run, grid: SweepGrid) -> None:
     for name, reason in grid.refused.items():
         say(f"note: not measured: {name}: {reason}")
         run.refused.append(1)
@@ -172,14 +172,14 @@ def _measure(run: _Run, groups: Sequence[Group]) -> None:
                     meter.step()
 
 
-def _outstanding(run: _Run, visits: Sequence[Visit]) -> Sequence[Visit]:
+def _outstanding(run: _Run, visits: Sequence[PlannedVisit]) -> Sequence[PlannedVisit]:
     return visits if run.setup.options.fresh else missing(visits, run.folder)
 
 
-def _load(run: _Run, group: Group) -> Lineup | None:
+def _load(run: _Run, group: Group) -> SweepLineup | None:
     """A group that cannot be loaded is named, and the others go on."""
     try:
-        return Lineup(group.target, group.ways, tolerant=True)
+        return SweepLineup(group.target, group.ways, tolerant=True)
     except OutriderError as error:
         report(f"pair {group.pair}: {error}", error.hint)
         run.refused.append(error.exit_code)
@@ -189,7 +189,7 @@ def _load(run: _Run, group: Group) -> Lineup | None:
     return None
 
 
-def _measure_group(run: _Run, group: Group, lineup: Lineup) -> Iterator[None]:
+def _measure_group(run: _Run, group: Group, lineup: SweepLineup) -> Iterator[None]:
     """Take turns, visit by visit. Ways that could not be loaded are left out, and named."""
     setup, folder = run.setup, run.folder
     for note in lineup.notes:

@@ -18,11 +18,11 @@ from outrider.bench.studies.sweep_axes import (
     FLAG,
     PAIR,
     SPECIAL,
-    Axis,
+    SweepAxis,
     axes_of,
 )
 from outrider.bench.studies.sweep_grid import PromptSource, Terms
-from outrider.bench.studies.sweep_plan import Pair
+from outrider.bench.studies.sweep_plan import SweptPair
 from outrider.bench.studies.sweep_recipes import Recipe, recipe
 from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP, Schema
 from outrider.bench.workload import MIXED, PromptDataset, check_domain
@@ -59,8 +59,8 @@ _MOST_NAMED = 3
 class Setup:
     """A sweep that is ready to be planned; `grids` are the axes of each."""
 
-    grids: tuple[tuple[Axis, ...], ...]
-    subjects: tuple[Pair, ...]
+    grids: tuple[tuple[SweepAxis, ...], ...]
+    subjects: tuple[SweptPair, ...]
     terms: Terms
     folder: Path
     options: SweepOptions | KSweepOptions
@@ -185,7 +185,7 @@ def _other_models(options: SweepOptions, resolved: Resolved) -> bool:
     return options.pair is not None or _flagged(resolved, "target")
 
 
-def _check_flags(resolved: Resolved, own: Sequence[Axis]) -> None:
+def _check_flags(resolved: Resolved, own: Sequence[SweepAxis]) -> None:
     for axis in own:
         if _flagged(resolved, axis.name):
             flag = SETTINGS[axis.name].flag
@@ -195,8 +195,8 @@ def _check_flags(resolved: Resolved, own: Sequence[Axis]) -> None:
 
 
 def _grids(
-    own: Sequence[Axis], found: Recipe | None, options: SweepOptions, resolved: Resolved
-) -> tuple[tuple[Axis, ...], ...]:
+    own: Sequence[SweepAxis], found: Recipe | None, options: SweepOptions, resolved: Resolved
+) -> tuple[tuple[SweepAxis, ...], ...]:
     """The user's axes take the place of the recipe's."""
     ours = {axis.name: axis for axis in own}
     models = _other_models(options, resolved)
@@ -205,7 +205,7 @@ def _grids(
             f"{FLAG} pair and --{'pair' if options.pair else 'target'} both name models.",
             hint="drop one of them",
         )
-    grids: list[tuple[Axis, ...]] = []
+    grids: list[tuple[SweepAxis, ...]] = []
     for words in found.grids if found else ((),):
         theirs = {
             axis.name: axis
@@ -218,7 +218,7 @@ def _grids(
     return tuple(dict.fromkeys(grids))
 
 
-def _check_domains(axis: Axis, saved: PromptDataset | None) -> None:
+def _check_domains(axis: SweepAxis, saved: PromptDataset | None) -> None:
     for value in axis.values if axis.name == DOMAIN else ():
         if saved is None:
             check_domain(str(value))
@@ -227,8 +227,8 @@ def _check_domains(axis: Axis, saved: PromptDataset | None) -> None:
 
 
 def _subjects(
-    grids: Sequence[Sequence[Axis]], options: SweepOptions, resolved: Resolved
-) -> tuple[Pair, ...]:
+    grids: Sequence[Sequence[SweepAxis]], options: SweepOptions, resolved: Resolved
+) -> tuple[SweptPair, ...]:
     """Known pairs, or the models that settings name."""
     axis = next((axis for grid in grids for axis in grid if axis.name == PAIR), None)
     names = options.pair or (",".join(map(str, axis.values)) if axis else None)
@@ -236,7 +236,9 @@ def _subjects(
         found = [engine_setup.subject(resolved, most_in_flight=1)]
     else:
         found = engine_setup.known_pairs(resolved, names, most_in_flight=1)
-    return tuple(Pair(one.name, one.models.target, one.models.draft, one.engine) for one in found)
+    return tuple(
+        SweptPair(one.name, one.models.target, one.models.draft, one.engine) for one in found
+    )
 
 
 def _terms(
@@ -259,7 +261,7 @@ def _first(*values: int | None) -> int:
 
 
 def _folder_name(
-    options: SweepOptions, subjects: Sequence[Pair], axes: Sequence[Axis], schema: Schema
+    options: SweepOptions, subjects: Sequence[SweptPair], axes: Sequence[SweepAxis], schema: Schema
 ) -> Path:
     today = datetime.date.today().isoformat()
     device = pick_device(subjects[0].engine.device).type

@@ -12,7 +12,7 @@ from doubles.clocks import FakeClock
 from doubles.report_results import FakeWriter
 from outrider.bench.frame import csv_text
 from outrider.bench.studies import drafters_lineup as lineup_of_bench
-from outrider.bench.studies.drafters import Plan, Race, Sample, pieces_of
+from outrider.bench.studies.drafters import DrafterSample, Race, RacePlan, pieces_of
 from outrider.bench.studies.drafters_lineup import (
     OFF,
     Drafts,
@@ -25,9 +25,9 @@ from outrider.bench.studies.drafters_lineup import (
     line_up,
 )
 from outrider.bench.studies.drafters_report import (
-    Agreement,
-    Cell,
-    Evidence,
+    DrafterCell,
+    DraftersEvidence,
+    SameTokens,
     agreement,
     cells,
     charts,
@@ -46,8 +46,8 @@ TEXTS = {"code": [f"code {i}" for i in range(6)], "maths": [f"maths {i}" for i i
 PARAMS = SamplingParams(max_tokens=12)
 
 
-def plan(repeats: int = 1, at_once: int = 1) -> Plan:
-    return Plan(pieces=pieces_of(TEXTS, at_once=at_once), repeats=repeats, params=PARAMS)
+def plan(repeats: int = 1, at_once: int = 1) -> RacePlan:
+    return RacePlan(pieces=pieces_of(TEXTS, at_once=at_once), repeats=repeats, params=PARAMS)
 
 
 def field(clock: FakeClock) -> list[Runner]:
@@ -59,18 +59,18 @@ def field(clock: FakeClock) -> list[Runner]:
     ]
 
 
-def run(plan: Plan, runners: list[Runner], clock: FakeClock) -> list[Sample]:
+def run(plan: RacePlan, runners: list[Runner], clock: FakeClock) -> list[DrafterSample]:
     return [sample for visit in Race(plan, runners, clock).run() for sample in visit]
 
 
 @pytest.fixture(scope="module")
-def samples() -> list[Sample]:
+def samples() -> list[DrafterSample]:
     clock = FakeClock()
     return run(plan(), field(clock), clock)
 
 
 @pytest.fixture(scope="module")
-def found(samples: list[Sample]) -> dict[tuple[str, str], Cell]:
+def found(samples: list[DrafterSample]) -> dict[tuple[str, str], DrafterCell]:
     return {(cell.domain, cell.contestant): cell for cell in cells(samples)}
 
 
@@ -167,7 +167,7 @@ def test_what_was_written_is_forgotten_before_every_repeat() -> None:
     clock = FakeClock()
     writer = FakeWriter(clock, 0.01)
     runners = [writer.runner(OFF)]
-    run(Plan(pieces=pieces_of(TEXTS, at_once=1), repeats=3, params=PARAMS), runners, clock)
+    run(RacePlan(pieces=pieces_of(TEXTS, at_once=1), repeats=3, params=PARAMS), runners, clock)
     assert writer.num_forgotten == 3
 
 
@@ -188,7 +188,7 @@ def test_contestants_take_turns_over_the_same_pieces() -> None:
         writer.name = runner.name
         runner.writer = writer
     texts = {"code": TEXTS["code"][:3]}
-    run(Plan(pieces=pieces_of(texts, at_once=1), repeats=1, params=PARAMS), runners, clock)
+    run(RacePlan(pieces=pieces_of(texts, at_once=1), repeats=1, params=PARAMS), runners, clock)
     assert [line.split()[0] for line in order] == [
         *("off", "good", "bad"),
         *("off", "good", "bad"),
@@ -198,7 +198,7 @@ def test_contestants_take_turns_over_the_same_pieces() -> None:
     assert [line.split()[2] for line in order] == [*"000", *"000", *"111", *"222"]
 
 
-def test_cells_have_ratios_shares_and_positions(found: dict[tuple[str, str], Cell]) -> None:
+def test_cells_have_ratios_shares_and_positions(found: dict[tuple[str, str], DrafterCell]) -> None:
     good, bad, off = (found["code", name] for name in ("good", "bad", OFF))
     assert off.tokens_per_second == pytest.approx(100)
     assert (off.speedup, off.verdict, off.acceptance) == (None, "", None)
@@ -236,7 +236,7 @@ def test_other_tokens_are_a_failure_unless_they_may_differ() -> None:
     )
     lossy.exact = False
     taken = run(plan(), [off, liar, lossy], clock)
-    assert agreement(taken) == Agreement(24, 12)
+    assert agreement(taken) == SameTokens(24, 12)
     by_name = {cell.contestant: cell for cell in cells(taken) if cell.domain == "code"}
     assert by_name["liar"].status.startswith("6 failed: DifferentTokens: not those of off from ")
     assert by_name["liar"].speedup is None
@@ -255,12 +255,12 @@ def test_one_that_fails_takes_nobody_along() -> None:
     assert by_name["bad"].num_pieces == 6
 
 
-def evidence(taken: list[Sample], skipped: dict[str, str] | None = None) -> Evidence:
+def evidence(taken: list[DrafterSample], skipped: dict[str, str] | None = None) -> DraftersEvidence:
     runners = [Runner(name, reason=reason) for name, reason in (skipped or {}).items()]
     return evidence_of(plan(), Lineup(runners, ()), taken)
 
 
-def test_records_are_json_and_rows_are_csv(samples: list[Sample]) -> None:
+def test_records_are_json_and_rows_are_csv(samples: list[DrafterSample]) -> None:
     record = {**evidence_record(evidence(samples)), "plan": plan_record(plan())}
     again = json.loads(json.dumps(record, allow_nan=False))
     assert {cell["verdict"] for cell in again["cells"]} == {"", "gain", "loss"}
@@ -270,6 +270,6 @@ def test_records_are_json_and_rows_are_csv(samples: list[Sample]) -> None:
     assert rows[0].startswith("domain,piece,repeat,drafter,status,seconds")
 
 
-def test_there_are_figures_where_something_was_drafted(samples: list[Sample]) -> None:
+def test_there_are_figures_where_something_was_drafted(samples: list[DrafterSample]) -> None:
     assert list(charts(cells(samples), "x")) == ["speedup_by_drafter", "acceptance_by_position"]
     assert charts([c for c in cells(samples) if c.contestant == OFF], "x") == {}

@@ -11,7 +11,7 @@ from outrider.bench.frame import Ratio, csv_text
 from outrider.bench.studies.engines_cells import (
     BareReads,
     EngineSample,
-    Evidence,
+    EnginesEvidence,
     Taken,
     ahead_predictions,
     cells,
@@ -38,7 +38,7 @@ def samples(taken: list[Taken]) -> list[EngineSample]:
 
 
 @pytest.fixture(scope="module")
-def evidence(taken: list[Taken]) -> Evidence:
+def evidence(taken: list[Taken]) -> EnginesEvidence:
     return evidence_of(taken)
 
 
@@ -53,7 +53,7 @@ def test_no_arrangement_of_the_same_passes_beats_the_bare_reads(
 
 
 def test_a_prediction_needs_hits_and_a_window(
-    samples: list[EngineSample], evidence: Evidence
+    samples: list[EngineSample], evidence: EnginesEvidence
 ) -> None:
     """The servers' only lane never drafts ahead, so there is no T_ahead to reckon with."""
     assert evidence.ahead_predictions == []
@@ -95,7 +95,7 @@ def test_a_ratio_is_judged_by_its_interval(ratio: Ratio, word: str, met: bool | 
     assert (ratio.verdict, meets_bar(ratio)) == (word, met)
 
 
-def test_records_have_plain_values(evidence: Evidence, taken: list[Taken]) -> None:
+def test_records_have_plain_values(evidence: EnginesEvidence, taken: list[Taken]) -> None:
     import json
 
     record = json.loads(json.dumps(evidence_record(evidence), allow_nan=False))

@@ -9,8 +9,8 @@ import pytest
 
 from doubles.engine_runs import FakeServer, all_contestants, contestant, measured, plan
 from outrider.bench.studies.engines_cells import (
-    Agreement,
     EngineSample,
+    SameTexts,
     Taken,
     agreement,
     best_fixed,
@@ -126,7 +126,7 @@ def test_other_tokens_of_an_exact_engine_are_a_failure() -> None:
     (visit,) = run(plan(levels=(1,), repeats=1), both, time=server.time)
     assert visit[0].sample.reason is None
     assert visit[1].sample.reason == "DifferentTokens: not those of off"
-    assert agreement([t.sample for t in visit]) == Agreement(1, 0)
+    assert agreement([t.sample for t in visit]) == SameTexts(1, 0)
     both[1].exact = False
     (visit,) = run(plan(levels=(1,), repeats=1), both, time=server.time)
     assert visit[1].sample.reason is None

@@ -16,13 +16,13 @@ import torch
 from doubles.sweeps import circumstances
 from outrider.api.result import GenerationResult
 from outrider.bench.studies import sweep as sweep_module
-from outrider.bench.studies.sweep import Lineup, run_visits
+from outrider.bench.studies.sweep import SweepLineup, run_visits
 from outrider.bench.studies.sweep_plan import (
+    DomainPrompts,
     Group,
-    Pair,
-    Prompts,
+    PlannedVisit,
     Scene,
-    Visit,
+    SweptPair,
     Way,
     Work,
     missing,
@@ -34,7 +34,7 @@ from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import Stats
 
-PAIR = Pair("toy", "t", "d", EngineConfig(drafter="model", batch_size=1))
+PAIR = SweptPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=1))
 
 
 class ScriptedLLM:
@@ -95,13 +95,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedLLM]:
 class KSweep:
     """A sweep over K: `prompts` by domain."""
 
-    prompts: Mapping[str, Prompts]
+    prompts: Mapping[str, DomainPrompts]
     ks: Sequence[int]
     iterations: int
     warmup: int
     params: SamplingParams
 
-    def group(self, pair: Pair) -> Group:
+    def group(self, pair: SweptPair) -> Group:
         plain = Way(replace(pair.engine, k=0, drafter="none"))
         ks = self.ks if pair.engine.drafter != "none" else ()
         return Group(
@@ -118,8 +118,10 @@ class KSweep:
         )
 
 
-def works(*texts: str, domain: str = "code", mark: str = "print") -> Prompts:
-    return Prompts(tuple(Work(f"{domain}_{i:03d}", text) for i, text in enumerate(texts)), mark)
+def works(*texts: str, domain: str = "code", mark: str = "print") -> DomainPrompts:
+    return DomainPrompts(
+        tuple(Work(f"{domain}_{i:03d}", text) for i, text in enumerate(texts)), mark
+    )
 
 
 def sweep(num: int = 2, marks: Mapping[str, str] | None = None, **changes: Any) -> KSweep:
@@ -137,15 +139,15 @@ def sweep(num: int = 2, marks: Mapping[str, str] | None = None, **changes: Any) 
     return KSweep(**(given | changes))
 
 
-def outstanding(plan: KSweep, pair: Pair, folder: ResultsFolder) -> list[Visit]:
+def outstanding(plan: KSweep, pair: SweptPair, folder: ResultsFolder) -> list[PlannedVisit]:
     return missing(plan.group(pair).visits(), folder)
 
 
-def lineup_of(plan: KSweep, pair: Pair = PAIR) -> Lineup:
-    return Lineup(pair.target, plan.group(pair).ways)
+def lineup_of(plan: KSweep, pair: SweptPair = PAIR) -> SweepLineup:
+    return SweepLineup(pair.target, plan.group(pair).ways)
 
 
-def run(plan: KSweep, path: Path, pair: Pair = PAIR) -> ResultsFolder:
+def run(plan: KSweep, path: Path, pair: SweptPair = PAIR) -> ResultsFolder:
     folder = ResultsFolder.open(path)
     folder.add_run(circumstances(), {})
     todo = outstanding(plan, pair, folder)
@@ -281,7 +283,7 @@ def test_a_prompt_that_does_not_fit_reaches_the_engine_and_fails_there(
 
 
 def test_a_batch_is_one_piece(tmp_path: Path, scripted: type[ScriptedLLM]) -> None:
-    pair = Pair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
+    pair = SweptPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
     scripted.wrong[1, "code 1"] = "other tokens"
     folder = run(sweep(3), tmp_path, pair)
     names = list(dict.fromkeys(one.piece for one in folder.samples))
@@ -302,7 +304,7 @@ def test_a_batch_is_one_piece(tmp_path: Path, scripted: type[ScriptedLLM]) -> No
 def test_a_prompt_counts_once_however_its_batch_was_cut(
     tmp_path: Path, nums: Sequence[int]
 ) -> None:
-    pair = Pair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
+    pair = SweptPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
     for num in nums:
         folder = run(sweep(num), tmp_path, pair)
         assert outstanding(sweep(num), pair, folder) == []
@@ -316,7 +318,7 @@ def test_a_prompt_counts_once_however_its_batch_was_cut(
 
 
 def test_repetitions_of_a_piece_that_was_cut_anew_do_not_count(tmp_path: Path) -> None:
-    pair = Pair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
+    pair = SweptPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=2))
     run(sweep(1, iterations=2), tmp_path, pair)
     folder = run(sweep(2), tmp_path, pair)
     assert {one.piece for one in folder.current().values()} == {
@@ -328,7 +330,7 @@ def test_repetitions_of_a_piece_that_was_cut_anew_do_not_count(tmp_path: Path) -
 def test_without_a_drafter_there_is_only_plain_decoding(
     tmp_path: Path, scripted: type[ScriptedLLM]
 ) -> None:
-    plain = Pair("toy", "t", None, EngineConfig(drafter="none", batch_size=1))
+    plain = SweptPair("toy", "t", None, EngineConfig(drafter="none", batch_size=1))
     folder = run(sweep(), tmp_path, plain)
     assert {k for k, *_ in scripted.calls} == {0}
     assert {one.config.label for one in folder.samples} == {"AR"}

@@ -12,19 +12,19 @@ import pytest
 
 from doubles.sweeps import folder_of, numbers, sample, small_sweep
 from outrider.bench.frame import MIN_PAIRS, Spread, ratio_of_medians
-from outrider.bench.studies.sweep_record import Sample
+from outrider.bench.studies.sweep_record import SweepSample
 from outrider.bench.studies.sweep_report import sections
-from outrider.bench.studies.sweep_summary import Cell, cells, summary, verdicts, write_summary
+from outrider.bench.studies.sweep_summary import SweepCell, cells, summary, verdicts, write_summary
 
 
-def pieces(num: int, seconds: float) -> list[Sample]:
+def pieces(num: int, seconds: float) -> list[SweepSample]:
     """`num` pieces at K = 2 that took `seconds`, where plain decoding took one."""
     return [
         sample(k, i, numbers(k, took)) for i in range(num) for k, took in ((0, 1.0), (2, seconds))
     ]
 
 
-def cell(found: list[Cell], domain: str, k: int) -> Cell:
+def cell(found: list[SweepCell], domain: str, k: int) -> SweepCell:
     return next(one for one in found if (one.domain, one.k) == (domain, k))
 
 

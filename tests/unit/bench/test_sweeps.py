@@ -18,10 +18,10 @@ from outrider.bench.frame import Ratio
 from outrider.bench.pages import Page, markdown
 from outrider.bench.studies import sweep as sweep_module
 from outrider.bench.studies import sweep_recipes as claims
-from outrider.bench.studies.sweep import Lineup, run_visits
-from outrider.bench.studies.sweep_axes import Axis, axes_of
-from outrider.bench.studies.sweep_grid import Grid, PromptSource, Terms, grid_of
-from outrider.bench.studies.sweep_plan import Pair, missing
+from outrider.bench.studies.sweep import SweepLineup, run_visits
+from outrider.bench.studies.sweep_axes import SweepAxis, axes_of
+from outrider.bench.studies.sweep_grid import PromptSource, SweepGrid, Terms, grid_of
+from outrider.bench.studies.sweep_plan import SweptPair, missing
 from outrider.bench.studies.sweep_recipes import RECIPES, GainClaim, SameAcceptance, recipe
 from outrider.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
 from outrider.bench.studies.sweep_report import sections
@@ -33,7 +33,7 @@ from outrider.pairs.catalog import EMBEDDED_TARGET, PAIRS
 
 pytestmark = pytest.mark.weights
 
-PAIR = Pair("embedded", EMBEDDED_TARGET, None, EngineConfig(batch_size=1))
+PAIR = SweptPair("embedded", EMBEDDED_TARGET, None, EngineConfig(batch_size=1))
 TERMS = Terms(
     params=SamplingParams(max_tokens=8),
     prompts=PromptSource(2),
@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> type[QuickLLM]:
     return QuickLLM
 
 
-def grid(*words: str, subject: Pair = PAIR, terms: Terms = TERMS) -> Grid:
+def grid(*words: str, subject: SweptPair = PAIR, terms: Terms = TERMS) -> SweepGrid:
     return grid_of(subject, axes_of(words), terms)
 
 
@@ -60,7 +60,7 @@ def measured(path: Path, *words: str, terms: Terms = TERMS) -> ResultsFolder:
     folder = ResultsFolder.open(path, SWEEP)
     axes = {axis.name: list(axis.values) for axis in axes_of(words)}
     for group in grid(*words, terms=terms).groups:
-        lineup = Lineup(group.target, group.ways, tolerant=True)
+        lineup = SweepLineup(group.target, group.ways, tolerant=True)
         todo = missing(replace(group, ways=tuple(lineup.ways)).visits(), folder)
         run = folder.add_run(group.circumstances(), {"axes": axes, **lineup.facts()})
         for _ in run_visits(lineup, todo, folder, run=run, warmup=0):
@@ -71,11 +71,11 @@ def measured(path: Path, *words: str, terms: Terms = TERMS) -> ResultsFolder:
 
 def test_an_axis_has_a_name_and_values_of_its_setting() -> None:
     assert axes_of(["k=1,2,2", "temperature=0, 0.6", "rule=block", "p-hit=0.5", "batch=2"]) == (
-        Axis("k", (1, 2)),
-        Axis("temperature", (0.0, 0.6)),
-        Axis("sampler", ("block",)),
-        Axis("force_hits", (0.5,)),
-        Axis("batch_size", (2,)),
+        SweepAxis("k", (1, 2)),
+        SweepAxis("temperature", (0.0, 0.6)),
+        SweepAxis("sampler", ("block",)),
+        SweepAxis("force_hits", (0.5,)),
+        SweepAxis("batch_size", (2,)),
     )
     assert axes_of(["pair=embedded", "domain=code", "context=64", "concurrency=0,3"])[3].values == (
         0,
@@ -138,9 +138,9 @@ def test_every_cell_is_measured_beside_plain_decoding_of_its_scene(
     ks: list[int], heats: list[float], batches: list[int], at_once: int
 ) -> None:
     axes = (
-        Axis("k", tuple(ks)),
-        Axis("temperature", tuple(heats)),
-        Axis("batch_size", tuple(batches)),
+        SweepAxis("k", tuple(ks)),
+        SweepAxis("temperature", tuple(heats)),
+        SweepAxis("batch_size", tuple(batches)),
     )
     found = grid_of(PAIR, axes, replace(TERMS, at_once=at_once))
     cells = {config for g in found.groups for visit in g.visits() for config in visit.configs}
@@ -257,12 +257,12 @@ def test_a_failure_is_counted_and_the_sweep_goes_on(tmp_path: Path, quick: type[
 def test_a_way_that_does_not_load_is_left_out(quick: type[QuickLLM]) -> None:
     quick.absent["ngram"] = ConfigError("no such thing")
     (group,) = grid("drafter=ngram,model").groups
-    lineup = Lineup(group.target, group.ways, tolerant=True)
+    lineup = SweepLineup(group.target, group.ways, tolerant=True)
     assert [way.engine.drafter for way in lineup.ways] == ["none", "model"]
     assert list(lineup.refused.values()) == ["ConfigError: no such thing"]
     quick.absent["none"] = CheckpointError("no target")
     with pytest.raises(CheckpointError):
-        Lineup(group.target, group.ways, tolerant=True)
+        SweepLineup(group.target, group.ways, tolerant=True)
 
 
 def test_each_axis_is_summed_up(tmp_path: Path) -> None:

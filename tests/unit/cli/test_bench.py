@@ -10,7 +10,7 @@ import pytest
 
 from doubles.command_line import Command, Finished
 from outrider.bench import drawing, figures
-from outrider.bench.studies.sweep import Lineup
+from outrider.bench.studies.sweep import SweepLineup
 from outrider.bench.studies.sweep_recipes import ALIASES, REFERENCES
 from outrider.bench.studies.sweep_record import FILE_NAME
 
@@ -88,20 +88,20 @@ def test_a_second_run_measures_only_what_is_missing(outrider: Command) -> None:
 def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = Lineup.measure
+    measure = SweepLineup.measure
 
-    def interrupted(self: Lineup, visit: Any, *, run: int, number: int) -> Any:
+    def interrupted(self: SweepLineup, visit: Any, *, run: int, number: int) -> Any:
         if visit.turn == 1:
             raise KeyboardInterrupt
         return measure(self, visit, run=run, number=number)
 
-    monkeypatch.setattr(Lineup, "measure", interrupted)
+    monkeypatch.setattr(SweepLineup, "measure", interrupted)
     shown = sweep(outrider)
     assert shown.code == 130
     assert "3 samples are safe in out" in shown.err
     assert "--output-dir out" in shown.err
     assert keys() == ALL_KEYS[:3]
-    monkeypatch.setattr(Lineup, "measure", measure)
+    monkeypatch.setattr(SweepLineup, "measure", measure)
     assert sweep(outrider).code == 0
     assert keys() == ALL_KEYS
 

@@ -35,7 +35,7 @@ _BAND = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PredictedPair:
     """One cell; `low` and `high` bound what was measured, where there is an interval."""
 
     series: str
@@ -146,7 +146,13 @@ def pareto(series: Mapping[str, Sequence[Setting]], foot: str) -> Chart:
 
 
 def scatter_figure(
-    name: str, pairs: Sequence[Pair], title: str, what: str, *, foot: str, plain: bool = False
+    name: str,
+    pairs: Sequence[PredictedPair],
+    title: str,
+    what: str,
+    *,
+    foot: str,
+    plain: bool = False,
 ) -> Figure:
     """Predicted against measured: a dot a cell; both axes have one scale. With `plain` a value of 1
     is plain decoding."""
@@ -189,7 +195,7 @@ def scatter_figure(
     return Figure(name=name, chart=chart, words=words)
 
 
-def said(pairs: Sequence[Pair], what: str) -> list[str]:
+def said(pairs: Sequence[PredictedPair], what: str) -> list[str]:
     """How far predictions were off."""
     errors = sorted(abs(pair.error) for pair in pairs)
     worst = max(pairs, key=lambda pair: abs(pair.error))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from outrider.api.result import GenerationResult
-from outrider.bench.sample import Sample as AnySample
+from outrider.bench.sample import Sample
 from outrider.bench.studies.drafters_lineup import Runner, Writer
 from outrider.bench.turns import Attempt, attempt, different_tokens, in_turns, visit
 from outrider.core.budget import RoundTrace
@@ -27,7 +27,7 @@ _NUM_WARM = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DrafterPiece:
     """Prompts that run together, `number` among those of `domain`."""
 
     domain: str
@@ -36,7 +36,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class DrafterNumbers:
     """One contestant's run of one piece. `stats` counts shared passes once, and its total is the
     wall clock. Entry i of `positions` is how many drafts had an i-th token in a row, and how many
     of them kept it; of a tree its depth is taken to be K. `most_nodes` is the largest draft."""
@@ -51,7 +51,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample(AnySample[Numbers]):
+class DrafterSample(Sample[DrafterNumbers]):
     """One contestant's run of one piece of a domain."""
 
     domain: str
@@ -60,24 +60,24 @@ class Sample(AnySample[Numbers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RacePlan:
     """Every piece so often. `by_domain` are parameters of domains that have their own; `tied` says
     that the rule ties even sampled text to the seed, so that it may be compared."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[DrafterPiece]
     repeats: int
     params: SamplingParams
     by_domain: Mapping[str, SamplingParams] = field(default_factory=dict[str, SamplingParams])
     tied: bool = False
 
-    def params_of(self, piece: Piece) -> SamplingParams:
+    def params_of(self, piece: DrafterPiece) -> SamplingParams:
         return self.by_domain.get(piece.domain, self.params)
 
-    def comparable(self, piece: Piece) -> bool:
+    def comparable(self, piece: DrafterPiece) -> bool:
         """Whether everybody must write the same tokens."""
         return self.tied or self.params_of(piece).greedy
 
-    def visits(self) -> list[tuple[Piece, int]]:
+    def visits(self) -> list[tuple[DrafterPiece, int]]:
         return [(piece, repeat) for repeat in range(self.repeats) for piece in self.pieces]
 
 
@@ -85,12 +85,12 @@ class Plan:
 class Race:
     """Runs a plan with those runners that can run, plain decoding first. `clock` counts seconds."""
 
-    plan: Plan
+    plan: RacePlan
     runners: Sequence[Runner]
     clock: Callable[[], float] = perf_counter
     _plain: dict[tuple[str, int], Texts] = field(default_factory=dict[tuple[str, int], Texts])
 
-    def run(self) -> Iterator[list[Sample]]:
+    def run(self) -> Iterator[list[DrafterSample]]:
         """Warm up, then yield what every visit found, in the order of the runners."""
         first = self.plan.pieces[0]
         short = replace(self.plan.params_of(first), max_tokens=_NUM_WARM, min_tokens=0)
@@ -104,7 +104,7 @@ class Race:
                 last = repeat
             yield self._visit(turn, piece, repeat)
 
-    def _visit(self, turn: int, piece: Piece, repeat: int) -> list[Sample]:
+    def _visit(self, turn: int, piece: DrafterPiece, repeat: int) -> list[DrafterSample]:
         params = self.plan.params_of(piece)
         done = visit(self.runners, turn, lambda runner: self._written(runner, piece, params))
         place = (piece.domain, piece.number)
@@ -112,7 +112,7 @@ class Race:
         if plain is not None:
             self._plain.setdefault(place, _texts(plain))
         return [
-            Sample(
+            DrafterSample(
                 domain=piece.domain,
                 piece=piece.number,
                 repeat=repeat,
@@ -125,13 +125,13 @@ class Race:
         ]
 
     def _written(
-        self, runner: Runner, piece: Piece, params: SamplingParams
+        self, runner: Runner, piece: DrafterPiece, params: SamplingParams
     ) -> Attempt[list[GenerationResult]]:
         writer = _writer(runner)
         return attempt(lambda: writer.generate(piece.prompts, params), self.clock)
 
     def _difference(
-        self, runner: Runner, piece: Piece, results: Sequence[GenerationResult] | None
+        self, runner: Runner, piece: DrafterPiece, results: Sequence[GenerationResult] | None
     ) -> str | None:
         plain = self._plain.get((piece.domain, piece.number))
         comparable = runner.exact and self.plan.comparable(piece)
@@ -140,22 +140,24 @@ class Race:
         return different_tokens(_texts(results), plain, self.runners[0].name)
 
 
-def numbers_of(runner: Runner, results: Sequence[GenerationResult], seconds: float) -> Numbers:
+def numbers_of(
+    runner: Runner, results: Sequence[GenerationResult], seconds: float
+) -> DrafterNumbers:
     """Of requests that ran together and took `seconds`."""
     traces: list[RoundTrace] = [trace for result in results for trace in result.rounds]
     k = runner.k
-    return Numbers(
+    return DrafterNumbers(
         stats=summarise(traces, drafter=runner.name, k=k, total_seconds=seconds),
         positions=tuple(position_counts(traces, k)),
         most_nodes=max((trace.num_drafted for trace in traces), default=0),
     )
 
 
-def pieces_of(texts: Mapping[str, Sequence[str]], *, at_once: int) -> list[Piece]:
+def pieces_of(texts: Mapping[str, Sequence[str]], *, at_once: int) -> list[DrafterPiece]:
     """The prompts of each domain, so many in a piece, and the domains in turns."""
     return in_turns(
         [
-            Piece(domain, start // at_once, tuple(prompts[start : start + at_once]))
+            DrafterPiece(domain, start // at_once, tuple(prompts[start : start + at_once]))
             for start in range(0, len(prompts), at_once)
         ]
         for domain, prompts in texts.items()

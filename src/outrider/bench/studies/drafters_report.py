@@ -26,7 +26,7 @@ from outrider.bench.frame import (
 from outrider.bench.machine import said_of
 from outrider.bench.pages import Section, number, percent
 from outrider.bench.sample import good_numbers, mean_foreign_share
-from outrider.bench.studies.drafters import Numbers, Plan, Sample
+from outrider.bench.studies.drafters import DrafterNumbers, DrafterSample, RacePlan
 from outrider.bench.studies.drafters_lineup import OFF, Lineup, Runner
 
 SCHEMA = "outrider-bench-drafters/1"
@@ -35,7 +35,7 @@ EVERYTHING = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class DrafterCell:
     """A contestant in a domain; `domain` is EVERYTHING over all of them. What is None could not be
     told. Entry i of `by_position` is the share of drafts with an i-th token in a row that kept it.
     `verdict` says what the speed-up's interval says."""
@@ -65,7 +65,7 @@ class Cell:
         return "success" if self.reason is None else f"{self.num_failures} failed: {self.reason}"
 
 
-def cells(samples: Sequence[Sample]) -> list[Cell]:
+def cells(samples: Sequence[DrafterSample]) -> list[DrafterCell]:
     """By domain, then all of them together if there are several; contestants as they were run."""
     domains = list(dict.fromkeys(sample.domain for sample in samples))
     found = [cell for domain in domains for cell in _domain(domain, samples)]
@@ -74,12 +74,12 @@ def cells(samples: Sequence[Sample]) -> list[Cell]:
     return found
 
 
-def agreement(samples: Sequence[Sample]) -> Agreement:
+def agreement(samples: Sequence[DrafterSample]) -> SameTokens:
     drafted = [sample for sample in samples if sample.contestant != OFF]
-    return Agreement(len(drafted), sum(sample.ok for sample in drafted))
+    return SameTokens(len(drafted), sum(sample.ok for sample in drafted))
 
 
-def _domain(domain: str, samples: Sequence[Sample]) -> Iterator[Cell]:
+def _domain(domain: str, samples: Sequence[DrafterSample]) -> Iterator[DrafterCell]:
     mine = [s for s in samples if domain in (s.domain, EVERYTHING)]
     by_name = grouped(mine, lambda sample: sample.contestant)
     plain = _times(by_name.get(OFF, ()))
@@ -88,14 +88,14 @@ def _domain(domain: str, samples: Sequence[Sample]) -> Iterator[Cell]:
 
 
 def _cell(
-    domain: str, name: str, samples: Sequence[Sample], plain: Mapping[tuple[str, int], float]
-) -> Cell:
+    domain: str, name: str, samples: Sequence[DrafterSample], plain: Mapping[tuple[str, int], float]
+) -> DrafterCell:
     good = good_numbers(samples)
     reasons = failures(sample.reason for sample in samples)
     times = _times(samples)
     stats = [numbers.stats for numbers in good]
     drafted = sum(one.num_drafted for one in stats)
-    return Cell(
+    return DrafterCell(
         domain=domain,
         contestant=name,
         num_pieces=len(times),
@@ -116,7 +116,7 @@ def _cell(
     )
 
 
-def _times(samples: Sequence[Sample]) -> dict[tuple[str, int], float]:
+def _times(samples: Sequence[DrafterSample]) -> dict[tuple[str, int], float]:
     """Seconds a token of each piece."""
     return medians(
         ((sample.domain, sample.piece), numbers.seconds_per_token)
@@ -125,7 +125,7 @@ def _times(samples: Sequence[Sample]) -> dict[tuple[str, int], float]:
     )
 
 
-def _by_position(good: Sequence[Numbers]) -> tuple[float | None, ...]:
+def _by_position(good: Sequence[DrafterNumbers]) -> tuple[float | None, ...]:
     columns = zip_longest(*(numbers.positions for numbers in good), fillvalue=(0, 0))
     sums = [(sum(d for d, _ in column), sum(a for _, a in column)) for column in columns]
     return tuple(share(accepted, drafted) for drafted, accepted in sums)
@@ -152,7 +152,7 @@ _NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class SameTokens:
     """Runs with a drafter that must write what plain decoding does, and those of them that failed
     in no way, so that they did."""
 
@@ -161,17 +161,17 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class DraftersEvidence:
     """All that tables, sentences and figures draw on, as results.json has it. `skipped` says why
     contestants did not take part."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[DrafterCell]
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
-    agreement: Agreement = Agreement(0, 0)
+    agreement: SameTokens = SameTokens(0, 0)
     foreign_cpu_share: float | None = None
 
 
-def sections(found: Evidence) -> Iterator[Section]:
+def sections(found: DraftersEvidence) -> Iterator[Section]:
     yield Section(
         title="Drafters by domain",
         text=[_NOTE],
@@ -187,12 +187,12 @@ def sections(found: Evidence) -> Iterator[Section]:
         )
 
 
-def findings(found: Evidence) -> list[str]:
+def findings(found: DraftersEvidence) -> list[str]:
     """Sentences made from the numbers and from nothing else."""
     return [*_same(found), *_losses(found.cells), *_caveats(found)]
 
 
-def _row(cell: Cell) -> tuple[str, ...]:
+def _row(cell: DrafterCell) -> tuple[str, ...]:
     return (
         cell.domain,
         cell.contestant,
@@ -208,7 +208,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _same(found: Evidence) -> Iterator[str]:
+def _same(found: DraftersEvidence) -> Iterator[str]:
     runs = found.agreement.runs
     if runs:
         yield (
@@ -217,7 +217,7 @@ def _same(found: Evidence) -> Iterator[str]:
         )
 
 
-def _losses(cells: Sequence[Cell]) -> Iterator[str]:
+def _losses(cells: Sequence[DrafterCell]) -> Iterator[str]:
     """By domain; over all of them where no domain by itself was judged so."""
     found = [cell for cell in cells if cell.verdict == "loss"]
     somewhere = {cell.contestant for cell in found if cell.domain != EVERYTHING}
@@ -232,7 +232,7 @@ def _losses(cells: Sequence[Cell]) -> Iterator[str]:
         yield "No drafter was found to lose time here."
 
 
-def _caveats(found: Evidence) -> Iterator[str]:
+def _caveats(found: DraftersEvidence) -> Iterator[str]:
     for cell in found.cells:
         if cell.contestant != OFF and cell.domain != EVERYTHING and not cell.num_drafted:
             yield f"{cell.domain}: {cell.contestant} drafted nothing."
@@ -243,9 +243,11 @@ def _caveats(found: Evidence) -> Iterator[str]:
         yield said
 
 
-def evidence_of(plan: Plan, lineup: Lineup, samples: Sequence[Sample]) -> Evidence:
+def evidence_of(
+    plan: RacePlan, lineup: Lineup, samples: Sequence[DrafterSample]
+) -> DraftersEvidence:
     compared = {piece.domain for piece in plan.pieces if plan.comparable(piece)}
-    return Evidence(
+    return DraftersEvidence(
         cells=cells(samples),
         skipped=lineup.skipped,
         agreement=agreement([s for s in samples if s.domain in compared]),
@@ -253,7 +255,7 @@ def evidence_of(plan: Plan, lineup: Lineup, samples: Sequence[Sample]) -> Eviden
     )
 
 
-def plan_record(plan: Plan) -> dict[str, object]:
+def plan_record(plan: RacePlan) -> dict[str, object]:
     counts: dict[str, int] = {}
     for piece in plan.pieces:
         counts[piece.domain] = counts.get(piece.domain, 0) + len(piece.prompts)
@@ -270,19 +272,19 @@ def runner_record(runner: Runner) -> dict[str, object]:
     return {"name": runner.name, "reason": runner.reason, "exact": runner.exact, **runner.facts}
 
 
-def evidence_record(found: Evidence) -> dict[str, object]:
+def evidence_record(found: DraftersEvidence) -> dict[str, object]:
     told = [
         {**asdict(cell), "verdict": cell.verdict, "status": cell.status} for cell in found.cells
     ]
     return {**asdict(found), "cells": told, "findings": findings(found)}
 
 
-def sample_rows(samples: Sequence[Sample]) -> list[Mapping[str, object]]:
+def sample_rows(samples: Sequence[DrafterSample]) -> list[Mapping[str, object]]:
     """A row a sample, of plain values; those of a failed one may be empty."""
     return [_sample_row(sample) for sample in samples]
 
 
-def _sample_row(sample: Sample) -> Mapping[str, object]:
+def _sample_row(sample: DrafterSample) -> Mapping[str, object]:
     numbers = sample.numbers
     stats = numbers.stats if numbers else None
     return {
@@ -312,7 +314,7 @@ _COLUMNS = {1: 1, 2: 2, 4: 2}
 _MOST_POSITIONS = 8
 
 
-def charts(found: Sequence[Cell], words: str) -> dict[str, Chart]:
+def charts(found: Sequence[DrafterCell], words: str) -> dict[str, Chart]:
     """By the name of their files; without a drafter there are none."""
     drafted = [cell for cell in found if cell.contestant != OFF]
     domains = [d for d in dict.fromkeys(cell.domain for cell in drafted) if d != EVERYTHING]
@@ -340,7 +342,7 @@ def charts(found: Sequence[Cell], words: str) -> dict[str, Chart]:
 
 
 def _speedups(
-    domain: str, own: dict[str, Cell], names: Sequence[str], drafted: Sequence[Cell]
+    domain: str, own: dict[str, DrafterCell], names: Sequence[str], drafted: Sequence[DrafterCell]
 ) -> Panel:
     """A dot a drafter, with its interval; beside it, tokens a round and the share of drafting."""
     cells = [own.get(name) for name in names]
@@ -362,7 +364,7 @@ def _speedups(
     )
 
 
-def _positions(domain: str, own: dict[str, Cell], names: Sequence[str]) -> Panel:
+def _positions(domain: str, own: dict[str, DrafterCell], names: Sequence[str]) -> Panel:
     """A row a drafter, a column a position; the share of drafts that kept it. Columns end at
     `_MOST_POSITIONS`; a table has the rest."""
     longest = max((len(cell.by_position) for cell in own.values()), default=0)
@@ -381,7 +383,7 @@ def _positions(domain: str, own: dict[str, Cell], names: Sequence[str]) -> Panel
     )
 
 
-def _told(cell: Cell) -> str:
+def _told(cell: DrafterCell) -> str:
     parts = [f"{cell.speedup.value:.2f}×"] if cell.speedup else []
     if cell.tokens_per_round is not None:
         parts.append(f"{cell.tokens_per_round:.2f} t/r")

@@ -51,7 +51,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class EngineCell:
     """What is None could not be told. Busy, overlap and window use are those of all lanes in
     metrics/timeline.py; `ahead_over_verify` is T_ahead / T_verify of a round. `queues` are mean
     depths of (prefill, draft, verify), `waiting` that of requests not yet
@@ -121,20 +121,20 @@ _LANES: Mapping[str, Callable[[Timeline], float | None]] = {
 }
 
 
-def cells(samples: Sequence[EngineSample]) -> list[Cell]:
+def cells(samples: Sequence[EngineSample]) -> list[EngineCell]:
     """By level, and in a level in the order in which engines were measured."""
     groups = grouped(samples, key=lambda sample: (sample.level, sample.engine))
     return [_cell(*key, groups[key]) for key in sorted(groups, key=lambda key: key[0])]
 
 
-def _cell(level: int, engine: str, samples: Sequence[EngineSample]) -> Cell:
+def _cell(level: int, engine: str, samples: Sequence[EngineSample]) -> EngineCell:
     good = good_numbers(samples)
     lanes = [s.lanes for s in samples if s.ok and s.lanes is not None]
     usages = [s.usage for s in samples if s.ok and s.usage]
     reasons = failures(s.reason for s in samples)
     total = {name: sum(getattr(numbers, name) for numbers in good) for name in _COUNTS}
     hits, misses = total["num_hits"], total["num_misses"]
-    return Cell(
+    return EngineCell(
         level=level,
         engine=engine,
         num_samples=len(samples),
@@ -159,7 +159,7 @@ def _cell(level: int, engine: str, samples: Sequence[EngineSample]) -> Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class EngineComparison:
     """Throughput of `ours` over that of `theirs` at one level, and the same of ITL percentile 95,
     where below 1 is better. `role` says what the comparison is for."""
 
@@ -180,8 +180,8 @@ _ROLES = (
 )
 
 
-def comparisons(samples: Sequence[EngineSample]) -> list[Comparison]:
-    found: list[Comparison | None] = []
+def comparisons(samples: Sequence[EngineSample]) -> list[EngineComparison]:
+    found: list[EngineComparison | None] = []
     for level in sorted({sample.level for sample in samples}):
         best = best_fixed(samples, level)
         roles = [("auto over best fixed", AUTO, best)] if best is not None else []
@@ -198,7 +198,7 @@ def best_fixed(samples: Sequence[EngineSample], level: int) -> str | None:
 
 def _compare(
     samples: Sequence[EngineSample], level: int, role: str, ours: str, theirs: str
-) -> Comparison | None:
+) -> EngineComparison | None:
     """None unless both succeeded in some visit."""
     throughput, itl_p95 = (
         paired_ratio(*(_rates(samples, level, name, value) for name in (ours, theirs)))
@@ -206,7 +206,7 @@ def _compare(
     )
     if throughput is None:
         return None
-    return Comparison(
+    return EngineComparison(
         role=role, level=level, ours=ours, theirs=theirs, throughput=throughput, itl_p95=itl_p95
     )
 
@@ -260,7 +260,7 @@ def head_to_head(samples: Sequence[EngineSample]) -> list[HeadToHead]:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class SameTexts:
     """Visits in which several engines wrote tokens, and those of them in which all wrote the same.
     Lossy engines and sampled text have other tokens by right."""
 
@@ -268,11 +268,11 @@ class Agreement:
     same_tokens: int
 
 
-def agreement(samples: Sequence[EngineSample]) -> Agreement:
+def agreement(samples: Sequence[EngineSample]) -> SameTexts:
     visits = grouped(samples, key=lambda sample: (sample.level, sample.repeat)).values()
     digests = [[one.digest for one in visit if one.digest is not None] for visit in visits]
     several = [found for found in digests if len(found) > 1]
-    return Agreement(len(several), sum(len(set(found)) == 1 for found in several))
+    return SameTexts(len(several), sum(len(set(found)) == 1 for found in several))
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ class AheadPrediction:
     ratio_apart: float
 
 
-def ahead_predictions(found: Sequence[Cell]) -> list[AheadPrediction]:
+def ahead_predictions(found: Sequence[EngineCell]) -> list[AheadPrediction]:
     """For every level at which `single` and `ssd` told all that is needed."""
     by_engine = {
         name: {c.level: c for c in found if c.engine == name} for name in ("single", "ssd")
@@ -349,7 +349,7 @@ def ahead_predictions(found: Sequence[Cell]) -> list[AheadPrediction]:
     return [prediction for prediction in predicted if prediction is not None]
 
 
-def _predict(sync: Cell, ahead: Cell) -> AheadPrediction | None:
+def _predict(sync: EngineCell, ahead: EngineCell) -> AheadPrediction | None:
     """None if a time or a count is missing."""
     p, verify, draft = ahead.p_hit, sync.verify_ms, sync.draft_ms
     tokens, ratio_ahead = sync.tokens_per_round, ahead.ahead_over_verify
@@ -376,14 +376,14 @@ def _predict(sync: Cell, ahead: Cell) -> AheadPrediction | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class EnginesEvidence:
     """All that a comparison of engines has found, as results.json has it; `lane_bound_refusal` says
     why there are no bounds."""
 
-    cells: Sequence[Cell]
-    comparisons: Sequence[Comparison] = ()
+    cells: Sequence[EngineCell]
+    comparisons: Sequence[EngineComparison] = ()
     lane_bounds: Sequence[LaneBound] = ()
     ahead_predictions: Sequence[AheadPrediction] = ()
-    agreement: Agreement = Agreement(0, 0)
+    agreement: SameTexts = SameTexts(0, 0)
     lane_bound_refusal: str | None = None
     foreign_cpu_share: float | None = None

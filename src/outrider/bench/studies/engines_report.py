@@ -17,10 +17,10 @@ from outrider.bench.pages import Section, number, percent
 from outrider.bench.reference import engine_table
 from outrider.bench.studies.engines_cells import (
     AheadPrediction,
-    Cell,
-    Comparison,
+    EngineCell,
+    EngineComparison,
     EngineSample,
-    Evidence,
+    EnginesEvidence,
     Taken,
     cells,
     comparisons,
@@ -38,7 +38,7 @@ def meets_bar(ratio: Ratio) -> bool | None:
     return None if ratio.low is None else ratio.value >= MEDIAN_BAR and ratio.low >= LOW_BAR
 
 
-def findings(found: Evidence) -> list[str]:
+def findings(found: EnginesEvidence) -> list[str]:
     """Whether tokens agreed, failures, and why all of this should be read with care; ratios, bars
     and bounds stand in tables."""
     visits, same = found.agreement.visits, found.agreement.same_tokens
@@ -53,7 +53,7 @@ def findings(found: Evidence) -> list[str]:
     return said
 
 
-def failed(cell: Cell) -> list[str]:
+def failed(cell: EngineCell) -> list[str]:
     """A sentence for every reason for which samples of a cell failed."""
     return [
         f"{cell.engine}: {num} of {cell.num_samples} failed: {reason}"
@@ -61,7 +61,7 @@ def failed(cell: Cell) -> list[str]:
     ]
 
 
-def evidence_record(found: Evidence) -> dict[str, object]:
+def evidence_record(found: EnginesEvidence) -> dict[str, object]:
     return {
         **asdict(found),
         "cells": [{**asdict(cell), "status": cell.status} for cell in found.cells],
@@ -86,11 +86,11 @@ def load_record(plan: EnginePlan, samples: Sequence[EngineSample]) -> dict[str, 
     }
 
 
-def _queues(cell: Cell) -> str:
+def _queues(cell: EngineCell) -> str:
     return "-" if cell.queues is None else "/".join(f"{depth:.1f}" for depth in cell.queues)
 
 
-_COLUMNS: Mapping[str, Callable[[Cell], str]] = {
+_COLUMNS: Mapping[str, Callable[[EngineCell], str]] = {
     "level": lambda cell: str(cell.level),
     "engine": lambda cell: cell.engine,
     "tok/s": lambda cell: number(cell.tokens_per_second, 1),
@@ -137,12 +137,12 @@ _CELL_NOTE = (
 )
 
 
-def columns(cell: Cell, names: Iterable[str]) -> tuple[str, ...]:
+def columns(cell: EngineCell, names: Iterable[str]) -> tuple[str, ...]:
     """The figures of a cell under these headings."""
     return tuple(_COLUMNS[name](cell) for name in names)
 
 
-def sections(found: Evidence) -> Iterator[Section]:
+def sections(found: EnginesEvidence) -> Iterator[Section]:
     """Without those that have nothing to say."""
     yield Section(
         title="Engines by level",
@@ -168,7 +168,7 @@ def sections(found: Evidence) -> Iterator[Section]:
     yield _reference(found.cells)
 
 
-def _comparisons(found: Sequence[Comparison]) -> Section:
+def _comparisons(found: Sequence[EngineComparison]) -> Section:
     bars = {True: "met", False: "MISSED", None: "-"}
     return Section(
         title="Ratios within visits",
@@ -190,7 +190,9 @@ def _comparisons(found: Sequence[Comparison]) -> Section:
     )
 
 
-def _predictions(predictions: Sequence[AheadPrediction], found: Sequence[Comparison]) -> Section:
+def _predictions(
+    predictions: Sequence[AheadPrediction], found: Sequence[EngineComparison]
+) -> Section:
     measured = {c.level: spoken(c.throughput) for c in found if c.role == "ssd over single"}
     return Section(
         title="Drafting ahead against drafting in turn",
@@ -220,7 +222,7 @@ def _predictions(predictions: Sequence[AheadPrediction], found: Sequence[Compari
     )
 
 
-def _reference(found: Sequence[Cell]) -> Section:
+def _reference(found: Sequence[EngineCell]) -> Section:
     table = engine_table()
     ours = {(cell.level, cell.engine): cell for cell in found}
     rows: list[tuple[str, ...]] = []
@@ -286,12 +288,12 @@ def load_sections(plan: EnginePlan, samples: Sequence[EngineSample]) -> Iterator
         yield Section(title="Failures", points=failures)
 
 
-def load_failures(found: Iterable[Cell], cases: Sequence[str]) -> list[str]:
+def load_failures(found: Iterable[EngineCell], cases: Sequence[str]) -> list[str]:
     """With the names of cases, by level."""
     return [f"{cases[cell.level]}, {failure}" for cell in found for failure in failed(cell)]
 
 
-def _requests(cell: Cell, samples: Sequence[EngineSample]) -> tuple[str, str]:
+def _requests(cell: EngineCell, samples: Sequence[EngineSample]) -> tuple[str, str]:
     """How many ended well and how many were rejected, failed samples included."""
     place = cell.level, cell.engine
     own = [s.numbers for s in samples if (s.level, s.engine) == place and s.numbers]
@@ -300,7 +302,7 @@ def _requests(cell: Cell, samples: Sequence[EngineSample]) -> tuple[str, str]:
 
 
 # File name: title, label of the axis, value of a cell.
-FIGURES: Mapping[str, tuple[str, str, Callable[[Cell], float | None]]] = {
+FIGURES: Mapping[str, tuple[str, str, Callable[[EngineCell], float | None]]] = {
     "itl_p95_vs_concurrency": (
         "Inter-token latency, percentile 95, by requests in flight",
         "milliseconds",
@@ -325,7 +327,9 @@ FIGURES: Mapping[str, tuple[str, str, Callable[[Cell], float | None]]] = {
 LEVELS = "requests in flight (0 = one at a time, with gaps)"
 
 
-def pair_charts(pairs: Mapping[str, Sequence[Cell]], engine: str, words: str) -> dict[str, Chart]:
+def pair_charts(
+    pairs: Mapping[str, Sequence[EngineCell]], engine: str, words: str
+) -> dict[str, Chart]:
     """The same figures with a line a pair instead, all of them run by `engine`."""
     found = [
         replace(cell, engine=pair)
@@ -354,7 +358,7 @@ def timelines(taken: Sequence[Taken], words: str) -> dict[str, Chart]:
     }
 
 
-def charts(found: Sequence[Cell], words: str) -> dict[str, Chart]:
+def charts(found: Sequence[EngineCell], words: str) -> dict[str, Chart]:
     """By the name of their files: a line an engine over levels at equal distances."""
     levels = sorted({cell.level for cell in found})
     return {
@@ -376,7 +380,9 @@ def charts(found: Sequence[Cell], words: str) -> dict[str, Chart]:
 
 
 def lines(
-    found: Sequence[Cell], value: Callable[[Cell], float | None], place: Callable[[int], float]
+    found: Sequence[EngineCell],
+    value: Callable[[EngineCell], float | None],
+    place: Callable[[int], float],
 ) -> Iterator[Line]:
     """Plain decoding is grey, the others have a hue each."""
     engines = list(dict.fromkeys(cell.engine for cell in found))

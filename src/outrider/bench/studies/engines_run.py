@@ -20,7 +20,7 @@ from outrider.bench.sample import mean_foreign_share
 from outrider.bench.studies.engines_cells import (
     BareReads,
     EngineSample,
-    Evidence,
+    EnginesEvidence,
     Taken,
     agreement,
     ahead_predictions,
@@ -164,12 +164,12 @@ def load_engines(
     return Loaded(contestants, llms)
 
 
-def evidence_of(samples: Sequence[EngineSample], loaded: Loaded) -> Evidence:
+def evidence_of(samples: Sequence[EngineSample], loaded: Loaded) -> EnginesEvidence:
     reads = "single was not measured"
     if _SYNCHRONOUS in loaded.llms:
         reads = bare_reads(loaded.llms[_SYNCHRONOUS])
     found = cells(samples)
-    return Evidence(
+    return EnginesEvidence(
         cells=found,
         comparisons=comparisons(samples),
         lane_bounds=[] if isinstance(reads, str) else lane_bounds(samples, reads),

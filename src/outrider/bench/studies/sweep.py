@@ -20,8 +20,8 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.bench import turns
 from outrider.bench.load import ClosedLoop, Server, drive
 from outrider.bench.requests import Request
-from outrider.bench.studies.sweep_plan import Piece, Visit, Way
-from outrider.bench.studies.sweep_record import Numbers, ResultsFolder, Sample
+from outrider.bench.studies.sweep_plan import PlannedVisit, SweepPiece, Way
+from outrider.bench.studies.sweep_record import ResultsFolder, SweepNumbers, SweepSample
 from outrider.bench.turns import Texts, different_tokens, digest_of, facts_of
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import Stats, percentile
@@ -31,7 +31,7 @@ GAP_SECONDS = 0.05
 _STAGES = ("prefill", "draft", "verify", "accept")
 
 
-class Subject(Server, Protocol):
+class TimedLLM(Server, Protocol):
     """What is timed: `LLM`."""
 
     @property
@@ -42,7 +42,7 @@ class Subject(Server, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TimedCall:
     """One timed call, or the reason why it failed."""
 
     reason: str | None = None
@@ -55,7 +55,7 @@ class Attempt:
     def ids(self) -> Texts:
         return [result.token_ids for result in self.results]
 
-    def numbers(self, k: int, *, identical: bool | None) -> Numbers | None:
+    def numbers(self, k: int, *, identical: bool | None) -> SweepNumbers | None:
         if not self.results:
             return None
         last = max(self.results, key=lambda result: result.total_seconds).stats
@@ -65,7 +65,7 @@ class Attempt:
         histograms = [one.acceptance_histogram for one in stats]
         gaps = [gap for result in self.results for gap in result.inter_token_latencies]
         moments = [moment for found in times for moment in found]
-        return Numbers(
+        return SweepNumbers(
             num_prompt_tokens=self.num_prompt_tokens,
             num_tokens=sum(map(len, self.ids)),
             seconds=round(self.seconds, 9),
@@ -88,7 +88,7 @@ class Attempt:
         )
 
 
-def attempt(subject: Subject, piece: Piece, params: SamplingParams) -> Attempt:
+def attempt(subject: TimedLLM, piece: SweepPiece, params: SamplingParams) -> TimedCall:
     """What the drafter learnt from earlier pieces is forgotten, so that an attempt does not depend
     on what was before."""
     prompts = [prompt.text for prompt in piece.prompts]
@@ -99,14 +99,14 @@ def attempt(subject: Subject, piece: Piece, params: SamplingParams) -> Attempt:
 
     prepared = turns.attempt(prepare)
     if prepared.value is None:
-        return Attempt(reason=prepared.reason)
+        return TimedCall(reason=prepared.reason)
     if piece.level is not None:
         looped = turns.attempt(lambda: _in_loop(subject, piece, piece.level or 0, params))
         if looped.value is None:
-            return Attempt(reason=looped.reason)
+            return TimedCall(reason=looped.reason)
         return replace(looped.value, num_prompt_tokens=prepared.value)
     done = turns.attempt(lambda: subject.generate(prompts, params))
-    return Attempt(
+    return TimedCall(
         reason=done.reason,
         results=done.value or (),
         seconds=done.seconds,
@@ -114,14 +114,14 @@ def attempt(subject: Subject, piece: Piece, params: SamplingParams) -> Attempt:
     )
 
 
-def _in_loop(subject: Subject, piece: Piece, level: int, params: SamplingParams) -> Attempt:
+def _in_loop(subject: TimedLLM, piece: SweepPiece, level: int, params: SamplingParams) -> TimedCall:
     requests = [
         Request(name=prompt.prompt_id, prompt=prompt.text, max_tokens=params.max_tokens)
         for prompt in piece.prompts
     ]
     loop = ClosedLoop(num_in_flight=max(level, 1), gap_seconds=0.0 if level else GAP_SECONDS)
     done = drive(subject, requests, loop, params)
-    return Attempt(
+    return TimedCall(
         reason=done.failure,
         results=[one.result for one in done.served if one.result is not None],
         seconds=done.seconds,
@@ -139,7 +139,7 @@ def _ms(seconds: float) -> float:
     return round(1000 * seconds, 4)
 
 
-class Lineup:
+class SweepLineup:
     """Engines of one target, one for each way, since an engine is made for its configuration; all
     are in memory together, which is what taking turns costs. `ways` has those that are there, plain
     decoding first; `refused` says for the others why they are not."""
@@ -176,18 +176,18 @@ class Lineup:
         for llm in self.llms:
             llm.close()
 
-    def warm_up(self, visit: Visit) -> None:
+    def warm_up(self, visit: PlannedVisit) -> None:
         """Run its piece untimed in every way. A failure is the timed run's to report."""
         params = self._params(replace(visit, repeat=0))
         for llm in self.llms:
             attempt(llm, visit.piece, params)
 
-    def measure(self, visit: Visit, *, run: int, number: int) -> list[Sample]:
+    def measure(self, visit: PlannedVisit, *, run: int, number: int) -> list[SweepSample]:
         """One sample for each way, in order; `number` is the visit's in the results."""
         params = self._params(visit)
         done = turns.visit(self.llms, visit.turn, lambda llm: attempt(llm, visit.piece, params))
         plain = done.results[0]
-        samples: list[Sample] = []
+        samples: list[SweepSample] = []
         for way, llm, config, own in zip(
             self.ways, self.llms, visit.configs, done.results, strict=True
         ):
@@ -196,7 +196,7 @@ class Lineup:
             whole = own.reason is None and plain.reason is None
             reason = self._difference(own, plain) if exact and whole else None
             samples.append(
-                Sample(
+                SweepSample(
                     run=run,
                     visit=number,
                     config=config,
@@ -212,7 +212,7 @@ class Lineup:
             )
         return samples
 
-    def _params(self, visit: Visit) -> SamplingParams:
+    def _params(self, visit: PlannedVisit) -> SamplingParams:
         """Every repeat has a seed of its own. All ways stop at the shortest limit among them, for a
         larger K leaves less of the window to the text."""
         params = visit.params
@@ -223,14 +223,19 @@ class Lineup:
             return params
         return replace(params, max_tokens=min(limits), min_tokens=min(params.min_tokens, *limits))
 
-    def _difference(self, ours: Attempt, plain: Attempt) -> str | None:
+    def _difference(self, ours: TimedCall, plain: TimedCall) -> str | None:
         more = "" if self.llms[0].kernels.exact else "; the kernels are not row-exact"
         return different_tokens(ours.ids, plain.ids, "plain decoding", more)
 
 
 def run_visits(
-    lineup: Lineup, todo: Sequence[Visit], folder: ResultsFolder, *, run: int, warmup: int
-) -> Iterator[Sequence[Sample]]:
+    lineup: SweepLineup,
+    todo: Sequence[PlannedVisit],
+    folder: ResultsFolder,
+    *,
+    run: int,
+    warmup: int,
+) -> Iterator[Sequence[SweepSample]]:
     """Measure and append each visit of `todo`; yields the samples of a visit once they are safe."""
     for _ in range(warmup if todo else 0):
         lineup.warm_up(todo[0])
@@ -240,5 +245,5 @@ def run_visits(
         yield samples
 
 
-def _limits(llms: Sequence[LLM], piece: Piece, params: SamplingParams) -> list[int]:
+def _limits(llms: Sequence[LLM], piece: SweepPiece, params: SamplingParams) -> list[int]:
     return [llm.fitting_tokens(prompt.text, params) for llm in llms for prompt in piece.prompts]

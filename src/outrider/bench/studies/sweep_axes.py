@@ -56,7 +56,7 @@ _MOST_TOKENS, _MOST_IN_FLIGHT = 1_000_000, 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class SweepAxis:
     """A name as results have it, and its values in the order in which they were given."""
 
     name: str
@@ -67,9 +67,9 @@ class Axis:
         return self.name in OF_WAYS
 
 
-def axes_of(words: Sequence[str]) -> tuple[Axis, ...]:
+def axes_of(words: Sequence[str]) -> tuple[SweepAxis, ...]:
     """One for each of `words`. Raises ConfigError for what cannot be meant."""
-    found: dict[str, Axis] = {}
+    found: dict[str, SweepAxis] = {}
     for word in words:
         written, equals, values = word.partition("=")
         name = axis_name(written.strip())
@@ -80,7 +80,7 @@ def axes_of(words: Sequence[str]) -> tuple[Axis, ...]:
                 f"{FLAG} names {name} twice.", hint="put all its values behind one name"
             )
         parts = [part.strip() for part in values.split(",") if part.strip()]
-        found[name] = Axis(name, tuple(dict.fromkeys(_value(name, part) for part in parts)))
+        found[name] = SweepAxis(name, tuple(dict.fromkeys(_value(name, part) for part in parts)))
     if {"batch_size", CONCURRENCY} <= found.keys():
         raise ConfigError(
             f"batch and {CONCURRENCY} both say how many run at once.", hint="keep one of them"

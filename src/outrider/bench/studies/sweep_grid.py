@@ -26,10 +26,10 @@ from outrider.bench.studies.sweep_axes import (
     OF_DRAFTING_AHEAD,
     OF_WAYS,
     PAIR,
-    Axis,
+    SweepAxis,
     named,
 )
-from outrider.bench.studies.sweep_plan import Group, Pair, Prompts, Scene, Way, Work
+from outrider.bench.studies.sweep_plan import DomainPrompts, Group, Scene, SweptPair, Way, Work
 from outrider.bench.studies.sweep_record import SWEEP, Schema
 from outrider.bench.workload import (
     MOST_NOTES,
@@ -67,7 +67,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class SweepGrid:
     """What can be measured of a pair, and by name why other ways cannot."""
 
     groups: tuple[Group, ...]
@@ -79,7 +79,7 @@ class Grid:
         return sum(len(group.scenes) * (len(group.ways) - 1) for group in self.groups)
 
 
-def grid_of(pair: Pair, axes: Sequence[Axis], terms: Terms) -> Grid:
+def grid_of(pair: SweptPair, axes: Sequence[SweepAxis], terms: Terms) -> SweepGrid:
     """Raises ConfigError for what cannot be, CheckpointError for models that are not there."""
     drafts = Drafts.of(pair.target, pair.draft)
     base = _with_drafter(pair, drafts)
@@ -106,7 +106,7 @@ def grid_of(pair: Pair, axes: Sequence[Axis], terms: Terms) -> Grid:
             )
             for part in _parts(ways, terms.at_once)
         ]
-    return Grid(tuple(groups), refused)
+    return SweepGrid(tuple(groups), refused)
 
 
 def _scene(
@@ -129,7 +129,7 @@ def _scene(
     return replace(base, **settings), scene
 
 
-def _with_drafter(pair: Pair, drafts: Drafts) -> EngineConfig:
+def _with_drafter(pair: SweptPair, drafts: Drafts) -> EngineConfig:
     """What `auto` drafts with here: the draft model or heads if there are any, else the text."""
     if pair.engine.drafter != "auto":
         return pair.engine
@@ -153,7 +153,7 @@ def _parts(ways: Sequence[Way], at_once: int) -> list[tuple[Way, ...]]:
     return [tuple(ways[i : i + at_once]) for i in range(0, len(ways), at_once)] or [()]
 
 
-def _scene_values(axes: Sequence[Axis]) -> list[dict[str, Plain]]:
+def _scene_values(axes: Sequence[SweepAxis]) -> list[dict[str, Plain]]:
     """Every combination of the scene axes, but for the pair."""
     swept = [axis for axis in axes if not axis.of_ways and axis.name != PAIR]
     names = [axis.name for axis in swept]
@@ -161,7 +161,7 @@ def _scene_values(axes: Sequence[Axis]) -> list[dict[str, Plain]]:
 
 
 def ways_of(
-    axes: Sequence[Axis], base: EngineConfig, drafts: Drafts
+    axes: Sequence[SweepAxis], base: EngineConfig, drafts: Drafts
 ) -> tuple[list[Way], dict[str, str]]:
     """Every combination of the way axes once, without plain decoding, and by name why others cannot
     be had. Settings of drafting ahead are dropped where nothing is drafted ahead. Raises
@@ -219,7 +219,7 @@ class PromptSource:
     num: int
     saved: PromptDataset | None = None
 
-    def of(self, domain: str, num_tokens: int | None = None, count: Count = len) -> Prompts:
+    def of(self, domain: str, num_tokens: int | None = None, count: Count = len) -> DomainPrompts:
         """With `num_tokens`, so long by `count`. Raises ConfigError for a domain that is not there,
         or prompts that cannot be had that long."""
         if self.saved is not None:
@@ -238,7 +238,7 @@ class PromptSource:
                 Work(f"{work.prompt_id}@{num_tokens}", make(texts, i, num_tokens, count))
                 for i, work in enumerate(chosen)
             ]
-        return Prompts(tuple(chosen), mark)
+        return DomainPrompts(tuple(chosen), mark)
 
 
 def _in_context(texts: Sequence[str], place: int, num_tokens: int, count: Count) -> str:

@@ -37,7 +37,7 @@ _PER_CELL = ("model_pair_name", "prompt_domain", "prompt_set", "k")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class SweptPair:
     """A pair under the name it has in results, with the settings that nothing varies. Without a
     drafter there is only plain decoding."""
 
@@ -75,7 +75,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class DomainPrompts:
     """Some prompts under their names. `print` is the fingerprint of all that the domain has, so
     that a later run may take more of them."""
 
@@ -84,7 +84,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SweepPiece:
     """Prompts that run together; one unless the batch size says otherwise. With a `level`, they are
     requests to a closed loop with so many in flight; 0 is one at a time with rests."""
 
@@ -99,12 +99,12 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class PlannedVisit:
     """One piece at one repeat, to be decoded in every way; `turn` is its place in the sweep.
     `configs` are what its samples are filed under, one for each way in order."""
 
     turn: int
-    piece: Piece
+    piece: SweepPiece
     repeat: int
     params: SamplingParams
     configs: tuple[BenchmarkConfig, ...]
@@ -116,7 +116,7 @@ class Scene:
     requests are in flight, None if pieces run at once."""
 
     domain: str
-    prompts: Prompts
+    prompts: DomainPrompts
     params: SamplingParams
     context: int | None = None
     level: int | None = None
@@ -140,18 +140,20 @@ class Group:
     iterations: int
     schema: Schema = SWEEP
 
-    def visits(self) -> list[Visit]:
+    def visits(self) -> list[PlannedVisit]:
         """All of them, in the order in which they run: the scenes take turns. A scene's last piece
         may be smaller than the others."""
-        rows: list[list[tuple[Piece, SamplingParams, tuple[BenchmarkConfig, ...]]]] = []
+        rows: list[list[tuple[SweepPiece, SamplingParams, tuple[BenchmarkConfig, ...]]]] = []
         for scene in self.scenes:
             works, size = scene.prompts.works, self.piece_size
             cut = [works[i : i + size] for i in range(0, len(works), size)]
             configs = tuple(self.config(scene, way) for way in self.ways)
-            rows.append([(Piece(scene.domain, w, scene.level), scene.params, configs) for w in cut])
+            rows.append(
+                [(SweepPiece(scene.domain, w, scene.level), scene.params, configs) for w in cut]
+            )
         turns = [(i, row) for i in range(self.iterations) for row in in_turns(rows)]
         return [
-            Visit(turn, piece, repeat, params, configs)
+            PlannedVisit(turn, piece, repeat, params, configs)
             for turn, (repeat, (piece, params, configs)) in enumerate(turns)
         ]
 
@@ -199,7 +201,7 @@ class Group:
         return {name: value for name, value in found.items() if name not in left_out}
 
 
-def missing(planned: Sequence[Visit], folder: ResultsFolder) -> list[Visit]:
+def missing(planned: Sequence[PlannedVisit], folder: ResultsFolder) -> list[PlannedVisit]:
     """Visits of which the folder lacks a sample, or has one that failed: what it failed for may be
     over. They are measured again in every way, because a ratio is only of samples that were
     measured in turns."""

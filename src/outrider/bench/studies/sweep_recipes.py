@@ -22,14 +22,19 @@ from outrider.bench.reference import engine_table
 from outrider.bench.sample import good_numbers
 from outrider.bench.store import Plain
 from outrider.bench.studies.sweep_axes import CONCURRENCY, FIELDS, named
-from outrider.bench.studies.sweep_record import BenchmarkConfig, Numbers, ResultsFolder, Sample
+from outrider.bench.studies.sweep_record import (
+    BenchmarkConfig,
+    ResultsFolder,
+    SweepNumbers,
+    SweepSample,
+)
 from outrider.bench.studies.sweep_summary import value_of
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.fields import Value
 
 _Place = tuple[object, ...]
 Measure = Literal["throughput", "cumulative p95"]
-_MEASURES: Mapping[Measure, Callable[[Numbers], float | None]] = {
+_MEASURES: Mapping[Measure, Callable[[SweepNumbers], float | None]] = {
     "throughput": lambda numbers: numbers.tokens_per_second,
     "cumulative p95": lambda numbers: numbers.cumulative_p95_ms,
 }
@@ -39,7 +44,7 @@ _TIE = (0.95, 1.05)
 _SAME = 1e-9
 
 
-class Claim(Protocol):
+class PublishedClaim(Protocol):
     """What somebody published."""
 
     def tested(self, folder: ResultsFolder) -> str | None:
@@ -93,7 +98,7 @@ class GainClaim:
         over, under = medians(sides[self.ours]), medians(sides[self.theirs])
         return paired_ratio(over, {place: under[place] for place in over if place in under})
 
-    def _fits(self, sample: Sample) -> bool:
+    def _fits(self, sample: SweepSample) -> bool:
         return all(value_of(sample.config, name) == value for name, value in self.where.items())
 
 
@@ -137,7 +142,7 @@ def _alike(config: BenchmarkConfig, axis: str) -> _Place:
     return tuple(sorted((name, str(v)) for name, v in values.items() if name not in left_out))
 
 
-def _values(folder: ResultsFolder, measure: Measure) -> Iterator[tuple[Sample, float]]:
+def _values(folder: ResultsFolder, measure: Measure) -> Iterator[tuple[SweepSample, float]]:
     read = _MEASURES[measure]
     for sample in folder.current().values():
         value = None if sample.good is None else read(sample.good)
@@ -170,7 +175,7 @@ class Recipe:
     warmup: int = 1
     plots: bool = True
     references: Sequence[Reference] = ()
-    claims: Sequence[Claim] = ()
+    claims: Sequence[PublishedClaim] = ()
     remark: str = ""
 
 
@@ -197,7 +202,7 @@ def _recipe(told: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _claim(told: Mapping[str, Any]) -> Claim:
+def _claim(told: Mapping[str, Any]) -> PublishedClaim:
     given = {name: value for name, value in told.items() if name != "kind"}
     return GainClaim(**given) if told["kind"] == "gain" else SameAcceptance(**given)
 

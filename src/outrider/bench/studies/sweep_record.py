@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.sample import Sample as AnySample
+from outrider.bench.sample import Sample
 from outrider.bench.store import Plain, RecordError, Store, difference, entries, made
 
 Key = tuple[str, str, int]
@@ -97,7 +97,7 @@ class BenchmarkConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class SweepNumbers:
     """What one sample measured, over all prompts of its piece.
 
     `seconds` is the wall clock of the whole call. Of a batch, the seconds of stages are those of
@@ -152,7 +152,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample(AnySample[Numbers]):
+class SweepSample(Sample[SweepNumbers]):
     """One cell, piece and repeat. Samples of one `visit` were measured in turns."""
 
     run: int
@@ -160,7 +160,7 @@ class Sample(AnySample[Numbers]):
     config: BenchmarkConfig
     piece: str
     prompt_ids: Sequence[str]
-    numbers: Numbers | None = None
+    numbers: SweepNumbers | None = None
 
     @property
     def key(self) -> Key:
@@ -177,7 +177,7 @@ class Sample(AnySample[Numbers]):
         }
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Sample:
+    def from_dict(cls, record: Mapping[str, Any]) -> SweepSample:
         """Inverse of `to_dict`. Raises RecordError."""
         derived = ("record", "config_hash", "label")
         given = {name: value for name, value in record.items() if name not in derived}
@@ -192,9 +192,9 @@ class Sample(AnySample[Numbers]):
         return sample
 
 
-def _numbers(record: object) -> Numbers:
+def _numbers(record: object) -> SweepNumbers:
     given = {**_LATER, **entries("numbers", record)}
-    numbers = made(Numbers, given)
+    numbers = made(SweepNumbers, given)
     for name in ("num_tokens", "num_rounds", "seconds", "verify_ms"):
         # These are divided by.
         if getattr(numbers, name) == 0:
@@ -266,7 +266,7 @@ class ResultsFolder:
 
     path: Path
     schema: Schema = K_SWEEP
-    samples: list[Sample] = field(default_factory=list[Sample])
+    samples: list[SweepSample] = field(default_factory=list[SweepSample])
     store: Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -299,7 +299,7 @@ class ResultsFolder:
             if record.get("run") != len(self.runs) + 1:
                 raise RecordError(f"run is {record.get('run')!r:.40}, not {len(self.runs) + 1}")
         elif kind == "sample":
-            sample = Sample.from_dict(record)
+            sample = SweepSample.from_dict(record)
             pair = sample.config.model_pair_name
             if pair not in [run["pair"] for run in self.runs if run["run"] == sample.run]:
                 raise RecordError(f"no line before it is of run {sample.run} of {pair!r:.40}")
@@ -311,7 +311,7 @@ class ResultsFolder:
         """Raises ConfigError if any run here was measured under other circumstances."""
         self.store.check(ours.difference)
 
-    def current(self) -> dict[Key, Sample]:
+    def current(self) -> dict[Key, SweepSample]:
         """The newest sample of each cell, piece and repeat. A prompt counts in one piece of a cell:
         one that was cut otherwise, before prompts were added to its batch, gives way."""
         keys = [sample.key for sample in self.samples]
@@ -336,7 +336,7 @@ class ResultsFolder:
     def next_visit(self) -> int:
         return max((sample.visit for sample in self.samples), default=0) + 1
 
-    def add(self, samples: Iterable[Sample]) -> None:
+    def add(self, samples: Iterable[SweepSample]) -> None:
         """Append the samples of one visit, all or none."""
         new = list(samples)
         self.store.add("sample", [sample.to_dict() for sample in new])

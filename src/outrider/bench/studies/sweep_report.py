@@ -23,10 +23,10 @@ from outrider.bench.store import Plain
 from outrider.bench.studies.sweep_axes import CONCURRENCY, CONTEXT, FIELDS, OF_WAYS
 from outrider.bench.studies.sweep_recipes import ALIASES, RECIPES, Recipe, Reference
 from outrider.bench.studies.sweep_record import ResultsFolder
-from outrider.bench.studies.sweep_summary import Cell, axes_in, cells, marginals, summary
+from outrider.bench.studies.sweep_summary import SweepCell, axes_in, cells, marginals, summary
 from outrider.core.config import EXACT_SAMPLERS
 
-_COLUMNS: Mapping[str, Callable[[Cell], str]] = {
+_COLUMNS: Mapping[str, Callable[[SweepCell], str]] = {
     "samples": lambda cell: str(cell.num_samples),
     "failed": lambda cell: str(cell.num_failures),
     "latency ms": lambda cell: spread_text(cell.latency_ms, 1),
@@ -38,7 +38,7 @@ _COLUMNS: Mapping[str, Callable[[Cell], str]] = {
     "tok/round": lambda cell: number(cell.tokens_per_round, 2),
     "verify ms": lambda cell: number(cell.verify_ms and cell.verify_ms.mean, 3),
 }
-_LOOP_COLUMNS: Mapping[str, Callable[[Cell], str]] = {
+_LOOP_COLUMNS: Mapping[str, Callable[[SweepCell], str]] = {
     "request p95 ms": lambda cell: number(cell.request_p95_ms, 1),
     "first p95 ms": lambda cell: number(cell.first_p95_ms, 1),
     "cumulative p95 ms": lambda cell: number(cell.cumulative_p95_ms, 1),
@@ -122,7 +122,7 @@ def shown(value: Plain) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _fixed(found: Sequence[Cell], axes: Sequence[str]) -> str:
+def _fixed(found: Sequence[SweepCell], axes: Sequence[str]) -> str:
     """What a table must say to mean anything, of what no axis says."""
     config = next((cell.config for cell in found if not cell.is_plain), found[0].config)
     words = {
@@ -150,7 +150,7 @@ def _fixed(found: Sequence[Cell], axes: Sequence[str]) -> str:
     return ", ".join(fixed)
 
 
-def _sentences(folder: ResultsFolder, found: Sequence[Cell]) -> Iterator[str]:
+def _sentences(folder: ResultsFolder, found: Sequence[SweepCell]) -> Iterator[str]:
     record = summary(folder)
     same = record["greedy_identical"]
     if same is not None:
@@ -220,7 +220,7 @@ class _Panel:
     """`read` gives a cell's value, with its interval or without, `mean` that of several."""
 
     label: str
-    read: Callable[[Cell], Ratio | Spread | None]
+    read: Callable[[SweepCell], Ratio | Spread | None]
     mean: Callable[[Sequence[float]], float] = statistics.fmean
     scale: float = 1.0
     baseline: float | None = None
@@ -267,7 +267,7 @@ def charts(folder: ResultsFolder) -> dict[str, Chart]:
 
 
 def _panel(
-    lines: Mapping[str, Mapping[Plain, Cell]],
+    lines: Mapping[str, Mapping[Plain, SweepCell]],
     panel: _Panel,
     axis: str,
     values: Sequence[Plain],
@@ -280,9 +280,9 @@ def _panel(
     )
 
 
-def _lines(found: Sequence[Cell], axis: str) -> dict[str, dict[Plain, Cell]]:
+def _lines(found: Sequence[SweepCell], axis: str) -> dict[str, dict[Plain, SweepCell]]:
     """Cells by the value of `axis`, for each combination of all the others."""
-    lines: dict[str, dict[Plain, Cell]] = {}
+    lines: dict[str, dict[Plain, SweepCell]] = {}
     names = [name for name in found[0].values if name != axis]
     several = [name for name in names if len({cell.values[name] for cell in found}) > 1]
     for cell in found:
@@ -292,7 +292,7 @@ def _lines(found: Sequence[Cell], axis: str) -> dict[str, dict[Plain, Cell]]:
 
 
 def _drawn(
-    lines: Mapping[str, Mapping[Plain, Cell]], panel: _Panel, values: Sequence[Plain]
+    lines: Mapping[str, Mapping[Plain, SweepCell]], panel: _Panel, values: Sequence[Plain]
 ) -> Iterator[Line]:
     """Lines without anything are left out."""
     read = {

@@ -29,7 +29,12 @@ from outrider.bench.frame import (
 from outrider.bench.sample import good_numbers, mean_foreign_share
 from outrider.bench.store import Plain, write_json, write_text
 from outrider.bench.studies.sweep_axes import CONCURRENCY, DOMAIN, FIELDS, OF_WAYS, PAIR, named
-from outrider.bench.studies.sweep_record import BenchmarkConfig, Numbers, ResultsFolder, Sample
+from outrider.bench.studies.sweep_record import (
+    BenchmarkConfig,
+    ResultsFolder,
+    SweepNumbers,
+    SweepSample,
+)
 from outrider.core.settings import SETTINGS
 from outrider.metrics.summary import percentile
 
@@ -53,7 +58,7 @@ _TIMES = ("request_p95_ms", "first_p95_ms", "cumulative_p95_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class SweepCell:
     """`name` has what differs among cells, and `values` are those of the axes; plain decoding has
     none of a way axis. What is None could not be told: nothing was drafted, or no sample succeeded.
     `identical` says whether all greedy ids were those of plain decoding; `num_slower` counts the
@@ -134,7 +139,7 @@ class Marginal:
     num_losses: int
 
 
-def cells(folder: ResultsFolder) -> list[Cell]:
+def cells(folder: ResultsFolder) -> list[SweepCell]:
     """Scenes in the order in which they were first measured; in a scene plain decoding before what
     drafts, and in a sweep over K by K."""
     axes = axes_in(folder)
@@ -143,7 +148,7 @@ def cells(folder: ResultsFolder) -> list[Cell]:
     # Where a sample and its plain decoding meet.
     plain = {_place(sample): sample for sample in folder.samples if sample.config.k == 0}
     order: dict[Place, int] = {}
-    found: list[tuple[int, int, Cell]] = []
+    found: list[tuple[int, int, SweepCell]] = []
     for config, samples in by_config(folder).items():
         values = {name: value_of(config, name) for name in axes}
         scene = order.setdefault(tuple(values[name] for name in scenes), len(order))
@@ -156,7 +161,7 @@ def cells(folder: ResultsFolder) -> list[Cell]:
     return [cell for _, _, cell in sorted(found, key=lambda one: one[:2])]
 
 
-def by_config(folder: ResultsFolder) -> dict[BenchmarkConfig, list[Sample]]:
+def by_config(folder: ResultsFolder) -> dict[BenchmarkConfig, list[SweepSample]]:
     return grouped(folder.current().values(), lambda sample: sample.config)
 
 
@@ -192,14 +197,14 @@ def axes_in(folder: ResultsFolder) -> dict[str, list[Plain]]:
     return dict(sorted(found.items(), key=lambda item: item[0] in OF_WAYS))
 
 
-def marginals(found: Sequence[Cell], axis: str) -> list[Marginal]:
+def marginals(found: Sequence[SweepCell], axis: str) -> list[Marginal]:
     """Only of values that have a speed-up."""
     pairs = [(cell, cell.speedup) for cell in found if cell.speedup is not None]
     groups = grouped(pairs, lambda pair: pair[0].values[axis])
     return [_marginal(axis, value, group) for value, group in groups.items()]
 
 
-def verdicts(found: Sequence[Cell]) -> list[str]:
+def verdicts(found: Sequence[SweepCell]) -> list[str]:
     """A sentence for each cell where speculation lost, or may have, and one if it never did. Cells
     without an interval are not judged."""
     drafting = [cell for cell in found if cell.k]
@@ -246,24 +251,24 @@ def _declared(run: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in named_axes]
 
 
-def _place(sample: Sample) -> Place:
+def _place(sample: SweepSample) -> Place:
     pair, domain = sample.config.model_pair_name, sample.config.prompt_domain
     return sample.visit, pair, domain, sample.piece, sample.repeat
 
 
 def _cell(
-    samples: Sequence[Sample],
-    plain: Mapping[Place, Sample],
+    samples: Sequence[SweepSample],
+    plain: Mapping[Place, SweepSample],
     name: str,
     values: Mapping[str, Plain],
-) -> Cell:
+) -> SweepCell:
     config = samples[0].config
     good = good_numbers(samples)
     reasons = failures(sample.reason for sample in samples)
     usual, own = _times(samples if config.k else (), plain)
     identical = [s.numbers.identical for s in samples if s.numbers is not None]
     num_rounds = sum(n.num_rounds for n in good)
-    return Cell(
+    return SweepCell(
         config=config,
         name=name,
         values=values,
@@ -291,7 +296,7 @@ def _cell(
 
 
 def _times(
-    samples: Sequence[Sample], plain: Mapping[Place, Sample]
+    samples: Sequence[SweepSample], plain: Mapping[Place, SweepSample]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds a token of plain decoding and of the cell, by piece, where a visit has both."""
     both: list[tuple[str, float, float]] = []
@@ -306,7 +311,7 @@ def _times(
     )
 
 
-def _stage_ms(good: Sequence[Numbers]) -> dict[str, float]:
+def _stage_ms(good: Sequence[SweepNumbers]) -> dict[str, float]:
     """Where the time of a token goes; `target` is reading the prompt and verifying."""
     num_tokens = sum(n.num_tokens for n in good)
     if not num_tokens:
@@ -320,7 +325,7 @@ def _stage_ms(good: Sequence[Numbers]) -> dict[str, float]:
     return {name: round(1000 * seconds[name] / num_tokens, 6) for name in STAGES}
 
 
-def _histogram(good: Sequence[Numbers]) -> list[int]:
+def _histogram(good: Sequence[SweepNumbers]) -> list[int]:
     """Empty if no round drafted, which is so where a drafter found nothing to propose."""
     histograms = [n.accepted_histogram for n in good]
     counts = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
@@ -331,7 +336,7 @@ def _p95(values: Sequence[float]) -> float | None:
     return round(percentile(values, 95), 4) if values else None
 
 
-def _loss(cell: Cell) -> str | None:
+def _loss(cell: SweepCell) -> str | None:
     """A sentence if speculation lost, or may have."""
     ratio = cell.speedup
     if ratio is None or ratio.low is None or ratio.high is None or ratio.low > 1:
@@ -345,7 +350,7 @@ def _loss(cell: Cell) -> str | None:
     )
 
 
-def _marginal(axis: str, value: Plain, group: Sequence[tuple[Cell, Ratio]]) -> Marginal:
+def _marginal(axis: str, value: Plain, group: Sequence[tuple[SweepCell, Ratio]]) -> Marginal:
     ratios = [ratio.value for _, ratio in group]
     return Marginal(
         axis=axis,
@@ -360,7 +365,7 @@ def _marginal(axis: str, value: Plain, group: Sequence[tuple[Cell, Ratio]]) -> M
     )
 
 
-def _flat_row(cell: Cell) -> dict[str, object]:
+def _flat_row(cell: SweepCell) -> dict[str, object]:
     row: dict[str, object] = {
         **cell.values,
         "pair": cell.pair,

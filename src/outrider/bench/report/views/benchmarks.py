@@ -29,7 +29,7 @@ from outrider.bench.report.parts import (
     positive_of,
     text_of,
 )
-from outrider.bench.report.plots import Pair, curve, said, scatter_figure
+from outrider.bench.report.plots import PredictedPair, curve, said, scatter_figure
 from outrider.bench.store import RecordError, parse
 from outrider.core.files import FileKind, read_text
 
@@ -188,7 +188,7 @@ def rounds(source: Source) -> list[Part]:
     """Of the study `predicted`: rounds against the parts they are made of. Raises RecordError."""
     cells = _some(objects_of(source.record, "cells"))
     pairs = [
-        Pair(
+        PredictedPair(
             series=f"tier {text_of(cell, 'tier', '?').upper()}, {text_of(cell, 'drafter', '?')}",
             predicted=positive_of(cell, "predicted_tokens_per_second"),
             measured=positive_of(cell, "achieved_tokens_per_second"),
@@ -230,7 +230,7 @@ def plan(source: Source) -> list[Part]:
         raise RecordError("no cell has been predicted and measured yet")
     found = accuracy(results)
     pairs = [
-        Pair(
+        PredictedPair(
             series=one.drafter,
             predicted=one.predicted,
             measured=one.measured,

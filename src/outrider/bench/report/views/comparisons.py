@@ -37,7 +37,7 @@ from outrider.bench.store import RecordError, made
 from outrider.bench.studies import drafters_report, engines_report
 from outrider.bench.studies.drafters_lineup import OFF
 from outrider.bench.studies.drafters_report import EVERYTHING
-from outrider.bench.studies.engines_cells import Cell, Comparison, Evidence
+from outrider.bench.studies.engines_cells import EngineCell, EngineComparison, EnginesEvidence
 from outrider.bench.studies.engines_report import LOAD_COLUMNS, LOAD_NOTE, columns, load_failures
 from outrider.planner.advise import RatePoint
 
@@ -59,7 +59,7 @@ def drafters(source: Source) -> list[Part]:
 
 
 def _drafters(source: Source, record: Record, name: str) -> Part:
-    evidence = made(drafters_report.Evidence, record, tolerant=True)
+    evidence = made(drafters_report.DraftersEvidence, record, tolerant=True)
     found = evidence.cells
     if not found:
         raise RecordError("it has no cells")
@@ -92,7 +92,7 @@ def engines(source: Source) -> list[Part]:
 
 
 def _engines(source: Source, record: Record, name: str) -> Part:
-    evidence = made(Evidence, record, tolerant=True)
+    evidence = made(EnginesEvidence, record, tolerant=True)
     if not evidence.cells:
         raise RecordError("it has no cells")
     levels = sorted({one.level for one in evidence.cells})
@@ -120,7 +120,7 @@ def _engines(source: Source, record: Record, name: str) -> Part:
     )
 
 
-def _engines_claim(found: Comparison, where: str) -> Claim:
+def _engines_claim(found: EngineComparison, where: str) -> Claim:
     if found.role.endswith(_OVER_OFF):
         return _speculation(f"{found.ours}, {where}", found.throughput)
     return Claim(
@@ -131,7 +131,7 @@ def _engines_claim(found: Comparison, where: str) -> Claim:
     )
 
 
-def _ratio_figures(compared: Sequence[Comparison], foot: str) -> list[Figure]:
+def _ratio_figures(compared: Sequence[EngineComparison], foot: str) -> list[Figure]:
     series: dict[str, dict[int, Ratio]] = {}
     for one in compared:
         if one.role.endswith(_OVER_OFF):
@@ -144,7 +144,7 @@ def _ratio_figures(compared: Sequence[Comparison], foot: str) -> list[Figure]:
     return [Figure(name="speedup_vs_concurrency", chart=chart, words=words)]
 
 
-def _level_figures(found: Sequence[Cell], foot: str) -> list[Figure]:
+def _level_figures(found: Sequence[EngineCell], foot: str) -> list[Figure]:
     """Those that the run itself draws, and the frontier."""
     figures = [
         Figure(
@@ -174,7 +174,7 @@ def load(source: Source) -> list[Part]:
     """Raises RecordError."""
     record = source.record
     cases = objects_of(record, "cases")
-    evidence = made(Evidence, record, tolerant=True)
+    evidence = made(EnginesEvidence, record, tolerant=True)
     found, compared = evidence.cells, evidence.comparisons
     levels = {one.level for one in found} | {one.level for one in compared}
     if not found or max(levels) >= len(cases):
@@ -204,7 +204,7 @@ def load(source: Source) -> list[Part]:
 
 
 def _load_figures(
-    found: Sequence[Cell], cases: Sequence[Record], names: Sequence[str], foot: str
+    found: Sequence[EngineCell], cases: Sequence[Record], names: Sequence[str], foot: str
 ) -> list[Figure]:
     """By requests in flight if all cases are closed loops, which say how many there are."""
     in_flight = {level: number_of(case, "num_in_flight") for level, case in enumerate(cases)}
