@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import signal
 from collections.abc import Hashable
 from pathlib import Path
@@ -76,6 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(same):
             if number not in kept:
                 item.add_marker("deep")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests stay to the end, so that no collection looks at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def values(item: pytest.Function) -> list[tuple[str, Hashable]]:
