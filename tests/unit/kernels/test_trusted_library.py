@@ -38,23 +38,31 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def put(library: Path, data: bytes) -> None:
+    """In the place of a file that this process has mapped, which would end it if it were cut."""
+    mode = library.stat().st_mode
+    library.unlink()
+    library.write_bytes(data)
+    library.chmod(mode)
+
+
 def cut(library: Path) -> None:
     """To a length that the loader still maps: its first touch of what is missing is SIGBUS."""
-    os.truncate(library, library.stat().st_size // 2)
+    put(library, library.read_bytes()[: library.stat().st_size // 2])
 
 
 def turn_a_bit(library: Path) -> None:
     data = bytearray(library.read_bytes())
     data[-1] ^= 1
-    library.write_bytes(data)
+    put(library, bytes(data))
 
 
 def write_another(library: Path) -> None:
-    library.write_bytes(b"garbage")
+    put(library, b"garbage")
 
 
 def empty(library: Path) -> None:
-    library.write_bytes(b"")
+    put(library, b"")
 
 
 def forget_the_record(library: Path) -> None:
