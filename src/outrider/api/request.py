@@ -5,7 +5,7 @@ A tokenizer may be anybody's code: whatever it raises is caught and reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -14,7 +14,7 @@ from outrider.api.output import OutputStream
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer, spellings
-from outrider.core.errors import ConfigError, foreign
+from outrider.core.errors import ConfigError, OutriderError, foreign
 from outrider.core.interrupts import breakable
 from outrider.core.limits import BYTES_PER_TOKEN, MESSAGES
 from outrider.core.logits import AllowedTokens, LogitsProcessor
@@ -70,16 +70,27 @@ class RequestMaker:
             return self.checked(self.tokenizer.encode(prompt))
         return self.checked(prompt)
 
+    def ids_of_all(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int] | OutriderError]:
+        """`ids` of every prompt, texts together, or what its own `ids` raises."""
+        try:
+            return [*self._ids_together(prompts)]
+        except OutriderError:
+            return [self._ids_or_error(prompt) for prompt in prompts]
+
     @foreign()
     @breakable()
-    def ids_of_all(self, prompts: Iterable[str | Sequence[int]]) -> list[list[int]]:
-        """`ids` of every prompt, texts together."""
-        given = list(prompts)
-        texts = [prompt for prompt in given if isinstance(prompt, str)]
+    def _ids_together(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             self.check_size("prompt", text)
         encoded = iter(self.tokenizer.encode_batch(texts))
-        return [self.checked(next(encoded) if isinstance(p, str) else p) for p in given]
+        return [self.checked(next(encoded) if isinstance(p, str) else p) for p in prompts]
+
+    def _ids_or_error(self, prompt: str | Sequence[int]) -> list[int] | OutriderError:
+        try:
+            return self.ids(prompt)
+        except OutriderError as error:
+            return error
 
     @foreign()
     @breakable()
@@ -146,6 +157,7 @@ class RequestMaker:
     ) -> OutputStream:
         """Raises ConfigError for parameters that do not fit prompt, window or vocabulary."""
         pair, limit = self._pair, self.limit(len(ids), params)
+        params = params.seeded()
         check_prediction(params.prediction, drafter=self._drafter)
         self.check_size("prediction", params.prediction)
         guess = self.tokenizer.encode(params.prediction, add_special=False)

@@ -187,7 +187,7 @@ class Comparison:
 
 def compare_with_off(llm: LLM, prompt: str, resolved: Resolved) -> Comparison:
     """Race `llm` against the same target without a drafter."""
-    params = resolved.sampling()
+    params = resolved.sampling().seeded()
     # The window leaves room for a draft on one side only; both stop at the shorter length.
     limit = llm.fitting_tokens(prompt, params)
     params = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
@@ -230,7 +230,7 @@ def _contestant(
 
 def round_profile(llm: LLM, result: GenerationResult, resolved: Resolved) -> dict[str, Any]:
     """The profile of `result`, with everything that is needed to repeat it."""
-    metadata = {"seed": resolved.sampling().seed, **run_record(llm, resolved)}
+    metadata = {"seed": result.seed, **run_record(llm, resolved)}
     return result.profile(metadata | {"machine": provenance()})
 
 

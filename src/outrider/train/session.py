@@ -151,7 +151,7 @@ def _window(llm: LLM) -> int:
 
 
 def _seeded(params: SamplingParams, place: int) -> SamplingParams:
-    return replace(params, seed=params.seed + place)
+    return replace(params, seed=(params.seed or 0) + place)
 
 
 M = TypeVar("M", bound=nn.Module)
