@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self, Unpack
 
 from outrider.api.loading import LoadedPair, load_pair
@@ -23,6 +20,7 @@ from outrider.api.profile import HasKernels
 from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
 from outrider.api.request import RequestHandle, RequestMaker
 from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.text_stream import TextStream
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import Turns
 from outrider.core.budget import JobTrace
@@ -42,72 +40,6 @@ from outrider.kernels.registry import Kernels
 from outrider.models.loading import pick_device
 
 EMBEDDED = "outrider/embedded"
-
-
-class TextStream(Generator[TextEvent, None, None]):
-    """The events of a request, an event a round. Whoever asks for the next one drives the engine.
-
-    `close`, or letting go of it, cancels the request and frees its memory. Threads that ask one
-    stream take turns: each event is told once.
-    """
-
-    def __init__(
-        self,
-        turns: Turns,
-        reader: OutputStream,
-        events: Generator[TextEvent, None, None],
-        make_result: Callable[[OutputStream], GenerationResult],
-    ) -> None:
-        self._turns, self._reader, self._events = turns, reader, events
-        self._make_result = make_result
-        self._askers = Turns()
-
-    def __repr__(self) -> str:
-        state = "ended" if self._reader.has_ended else "iterate over its events, or call result()"
-        return f"<TextStream: {state}>"
-
-    def result(self) -> GenerationResult:
-        """The result, after the events that nobody asked for. Raises what the request ended by."""
-        for _ in self:
-            pass
-        self._reader.check()
-        return self._make_result(self._reader)
-
-    def send(self, value: None, /) -> TextEvent:
-        try:
-            with self._asking():
-                return self._events.send(value)
-        except StopIteration:
-            raise
-        except BaseException:
-            # An interrupt may be told when an event is there already.
-            self.close()
-            raise
-
-    def throw(
-        self,
-        typ: type[BaseException] | BaseException,
-        val: BaseException | object = None,
-        tb: TracebackType | None = None,
-        /,
-    ) -> TextEvent:
-        del tb
-        given = val if isinstance(val, BaseException) else typ
-        with self._asking():
-            return self._events.throw(given if isinstance(given, BaseException) else given())
-
-    def close(self) -> None:
-        with self._asking():
-            self._events.close()
-
-    @contextmanager
-    def _asking(self) -> Generator[None]:
-        with self._turns.call(), self._askers.call(), self._askers.turn():
-            self._reader.is_asked = True
-            try:
-                yield
-            finally:
-                self._reader.is_asked = False
 
 
 class LLM:
@@ -175,6 +107,16 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._pair.tokenizer
+
+    @property
+    def folder(self) -> Path:
+        """Where the target's files are."""
+        return self._pair.plan.folder
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a text."""
+        return self._pair.stop_ids
 
     @property
     def spec(self) -> ModelSpec:
@@ -265,7 +207,7 @@ class LLM:
         each = [one.seeded() for one in params_for_each(params, len(batch), options)]
         with self._turns.call():
             groups = [
-                self._group(prompt, wanted, allowed)
+                self._requests.group(prompt, wanted, allowed)
                 for prompt, wanted in zip(self._requests.ids_of_all(batch), each, strict=True)
             ]
             self._run([group for group in groups if isinstance(group, list)])
@@ -280,21 +222,6 @@ class LLM:
                 if isinstance(group, OutriderError):
                     results += [self._failed(group)] * wanted.n
             return results
-
-    def _group(
-        self,
-        prompt: list[int] | OutriderError,
-        params: SamplingParams,
-        allowed: AllowedTokens | None,
-    ) -> list[OutputStream] | OutriderError:
-        """The `n` requests of a prompt, or why there can be none."""
-        if isinstance(prompt, OutriderError):
-            return prompt
-        make = partial(self._requests.reader, prompt, params, allowed, live=bool(params.stop))
-        try:
-            return [make(sample=sample) for sample in range(params.n)]
-        except OutriderError as error:
-            return error
 
     @staticmethod
     def _error_of(group: list[OutputStream] | OutriderError) -> BaseException | None:

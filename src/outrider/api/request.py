@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from outrider.api.loading import LoadedPair
@@ -146,6 +147,21 @@ class RequestMaker:
 
     @foreign()
     @breakable()
+    def group(
+        self,
+        prompt: list[int] | OutriderError,
+        params: SamplingParams,
+        allowed: AllowedTokens | None,
+    ) -> list[OutputStream] | OutriderError:
+        """Readers of the `n` requests of a prompt, or why there can be none."""
+        if isinstance(prompt, OutriderError):
+            return prompt
+        make = partial(self.reader, prompt, params, allowed, live=bool(params.stop))
+        try:
+            return [make(sample=sample) for sample in range(params.n)]
+        except OutriderError as error:
+            return error
+
     def reader(
         self,
         ids: Sequence[int],

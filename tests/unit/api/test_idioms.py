@@ -3,7 +3,6 @@ others, a context manager."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -181,8 +180,3 @@ def test_it_is_a_context_manager_and_says_what_it_is() -> None:
     result = llm.generate(PROMPT, max_tokens=3)[0]
     assert repr(result.text) in repr(result)
     assert "token_seconds" not in repr(result)
-
-
-def test_parameters_can_be_sent_to_another_process() -> None:
-    params = SamplingParams(stop=["a"], seed=4)
-    assert pickle.loads(pickle.dumps(params)) == params  # noqa: S301

@@ -154,7 +154,7 @@ def test_the_keys_of_a_record() -> None:
 
 
 def test_what_is_empty_is_left_out() -> None:
-    full = replace(PROFILED, notes=("n",), logprobs=(TokenLogprobs(1, -0.5),))
+    full = replace(PROFILED, notes=("n",), logprobs=(TokenLogprobs(1, -0.5),), seed=1, error="e")
     added = list(full.to_dict())[len(PLAIN.to_dict()) :]
     assert added == ["notes", "logprobs", "rounds", "memory"]
 
