@@ -25,9 +25,9 @@ from outrider.core.fields import shown
 from outrider.core.files import FileKind, read_json
 from outrider.core.params import SamplingParams
 
+_NEW_TOKENS = 20
 # transformers' own, where neither caller nor checkpoint says another.
 _DEFAULTS: Mapping[str, Any] = {
-    "max_length": 20,
     "do_sample": False,
     "temperature": 1.0,
     "top_k": 50,
@@ -199,7 +199,9 @@ def _special_ids(llm: LLM, asked: Mapping[str, Any]) -> tuple[int, tuple[int, ..
 
 def _params(asked: Mapping[str, Any], num_prompt: int) -> SamplingParams:
     most = asked.get("max_new_tokens")
-    if most is None:
+    if most is None and asked.get("max_length") is None:
+        most = _NEW_TOKENS
+    elif most is None:
         most = asked["max_length"] - num_prompt
         if most < 1:
             raise ConfigError(

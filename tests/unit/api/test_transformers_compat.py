@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.errors import ConfigError
+from outrider.models.loading import resolve
 from outrider.transformers_compat import GenerateOutput, close_all, generate
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.weights
 
 IDS = torch.tensor([[0, 0, 5, 9, 11, 9], [7, 3, 5, 9, 2, 8]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
@@ -22,7 +25,14 @@ MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield write_checkpoint(tmp_path_factory.mktemp("tiny"), variant("llama"))
+    """The embedded target as a folder of float32, in which greedy choices do not tie."""
+    folder = tmp_path_factory.mktemp("embedded") / "target"
+    shutil.copytree(resolve("outrider/embedded"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"dtype": "float32", "torch_dtype": "float32"})
+    )
+    yield folder
     close_all()
 
 
@@ -31,6 +41,8 @@ def model(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+# transformers warns of its own default length.
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "options",
     [
