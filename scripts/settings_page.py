@@ -25,6 +25,9 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "settings.md"
 OPTIONS = ROOT / "src" / "outrider" / "core" / "options.py"
 
+# `LLM` takes these by parameters of their own, which may be objects too.
+OWN_PARAMETERS = ("controller",)
+
 OPTIONS_HEAD = '''\
 """Keywords of `LLM`, `generate`, `stream`, `submit` and `chat`, for editors and type checkers.
 
@@ -116,6 +119,8 @@ def options() -> str:
             f'\n\nclass {name}(TypedDict, total=False):\n    """Fields of {kind.__name__}."""\n'
         )
         for item in fields(kind):
+            if item.name in OWN_PARAMETERS:
+                continue
             meaning = fill(
                 f'"""{meta_of(item).help}"""',
                 width=100,

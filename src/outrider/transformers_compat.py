@@ -10,7 +10,7 @@ loaded, one for each folder and drafter, until `close_all`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -104,7 +104,7 @@ def generate(
     llm = model if isinstance(model, LLM) else _loaded(model, given)
     asked = _defaults_of(llm, given) | given
     pad, ends = _special_ids(llm, asked)
-    rows = [row[kept].tolist() for row, kept in zip(ids_BP, mask_BP, strict=True)]
+    rows = [_ids(row[kept]) for row, kept in zip(ids_BP, mask_BP, strict=True)]
     params = [_params(asked, ids_BP.shape[1]) for _ in rows]
     own = set(ends) == set(llm.stop_ids)
     if not own:
@@ -159,6 +159,10 @@ def _prompts(inputs: object, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     return ids_BP.long(), mask_BP.bool()
 
 
+def _ids(row_P: Tensor) -> list[int]:
+    return row_P.tolist()  # pyright: ignore[reportUnknownMemberType]
+
+
 def _loaded(model: str | Path, given: Mapping[str, Any]) -> LLM:
     if not isinstance(cast("object", model), str | Path):
         raise ConfigError(
@@ -178,7 +182,7 @@ def _loaded(model: str | Path, given: Mapping[str, Any]) -> LLM:
 
 def _defaults_of(llm: LLM, given: Mapping[str, Any]) -> dict[str, Any]:
     path = llm.folder / "generation_config.json"
-    read = read_json(path, FileKind.CONFIG) if path.is_file() else {}
+    read = read_json(path, FileKind.CONFIG) if path.is_file() else None
     stated = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
     found = {name: stated[name] for name in _READ & stated.keys() if stated[name] is not None}
     if given.get("max_new_tokens") is None and given.get("max_length") is not None:
@@ -230,9 +234,11 @@ def _params(asked: Mapping[str, Any], num_prompt: int) -> SamplingParams:
 def _bias(stated: object) -> dict[int, float] | None:
     if stated is None:
         return None
-    pairs = stated.items() if isinstance(stated, Mapping) else cast("Sequence[Any]", stated)
+    given = cast("Any", stated)
+    pairs: Iterable[tuple[Sequence[int], float]]
+    pairs = given.items() if hasattr(given, "items") else given
     found: dict[int, float] = {}
-    for ids, bias in cast("Sequence[tuple[Sequence[int], float]]", pairs):
+    for ids, bias in pairs:
         if len(ids) != 1:
             raise ConfigError(
                 "generate: sequence_bias of several tokens has no counterpart here.",

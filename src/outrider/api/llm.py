@@ -48,8 +48,9 @@ class LLM:
     `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
     unless the configuration names another drafter. Fields of EngineConfig may be given as
     keywords, as in `LLM(model, drafter="ngram", quantise="int8")`. `on_job` hears of every job of
-    every lane; `controller`, where given, chooses every round's budget in place of the configured
-    one. Raises CheckpointError, VocabularyError, ConfigError or MachineError, each with a hint.
+    every lane; `controller`, an object where given, chooses every round's budget in place of the
+    configured one. Raises CheckpointError, VocabularyError, ConfigError or MachineError, each
+    with a hint.
 
     It may be used from several threads: their calls take turns, job by job, and their requests
     share passes (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and
@@ -64,16 +65,18 @@ class LLM:
         draft: str | Path | None = None,
         config: EngineConfig | None = None,
         on_job: Callable[[JobTrace], None] | None = None,
-        controller: Controller | None = None,
+        controller: Controller | str | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        for name, given in (("model", model), ("draft", draft)):
+        named: dict[str, object] = {"model": model, "draft": draft}
+        for name, given in named.items():
             if not isinstance(given, str | Path | None):
                 raise ConfigError(
                     f"{name} must be a name or a folder, got {shown(given)}.",
                     hint='LLM("outrider/embedded"), or the path of a folder',
                 )
-        self.config = with_options(EngineConfig, config, options)
+        by_name = {"controller": controller} if isinstance(controller, str) else {}
+        self.config = with_options(EngineConfig, config, {**options, **by_name})
         self.device = pick_device(self.config.device)
         self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
         self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
@@ -85,7 +88,7 @@ class LLM:
             num_slots=self._pair.plan.num_slots,
             sink=self._router.record,
             jobs=on_job,
-            controller=controller,
+            controller=None if isinstance(controller, str) else controller,
         )
         self._router.engine = self._engine
         self._turns = Turns(self._engine.executor.is_here)

@@ -51,15 +51,14 @@ def conversation(given: object) -> Sequence[Message]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if isinstance(given, Mapping):
-        given = [cast("Message", given)]
-    if not isinstance(given, Sequence) or not all(
-        isinstance(item, Mapping) for item in cast("Sequence[object]", given)
-    ):
+        given = [cast("object", given)]
+    items = list(cast("Iterable[object]", given)) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(item, Mapping) for item in items):
         raise ConfigError(
             f"a conversation is text or a list of messages, got {shown(given)}.",
             hint='[{"role": "user", "content": "hello"}]',
         )
-    return cast("Sequence[Message]", given)
+    return cast("Sequence[Message]", items)
 
 
 def _plain(given: object) -> object:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 100
 Number = TypeVar("Number", int, float)
 Group = TypeVar("Group", bound="DataclassInstance")
+Class = TypeVar("Class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,11 @@ def with_options(kind: type[Group], given: Group | None, options: Mapping[str, o
     return replace(given, **options) if options else given
 
 
-def documented(kind: type[Group]) -> type[Group]:
+def documented(kind: type[Class]) -> type[Class]:
     """Class decorator: `help` shows what each field means, from the text that flags show."""
     lines = [
-        f"    {item.name} = {default_of(item)!r}: {meta_of(item).help}" for item in fields(kind)
+        f"    {item.name} = {default_of(item)!r}: {meta_of(item).help}"
+        for item in fields(cast("Any", kind))
     ]
     kind.__doc__ = "\n".join(((kind.__doc__ or "").rstrip(), "", "    Fields:", *lines))
     return kind

@@ -45,10 +45,6 @@ class EngineOptions(TypedDict, total=False):
     leniency: float
     """Threshold of a lossy sampler; 0 takes its usual one."""
 
-    controller: str
-    """What chooses the draft length up to k: band follows acceptance, slo latency too, goodput what
-    a draft costs and brings here; auto is goodput with --schedule auto, else fixed."""
-
     min_k: int
     """Shortest draft that band chooses; slo, from 2 on."""
 

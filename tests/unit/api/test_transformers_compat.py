@@ -23,6 +23,15 @@ IDS = torch.tensor([[0, 0, 5, 9, 11, 9], [7, 3, 5, 9, 2, 8]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
 
 
+def ids_of(found: Tensor | GenerateOutput) -> Tensor:
+    assert isinstance(found, Tensor)
+    return found
+
+
+def rows(ids_RT: Tensor) -> list[list[int]]:
+    return ids_RT.tolist()  # pyright: ignore[reportUnknownMemberType]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The embedded target as a folder of float32, in which greedy choices do not tie."""
@@ -64,7 +73,7 @@ def test_greedy_ids_and_shapes_are_those_of_transformers(
     alone = "prompt_lookup_num_tokens" in options
     inputs = {"input_ids": IDS[1:] if alone else IDS, "attention_mask": MASK[1:] if alone else MASK}
     theirs = model.generate(**inputs, do_sample=False, **own)
-    assert generate(folder, inputs, **own).tolist() == theirs.tolist()
+    assert rows(ids_of(generate(folder, inputs, **own))) == rows(theirs)
 
 
 def test_several_sequences_of_each_prompt_follow_one_another(folder: Path) -> None:
@@ -72,15 +81,15 @@ def test_several_sequences_of_each_prompt_follow_one_another(folder: Path) -> No
     generator = torch.default_generator
     asked: dict[str, Any] = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 5}
     generator.manual_seed(4)
-    first = generate(folder, IDS, attention_mask=MASK, **asked)
+    first = ids_of(generate(folder, IDS, attention_mask=MASK, **asked))
     generator.manual_seed(4)
     again = generate(folder, IDS, attention_mask=MASK, return_dict_in_generate=True, **asked)
-    assert isinstance(first, Tensor)
     assert isinstance(again, GenerateOutput)
     assert first.shape == (6, 11)
-    assert first[:, :6].tolist() == IDS.repeat_interleave(3, 0).tolist()
+    assert torch.equal(first[:, :6], IDS.repeat_interleave(3, 0))
     assert torch.equal(first, again.sequences)
-    assert not torch.equal(first, generate(folder, IDS, attention_mask=MASK, **asked))
+    other = ids_of(generate(folder, IDS, attention_mask=MASK, **asked))
+    assert not torch.equal(first, other)
 
 
 def test_a_streamer_gets_the_prompt_and_then_every_token(folder: Path) -> None:
@@ -90,15 +99,14 @@ def test_a_streamer_gets_the_prompt_and_then_every_token(folder: Path) -> None:
             self.ended = False
 
         def put(self, value: Tensor) -> None:
-            self.ids += value.flatten().tolist()
+            self.ids += rows(value.flatten()[None])[0]
 
         def end(self) -> None:
             self.ended = True
 
     streamer = Streamer()
     found = generate(folder, IDS[1:], max_new_tokens=9, streamer=streamer)
-    assert isinstance(found, Tensor)
-    assert streamer.ids == found[0].tolist()
+    assert [streamer.ids] == rows(ids_of(found))
     assert streamer.ended
 
 
