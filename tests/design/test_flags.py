@@ -88,7 +88,10 @@ OF_TRAINING = (
 OF_DRAFTERS_TRAINING = f"{OF_TRAINING} --exam-prompts --prompts --target --written"
 
 FLAGS: dict[tuple[str, ...], str] = {
-    ("generate",): f"{ALL} --compare --json --output --quiet --stdin",
+    (
+        "generate",
+    ): f"{ALL} --choice --compare --grammar --json --json-object --output --quiet --regex "
+    "--schema --stdin",
     ("chat",): f"{ALL} --json --system",
     ("models", "pull"): "--draft --json --revision",
     ("models", "list"): "--json",

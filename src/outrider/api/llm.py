@@ -20,17 +20,18 @@ from outrider.api.profile import HasKernels
 from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
 from outrider.api.request import RequestHandle, RequestMaker
 from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.structure import RequestOptions, sampling_of
 from outrider.api.text_stream import TextStream
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import Turns
 from outrider.core.budget import JobTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
+from outrider.core.constraint import AllowedTokens
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import shown, size, with_options
 from outrider.core.interrupts import deferred, deliver
-from outrider.core.logits import AllowedTokens
-from outrider.core.options import EngineOptions, SamplingOptions
+from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
@@ -49,8 +50,7 @@ class LLM:
     unless the configuration names another drafter. Fields of EngineConfig may be given as
     keywords, as in `LLM(model, drafter="ngram", quantise="int8")`. `on_job` hears of every job of
     every lane; `controller`, an object where given, chooses every round's budget in place of the
-    configured one. Raises CheckpointError, VocabularyError, ConfigError or MachineError, each
-    with a hint.
+    configured one. Raises CheckpointError, VocabularyError, ConfigError or MachineError.
 
     It may be used from several threads: their calls take turns, job by job, and their requests
     share passes (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and
@@ -174,21 +174,22 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         allowed: AllowedTokens | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> TextStream:
         """Yield an event a round. Leaving early cancels the request and frees its memory.
 
-        `options` are fields of SamplingParams, in place of those of `params`.
-        `allowed` masks the vocabulary after every token (core/logits.py), drafted ones included.
+        `options` are fields of SamplingParams, in place of those of `params`, and what the text
+        must be (api/structure.py); `allowed` is a mask of one's own (core/constraint.py).
         Raises ConfigError at once when the prompt does not fit the window or `n` is above 1,
         and CapacityError on the first event asked for when the arena could never hold them.
         """
-        params = with_options(SamplingParams, params, options)
+        params = with_options(SamplingParams, params, sampling_of(options))
         if params.n > 1:
             raise ConfigError("a stream has one completion, n asks for more.", hint="use generate")
         with self._turns.call():
             ids = self._requests.ids(one_prompt(prompt))
-            reader = self._requests.reader(ids, params, allowed, live=True)
+            masked = self._requests.constraint(allowed, options)
+            reader = self._requests.reader(ids, params, masked, live=True)
         return TextStream(self._turns, reader, self._follow(reader), self._result)
 
     def generate(
@@ -197,7 +198,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         allowed: AllowedTokens | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> list[GenerationResult]:
         """Run all prompts, up to `batch_size` at once; `n` results for each, in order.
 
@@ -207,10 +208,11 @@ class LLM:
         be run, or there is one alone, the first error is raised.
         """
         batch = several_prompts(prompts)
-        each = [one.seeded() for one in params_for_each(params, len(batch), options)]
+        each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
         with self._turns.call():
+            masked = self._requests.constraint(allowed, options)
             groups = [
-                self._requests.group(prompt, wanted, allowed)
+                self._requests.group(prompt, wanted, masked)
                 for prompt, wanted in zip(self._requests.ids_of_all(batch), each, strict=True)
             ]
             self._run([group for group in groups if isinstance(group, list)])
@@ -266,19 +268,19 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         allowed: AllowedTokens | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> RequestHandle:
-        """Hand a request in beside others; `advance` runs them all. `options` are fields of
-        SamplingParams. Raises ConfigError as `stream`
+        """Hand a request in beside others; `advance` runs them all. Raises ConfigError as `stream`
         does, CapacityError if the arena could never hold it, QueueFullError if too many wait."""
-        params = with_options(SamplingParams, params, options)
+        params = with_options(SamplingParams, params, sampling_of(options))
         if params.n > 1:
             raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
         reader: OutputStream | None = None
         try:
             with self._turns.call():
                 ids = self._requests.ids(one_prompt(prompt))
-                reader = self._requests.reader(ids, params, allowed, live=True)
+                masked = self._requests.constraint(allowed, options)
+                reader = self._requests.reader(ids, params, masked, live=True)
                 with self._turns.turn():
                     self._router.submit(reader)
             return RequestHandle(reader, self, self._result)
@@ -340,7 +342,7 @@ class LLM:
         self,
         messages: str | Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> TextStream:
         """Stream the assistant's next turn, through the checkpoint's own chat template. Text is one
         message of the user's; `llm.chat("hello").result().text` is the whole turn."""

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 
+from outrider.api.grammar import Grammar, Grammars
 from outrider.api.loading import LoadedPair
 from outrider.api.output import OutputStream
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
+from outrider.api.structure import RequestOptions, structure_in
 from outrider.api.tokenizer import Tokenizer, spellings
+from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError, foreign
 from outrider.core.interrupts import breakable
 from outrider.core.limits import BYTES_PER_TOKEN, MESSAGES
-from outrider.core.logits import AllowedTokens, LogitsProcessor
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.prediction import check_prediction
@@ -147,11 +150,32 @@ class RequestMaker:
 
     @foreign()
     @breakable()
+    def constraint(
+        self, allowed: AllowedTokens | None, options: RequestOptions
+    ) -> AllowedTokens | Grammar | None:
+        """What masks the vocabulary. Raises ConfigError for a structure that cannot be followed,
+        and for two masks."""
+        grammar = self._grammars.of(structure_in(options))
+        if grammar is None:
+            return allowed
+        if allowed is not None:
+            raise ConfigError(
+                f"allowed and {grammar.name}: both mask the vocabulary.", hint="give one of them"
+            )
+        return grammar
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        pair = self._pair
+        return Grammars(self.tokenizer, pair.target.spec.vocab_size, pair.stop_ids)
+
+    @foreign()
+    @breakable()
     def group(
         self,
         prompt: list[int] | OutriderError,
         params: SamplingParams,
-        allowed: AllowedTokens | None,
+        allowed: AllowedTokens | Grammar | None,
     ) -> list[OutputStream] | OutriderError:
         """Readers of the `n` requests of a prompt, or why there can be none."""
         if isinstance(prompt, OutriderError):
@@ -166,7 +190,7 @@ class RequestMaker:
         self,
         ids: Sequence[int],
         params: SamplingParams,
-        allowed: AllowedTokens | None,
+        allowed: AllowedTokens | Grammar | None,
         *,
         sample: int = 0,
         live: bool,
@@ -195,13 +219,22 @@ class RequestMaker:
         )
 
     def _shaper(
-        self, prompt_length: int, params: SamplingParams, allowed: AllowedTokens | None
+        self,
+        prompt_length: int,
+        params: SamplingParams,
+        allowed: AllowedTokens | Grammar | None,
     ) -> LogitsProcessor | None:
         size = self._pair.target.spec.vocab_size
         foreign = [i for i in params.logit_bias or () if i >= size]
         if foreign:
             raise ConfigError(
                 f"logit_bias names ids outside the vocabulary of {size}: {foreign[:5]}."
+            )
+        grammar = allowed if isinstance(allowed, Grammar) else None
+        if grammar is not None and params.ignore_eos:
+            raise ConfigError(
+                f"ignore_eos: a text of a {grammar.name} ends where it is complete.",
+                hint="leave ignore_eos out",
             )
         shaper = LogitsProcessor(
             params,
@@ -210,7 +243,8 @@ class RequestMaker:
             bad_words=tuple(
                 word for word in spellings(self.tokenizer, params.bad_words) if max(word) < size
             ),
-            allowed=allowed,
+            allowed=None if isinstance(allowed, Grammar) else allowed,
+            constraint=None if grammar is None else grammar.start(),
         )
         return shaper if shaper.active else None
 
