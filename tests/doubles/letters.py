@@ -27,5 +27,5 @@ def letters(some: str, *, byte_fallback: bool = False) -> Tokenizer:
         cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.pre_tokenizer = cast("Any", cut)
         backend.decoder = cast("Any", decoders.ByteLevel())
-    backend.add_special_tokens(["<end>"])
+    cast("Any", backend).add_special_tokens(["<end>"])
     return Tokenizer(backend, {}, [len(some)])

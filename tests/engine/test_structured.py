@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 # White space within JSON is bounded, but not short.
 MOST = 300
-DRAFTING = {
+DRAFTING: dict[str, dict[str, object]] = {
     "ngram": {"drafter": "ngram", "k": 4},
     "model": {"drafter": "model", "k": 4},
     "tree": {"drafter": "model", "k": 4, "tree_nodes": 9},
     "portfolio": {"drafter": "portfolio", "k": 5},
 }
-OFF = {"drafter": "none"}
+OFF: dict[str, object] = {"drafter": "none"}
 
 
 def opened(settings: dict[str, object]) -> LLM:

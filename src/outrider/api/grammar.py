@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import takewhile
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -59,7 +60,7 @@ class Grammars:
         if name is None:
             return None
         try:
-            import llguidance  # noqa: F401 - told here what is missing, used below
+            import_module("llguidance")
         except ImportError as error:
             raise MachineError(
                 f"structured output needs the package llguidance: {words_of(error)}.",
@@ -162,7 +163,8 @@ class GrammarConstraint:
             self._known[suffix] = self._mask(suffix)
         bits_NB = np.stack([self._known[suffix] for suffix in asked])
         bits_NV = np.unpackbits(bits_NB, axis=1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(bits_NV).view(torch.bool)
+        masks_NV: Tensor = torch.from_numpy(bits_NV)  # pyright: ignore[reportUnknownMemberType]
+        return masks_NV.view(torch.bool)
 
     def forced(self, text: Sequence[int], most: int) -> Sequence[int]:
         """As far as the grammar leaves no choice of characters, in the tokens that the tokenizer

@@ -54,7 +54,7 @@ class CallbackConstraint:
         self, text: Sequence[int], suffixes: Sequence[Sequence[int]], vocab_size: int
     ) -> Tensor | None:
         """Raises ConfigError for what is no mask."""
-        found = [self._mask([*text, *suffix], vocab_size) for suffix in suffixes]
+        found = [_checked(self._allowed([*text, *suffix]), vocab_size) for suffix in suffixes]
         first = next((mask_V for mask_V in found if mask_V is not None), None)
         if first is None:
             return None
@@ -71,21 +71,22 @@ class CallbackConstraint:
             found.append(int(mask_V.nonzero()[0, 0]))
         return found
 
-    def _mask(self, text: Sequence[int], vocab_size: int) -> Tensor | None:
-        given: object = self._allowed(text)
-        if given is None:
-            return None
-        if not isinstance(given, Tensor) or (tuple(given.shape), given.dtype) != (
-            (vocab_size,),
-            torch.bool,
-        ):
-            raise ConfigError(
-                f"an allowed-token mask must be a tensor of {vocab_size} booleans, got "
-                f"{_described(given)}."
-            )
-        if given.is_meta or given.layout is not torch.strided:
-            raise ConfigError("an allowed-token mask must hold its booleans: no meta, no sparse.")
-        return given
+
+def _checked(given: object, vocab_size: int) -> Tensor | None:
+    """A callback may be anybody's code."""
+    if given is None:
+        return None
+    if not isinstance(given, Tensor) or (tuple(given.shape), given.dtype) != (
+        (vocab_size,),
+        torch.bool,
+    ):
+        raise ConfigError(
+            f"an allowed-token mask must be a tensor of {vocab_size} booleans, got "
+            f"{_described(given)}."
+        )
+    if given.is_meta or given.layout is not torch.strided:
+        raise ConfigError("an allowed-token mask must hold its booleans: no meta, no sparse.")
+    return given
 
 
 def _described(value: object) -> str:

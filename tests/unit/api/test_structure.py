@@ -69,6 +69,14 @@ def test_the_other_ways(grammars: Grammars) -> None:
     assert accepts(grammars, {"grammar": 'root ::= "yes" | "no" bang*\nbang ::= "!"'}, "no!!")
 
 
+def test_a_grammar_may_hold_json_and_special_tokens(grammars: Grammars) -> None:
+    call = '{"properties": {"tool": {"const": "add"}}, "required": ["tool"]}'
+    lark = f'start: "<call>" call "</call>" | <|assistant|> "no"\ncall: %json {call}'
+    assert accepts(grammars, {"grammar": lark}, '<call>{"tool": "add"}</call>')
+    assert accepts(grammars, {"grammar": lark}, "<|assistant|>no")
+    assert not accepts(grammars, {"grammar": lark}, '<call>{"tool": "sub"}</call>')
+
+
 def test_white_space_comes_to_an_end(grammars: Grammars) -> None:
     for blanks in ("", " ", "\n", "\n\n" + " " * 20):
         assert accepts(grammars, {"json": True}, '{"a":' + blanks + "1}")
@@ -82,9 +90,14 @@ def test_none_is_none() -> None:
     assert chosen({"schema": {}}) == "schema"
 
 
-DEEP: dict[str, Any] = {}
-for _ in range(20_000):
-    DEEP = {"properties": {"a": DEEP}}
+def nested(depth: int) -> dict[str, Any]:
+    """A schema so deep."""
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"properties": {"a": found}}
+    return found
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schema": {}, "regex": "a"}, "schema and regex: a text follows one"),
     ({"schema": False, "json": True}, "follows one structure"),
@@ -94,7 +107,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schema": "[1]"}, "schema: it is a value of type list"),
     ({"schema": {"a": object()}}, "schema: it cannot be written as JSON"),
     ({"schema": {"maximum": float("nan")}}, "schema: it cannot be written as JSON"),
-    ({"schema": DEEP}, "schema: it cannot be written as JSON"),
+    ({"schema": nested(20_000)}, "schema: it cannot be written as JSON"),
     ({"schema": {"type": "objekt"}}, "schema: it cannot be followed: Invalid type: objekt"),
     ({"schema": {"type": "array", "uniqueItems": True}}, "Unimplemented keys"),
     ({"schema": {"$ref": "#/nope"}}, "schema: it cannot be followed: Pointer '/nope'"),
