@@ -160,7 +160,7 @@ def _prompts(inputs: object, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _ids(row_P: Tensor) -> list[int]:
-    return row_P.tolist()  # pyright: ignore[reportUnknownMemberType]
+    return cast("list[int]", cast("Any", row_P).tolist())
 
 
 def _loaded(model: str | Path, given: Mapping[str, Any]) -> LLM:

@@ -55,7 +55,7 @@ def conversation(given: object) -> Sequence[Message]:
     items = list(cast("Iterable[object]", given)) if isinstance(given, Iterable) else [None]
     if not all(isinstance(item, Mapping) for item in items):
         raise ConfigError(
-            f"a conversation is text or a list of messages, got {shown(given)}.",
+            f"a conversation is text or a list of messages, got {shown(cast('object', given))}.",
             hint='[{"role": "user", "content": "hello"}]',
         )
     return cast("Sequence[Message]", items)

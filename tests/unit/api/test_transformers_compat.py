@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def ids_of(found: Tensor | GenerateOutput) -> Tensor:
 
 
 def rows(ids_RT: Tensor) -> list[list[int]]:
-    return ids_RT.tolist()  # pyright: ignore[reportUnknownMemberType]
+    return cast("list[list[int]]", cast("Any", ids_RT).tolist())
 
 
 @pytest.fixture(scope="module")
