@@ -1,21 +1,43 @@
-"""Writes docs/settings.md from the settings registry: `python scripts/settings_page.py`.
+"""Writes docs/settings.md from the settings registry, and core/options.py, the keywords of Python
+calls: `python scripts/settings_page.py`.
 
-`--check` only compares, and exits with 1 if the page is out of date.
+`--check` only compares, and exits with 1 if either file is out of date.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 
+from outrider.core.config import EngineConfig
 from outrider.core.env import OTHER_VARIABLES
-from outrider.core.fields import LIMITS
+from outrider.core.fields import LIMITS, meta_of
 from outrider.core.foreign import FOREIGN
+from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT_FILE, GROUPS, SETTINGS
 
-PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "settings.md"
+OPTIONS = ROOT / "src" / "outrider" / "core" / "options.py"
+
+# `LLM` takes these by parameters of their own, which may be objects too.
+OWN_PARAMETERS = ("controller",)
+
+OPTIONS_HEAD = '''\
+"""Keywords of `LLM`, `generate`, `stream`, `submit` and `chat`, for editors and type checkers.
+
+Written by scripts/settings_page.py from the fields of EngineConfig and SamplingParams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+'''
 
 TITLES = {"program": "Models and output", "engine": "Engine", "sampling": "Sampling"}
 
@@ -88,10 +110,34 @@ def _code(names: str) -> str:
     return ", ".join(f"`{name}`" for name in names.split(", "))
 
 
+def options() -> str:
+    """A TypedDict for each class whose fields may be given as keywords."""
+    parts = [OPTIONS_HEAD]
+    for name, kind in (("EngineOptions", EngineConfig), ("SamplingOptions", SamplingParams)):
+        parts.append(
+            f'\n\nclass {name}(TypedDict, total=False):\n    """Fields of {kind.__name__}."""\n'
+        )
+        for item in fields(kind):
+            if item.name in OWN_PARAMETERS:
+                continue
+            meaning = fill(
+                f'"""{meta_of(item).help}"""',
+                width=100,
+                initial_indent="    ",
+                subsequent_indent="    ",
+                break_on_hyphens=False,
+            )
+            parts.append(f"\n    {item.name}: {item.type}\n{meaning}\n")
+    return "".join(parts)
+
+
 def main() -> int:
+    texts = {PAGE: render(), OPTIONS: options()}
     if sys.argv[1:] == ["--check"]:
-        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == render() else 1
-    PAGE.write_text(render(), encoding="utf-8")
+        same = all(p.is_file() and p.read_text(encoding="utf-8") == t for p, t in texts.items())
+        return 0 if same else 1
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

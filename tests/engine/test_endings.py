@@ -50,7 +50,7 @@ def test_lanes_start_again_after_they_were_closed() -> None:
 
 def test_more_prompts_than_may_wait_are_handed_in_as_places_come_free() -> None:
     llm = LLM(config=EngineConfig(max_waiting=2, batch_size=2, k=2))
-    results = llm.generate([PROMPT] * 7, SamplingParams(max_tokens=3, n=2, temperature=0.7))
+    results = llm.generate([PROMPT] * 7, SamplingParams(max_tokens=3, n=2, temperature=0.7, seed=0))
     assert len(results) == 14
     assert all(len(result.token_ids) == 3 for result in results)
     assert not llm.counts.rejected

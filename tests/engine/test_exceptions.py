@@ -301,15 +301,13 @@ def test_what_a_tokenizer_raises_outside_of_jobs_is_told_as_an_error(
 ) -> None:
     """Where prompts are encoded, and where a text is made at the end."""
     free = llm.free_tokens
-    for place, name in (
-        (Tokenizer, "encode"),
-        (Tokenizer, "encode_batch"),
-        (StopMatcher, "push"),
-    ):
+    encode = {"encode": Tokenizer}
+    for places in (encode, {**encode, "encode_batch": Tokenizer}, {"push": StopMatcher}):
         with monkeypatch.context() as patch:
-            patch.setattr(place, name, raising(kind))
+            for name, place in places.items():
+                patch.setattr(place, name, raising(kind))
             with pytest.raises(CallbackError, match="planted"):
-                llm.submit("x") if name == "encode" else llm.generate(["x"], PARAMS)
+                llm.submit("x") if places is encode else llm.generate(["x"], PARAMS)
         assert not llm.has_work
         assert llm.free_tokens == free
 

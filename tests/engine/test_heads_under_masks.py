@@ -39,7 +39,7 @@ def test_every_request_is_drafted_for(tmp_path: Path, tree_nodes: int, temperatu
         k=3, tree_nodes=tree_nodes, batch_size=3, context=64, watchdog="off", profile=True
     )
     llm = LLM(draft=HEADS.write(tmp_path), config=config)
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature)
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, seed=0)
     tickets: list[RequestHandle] = []
     for prompt, allowed in zip(PROMPTS, (narrow, None, None), strict=True):
         tickets.append(llm.submit(prompt, params, allowed=allowed))

@@ -34,16 +34,16 @@ PROMPTS = (
     "for i in range(10):\n    print(i)\nfor i in range(10):\n    print(i)\nfor i",
 )
 MIX = (
-    SamplingParams(max_tokens=1, temperature=0.9),
-    SamplingParams(max_tokens=9, temperature=1e-30),
-    SamplingParams(max_tokens=13, temperature=100.0),
+    SamplingParams(max_tokens=1, temperature=0.9, seed=0),
+    SamplingParams(max_tokens=9, temperature=1e-30, seed=0),
+    SamplingParams(max_tokens=13, temperature=100.0, seed=0),
     SamplingParams(max_tokens=8, temperature=1.0, top_k=1, seed=2**63 - 1),
-    SamplingParams(max_tokens=12, temperature=1.0, top_k=2**31 - 1),
-    SamplingParams(max_tokens=10, temperature=1.2, top_p=0.0),
-    SamplingParams(max_tokens=9, temperature=1.2, min_p=1.0),
+    SamplingParams(max_tokens=12, temperature=1.0, seed=0, top_k=2**31 - 1),
+    SamplingParams(max_tokens=10, temperature=1.2, seed=0, top_p=0.0),
+    SamplingParams(max_tokens=9, temperature=1.2, seed=0, min_p=1.0),
     SamplingParams(max_tokens=2),
     SamplingParams(max_tokens=14, temperature=0.9, n=3, seed=4, stop=("\n\n", "(", "zz")),
-    SamplingParams(max_tokens=16, temperature=1.0, top_p=0.9, min_p=0.1, top_k=30),
+    SamplingParams(max_tokens=16, temperature=1.0, seed=0, top_p=0.9, min_p=0.1, top_k=30),
 )
 
 
@@ -144,7 +144,7 @@ def test_a_broken_draft_model_is_told_of_and_leaves_no_trace() -> None:
 @pytest.mark.slow
 def test_a_draft_beyond_all_room_goes_by_stages() -> None:
     """A controller's good manners are not what memory depends on."""
-    params = [SamplingParams(max_tokens=90, temperature=0.6)]
+    params = [SamplingParams(max_tokens=90, temperature=0.6, seed=0)]
     fused, staged = (
         _told(_llm(on, k=6, batch_size=16, depths=(70, 66)), PROMPTS[:1], params)
         for on in (True, False)

@@ -72,7 +72,7 @@ def _watched() -> frozenset[object]:
 def _readers(llm: LLM) -> list[OutputStream]:
     asked = (
         ("for i in range(10):\n    print(i)\nfor i", SamplingParams(max_tokens=7)),
-        ("x = [0, 1, 2, 3", SamplingParams(max_tokens=9, temperature=0.8, stop=("zzz",))),
+        ("x = [0, 1, 2, 3", SamplingParams(max_tokens=9, temperature=0.8, seed=0, stop=("zzz",))),
     )
     return [
         llm._requests.reader(llm._requests.ids(prompt), params, None, live=bool(params.stop))  # pyright: ignore

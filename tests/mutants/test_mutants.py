@@ -14,6 +14,7 @@ from mutants import (
     ahead,
     drafters,
     fourteen,
+    grammars,
     lookups,
     memory,
     noise,
@@ -36,6 +37,7 @@ MUTANTS = (
     *drafters.MUTANTS,
     *lookups.MUTANTS,
     *ahead.MUTANTS,
+    *grammars.MUTANTS,
 )
 CHECKS = dict.fromkeys(mutant.caught_by for mutant in MUTANTS)
 TESTS = Path(__file__).parents[1]
@@ -47,6 +49,7 @@ PASSES_IN = {
     "check_batched_token": "law/test_batched.py",
     "check_batched_block": "law/test_batched.py",
     "check_penalised_engine_law": "law/test_engine_law.py",
+    "check_grammar_law": "law/test_grammar_law.py",
 }
 # How a check may fail under a mutant: its own assertion, or the broken code falling over.
 FAILURES = (

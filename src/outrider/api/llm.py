@@ -1,34 +1,37 @@
 """`LLM`, the Python API: load a pair once, then stream, generate and chat.
 
-llm = LLM("outrider/embedded")
-for event in llm.stream("def quicksort(items):"):
-    print(event.text, end="")
-print(llm.last_result.summary())
+with LLM("outrider/embedded") as llm:
+    for event in llm.stream("def quicksort(items):", max_tokens=64):
+        print(event.text, end="")
+    print(llm.last_result.summary())
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import TracebackType
+from typing import Self, Unpack
 
 from outrider.api.loading import LoadedPair, load_pair
 from outrider.api.memory import MemoryWatch, gauge
 from outrider.api.output import OutputStream, RequestRouter
 from outrider.api.profile import HasKernels
+from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
 from outrider.api.request import RequestHandle, RequestMaker
 from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.structure import RequestOptions, sampling_of
+from outrider.api.text_stream import TextStream
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import Turns
 from outrider.core.budget import JobTrace
 from outrider.core.config import EXACT_SAMPLERS, EngineConfig
+from outrider.core.constraint import AllowedTokens
 from outrider.core.drafter_kinds import KINDS
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.fields import shown, size, with_options
 from outrider.core.interrupts import deferred, deliver
-from outrider.core.logits import AllowedTokens
+from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, params_for_each
 from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
@@ -38,71 +41,21 @@ from outrider.kernels.registry import Kernels
 from outrider.models.loading import pick_device
 
 EMBEDDED = "outrider/embedded"
-Prompt = str | Sequence[int]
-Message = Mapping[str, str]
-
-
-class TextStream(Generator[TextEvent, None, None]):
-    """The events of a request, an event a round. Whoever asks for the next one drives the engine.
-
-    `close`, or letting go of it, cancels the request and frees its memory. Threads that ask one
-    stream take turns: each event is told once.
-    """
-
-    def __init__(
-        self, turns: Turns, reader: OutputStream, events: Generator[TextEvent, None, None]
-    ) -> None:
-        self._turns, self._reader, self._events = turns, reader, events
-        self._askers = Turns()
-
-    def send(self, value: None, /) -> TextEvent:
-        try:
-            with self._asking():
-                return self._events.send(value)
-        except StopIteration:
-            raise
-        except BaseException:
-            # An interrupt may be told when an event is there already.
-            self.close()
-            raise
-
-    def throw(
-        self,
-        typ: type[BaseException] | BaseException,
-        val: BaseException | object = None,
-        tb: TracebackType | None = None,
-        /,
-    ) -> TextEvent:
-        del tb
-        given = val if isinstance(val, BaseException) else typ
-        with self._asking():
-            return self._events.throw(given if isinstance(given, BaseException) else given())
-
-    def close(self) -> None:
-        with self._asking():
-            self._events.close()
-
-    @contextmanager
-    def _asking(self) -> Generator[None]:
-        with self._turns.call(), self._askers.call(), self._askers.turn():
-            self._reader.is_asked = True
-            try:
-                yield
-            finally:
-                self._reader.is_asked = False
 
 
 class LLM:
     """A target model, perhaps a draft model, and an engine that runs requests on them.
 
     `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
-    unless the configuration names another drafter. `on_job` hears of every job of every lane;
-    `controller`, where given, chooses every round's budget in place of the configured one. Raises
-    CheckpointError, VocabularyError, ConfigError or MachineError, each with a hint.
+    unless the configuration names another drafter. Fields of EngineConfig may be given as
+    keywords, as in `LLM(model, drafter="ngram", quantise="int8")`. `on_job` hears of every job of
+    every lane; `controller`, an object where given, chooses every round's budget in place of the
+    configured one. Raises CheckpointError, VocabularyError, ConfigError or MachineError.
 
     It may be used from several threads: their calls take turns, job by job, and their requests
     share passes (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and
-    cancels what the interrupted call asked for; the object can be used again.
+    cancels what the interrupted call asked for; the object can be used again. It is a context
+    manager, which closes it.
     """
 
     def __init__(
@@ -112,9 +65,18 @@ class LLM:
         draft: str | Path | None = None,
         config: EngineConfig | None = None,
         on_job: Callable[[JobTrace], None] | None = None,
-        controller: Controller | None = None,
+        controller: Controller | str | None = None,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        self.config = config or EngineConfig()
+        named: dict[str, object] = {"model": model, "draft": draft}
+        for name, given in named.items():
+            if not isinstance(given, str | Path | None):
+                raise ConfigError(
+                    f"{name} must be a name or a folder, got {shown(given)}.",
+                    hint='LLM("outrider/embedded"), or the path of a folder',
+                )
+        by_name = {"controller": controller} if isinstance(controller, str) else {}
+        self.config = with_options(EngineConfig, config, {**options, **by_name})
         self.device = pick_device(self.config.device)
         self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
         self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
@@ -126,16 +88,38 @@ class LLM:
             num_slots=self._pair.plan.num_slots,
             sink=self._router.record,
             jobs=on_job,
-            controller=controller,
+            controller=None if isinstance(controller, str) else controller,
         )
         self._router.engine = self._engine
         self._turns = Turns(self._engine.executor.is_here)
         self._requests = RequestMaker(self._pair, self.drafter)
         self._last: GenerationResult | None = None
+        self._name = str(model)
+
+    def __repr__(self) -> str:
+        held = size(sum(self.memory.values()))
+        drafter = "no drafter" if self.drafter == "none" else f"drafter {self.drafter}"
+        return f"<LLM {self._name} on {self.device}: {drafter}, {held} of memory>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self._pair.tokenizer
+
+    @property
+    def folder(self) -> Path:
+        """Where the target's files are."""
+        return self._pair.plan.folder
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a text."""
+        return self._pair.stop_ids
 
     @property
     def spec(self) -> ModelSpec:
@@ -190,44 +174,67 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         allowed: AllowedTokens | None = None,
+        **options: Unpack[RequestOptions],
     ) -> TextStream:
         """Yield an event a round. Leaving early cancels the request and frees its memory.
 
-        `allowed` masks the vocabulary after every token (core/logits.py), drafted ones included.
+        `options` are fields of SamplingParams, in place of those of `params`, and what the text
+        must be (api/structure.py); `allowed` is a mask of one's own (core/constraint.py).
         Raises ConfigError at once when the prompt does not fit the window or `n` is above 1,
         and CapacityError on the first event asked for when the arena could never hold them.
         """
-        params = params or SamplingParams()
+        params = with_options(SamplingParams, params, sampling_of(options))
         if params.n > 1:
             raise ConfigError("a stream has one completion, n asks for more.", hint="use generate")
         with self._turns.call():
-            ids = self._requests.ids(prompt)
-            reader = self._requests.reader(ids, params, allowed, live=True)
-        return TextStream(self._turns, reader, self._follow(reader))
+            ids = self._requests.ids(one_prompt(prompt))
+            masked = self._requests.constraint(allowed, options)
+            reader = self._requests.reader(ids, params, masked, live=True)
+        return TextStream(self._turns, reader, self._follow(reader), self._result)
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         allowed: AllowedTokens | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[GenerationResult]:
         """Run all prompts, up to `batch_size` at once; `n` results for each, in order.
 
-        `params` are one for all or one for each prompt.
+        A prompt is text, or ids as a list, an array or a tensor; rows of ids are prompts.
+        `params` are one for all or one for each prompt, and `options` are fields of them. A prompt
+        that cannot be run has a result with its `error`, beside those of the others; where none can
+        be run, or there is one alone, the first error is raised.
         """
-        batch = [prompts] if isinstance(prompts, str) else prompts
-        if any(isinstance(prompt, int) for prompt in batch):
-            raise ConfigError("generate takes a list of prompts.", hint="wrap the ids in a list")
+        batch = several_prompts(prompts)
+        each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
         with self._turns.call():
-            groups: list[list[OutputStream]] = []
-            each = params_for_each(params, len(batch))
-            for ids, wanted in zip(self._requests.ids_of_all(batch), each, strict=True):
-                live = bool(wanted.stop)
-                make = partial(self._requests.reader, ids, wanted, allowed, live=live)
-                groups.append([make(sample=sample) for sample in range(wanted.n)])
-            self._run(groups)
-            return [self._result(reader) for group in groups for reader in group]
+            masked = self._requests.constraint(allowed, options)
+            groups = [
+                self._requests.group(prompt, wanted, masked)
+                for prompt, wanted in zip(self._requests.ids_of_all(batch), each, strict=True)
+            ]
+            self._run([group for group in groups if isinstance(group, list)])
+            failed = [self._error_of(group) for group in groups]
+            first = next(filter(None, failed), None)
+            if first is not None and all(failed):
+                raise first
+            results: list[GenerationResult] = []
+            for group, wanted in zip(groups, each, strict=True):
+                readers = group if isinstance(group, list) else []
+                results += [self._result(reader) for reader in readers]
+                if isinstance(group, OutriderError):
+                    results += [self._failed(group)] * wanted.n
+            return results
+
+    @staticmethod
+    def _error_of(group: list[OutputStream] | OutriderError) -> BaseException | None:
+        """What a prompt could not be run for; None if any of its completions ended well."""
+        if isinstance(group, OutriderError):
+            return group
+        errors = [reader.seq.error for reader in group]
+        return errors[0] if errors and all(errors) else None
 
     def _run(self, groups: Sequence[Sequence[OutputStream]]) -> None:
         """All readers to their end, whoever's turn ends them. The others of a group start when its
@@ -249,9 +256,7 @@ class LLM:
                         self._router.advance()
                 deliver()
                 while ended:
-                    reader = ended.popleft()
-                    del left[reader.seq.seq_id]
-                    reader.check()
+                    del left[ended.popleft().seq.seq_id]
         finally:
             with self._turns.turn():
                 for reader in left.values():
@@ -263,17 +268,19 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         allowed: AllowedTokens | None = None,
+        **options: Unpack[RequestOptions],
     ) -> RequestHandle:
         """Hand a request in beside others; `advance` runs them all. Raises ConfigError as `stream`
         does, CapacityError if the arena could never hold it, QueueFullError if too many wait."""
-        params = params or SamplingParams()
+        params = with_options(SamplingParams, params, sampling_of(options))
         if params.n > 1:
             raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
         reader: OutputStream | None = None
         try:
             with self._turns.call():
-                ids = self._requests.ids(prompt)
-                reader = self._requests.reader(ids, params, allowed, live=True)
+                ids = self._requests.ids(one_prompt(prompt))
+                masked = self._requests.constraint(allowed, options)
+                reader = self._requests.reader(ids, params, masked, live=True)
                 with self._turns.turn():
                     self._router.submit(reader)
             return RequestHandle(reader, self, self._result)
@@ -331,13 +338,19 @@ class LLM:
             if self._pair.end is not None:
                 self._pair.end()
 
-    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
-        """Stream the assistant's next turn, through the checkpoint's own chat template."""
-        return self.stream(self._requests.ids_of_chat(messages), params)
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> TextStream:
+        """Stream the assistant's next turn, through the checkpoint's own chat template. Text is one
+        message of the user's; `llm.chat("hello").result().text` is the whole turn."""
+        return self.stream(self._requests.ids_of_chat(conversation(messages)), params, **options)
 
     def fitting_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
         """How many of `params.max_tokens` fit after `prompt`. Raises ConfigError if none does."""
-        return self._requests.limit(len(self._requests.ids(prompt)), params)
+        return self._requests.limit(len(self._requests.ids(one_prompt(prompt))), params)
 
     def _follow(self, reader: OutputStream) -> Generator[TextEvent, None, None]:
         """Within calls of `TextStream`, but for the end of one that nobody closed."""
@@ -377,6 +390,9 @@ class LLM:
             memory=self._memory,
         )
         return self._last
+
+    def _failed(self, error: OutriderError) -> GenerationResult:
+        return GenerationResult.failed(error, drafter=self.drafter, k=self._pair.plan.resolved.k)
 
 
 def _has_read(reader: OutputStream) -> bool:

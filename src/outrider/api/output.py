@@ -16,7 +16,7 @@ from outrider.api.stream import StopMatcher
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome
-from outrider.core.errors import ContractError, foreign
+from outrider.core.errors import ContractError, foreign, told
 from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
@@ -106,11 +106,13 @@ class OutputStream:
         return GenerationResult(
             text="".join(self._pieces),
             token_ids=token_ids,
-            finish_reason=self.seq.finish,
+            finish_reason="error" if self.seq.error else self.seq.finish,
             stats=summarise(self.traces, drafter=drafter, k=k, total_seconds=total),
             notes=(*self.notes, *self._fate()),
             rounds=tuple(self.traces) if profile else (),
             logprobs=tuple(self._logprobs),
+            seed=self.seq.params.seed,
+            error=None if self.seq.error is None else told(self.seq.error),
             exact=exact,
             token_seconds=tuple(self._arrivals),
             peak_memory_bytes=memory.peak_bytes,

@@ -5,19 +5,23 @@ A tokenizer may be anybody's code: whatever it raises is caught and reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import count
 
+from outrider.api.grammar import Grammar, Grammars
 from outrider.api.loading import LoadedPair
 from outrider.api.output import OutputStream
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
+from outrider.api.structure import RequestOptions, structure_in
 from outrider.api.tokenizer import Tokenizer, spellings
-from outrider.core.errors import ConfigError, foreign
+from outrider.core.constraint import AllowedTokens
+from outrider.core.errors import ConfigError, OutriderError, foreign
 from outrider.core.fields import BYTES_PER_TOKEN, MESSAGES
 from outrider.core.interrupts import breakable
-from outrider.core.logits import AllowedTokens, LogitsProcessor
+from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.prediction import check_prediction
@@ -70,16 +74,27 @@ class RequestMaker:
             return self.checked(self.tokenizer.encode(prompt))
         return self.checked(prompt)
 
+    def ids_of_all(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int] | OutriderError]:
+        """`ids` of every prompt, texts together, or what its own `ids` raises."""
+        try:
+            return [*self._ids_together(prompts)]
+        except OutriderError:
+            return [self._ids_or_error(prompt) for prompt in prompts]
+
     @foreign()
     @breakable()
-    def ids_of_all(self, prompts: Iterable[str | Sequence[int]]) -> list[list[int]]:
-        """`ids` of every prompt, texts together."""
-        given = list(prompts)
-        texts = [prompt for prompt in given if isinstance(prompt, str)]
+    def _ids_together(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             self.check_size("prompt", text)
         encoded = iter(self.tokenizer.encode_batch(texts))
-        return [self.checked(next(encoded) if isinstance(p, str) else p) for p in given]
+        return [self.checked(next(encoded) if isinstance(p, str) else p) for p in prompts]
+
+    def _ids_or_error(self, prompt: str | Sequence[int]) -> list[int] | OutriderError:
+        try:
+            return self.ids(prompt)
+        except OutriderError as error:
+            return error
 
     @foreign()
     @breakable()
@@ -135,17 +150,54 @@ class RequestMaker:
 
     @foreign()
     @breakable()
+    def constraint(
+        self, allowed: AllowedTokens | None, options: RequestOptions
+    ) -> AllowedTokens | Grammar | None:
+        """What masks the vocabulary. Raises ConfigError for a structure that cannot be followed,
+        and for two masks."""
+        grammar = self._grammars.of(structure_in(options))
+        if grammar is None:
+            return allowed
+        if allowed is not None:
+            raise ConfigError(
+                f"allowed and {grammar.name}: both mask the vocabulary.", hint="give one of them"
+            )
+        return grammar
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        pair = self._pair
+        return Grammars(self.tokenizer, pair.target.spec.vocab_size, pair.stop_ids)
+
+    @foreign()
+    @breakable()
+    def group(
+        self,
+        prompt: list[int] | OutriderError,
+        params: SamplingParams,
+        allowed: AllowedTokens | Grammar | None,
+    ) -> list[OutputStream] | OutriderError:
+        """Readers of the `n` requests of a prompt, or why there can be none."""
+        if isinstance(prompt, OutriderError):
+            return prompt
+        make = partial(self.reader, prompt, params, allowed, live=bool(params.stop))
+        try:
+            return [make(sample=sample) for sample in range(params.n)]
+        except OutriderError as error:
+            return error
+
     def reader(
         self,
         ids: Sequence[int],
         params: SamplingParams,
-        allowed: AllowedTokens | None,
+        allowed: AllowedTokens | Grammar | None,
         *,
         sample: int = 0,
         live: bool,
     ) -> OutputStream:
         """Raises ConfigError for parameters that do not fit prompt, window or vocabulary."""
         pair, limit = self._pair, self.limit(len(ids), params)
+        params = params.seeded()
         check_prediction(params.prediction, drafter=self._drafter)
         self.check_size("prediction", params.prediction)
         guess = self.tokenizer.encode(params.prediction, add_special=False)
@@ -167,13 +219,22 @@ class RequestMaker:
         )
 
     def _shaper(
-        self, prompt_length: int, params: SamplingParams, allowed: AllowedTokens | None
+        self,
+        prompt_length: int,
+        params: SamplingParams,
+        allowed: AllowedTokens | Grammar | None,
     ) -> LogitsProcessor | None:
         size = self._pair.target.spec.vocab_size
         foreign = [i for i in params.logit_bias or () if i >= size]
         if foreign:
             raise ConfigError(
                 f"logit_bias names ids outside the vocabulary of {size}: {foreign[:5]}."
+            )
+        grammar = allowed if isinstance(allowed, Grammar) else None
+        if grammar is not None and params.ignore_eos:
+            raise ConfigError(
+                f"ignore_eos: a text of a {grammar.name} ends where it is complete.",
+                hint="leave ignore_eos out",
             )
         shaper = LogitsProcessor(
             params,
@@ -182,7 +243,8 @@ class RequestMaker:
             bad_words=tuple(
                 word for word in spellings(self.tokenizer, params.bad_words) if max(word) < size
             ),
-            allowed=allowed,
+            allowed=None if isinstance(allowed, Grammar) else allowed,
+            constraint=None if grammar is None else grammar.start(),
         )
         return shaper if shaper.active else None
 

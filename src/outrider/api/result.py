@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Origin
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, OutriderError, told
 from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import FinishReason
 from outrider.metrics.profile import MemoryTrace, profile
@@ -24,6 +24,7 @@ from outrider.metrics.summary import (
     percentile,
     round_latencies,
     spec_metrics,
+    summarise,
     token_latencies,
 )
 
@@ -48,6 +49,8 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "token_seconds": tuple(record.get("token_seconds", ())),
         "peak_memory_bytes": record.get("peak_memory_bytes"),
         "memory": _memory(record.get("memory")),
+        "seed": record.get("seed"),
+        "error": record.get("error"),
     }
 
 
@@ -81,13 +84,14 @@ class TextEvent:
         return "".join(self.pieces)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GenerationResult:
     """A finished request. `token_ids` has every emitted id, a stop token included; `text` has
     neither stop token nor stop string. `finish_reason` is stop, length, timeout where `max_time`
-    was up, or None if the reader left early. `rounds` holds every trace when the engine was asked
-    to profile, `logprobs` an entry a token when the request asked for them. `exact` is False when a
-    lossy rule may have changed the text.
+    was up, error with `error` as its reason where others of a batch went on, or None if the reader
+    left early. `seed` is what sampling drew with; greedy decoding may have none. `rounds` holds
+    every trace when the engine was asked to profile, `logprobs` an entry a token when the request
+    asked for them. `exact` is False when a lossy rule may have changed the text.
 
     `token_seconds` says when each token arrived, in seconds since the request was handed in; the
     tokens of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the most that
@@ -105,6 +109,17 @@ class GenerationResult:
     token_seconds: tuple[float, ...] = ()
     peak_memory_bytes: int | None = None
     memory: MemoryTrace | None = None
+    seed: int | None = None
+    error: str | None = None
+
+    @classmethod
+    def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
+        """Of a request that could not be run."""
+        stats = summarise((), drafter=drafter, k=k, total_seconds=0.0)
+        return cls("", (), "error", stats, error=told(error))
+
+    def __repr__(self) -> str:
+        return f"<GenerationResult {self.text!r}: {self.finish_reason}, {self.summary()}>"
 
     @property
     def num_tokens(self) -> int:
@@ -225,6 +240,10 @@ class GenerationResult:
             "peak_memory_bytes": self.peak_memory_bytes,
             "metrics": self._metrics(),
         }
+        if self.seed is not None:
+            record["seed"] = self.seed
+        if self.error is not None:
+            record["error"] = self.error
         if self.notes:
             record["notes"] = list(self.notes)
         if self.logprobs:

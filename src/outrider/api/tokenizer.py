@@ -111,6 +111,10 @@ class Tokenizer:
         except BaseException as error:  # noqa: BLE001 - a panic is no Exception
             raise _failed("decode tokens", error) from None
 
+    def to_json(self) -> str:
+        """The contents of a tokenizer.json that reads texts in the same way."""
+        return self._backend.to_str()
+
     @property
     def whole_characters(self) -> bool:
         """Whether an id without bytes of its own decodes to whole characters."""

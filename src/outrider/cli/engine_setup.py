@@ -95,7 +95,7 @@ def chosen_words(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def sampling(resolved: Resolved, max_tokens: int) -> SamplingParams:
-    params = resolved.sampling()
+    params = resolved.repeatable_sampling()
     return replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
 
 

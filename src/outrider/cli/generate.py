@@ -29,6 +29,7 @@ from outrider.cli.call import Call
 from outrider.cli.output import answer, table
 from outrider.cli.run_options import GenerateOptions
 from outrider.cli.session import open_llm, run_record
+from outrider.cli.structure import structure_of
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import size
@@ -38,6 +39,7 @@ from outrider.core.settings import Resolved
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
     from outrider.api.result import GenerationResult
+    from outrider.api.structure import StructureOptions
 
 
 def generate(call: Call[GenerateOptions]) -> int:
@@ -46,6 +48,7 @@ def generate(call: Call[GenerateOptions]) -> int:
 
     shown, resolved = call.options, call.resolved
     text = _read_stdin(call.argument) if shown.stdin else _given(call.argument)
+    structure = structure_of(shown)
     llm = open_llm(resolved)
     if shown.compare and not KINDS[llm.drafter].drafts:
         raise ConfigError("--compare: speculation is off already.", hint="choose a --drafter")
@@ -55,11 +58,11 @@ def generate(call: Call[GenerateOptions]) -> int:
     painter = None if shown.json else Painter(resolved.program().color, sys.stdout)
     if painter is not None and painter.colored:
         painter.write(text)
-    reply = show(llm, llm.stream(text, params), painter)
+    reply = show(llm, llm.stream(text, params, **structure), painter)
     if painter is not None:
         painter.close_text(() if shown.quiet else reply.seen)
     tell_notes([reply.result])
-    comparison = compare_with_off(llm, text, resolved) if shown.compare else None
+    comparison = compare_with_off(llm, text, resolved, structure) if shown.compare else None
     if painter is not None and not shown.quiet:
         verdict = [reply.result.summary(), *([comparison.summary()] if comparison else [])]
         painter.line(" · ".join(verdict))
@@ -78,7 +81,7 @@ def _profile(
     """`--profile`: the record, which is also printed in short for a person."""
 
     profile = round_profile(llm, result, call.resolved)
-    profile["kernels"] = kernel_profile(llm, text, call.resolved)
+    profile["kernels"] = kernel_profile(llm, text, call.resolved, structure_of(call.options))
     if not call.options.json and not call.options.quiet:
         print(profile_text(profile))
     return profile
@@ -92,7 +95,7 @@ def _several(llm: LLM, text: str, call: Call[GenerateOptions]) -> int:
     shown = call.options
     if shown.compare:
         raise ConfigError("--compare shows one completion, and --n asks for more.", hint="drop one")
-    results = llm.generate([text], call.resolved.sampling())
+    results = llm.generate([text], call.resolved.sampling(), **structure_of(shown))
     if not shown.json:
         painter = Painter(call.resolved.program().color, sys.stdout)
         for number, result in enumerate(results, start=1):
@@ -185,17 +188,20 @@ class Comparison:
         }
 
 
-def compare_with_off(llm: LLM, prompt: str, resolved: Resolved) -> Comparison:
+def compare_with_off(
+    llm: LLM, prompt: str, resolved: Resolved, structure: StructureOptions | None = None
+) -> Comparison:
     """Race `llm` against the same target without a drafter."""
-    params = resolved.sampling()
+    params = resolved.sampling().seeded()
     # The window leaves room for a draft on one side only; both stop at the shorter length.
     limit = llm.fitting_tokens(prompt, params)
     params = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
     plain = open_llm(resolved, drafter="none")
     texts: dict[str, set[tuple[int, ...]]] = {"on": set(), "off": set()}
+    wanted = structure or {}
     contestants = {
-        "on": _contestant(llm, params, texts["on"]),
-        "off": _contestant(plain, params, texts["off"]),
+        "on": _contestant(llm, params, wanted, texts["on"]),
+        "off": _contestant(plain, params, wanted, texts["off"]),
     }
     with Neighbours() as neighbours:
         scores = race(contestants, [prompt] * NUM_RUNS)
@@ -216,12 +222,12 @@ def _seconds_per_token(score: Score) -> list[float]:
 
 
 def _contestant(
-    llm: LLM, params: SamplingParams, texts: set[tuple[int, ...]]
+    llm: LLM, params: SamplingParams, structure: StructureOptions, texts: set[tuple[int, ...]]
 ) -> Callable[[str], Sequence[Sequence[int]]]:
     def run(prompt: str) -> Sequence[Sequence[int]]:
         # A drafter that remembers texts would copy the one that it wrote before.
         llm.forget()
-        ids = [result.token_ids for result in llm.generate([prompt], params)]
+        ids = [result.token_ids for result in llm.generate([prompt], params, **structure)]
         texts.update(ids)
         return ids
 
@@ -230,14 +236,16 @@ def _contestant(
 
 def round_profile(llm: LLM, result: GenerationResult, resolved: Resolved) -> dict[str, Any]:
     """The profile of `result`, with everything that is needed to repeat it."""
-    metadata = {"seed": resolved.sampling().seed, **run_record(llm, resolved)}
+    metadata = {"seed": result.seed, **run_record(llm, resolved)}
     return result.profile(metadata | {"machine": provenance()})
 
 
-def kernel_profile(llm: LLM, prompt: str, resolved: Resolved) -> dict[str, dict[str, float]]:
+def kernel_profile(
+    llm: LLM, prompt: str, resolved: Resolved, structure: StructureOptions | None = None
+) -> dict[str, dict[str, float]]:
     """Calls and milliseconds of every kernel in another run of `prompt`, the slowest first."""
     with kernel_times(llm) as timers:
-        llm.generate([prompt], resolved.sampling())
+        llm.generate([prompt], resolved.sampling(), **(structure or {}))
     slowest = sorted(timers.summary().items(), key=lambda item: -item[1])
     return {
         name: {"num_calls": timers.count(name), "total_ms": round(total, 6)}

@@ -95,6 +95,21 @@ class OutputOption(JsonOption):
     output: str | None = setting(None, "Also write the JSON object to this file.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructureOption(OutputOption):
+    """Of verbs that write text: what the whole text must be, at most one of these."""
+
+    schema: str | None = setting(
+        None, "Write JSON of the JSON schema in this file; or the schema itself."
+    )
+    json_object: bool = setting(False, "Write a JSON object.")
+    regex: str | None = setting(None, "Write a text that this regular expression matches.")
+    choice: tuple[str, ...] = setting((), "Write one of these texts; may be repeated.")
+    grammar: str | None = setting(
+        None, "Write a text of the grammar in this file, Lark or GBNF; or the grammar itself."
+    )
+
+
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 # By the words that call them.
 KNOWN: dict[str, Verb] = {}

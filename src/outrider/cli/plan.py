@@ -110,7 +110,7 @@ def _here(
     _check_fits(
         program.target, spec.weight_bytes, spec.kv_bytes_per_token, _job(options, 0), memory
     )
-    params = call.resolved.sampling()
+    params = call.resolved.repeatable_sampling()
     asked = Asked(
         target=program.target,
         draft=None if program.draft in (AUTO, "none") else program.draft,

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from outrider.cli.options import ALL, DECIDED, Argument, JsonOption, Options, OutputOption, verb
+from outrider.cli.options import (
+    ALL,
+    DECIDED,
+    Argument,
+    JsonOption,
+    Options,
+    OutputOption,
+    StructureOption,
+    verb,
+)
 from outrider.core.fields import setting
 
 
@@ -13,7 +22,7 @@ from outrider.core.fields import setting
     group="Write text",
     settings=ALL,
 )
-class GenerateOptions(OutputOption):
+class GenerateOptions(StructureOption):
     """Complete a prompt, coloured by where each token came from.
 
     outrider generate "def quicksort(items):" --max-tokens 64

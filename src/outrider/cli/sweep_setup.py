@@ -244,7 +244,7 @@ def _subjects(
 def _terms(
     options: SweepOptions, resolved: Resolved, found: Recipe | None, saved: PromptDataset | None
 ) -> Terms:
-    params = resolved.sampling()
+    params = resolved.repeatable_sampling()
     params = replace(params, n=1, logprobs=False, top_logprobs=0)
     return Terms(
         params=params,

@@ -182,7 +182,9 @@ def trace(call: Call[TraceOptions]) -> int:
     jobs: list[JobTrace] = []
     llm = open_llm(call.resolved, on_job=jobs.append)
     try:
-        recording = record(llm, call.arguments or _our_prompts(), call.resolved.sampling(), jobs)
+        recording = record(
+            llm, call.arguments or _our_prompts(), call.resolved.repeatable_sampling(), jobs
+        )
     finally:
         llm.close()
     about = run_record(llm, call.resolved)
@@ -294,7 +296,7 @@ def _memory(llm: LLM, recording: Recording, k: int) -> dict[str, int]:
 
 def _submitted(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> Iterator[RequestHandle]:
     for number, prompt in enumerate(prompts):
-        yield llm.submit(prompt, replace(params, seed=(params.seed + number) % 2**63))
+        yield llm.submit(prompt, replace(params, seed=((params.seed or 0) + number) % 2**63))
 
 
 def _our_prompts() -> list[str]:
@@ -307,7 +309,7 @@ def _draw(recording: Recording, path: Path, call: Call[TraceOptions]) -> list[Pa
     from outrider.bench.drawing import write
     from outrider.bench.lanes import LanePicture, lane_chart
 
-    engine, params = call.resolved.engine(), call.resolved.sampling()
+    engine, params = call.resolved.engine(), call.resolved.repeatable_sampling()
     if recording.counters is None:
         raise ContractError("the recording has no counters")
     how = "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}"

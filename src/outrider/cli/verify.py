@@ -28,7 +28,9 @@ def verify(call: Call[VerifyOptions]) -> int:
 
     resolved, shown = call.resolved, call.options
     program = resolved.program()
-    subject = subject_of(program.target, program.draft, resolved.engine(), resolved.sampling())
+    subject = subject_of(
+        program.target, program.draft, resolved.engine(), resolved.repeatable_sampling()
+    )
     with Meter("opening the pair") as meter:
         header = about(subject, resolved.decided())
         if not shown.json:
@@ -52,7 +54,7 @@ def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
     effort = DEEP if shown.deep else Effort()
     if resolved.chosen["max_tokens"].origin == DEFAULT:
         return effort
-    return replace(effort, greedy_tokens=resolved.sampling().max_tokens)
+    return replace(effort, greedy_tokens=resolved.repeatable_sampling().max_tokens)
 
 
 def _doing(step: ProofStep) -> str:

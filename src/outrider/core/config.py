@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from outrider.core.drafter_kinds import AUTO, KINDS
 from outrider.core.env import MOST_THREADS
-from outrider.core.fields import WHOLE, check_fields, setting
+from outrider.core.fields import WHOLE, check_fields, documented, setting
 
 DRAFTERS = (AUTO, *KINDS)
 WATCHDOGS = ("request", "engine", "off")
@@ -31,6 +31,7 @@ DRAFTER_HOMES = ("thread", "process")
 LANE_SYNCS = ("event", "barrier")
 
 
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Raises ConfigError, naming the field, when a value cannot work."""

@@ -43,6 +43,12 @@ class OutriderError(Exception):
         self.hint = hint
 
 
+def told(error: Exception) -> str:
+    """The message of an error, and after it the next thing to try where there is one."""
+    hint = getattr(error, "hint", None)
+    return f"{error} Try: {hint}" if hint else str(error)
+
+
 class ConfigError(OutriderError, ValueError):
     """A setting, or a combination of settings, that cannot work."""
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from outrider.core.errors import ConfigError, did_you_mean
+from outrider.core.errors import ConfigError, did_you_mean, nearest
+from outrider.core.foreign import hint_for
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -60,6 +61,8 @@ LIMITS: Mapping[str, Limit] = {
 
 _MOST_SHOWN = 100
 Number = TypeVar("Number", int, float)
+Group = TypeVar("Group", bound="DataclassInstance")
+Class = TypeVar("Class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class Meta:
     """What a `setting` field says of itself. Bounds are inclusive. `count` limits how many entries
     a list or mapping has, `each` the bytes of an entry. Where a setting names models or files,
     starts processes or changes the law of the text, `harmless` are the values that a file may say
-    which nobody named; None is all of them."""
+    which nobody named; None is all of them. `kind` is the type of its values where neither the
+    default nor the annotation says it."""
 
     help: str
     minimum: float | None = None
@@ -76,11 +80,49 @@ class Meta:
     count: Limit | None = None
     each: Limit | None = None
     harmless: tuple[object, ...] | None = None
+    kind: type | None = None
 
 
 def setting(default: Any, text: str, **declared: Any) -> Any:
     """A dataclass field with help and what else `Meta` has, by name."""
     return field(default=default, metadata={"meta": Meta(text, **declared)})
+
+
+def with_options(kind: type[Group], given: Group | None, options: Mapping[str, object]) -> Group:
+    """`given`, or all defaults, with `options` in place of its own values. Raises ConfigError for
+    an option that it has not, or a `given` of another type."""
+    if given is None:
+        given = kind()
+    if not isinstance(given, kind):
+        raise ConfigError(
+            f"expected {kind.__name__}, got {shown(given)}.",
+            hint=f"{kind.__name__}(...), or its fields as keywords",
+        )
+    known = [item.name for item in fields(kind)]
+    for name in options:
+        if name not in known:
+            every = f"help({kind.__name__}) lists all options."
+            raise ConfigError(
+                f"unknown option {name!r}.", hint=hint_for(name) or nearest(name, known, every)
+            )
+    return replace(given, **options) if options else given
+
+
+def documented(kind: type[Class]) -> type[Class]:
+    """Class decorator: `help` shows what each field means, from the text that flags show."""
+    lines = [
+        f"    {item.name} = {default_of(item)!r}: {meta_of(item).help}"
+        for item in fields(cast("Any", kind))
+    ]
+    kind.__doc__ = "\n".join(((kind.__doc__ or "").rstrip(), "", "    Fields:", *lines))
+    return kind
+
+
+def as_texts(value: object) -> object:
+    """One text as a tuple of it, and any other sequence as a tuple; what is none stays."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(cast("Sequence[object]", value)) if isinstance(value, Sequence) else value
 
 
 def meta_of(item: Field[Any]) -> Meta:
@@ -103,10 +145,14 @@ def check_fields(config: DataclassInstance) -> None:
     """Raise ConfigError for the first field of `config` outside what it declares."""
     for item in fields(config):
         value, default = getattr(config, item.name), default_of(item)
+        kind = meta_of(item).kind
         if default is None:
-            if value is not None:
+            if value is None:
+                continue
+            if kind is None:
                 check_mapping(item.name, value, meta_of(item))
-            continue
+                continue
+            default = kind()
         check_type(item.name, value, default)
         check_value(item.name, value, meta_of(item))
 

@@ -48,6 +48,7 @@ class FileKind(Enum):
     PROMPTS = ("a file of prompts", 256 * _MIB)
     RESULTS = ("a results file", 256 * _MIB)
     TEXT = ("a text to learn from", 4096 * _MIB)
+    GRAMMAR = ("a schema or a grammar", _MIB)
     PICTURE = ("a picture", 16 * _MIB)
     SYSTEM = ("a file of the system", 16 * _MIB)
 

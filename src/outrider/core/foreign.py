@@ -7,7 +7,7 @@ for a mistake. It is recognised, and answered with the name that it has here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.core.env import PREFIX
 
@@ -125,7 +125,10 @@ _BY_NAME = {item.name: item for item in FOREIGN}
 
 def hint_for(name: str) -> str | None:
     """What a name of another project is called here; None for a name that none of them has."""
-    item = _BY_NAME.get(name) or _BY_NAME.get(name.removeprefix(PREFIX).lower())
+    key = name.removeprefix(PREFIX).lower()
+    item = _BY_NAME.get(name) or _BY_NAME.get(key)
+    if item is None and (flag := _BY_NAME.get("--" + key.replace("_", "-"))) is not None:
+        item = replace(flag, name=name)
     return item.hint if item else None
 
 

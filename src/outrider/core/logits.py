@@ -3,28 +3,24 @@
 Each row of a verify pass is processed with the history of its own draft node: the sequence's tokens
 and the node's ancestors. So the distribution at a node is the one of plain decoding, and every
 exact rule stays exact. Order: bias, repetition penalty (over prompt and text; Keskar et al. 2019,
-arXiv 1909.05858), frequency and presence penalty (over the text alone), then bans. A ban that would
-leave no token is not applied: bad words and early endings give way to the mask. A mask that allows
-nothing ends the text, or counts for nothing where no token can end it.
+arXiv 1909.05858), frequency and presence penalty (over the text alone), then masks, then bans. A
+ban that would leave no token is not applied: bad words and early endings give way to the mask. A
+mask that allows nothing ends the text, or counts for nothing where no token can end it.
 
 Shapes:  N = nodes, V = vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.errors import ConfigError
+from outrider.core.constraint import AllowedTokens, CallbackConstraint, TokenConstraint
 from outrider.core.params import SamplingParams
-
-# Given the text written so far (ids after the prompt): which ids may come next, as booleans of
-# shape V; None allows all. It is asked about drafted text too, so it must not remember its calls.
-AllowedTokens = Callable[[Sequence[int]], Tensor | None]
 
 _BANNED = float("-inf")
 
@@ -33,7 +29,8 @@ _BANNED = float("-inf")
 class LogitsProcessor:
     """One request's shaping. `bad_words` are token sequences; `stop_ids` are held back until
     `params.min_tokens`. Counts of the text so far are kept from call to call, and only grow.
-    `mask_seconds` is what `allowed` took since it was last set to 0."""
+    `constraint` masks the vocabulary; `allowed` is a callback in its place. `mask_seconds` is what
+    either took since it was last set to 0."""
 
     params: SamplingParams
     prompt_length: int
@@ -42,12 +39,17 @@ class LogitsProcessor:
     allowed: AllowedTokens | None = None
     clock: Clock = HOST_CLOCK
     mask_seconds: float = 0.0
+    constraint: TokenConstraint | None = None
     _counts: _TokenCounts | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if self.constraint is None and self.allowed is not None:
+            self.constraint = CallbackConstraint(self.allowed)
 
     @property
     def active(self) -> bool:
         """Whether logits change at all."""
-        return self.params.shapes_logits or self.allowed is not None
+        return self.params.shapes_logits or self.constraint is not None
 
     def shape(
         self, logits_NV: Tensor, tokens: Sequence[int], suffixes: Sequence[Sequence[int]]
@@ -61,15 +63,27 @@ class LogitsProcessor:
         shaped_NV = logits_NV.clone()
         self._add_bias(shaped_NV)
         self._penalise(shaped_NV, tokens, suffixes)
+        if self.constraint is not None:
+            self._mask(shaped_NV, self._masks(self.constraint, tokens, suffixes, shaped_NV))
         if self._may_ban(len(tokens)):
             written = tokens[self.prompt_length :]
             for node, suffix in enumerate(suffixes):
                 self._ban(shaped_NV[node], [*written, *suffix])
         return shaped_NV
 
+    def forced(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """Up to `most` tokens that the mask leaves little or no choice of after `tokens`."""
+        if self.constraint is None:
+            return ()
+        began = self.clock()
+        try:
+            return self.constraint.forced(tokens[self.prompt_length :], most)
+        finally:
+            self.mask_seconds += self.clock() - began
+
     def _may_ban(self, num_tokens: int) -> bool:
         early = num_tokens - self.prompt_length < self.params.min_tokens
-        return early or bool(self.bad_words) or self.allowed is not None
+        return early or bool(self.bad_words)
 
     def _add_bias(self, shaped_NV: Tensor) -> None:
         bias = self.params.logit_bias
@@ -97,9 +111,6 @@ class LogitsProcessor:
         shaped_NV -= params.presence_penalty * (text_NV > 0).to(text_NV.dtype)
 
     def _ban(self, shaped_V: Tensor, text: Sequence[int]) -> None:
-        mask_V = self.mask(text)
-        if mask_V is not None:
-            shaped_V.masked_fill_(~self._checked(mask_V, shaped_V), _BANNED)
         banned = [word[-1] for word in self.bad_words if _ends_with(text, word[:-1])]
         if len(text) < self.params.min_tokens:
             banned += self.stop_ids
@@ -110,33 +121,30 @@ class LogitsProcessor:
         if bool((rest_V > _BANNED).any()):
             shaped_V.copy_(rest_V)
 
-    def mask(self, text: Sequence[int]) -> Tensor | None:
-        """What may follow `text`, unchecked, as the callback says; None without one."""
-        if self.allowed is None:
-            return None
+    def _masks(
+        self,
+        constraint: TokenConstraint,
+        tokens: Sequence[int],
+        suffixes: Sequence[Sequence[int]],
+        like_NV: Tensor,
+    ) -> Tensor | None:
         began = self.clock()
         try:
-            return self.allowed(text)
+            return constraint.masks(tokens[self.prompt_length :], suffixes, like_NV.shape[1])
         finally:
             self.mask_seconds += self.clock() - began
 
-    def _checked(self, given: object, shaped_V: Tensor) -> Tensor:
-        if not isinstance(given, Tensor) or (given.shape, given.dtype) != (
-            shaped_V.shape,
-            torch.bool,
-        ):
-            raise ConfigError(
-                f"an allowed-token mask must be a tensor of {shaped_V.shape[0]} booleans, got "
-                f"{_described(given)}."
-            )
-        if given.is_meta or given.layout is not torch.strided:
-            raise ConfigError("an allowed-token mask must hold its booleans: no meta, no sparse.")
-        mask_V = given.to(shaped_V.device)
-        if bool((mask_V & (shaped_V > _BANNED)).any()):
-            return mask_V
-        ends_V = torch.zeros_like(mask_V)
-        ends_V[list(self.stop_ids)] = True
-        return ends_V if self.stop_ids else torch.ones_like(mask_V)
+    def _mask(self, shaped_NV: Tensor, masks_NV: Tensor | None) -> None:
+        if masks_NV is None:
+            return
+        masks_NV = masks_NV.to(shaped_NV.device)
+        ended_N = ~(masks_NV & (shaped_NV > _BANNED)).any(-1)
+        if bool(ended_N.any()):
+            ends_V = torch.zeros_like(masks_NV[0])
+            ends_V[list(self.stop_ids)] = True
+            instead_V = ends_V if self.stop_ids else torch.ones_like(ends_V)
+            masks_NV = torch.where(ended_N[:, None], instead_V, masks_NV)
+        shaped_NV.masked_fill_(~masks_NV, _BANNED)
 
 
 class _TokenCounts:
@@ -172,12 +180,6 @@ class _TokenCounts:
         text = new[max(self._prompt_length - self._num_counted, 0) :]
         self._text_V.index_add_(0, text, torch.ones_like(text, dtype=self._text_V.dtype))
         self._num_counted = len(tokens)
-
-
-def _described(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"shape {list(value.shape)} of {value.dtype}"
-    return f"a {type(value).__name__}"
 
 
 def _ends_with(text: Sequence[int], head: Sequence[int]) -> bool:

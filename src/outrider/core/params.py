@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 from outrider.core.errors import ConfigError
 from outrider.core.fields import (
@@ -15,18 +17,23 @@ from outrider.core.fields import (
     STOPS,
     TOP_LOGPROBS,
     WHOLE,
+    as_texts,
     check_fields,
+    documented,
     setting,
+    with_options,
 )
 
 
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Validated on construction; raises ConfigError naming the field.
 
     Logits pass through these in order: logit_bias, repetition_penalty, frequency_penalty and
     presence_penalty, then bans (bad_words, min_tokens), then the filters temperature, top_k,
-    top_p, min_p. repetition_penalty counts prompt and text, the other two the text alone.
+    top_p, min_p. repetition_penalty counts prompt and text, the other two the text alone. `stop`
+    and `bad_words` may be one text or any sequence of texts.
     """
 
     max_tokens: int = setting(128, "Emit at most this many tokens.", minimum=1, maximum=WHOLE)
@@ -38,9 +45,16 @@ class SamplingParams:
     min_p: float = setting(
         0.0, "Drop tokens below this share of the likeliest one's mass.", minimum=0, maximum=1
     )
-    seed: int = setting(0, "Seed of the request's random numbers.", minimum=0, maximum=2**63 - 1)
-    stop: tuple[str, ...] = setting(
-        (), "End before any of these strings.", count=STOPS, each=STOP_BYTES
+    seed: int | None = setting(
+        None,
+        "Seed of the request's random numbers; without it each request draws one, which its result "
+        "names.",
+        kind=int,
+        minimum=0,
+        maximum=2**63 - 1,
+    )
+    stop: Sequence[str] = setting(
+        (), "End before any of these strings.", kind=tuple, count=STOPS, each=STOP_BYTES
     )
     ignore_eos: bool = setting(False, "Go on after the model's end-of-text token.")
     min_tokens: int = setting(0, "Do not end before this many tokens.", minimum=0, maximum=WHOLE)
@@ -60,9 +74,10 @@ class SamplingParams:
         maximum=100,
         count=LOGIT_BIAS,
     )
-    bad_words: tuple[str, ...] = setting(
+    bad_words: Sequence[str] = setting(
         (),
         "Never write these words, as the tokenizer spells them.",
+        kind=tuple,
         count=BAD_WORDS,
         each=BAD_WORD_BYTES,
     )
@@ -84,6 +99,8 @@ class SamplingParams:
     prediction: str = setting("", "Your guess of the text, for --drafter prediction.")
 
     def __post_init__(self) -> None:
+        for name in ("stop", "bad_words"):
+            object.__setattr__(self, name, as_texts(getattr(self, name)))
         check_fields(self)
         if self.logit_bias is not None:
             # The caller's own mapping may change after it was checked.
@@ -109,17 +126,29 @@ class SamplingParams:
             or self.min_tokens
         )
 
+    def seeded(self, default: int | None = None) -> SamplingParams:
+        """With a seed: its own, else `default`, else one that the system draws. Greedy decoding
+        draws nothing, so it needs none."""
+        if self.seed is not None or (self.greedy and default is None):
+            return self
+        return replace(self, seed=secrets.randbits(32) if default is None else default)
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
 
 def params_for_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    count: int,
+    options: Mapping[str, object] | None = None,
 ) -> Sequence[SamplingParams]:
-    """One for each of `count` prompts. Raises ConfigError if a list is of another length."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+    """One for each of `count` prompts, with `options` in place of their own values. Raises
+    ConfigError if a list is of another length, or for what are no parameters."""
+    options = options or {}
+    if not isinstance(params, list | tuple):
+        one = cast("SamplingParams | None", params)
+        return [with_options(SamplingParams, one, options)] * count
     if len(params) != count:
         raise ConfigError(f"{len(params)} sampling params for {count} prompts.")
-    return params
+    return [with_options(SamplingParams, item, options) for item in params]

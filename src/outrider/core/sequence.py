@@ -13,7 +13,7 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.rng import KeyedRng, Pick, inverse_cdf
 
-FinishReason = Literal["stop", "length", "timeout"]
+FinishReason = Literal["stop", "length", "timeout", "error"]
 StopMatch = Callable[[Sequence[int]], int | None]
 
 
@@ -70,4 +70,4 @@ class LiveSequence:
 
     def noise_at(self, start: int) -> KeyedRng:
         """Those of a round that starts when there are `start` tokens."""
-        return KeyedRng(self.params.seed, self.sample, start, self.pick)
+        return KeyedRng(self.params.seed or 0, self.sample, start, self.pick)

@@ -262,6 +262,10 @@ class Resolved:
     def sampling(self) -> SamplingParams:
         return self._build(SamplingParams)
 
+    def repeatable_sampling(self) -> SamplingParams:
+        """With seed 0 where no other was chosen: studies and proofs are repeated."""
+        return self.sampling().seeded(0)
+
     def program(self) -> ProgramConfig:
         return self._build(ProgramConfig)
 
@@ -375,8 +379,9 @@ def describe(config: type[DataclassInstance], *, group: str) -> dict[str, Settin
         hint = hints[item.name]
         if NoneType in get_args(hint):
             hint = next(kind for kind in get_args(hint) if kind is not NoneType)
-        kind = get_origin(hint) or hint
-        found[item.name] = Setting(item.name, kind, default_of(item), meta_of(item), group=group)
+        meta = meta_of(item)
+        kind = meta.kind or get_origin(hint) or hint
+        found[item.name] = Setting(item.name, kind, default_of(item), meta, group=group)
     return found
 
 

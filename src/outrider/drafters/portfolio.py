@@ -31,7 +31,7 @@ class ForcedDrafter(Stateless):
     """Chains up to where the mask leaves a choice; nothing for requests without a mask.
 
     A grammar often allows a single token for a while, as within a keyword or before a quotation
-    mark. These tokens are drafts that are always accepted. Each costs one call of the mask.
+    mark. These tokens are drafts that are nearly always accepted. A callback is called for each.
     """
 
     name = "forced"
@@ -45,25 +45,8 @@ class ForcedDrafter(Stateless):
 
 
 def _offer(row: DraftRow, shaper: LogitsProcessor) -> ScoredDraft:
-    if shaper.allowed is None:
-        return NO_OFFER
-    text = list(row.tokens[shaper.prompt_length :])
-    start = len(text)
-    while len(text) - start < row.budget.depth:
-        token = _only(shaper, text)
-        if token is None:
-            break
-        text.append(token)
-    forced = text[start:]
+    forced = shaper.forced(row.tokens, row.budget.depth)
     return ScoredDraft(Draft.chain(forced), (1.0,) * len(forced)) if forced else NO_OFFER
-
-
-def _only(shaper: LogitsProcessor, text: Sequence[int]) -> int | None:
-    """The one token that may follow `text`, if there is one alone."""
-    mask_V = shaper.mask(text)
-    if mask_V is None or int(mask_V.sum()) != 1:
-        return None
-    return int(mask_V.nonzero()[0, 0])
 
 
 # Places that are told apart; those behind them are kept as the last one is.

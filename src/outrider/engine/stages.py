@@ -39,6 +39,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
+from outrider.engine.forced import with_forced
 from outrider.engine.round import (
     Batch,
     Chunk,
@@ -187,10 +188,11 @@ class Stages:
 
     def propose(self, batch: Batch) -> Proposals:
         """Ask the drafter for each sequence's next draft, within its budget and its room. It is not
-        trusted: see engine/drafting.py."""
+        trusted: see engine/drafting.py. A grammar's own drafts go first: see engine/forced.py."""
         started = perf_counter()
         rows = [self._draft_row(seq, k) for seq in batch if (k := self.depth(seq)) > 0]
-        drafts, faults = guarded_drafts(self.drafter, rows, self.target.spec.vocab_size)
+        size = self.target.spec.vocab_size
+        drafts, faults = with_forced(rows, partial(guarded_drafts, self.drafter, vocab_size=size))
         return Proposals(drafts, faults, perf_counter() - started)
 
     def verify(

@@ -72,7 +72,7 @@ def write_texts(
 ) -> list[list[int]]:
     """Each prompt of token ids with what the model writes after it; text i draws with seed
     `params.seed` + i."""
-    each = [replace(params, seed=params.seed + place) for place in range(len(prompts))]
+    each = [replace(params, seed=(params.seed or 0) + place) for place in range(len(prompts))]
     with closing(_plain(model, device)) as llm:
         return _written(llm, prompts, each)
 

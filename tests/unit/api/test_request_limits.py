@@ -16,7 +16,7 @@ WINDOW = 64
 MOST = BYTES_PER_TOKEN.most * WINDOW
 ASKED: dict[str, Callable[[LLM, str], object]] = {
     "stream": lambda llm, text: llm.stream(text),
-    "generate": lambda llm, text: llm.generate(["x", text]),
+    "generate": lambda llm, text: llm.generate([text]),
     "submit": lambda llm, text: llm.submit(text),
     "fitting": lambda llm, text: llm.fitting_tokens(text, SamplingParams()),
     "chat": lambda llm, text: llm.chat([{"role": "user", "content": text}]),

@@ -153,10 +153,12 @@ def test_the_keys_of_a_record() -> None:
     ]
 
 
+FULL = replace(PROFILED, notes=("n",), logprobs=(TokenLogprobs(1, -0.5),), seed=1, error="e")
+
+
 def test_what_is_empty_is_left_out() -> None:
-    full = replace(PROFILED, notes=("n",), logprobs=(TokenLogprobs(1, -0.5),))
-    added = list(full.to_dict())[len(PLAIN.to_dict()) :]
-    assert added == ["notes", "logprobs", "rounds", "memory"]
+    added = list(FULL.to_dict())[len(PLAIN.to_dict()) :]
+    assert added == ["seed", "error", "notes", "logprobs", "rounds", "memory"]
 
 
 def test_computed_values_are_in_the_record() -> None:

@@ -191,7 +191,7 @@ def test_a_text_that_the_window_cuts_short_says_so(outrider: Command) -> None:
 
 
 def test_several_completions_are_shown_one_after_the_other(outrider: Command) -> None:
-    words = (PROMPT, *SHORT, "--n", "2", "--temperature", "0.9")
+    words = (PROMPT, *SHORT, "--n", "2", "--temperature", "0.9", "--seed", "0")
     shown = outrider("generate", *words)
     assert shown.code == 0
     assert shown.out.count("of 2 · 16 tokens") == 2

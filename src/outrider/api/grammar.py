@@ -1,0 +1,225 @@
+"""Grammars over a model's vocabulary, by llguidance: which tokens may follow, at every draft node.
+
+A parser of each request stands where its text ends. For a draft it goes down the tree node by node
+and back up again, so a node costs one token read and one mask, however long the text is.
+
+Shapes:  N = nodes, V = vocabulary, B = bytes of a mask of V bits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import takewhile
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.api.structure import StructureOptions, chosen, grammar_text
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.draft import common_prefix
+from outrider.core.errors import CheckpointError, ConfigError, MachineError, words_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Bits: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+# What a parser may spend: on reading a grammar about 20 ms, on one token about 15 ms.
+_READING_FUEL, _TOKEN_FUEL, _TOKEN_ITEMS = 1_000_000, 200_000, 50_000
+_NUM_KEPT = 32
+_JSON = ("schema", "json")
+_HINTS = {
+    "schema": "docs/structured.md lists what a schema may use",
+    "json": "docs/structured.md",
+    "regex": "regexes have no look-around and no back-references; [0-9]{3} is three digits",
+    "choices": "give texts of ordinary characters",
+    "grammar": 'Lark begins with a rule `start: "yes" | "no"`, GBNF with `root ::= "yes" | "no"`',
+}
+
+
+class Grammars:
+    """Those of one vocabulary. The library is imported, and the vocabulary read, at first use;
+    the newest grammars are kept."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: frozenset[int]) -> None:
+        self._tokenizer, self._vocab_size, self._stop_ids = tokenizer, vocab_size, stop_ids
+        self._lock = Lock()
+        # For JSON and for the rest: sets of tokens that are masked as one.
+        self._vocabularies: dict[bool, LLTokenizer] = {}
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+
+    def of(self, options: StructureOptions) -> Grammar | None:
+        """The one that `options` ask for; None if they ask for none. Raises ConfigError for what
+        is no grammar, or is too much of one."""
+        name = chosen(options)
+        if name is None:
+            return None
+        try:
+            import_module("llguidance")
+        except ImportError as error:
+            raise MachineError(
+                f"structured output needs the package llguidance: {words_of(error)}.",
+                hint="pip install llguidance",
+            ) from None
+        text = grammar_text(name, options)
+        with self._lock:
+            found = self._kept.pop(text, None) or self._compiled(name, text)
+            self._kept[text] = found
+            if len(self._kept) > _NUM_KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _compiled(self, name: str, text: str) -> Grammar:
+        from llguidance import LLMatcher, LLParserLimits
+
+        if not self._stop_ids:
+            raise ConfigError(
+                f"{name}: this model has no token that ends a text, so a structure has no end.",
+                hint="use a checkpoint whose generation_config.json names an eos_token_id",
+            )
+        limits = LLParserLimits(
+            initial_lexer_fuel=_READING_FUEL,
+            step_lexer_fuel=_TOKEN_FUEL,
+            step_max_items=_TOKEN_ITEMS,
+            verbose_errors=False,
+        )
+        matcher = LLMatcher(self._vocabulary(name in _JSON), text, log_level=0, limits=limits)
+        # The first mask shows whether the grammar's first token is already too much.
+        num_bytes = 0 if matcher.is_error() else len(matcher.compute_bitmask())
+        if matcher.is_error():
+            told = _in_short(matcher.get_error())
+            raise ConfigError(f"{name}: it cannot be followed: {told}.", hint=_HINTS[name])
+        return Grammar(name, matcher, self._vocab_size, num_bytes)
+
+    def _vocabulary(self, is_json: bool) -> LLTokenizer:
+        """Padded to the model's vocabulary: ids without a token are never allowed."""
+        from llguidance import LLTokenizer
+
+        slices = LLTokenizer.json_slices() if is_json else LLTokenizer.general_slices()
+        if is_json in self._vocabularies:
+            return self._vocabularies[is_json]
+        try:
+            made = LLTokenizer(
+                self._tokenizer.to_json(),
+                n_vocab=max(self._vocab_size, self._tokenizer.vocab_size),
+                eos_token=sorted(self._stop_ids),
+                slices=slices,
+            )
+        except ValueError as error:
+            raise CheckpointError(
+                f"structured output cannot use this tokenizer: {_in_short(words_of(error))}.",
+                hint="give `allowed=`, a function that masks the vocabulary, instead",
+            ) from None
+        self._vocabularies[is_json] = made
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """One that was read; `matcher` stands at its beginning and is only ever copied."""
+
+    name: str
+    matcher: LLMatcher
+    vocab_size: int
+    num_bytes: int
+
+    def start(self) -> GrammarConstraint:
+        """For one request."""
+        return GrammarConstraint(self)
+
+
+class GrammarConstraint:
+    """A TokenConstraint. The parser stands after `_path`, of which it has read `_num_read` tokens:
+    all of them, or those before the first one that the grammar refuses.
+
+    `_path` is the committed text, up to `_start`, and then the path to the draft node that was
+    looked at last. Masks of nodes are kept until the text grows, so that a node is looked at once
+    for its draft and for its verification.
+    """
+
+    knows_forced = True
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._name, self._vocab_size = grammar.name, grammar.vocab_size
+        self._matcher = grammar.matcher.deep_copy()
+        self._path: list[int] = []
+        self._start = self._num_read = 0
+        self._ended_B: Bits = np.zeros(grammar.num_bytes, dtype=np.uint8)
+        self._known: dict[tuple[int, ...], Bits] = {}
+
+    def masks(
+        self, text: Sequence[int], suffixes: Sequence[Sequence[int]], vocab_size: int
+    ) -> Tensor:
+        """Raises ConfigError where the grammar has become too much to follow."""
+        self._commit(text)
+        asked = [tuple(suffix) for suffix in suffixes]
+        # In this order each path differs from the one before as late as it can.
+        for suffix in sorted(set(asked) - self._known.keys()):
+            self._known[suffix] = self._mask(suffix)
+        bits_NB = np.stack([self._known[suffix] for suffix in asked])
+        bits_NV = np.unpackbits(bits_NB, axis=1, count=vocab_size, bitorder="little")
+        masks_NV: Tensor = torch.from_numpy(bits_NV)  # pyright: ignore[reportUnknownMemberType]
+        return masks_NV.view(torch.bool)
+
+    def forced(self, text: Sequence[int], most: int) -> Sequence[int]:
+        """As far as the grammar leaves no choice of characters, in the tokens that the tokenizer
+        would choose for them."""
+        self._commit(text)
+        if not self._goes_to(()):
+            return ()
+        found = self._matcher.compute_ff_tokens()[:most]
+        self._check()
+        # A tokenizer may know more ids than its model.
+        return list(takewhile(lambda token: token < self._vocab_size, found))
+
+    def _commit(self, text: Sequence[int]) -> None:
+        start = self._start
+        if list(text[:start]) != self._path[:start]:
+            start = 0
+        if start == len(text) == self._start:
+            return
+        self._known.clear()
+        self._start = start
+        self._goes_to(text[start:])
+        self._start = len(text)
+
+    def _mask(self, suffix: tuple[int, ...]) -> Bits:
+        if not self._goes_to(suffix):
+            return self._ended_B
+        found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        return found
+
+    def _goes_to(self, suffix: Sequence[int]) -> bool:
+        """Put the parser after this path below the text; whether the grammar has such a text."""
+        shared = self._start + common_prefix(self._path[self._start :], suffix)
+        if self._num_read > shared:
+            self._matcher.rollback(self._num_read - shared)
+            self._num_read = shared
+        more = list(suffix[shared - self._start :])
+        if more and self._num_read == shared:
+            self._num_read += self._matcher.try_consume_tokens(more)
+            self._check()
+        self._path[shared:] = more
+        return self._num_read == len(self._path)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            told = _in_short(self._matcher.get_error())
+            raise ConfigError(
+                f"{self._name}: it has become too much to follow: {told}.",
+                hint="a simpler one: fewer alternatives, and smaller counts of repetition",
+            )
+
+
+def _in_short(told: str) -> str:
+    """The first lines of what the library says, without what only its makers read."""
+    words = told.replace("<non-verbose/>", "").partition("<backtrace>")[0]
+    lines = [line.strip() for line in words.splitlines()]
+    lines = [line for line in lines if line]
+    return " ".join(lines)[:300].rstrip(".: ")

@@ -1,0 +1,83 @@
+"""Prompts in the forms that callers have them: text, ids, NumPy arrays and tensors of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import index
+from typing import Any, Protocol, TypeAlias, cast
+
+from outrider.core.errors import ConfigError
+from outrider.core.fields import shown
+
+
+class HasToList(Protocol):
+    """A NumPy array, a tensor, or what else holds ids in one or two dimensions."""
+
+    def tolist(self) -> Any: ...
+
+
+Prompt: TypeAlias = str | Sequence[int] | HasToList
+Message: TypeAlias = Mapping[str, str]
+
+_FORMS = "give text, ids, or a list of either"
+
+
+def one_prompt(given: object) -> str | list[int]:
+    """Text, or ids as a list of int. Raises ConfigError for anything else."""
+    plain = _plain(given)
+    if isinstance(plain, str):
+        return plain
+    if isinstance(plain, list) and _are_ids(cast("list[object]", plain)):
+        return [index(cast("Any", item)) for item in cast("list[object]", plain)]
+    raise ConfigError(f"a prompt is text or token ids, got {shown(given)}.", hint=_FORMS)
+
+
+def several_prompts(given: object) -> list[str | list[int]]:
+    """A prompt for each text or row of ids. Text and a flat list of ids are one prompt each.
+    Raises ConfigError for what holds neither."""
+    plain = _plain(given)
+    if isinstance(plain, str):
+        return [plain]
+    if not isinstance(plain, list):
+        raise ConfigError(f"no prompts in {shown(given)}.", hint=_FORMS)
+    items = cast("list[object]", plain)
+    if items and _are_ids(items):
+        return [one_prompt(items)]
+    return [one_prompt(item) for item in items]
+
+
+def conversation(given: object) -> Sequence[Message]:
+    """Messages of a chat; text is one message of the user's. Raises ConfigError for others."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if isinstance(given, Mapping):
+        given = [cast("object", given)]
+    items = list(cast("Iterable[object]", given)) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(item, Mapping) for item in items):
+        raise ConfigError(
+            f"a conversation is text or a list of messages, got {shown(cast('object', given))}.",
+            hint='[{"role": "user", "content": "hello"}]',
+        )
+    return cast("Sequence[Message]", items)
+
+
+def _plain(given: object) -> object:
+    """Arrays and other iterables as lists; text, mappings and what cannot be iterated as it is."""
+    if isinstance(given, str | bytes | Mapping | list):
+        return cast("object", given)
+    if hasattr(given, "tolist"):
+        return cast("HasToList", given).tolist()
+    return list(cast("Iterable[object]", given)) if isinstance(given, Iterable) else given
+
+
+def _are_ids(items: list[object]) -> bool:
+    """Whether all are whole numbers: int, or a scalar of NumPy or PyTorch; a bool is none."""
+    return all(
+        type(item) is int
+        or (not isinstance(item, bool) and hasattr(item, "__index__") and _is_scalar(item))
+        for item in items
+    )
+
+
+def _is_scalar(item: object) -> bool:
+    return getattr(item, "ndim", 0) == 0 and "float" not in str(getattr(item, "dtype", ""))

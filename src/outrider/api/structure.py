@@ -1,0 +1,159 @@
+"""What a caller may ask a text to be: JSON of a schema, any JSON object, a regex, one of several
+choices, or a grammar. Checks it and writes it as llguidance reads grammars (api/grammar.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict, cast, runtime_checkable
+
+from outrider.core.errors import ConfigError, words_of
+from outrider.core.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+# White space between two parts of JSON: a blank, or line ends and an indentation. Without a bound a
+# weak model writes nothing else.
+_WHITE_SPACE = r"( |\n{1,2}[\x20\t]{0,20})"
+MAX_STRUCTURE_BYTES = 1 << 20
+_NAMES = ("schema", "json", "regex", "choices", "grammar")
+
+
+@runtime_checkable
+class HasSchema(Protocol):
+    """A pydantic model class, or what looks like one."""
+
+    def model_json_schema(self) -> Mapping[str, object]: ...
+
+
+Schema: TypeAlias = Mapping[str, object] | str | bool | HasSchema
+
+
+class StructureOptions(TypedDict, total=False):
+    """What the whole text after the prompt must be. At most one of them; None is none.
+
+    `schema` is a JSON schema: a mapping, its JSON text, or a pydantic model class. `json` asks for
+    any JSON object. `regex` is matched from the first character to the last, `choices` are texts of
+    which one is written, and `grammar` is in the notation of Lark or of GBNF.
+    """
+
+    schema: Schema | None
+    json: bool
+    regex: str | None
+    choices: Sequence[str] | None
+    grammar: str | None
+
+
+class RequestOptions(SamplingOptions, StructureOptions, total=False):
+    """Both: what a request may be given by keyword."""
+
+
+def sampling_of(options: RequestOptions) -> SamplingOptions:
+    """Those that are fields of SamplingParams, and those that nobody knows."""
+    return cast("SamplingOptions", {k: v for k, v in options.items() if k not in _NAMES})
+
+
+def structure_in(options: RequestOptions) -> StructureOptions:
+    return cast("StructureOptions", {k: v for k, v in options.items() if k in _NAMES})
+
+
+def chosen(options: StructureOptions) -> str | None:
+    """Which option is given, if one is. Raises ConfigError for two, or for a name that is none."""
+    unknown = [name for name in options if name not in _NAMES]
+    if unknown:
+        raise ConfigError(
+            f"{unknown[0]!r} is no option of a request.", hint=f"known: {', '.join(_NAMES)}"
+        )
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    # A schema may be the truth value: true allows any JSON, false none.
+    if options.get("schema") is False:
+        given.append("schema")
+    if len(given) > 1:
+        raise ConfigError(
+            f"{given[0]} and {given[1]}: a text follows one structure.", hint="give one of them"
+        )
+    return given[0] if given else None
+
+
+def grammar_text(name: str, options: StructureOptions) -> str:
+    """The option `name` as llguidance reads grammars. Raises ConfigError for what cannot be one;
+    the grammar itself is read later."""
+    from llguidance import LLMatcher
+
+    if name in ("schema", "json"):
+        wanted = options.get("schema") if name == "schema" else {"type": "object"}
+        text = _of_schema(LLMatcher, wanted)
+    elif name == "choices":
+        text = LLMatcher.grammar_from_lark(_of_choices(options.get("choices")))
+    else:
+        given: object = options.get(name)
+        if not isinstance(given, str):
+            raise _wrong(name, "a string", given)
+        text = LLMatcher.grammar_from_regex(given) if name == "regex" else _of_grammar(given)
+    if len(text) > MAX_STRUCTURE_BYTES:
+        raise ConfigError(
+            f"{name}: {len(text):,} bytes; it may have {MAX_STRUCTURE_BYTES:,}.",
+            hint="make it smaller: every token is checked against it",
+        )
+    return text
+
+
+def _of_schema(matcher: type[LLMatcher], given: object) -> str:
+    if isinstance(given, HasSchema):
+        given = given.model_json_schema()
+    if isinstance(given, str):
+        given = _parsed(given)
+    if isinstance(given, bool):
+        given = {} if given else {"enum": []}
+    if not isinstance(given, Mapping):
+        raise _wrong("schema", "a mapping, JSON text or a pydantic model class", given)
+    try:
+        text = json.dumps(dict(cast("Mapping[str, object]", given)), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"schema: it cannot be written as JSON: {words_of(error)}.",
+            hint="a schema has mappings, lists, strings, numbers, booleans and None",
+        ) from None
+    return matcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITE_SPACE})
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"schema: it is no JSON: {words_of(error)}.",
+            hint='a schema is an object, as in {"type": "object", "properties": {…}}',
+        ) from None
+
+
+def _of_choices(given: object) -> str:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise _wrong("choices", "a list of texts", given)
+    texts = list(cast("Sequence[object]", given))
+    strange = [text for text in texts if not isinstance(text, str)]
+    if strange:
+        raise _wrong("choices", "a list of texts", strange[0], within=True)
+    if not texts:
+        raise ConfigError("choices: there is none to choose.", hint="give one text at least")
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+def _of_grammar(given: str) -> str:
+    """GBNF is told by its sign of definition. Raises ConfigError where it is not understood."""
+    from llguidance import grammar_from
+
+    try:
+        return grammar_from("gbnf" if "::=" in given else "lark", given)
+    except ValueError as error:
+        raise ConfigError(
+            f"grammar: it cannot be read: {words_of(error)}.",
+            hint="GBNF is a subset of what llama.cpp reads; Lark is read as well",
+        ) from None
+
+
+def _wrong(name: str, wanted: str, given: object, *, within: bool = False) -> ConfigError:
+    kind = "None" if given is None else f"a value of type {type(given).__name__}"
+    held = "it holds" if within else "it is"
+    return ConfigError(f"{name}: {held} {kind}; wanted is {wanted}.")

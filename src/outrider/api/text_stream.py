@@ -1,0 +1,77 @@
+"""`TextStream`, the events of one request as a generator that drives the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import TracebackType
+
+from outrider.api.output import OutputStream
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.turns import Turns
+
+
+class TextStream(Generator[TextEvent, None, None]):
+    """The events of a request, an event a round. Whoever asks for the next one drives the engine.
+
+    `close`, or letting go of it, cancels the request and frees its memory. Threads that ask one
+    stream take turns: each event is told once.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        reader: OutputStream,
+        events: Generator[TextEvent, None, None],
+        make_result: Callable[[OutputStream], GenerationResult],
+    ) -> None:
+        self._turns, self._reader, self._events = turns, reader, events
+        self._make_result = make_result
+        self._askers = Turns()
+
+    def __repr__(self) -> str:
+        state = "ended" if self._reader.has_ended else "iterate over its events, or call result()"
+        return f"<TextStream: {state}>"
+
+    def result(self) -> GenerationResult:
+        """The result, after the events that nobody asked for. Raises what the request ended by."""
+        for _ in self:
+            pass
+        self._reader.check()
+        return self._make_result(self._reader)
+
+    def send(self, value: None, /) -> TextEvent:
+        try:
+            with self._asking():
+                return self._events.send(value)
+        except StopIteration:
+            raise
+        except BaseException:
+            # An interrupt may be told when an event is there already.
+            self.close()
+            raise
+
+    def throw(
+        self,
+        typ: type[BaseException] | BaseException,
+        val: BaseException | object = None,
+        tb: TracebackType | None = None,
+        /,
+    ) -> TextEvent:
+        del tb
+        given = val if isinstance(val, BaseException) else typ
+        with self._asking():
+            return self._events.throw(given if isinstance(given, BaseException) else given())
+
+    def close(self) -> None:
+        with self._asking():
+            self._events.close()
+
+    @contextmanager
+    def _asking(self) -> Generator[None]:
+        with self._turns.call(), self._askers.call(), self._askers.turn():
+            self._reader.is_asked = True
+            try:
+                yield
+            finally:
+                self._reader.is_asked = False

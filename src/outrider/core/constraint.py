@@ -1,0 +1,95 @@
+"""Which tokens may follow a text: what a logits processor asks of a mask, and of a grammar.
+
+A round asks for all nodes of a draft at once. A constraint may therefore walk the draft as the tree
+that it is, forward and back, and keep its place in the text from round to round.
+
+Shapes:  N = nodes, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ConfigError
+
+# Given the text written so far (ids after the prompt): which ids may come next, as booleans of
+# shape V; None allows all. It is asked about drafted text too, so it must not remember its calls.
+AllowedTokens = Callable[[Sequence[int]], Tensor | None]
+
+
+class TokenConstraint(Protocol):
+    """What may follow each text of one request. Answers depend on the text alone, whatever was
+    asked before; between two calls the text grows by what was committed, and never shrinks.
+    `knows_forced` says that `forced` costs next to nothing, so that it is asked every round."""
+
+    @property
+    def knows_forced(self) -> bool: ...
+
+    def masks(
+        self, text: Sequence[int], suffixes: Sequence[Sequence[int]], vocab_size: int
+    ) -> Tensor | None:
+        """What may follow `text` and then each suffix: booleans of shape NV, None allows all. A
+        row without a true value says that the text is at its end."""
+        ...
+
+    def forced(self, text: Sequence[int], most: int) -> Sequence[int]:
+        """Up to `most` tokens that surely or almost surely follow `text`: worth a draft, no more.
+        The masks after them may allow others."""
+        ...
+
+
+class CallbackConstraint:
+    """A TokenConstraint that asks a callback for each node."""
+
+    knows_forced = False
+
+    def __init__(self, allowed: AllowedTokens) -> None:
+        self._allowed = allowed
+
+    def masks(
+        self, text: Sequence[int], suffixes: Sequence[Sequence[int]], vocab_size: int
+    ) -> Tensor | None:
+        """Raises ConfigError for what is no mask."""
+        found = [_checked(self._allowed([*text, *suffix]), vocab_size) for suffix in suffixes]
+        first = next((mask_V for mask_V in found if mask_V is not None), None)
+        if first is None:
+            return None
+        all_V = torch.ones_like(first)
+        return torch.stack([all_V if mask is None else mask.to(first.device) for mask in found])
+
+    def forced(self, text: Sequence[int], most: int) -> Sequence[int]:
+        """As far as a single token is allowed. Each costs a call of the mask."""
+        found: list[int] = []
+        while len(found) < most:
+            mask_V = self._allowed([*text, *found])
+            if mask_V is None or int(mask_V.sum()) != 1:
+                break
+            found.append(int(mask_V.nonzero()[0, 0]))
+        return found
+
+
+def _checked(given: object, vocab_size: int) -> Tensor | None:
+    """A callback may be anybody's code."""
+    if given is None:
+        return None
+    if not isinstance(given, Tensor) or (tuple(given.shape), given.dtype) != (
+        (vocab_size,),
+        torch.bool,
+    ):
+        raise ConfigError(
+            f"an allowed-token mask must be a tensor of {vocab_size} booleans, got "
+            f"{_described(given)}."
+        )
+    if given.is_meta or given.layout is not torch.strided:
+        raise ConfigError("an allowed-token mask must hold its booleans: no meta, no sparse.")
+    return given
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"shape {list(value.shape)} of {value.dtype}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,184 @@
+"""Calls as users of other libraries write them: keywords, arrays, one text, a failure beside
+others, a context manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.core.errors import ConfigError
+from outrider.core.options import EngineOptions, SamplingOptions
+
+pytestmark = pytest.mark.weights
+
+PROMPT = "def quicksort(items):"
+FORMS: list[Callable[[list[int]], Any]] = [
+    list,
+    tuple,
+    np.array,
+    torch.tensor,
+    iter,
+    lambda ids: list(np.array(ids)),
+    lambda ids: np.array(ids, dtype=np.int32),
+    lambda ids: np.array([ids]),
+    lambda ids: torch.tensor([ids]),
+    lambda ids: [torch.tensor(ids)],
+]
+# Each with what its hint says.
+WRONG: list[tuple[Callable[[Any], object], str]] = [
+    (lambda llm: llm.generate("x", max_new_tokens=4), "max_tokens"),
+    (lambda llm: llm.generate("x", temprature=1), "temperature"),
+    (lambda llm: llm.generate("x", {"max_tokens": 4}), "keywords"),
+    (lambda llm: llm.stream("x", n_predict=4), "max_tokens"),
+    (lambda llm: llm.chat([1, 2]), "role"),
+    (lambda llm: type(llm)(num_speculative_tokens=4), "k"),
+    (lambda llm: type(llm)(config={"k": 4}), "keywords"),
+    (lambda llm: type(llm)(7), "folder"),
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(drafter="ngram", k=3, context=256) as made:
+        yield made
+
+
+def ids_of(llm: LLM, *prompts: Any, **options: Any) -> list[tuple[int, ...]]:
+    return [result.token_ids for result in llm.generate(*prompts, **options)]
+
+
+def test_fields_of_the_configuration_are_keywords(llm: LLM) -> None:
+    assert llm.config == EngineConfig(drafter="ngram", k=3, context=256)
+    plain = EngineConfig(k=2, drafter="ngram", context=256)
+    given = LLM(config=plain, k=5, controller="band").config
+    assert (given.k, given.drafter, given.controller) == (5, "ngram", "band")
+
+
+def test_sampling_parameters_are_keywords(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=9, temperature=0.8, seed=3, stop=("\n\n",))
+    asked = {"max_tokens": 9, "temperature": 0.8, "seed": 3, "stop": "\n\n"}
+    wanted = ids_of(llm, PROMPT, params)
+    assert ids_of(llm, PROMPT, **asked) == wanted
+    assert ids_of(llm, PROMPT, SamplingParams(max_tokens=2, stop="x"), **asked) == wanted
+    stream = llm.stream(PROMPT, **asked)  # pyright: ignore[reportArgumentType]
+    assert [id for event in stream for id in event.token_ids] == list(wanted[0])
+
+
+@pytest.mark.parametrize("stop", ["\n\n", ["\n\n"], ("\n\n",)])
+def test_stop_is_a_text_or_any_sequence(stop: Any) -> None:
+    assert SamplingParams(stop=stop) == SamplingParams(stop=("\n\n",))
+    assert SamplingParams(bad_words=stop).bad_words == ("\n\n",)
+
+
+def test_every_field_is_a_keyword_of_the_same_type_that_help_explains() -> None:
+    for options, kind in ((EngineOptions, EngineConfig), (SamplingOptions, SamplingParams)):
+        wanted = get_type_hints(kind)
+        if kind is EngineConfig:
+            # LLM's own parameter, which may be an object too.
+            del wanted["controller"]
+        assert get_type_hints(options) == wanted
+        for item in fields(kind):
+            assert f"{item.name} = {item.default!r}: " in (kind.__doc__ or "")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ids_come_in_any_container(form: Callable[[list[int]], Any], llm: LLM) -> None:
+    ids = llm.tokenizer.encode(PROMPT)
+    assert ids_of(llm, form(ids), max_tokens=4) == ids_of(llm, PROMPT, max_tokens=4)
+
+
+def test_rows_and_generators_are_several_prompts(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(PROMPT)
+    assert len(llm.generate(torch.tensor([ids, ids[::-1]]), max_tokens=2)) == 2
+    assert len(llm.generate((text for text in ("a", "b", "c")), max_tokens=2)) == 3  # pyright: ignore[reportArgumentType]
+    assert llm.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, 2.5, True, b"text", {"prompt": "x"}, [1.5], [None], [[]], np.ones(3)]
+)
+def test_what_is_no_prompt_is_an_error_that_says_so(prompts: Any, llm: LLM) -> None:
+    with pytest.raises(ConfigError) as raised:
+        llm.generate(prompts)
+    assert raised.value.hint
+    with pytest.raises(ConfigError):
+        llm.stream(prompts)
+    with pytest.raises(ConfigError):
+        llm.submit(prompts)
+
+
+@pytest.mark.parametrize(("call", "hint"), WRONG)
+def test_a_wrong_keyword_or_type_is_an_error_with_the_right_one(
+    call: Callable[[Any], object], hint: str, llm: LLM
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        call(llm)
+    assert hint in str(raised.value.hint)
+
+
+def test_a_prompt_that_cannot_be_run_fails_alone(llm: LLM) -> None:
+    long = "x " * 2000
+    good, bad, other = llm.generate([PROMPT, long, PROMPT], max_tokens=4, n=2)[::2]
+    assert good.token_ids == other.token_ids
+    assert (good.error, good.finish_reason) == (None, "length")
+    assert bad.finish_reason == "error"
+    assert "does not fit a window" in str(bad.error)
+    assert bad.from_dict(bad.to_dict()) == bad
+    with pytest.raises(ConfigError, match="does not fit a window"):
+        llm.generate([long, long])
+    with pytest.raises(ConfigError, match="does not fit a window"):
+        llm.generate(long)
+
+
+def test_a_mask_that_raises_ends_its_own_request(llm: LLM) -> None:
+    first = llm.tokenizer.encode(PROMPT)[0]
+    calls: list[int] = []
+
+    def mask(text: Any) -> None:
+        calls.append(len(text))
+        if len(calls) == 1:
+            raise ZeroDivisionError(first)
+
+    results = llm.generate([PROMPT, PROMPT], max_tokens=4, allowed=mask)
+    assert sorted(result.finish_reason or "" for result in results) == ["error", "length"]
+    assert llm.free_tokens > 0
+
+
+def test_without_a_seed_each_request_draws_one_and_names_it(llm: LLM) -> None:
+    asked: dict[str, Any] = {"temperature": 1.5, "max_tokens": 12}
+    results = [llm.generate(PROMPT, **asked)[0] for _ in range(3)]
+    seeds = [result.seed for result in results]
+    assert None not in seeds
+    assert len(set(seeds)) == 3
+    for result, seed in zip(results, seeds, strict=True):
+        assert llm.generate(PROMPT, seed=seed, **asked)[0].token_ids == result.token_ids
+    both = llm.generate(PROMPT, n=2, **asked)
+    assert both[0].seed == both[1].seed
+    assert both[0].token_ids != both[1].token_ids
+    assert llm.generate(PROMPT, max_tokens=2)[0].seed is None
+
+
+def test_chat_takes_one_text_and_its_result_is_the_whole_turn(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    assert llm.chat("hello", max_tokens=6).result().token_ids == (
+        llm.chat(messages, max_tokens=6).result().token_ids
+    )
+    stream = llm.stream(PROMPT, max_tokens=6)
+    assert next(stream).token_ids
+    assert stream.result().num_tokens == 6
+    assert stream.result() == stream.result()
+
+
+def test_it_is_a_context_manager_and_says_what_it_is() -> None:
+    with LLM(drafter="suffix", context=128) as llm:
+        text = repr(llm)
+    assert all(word in text for word in ("outrider/embedded", "suffix", "MB"))
+    result = llm.generate(PROMPT, max_tokens=3)[0]
+    assert repr(result.text) in repr(result)
+    assert "token_seconds" not in repr(result)

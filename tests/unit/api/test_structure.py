@@ -1,0 +1,131 @@
+"""What a text may be asked to be: every way to say it, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from outrider.api.grammar import Grammars
+from outrider.api.structure import StructureOptions, chosen
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.errors import ConfigError
+from outrider.models.loading import resolve
+
+pytestmark = pytest.mark.weights
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    tokenizer = Tokenizer.load(resolve("outrider/embedded"))
+    return Grammars(tokenizer, tokenizer.vocab_size, frozenset(tokenizer.stop_ids))
+
+
+def accepts(grammars: Grammars, options: StructureOptions, text: str) -> bool:
+    """Whether `text` is all that was asked for, to its end."""
+    made = grammars.of(options)
+    assert made is not None
+    parser = made.matcher.deep_copy()
+    tokenizer = Tokenizer.load(resolve("outrider/embedded"))
+    ids = tokenizer.encode(text, add_special=False)
+    return parser.try_consume_tokens(ids) == len(ids) and parser.is_accepting()
+
+
+class Point:
+    """As a pydantic model class."""
+
+    @classmethod
+    def model_json_schema(cls) -> Mapping[str, object]:
+        return {
+            "type": "object",
+            "properties": {"x": {"type": "integer"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [Point, Point.model_json_schema(), '{"properties": {"x": {"type": "integer"}}}'],
+    ids=["model", "mapping", "text"],
+)
+def test_a_schema_is_a_mapping_a_text_or_a_model(grammars: Grammars, schema: Any) -> None:
+    assert accepts(grammars, {"schema": schema}, '{"x": 12}')
+    assert not accepts(grammars, {"schema": schema}, '{"x": "12"}')
+
+
+def test_the_other_ways(grammars: Grammars) -> None:
+    assert accepts(grammars, {"schema": True}, "[1, null]")
+    assert accepts(grammars, {"json": True}, '{"a": [1, {"b": null}]}')
+    assert not accepts(grammars, {"json": True}, "[1]")
+    assert accepts(grammars, {"regex": "[a-c]+-[0-9]{2}"}, "abc-12")
+    assert not accepts(grammars, {"regex": "[a-c]+-[0-9]{2}"}, "abc-123")
+    strange = ['a"b\\', "é 😀\n", ""]
+    for text in strange:
+        assert accepts(grammars, {"choices": strange}, text)
+    assert not accepts(grammars, {"choices": strange}, "é")
+    assert accepts(grammars, {"grammar": 'start: "yes" | "no" "!"*'}, "no!!")
+    assert accepts(grammars, {"grammar": 'root ::= "yes" | "no" bang*\nbang ::= "!"'}, "no!!")
+
+
+def test_a_grammar_may_hold_json_and_special_tokens(grammars: Grammars) -> None:
+    call = '{"properties": {"tool": {"const": "add"}}, "required": ["tool"]}'
+    lark = f'start: "<call>" call "</call>" | <|assistant|> "no"\ncall: %json {call}'
+    assert accepts(grammars, {"grammar": lark}, '<call>{"tool": "add"}</call>')
+    assert accepts(grammars, {"grammar": lark}, "<|assistant|>no")
+    assert not accepts(grammars, {"grammar": lark}, '<call>{"tool": "sub"}</call>')
+
+
+def test_white_space_comes_to_an_end(grammars: Grammars) -> None:
+    for blanks in ("", " ", "\n", "\n\n" + " " * 20):
+        assert accepts(grammars, {"json": True}, '{"a":' + blanks + "1}")
+    for blanks in ("  ", "\n\n\n", "\n" + " " * 21):
+        assert not accepts(grammars, {"json": True}, '{"a":' + blanks + "1}")
+
+
+def test_none_is_none() -> None:
+    assert chosen({}) is None
+    assert chosen({"schema": None, "json": False, "regex": None}) is None
+    assert chosen({"schema": {}}) == "schema"
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A schema so deep."""
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"properties": {"a": found}}
+    return found
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"schema": {}, "regex": "a"}, "schema and regex: a text follows one"),
+    ({"schema": False, "json": True}, "follows one structure"),
+    ({"shema": {}}, "'shema' is no option"),
+    ({"schema": 3}, "schema: it is a value of type int; wanted"),
+    ({"schema": "{"}, "schema: it is no JSON"),
+    ({"schema": "[1]"}, "schema: it is a value of type list"),
+    ({"schema": {"a": object()}}, "schema: it cannot be written as JSON"),
+    ({"schema": {"maximum": float("nan")}}, "schema: it cannot be written as JSON"),
+    ({"schema": nested(20_000)}, "schema: it cannot be written as JSON"),
+    ({"schema": {"type": "objekt"}}, "schema: it cannot be followed: Invalid type: objekt"),
+    ({"schema": {"type": "array", "uniqueItems": True}}, "Unimplemented keys"),
+    ({"schema": {"$ref": "#/nope"}}, "schema: it cannot be followed: Pointer '/nope'"),
+    ({"schema": {"enum": []}}, "schema: it cannot be followed"),
+    ({"schema": {"enum": ["x" * (1 << 20)]}}, "it may have 1,048,576"),
+    ({"regex": "(a"}, "regex: it cannot be followed: .*unclosed group"),
+    ({"regex": r"(?=a)b"}, "regex: it cannot be followed"),
+    ({"regex": 3}, "regex: it is a value of type int; wanted is a string"),
+    ({"choices": []}, "choices: there is none"),
+    ({"choices": "red"}, "choices: it is a value of type str"),
+    ({"choices": ["red", 1]}, "choices: it holds a value of type int"),
+    ({"grammar": 'start: "a" foo'}, 'grammar: it cannot be followed: .*unknown name: "foo"'),
+    ({"grammar": "root ::= ("}, "grammar: it cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), WRONG, ids=[told for _, told in WRONG])
+def test_what_is_wrong_is_said(grammars: Grammars, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        grammars.of(cast("StructureOptions", options))
+    assert len(str(caught.value)) < 500

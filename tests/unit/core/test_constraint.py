@@ -1,0 +1,48 @@
+"""A callback in the place of a constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.constraint import CallbackConstraint
+from outrider.core.errors import ConfigError
+
+VOCAB = 4
+
+
+def only(*ids: int) -> Tensor:
+    mask_V = torch.zeros(VOCAB, dtype=torch.bool)
+    mask_V[list(ids)] = True
+    return mask_V
+
+
+def test_it_is_asked_for_each_node_and_none_allows_all() -> None:
+    seen: list[list[int]] = []
+
+    def allowed(text: Sequence[int]) -> Tensor | None:
+        seen.append(list(text))
+        return None if len(text) == 1 else only(len(text))
+
+    constraint = CallbackConstraint(allowed)
+    found_NV = constraint.masks([1], [(), (2,), (2, 3)], VOCAB)
+    assert found_NV is not None
+    assert seen == [[1], [1, 2], [1, 2, 3]]
+    wanted_NV = torch.stack([torch.ones(VOCAB, dtype=torch.bool), only(2), only(3)])
+    assert torch.equal(found_NV, wanted_NV)
+    assert CallbackConstraint(lambda text: None).masks([1], [()], VOCAB) is None
+
+
+def test_forced_tokens_are_followed_while_one_is_left() -> None:
+    constraint = CallbackConstraint(lambda text: only(len(text)) if len(text) < 3 else only(0, 1))
+    assert list(constraint.forced([], 9)) == [0, 1, 2]
+    assert list(constraint.forced([0], 1)) == [1]
+    assert not constraint.knows_forced
+
+
+def test_what_is_no_mask_is_told() -> None:
+    with pytest.raises(ConfigError, match="a tensor of 5 booleans, got shape"):
+        CallbackConstraint(lambda text: only(1)).masks([], [()], 5)
