@@ -106,8 +106,9 @@ def run(
 ) -> list[RequestHandle]:
     """All requests at once; `change` is told of the culprit, whose mask may be given."""
     free = llm.free_tokens
+    none: dict[str, Any] = {}
     tickets = [
-        llm.submit(prompt, PARAMS, **(named if index == CULPRIT else {}))
+        llm.submit(prompt, PARAMS, **(named if index == CULPRIT else none))
         for index, prompt in enumerate(PROMPTS)
     ]
     change(tickets[CULPRIT])

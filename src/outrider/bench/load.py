@@ -235,7 +235,7 @@ class _Driver:
             self.params,
             max_tokens=request.max_tokens,
             min_tokens=min(self.params.min_tokens, request.max_tokens),
-            seed=(self.params.seed + self._number) % 2**63,
+            seed=((self.params.seed or 0) + self._number) % 2**63,
         )
         served = Served(number=self._number, request=request, arrived=arrived, submitted=self.now())
         self._number += 1

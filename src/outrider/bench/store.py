@@ -100,7 +100,7 @@ def _value(name: str, value: Any, hint: Any, tolerant: bool) -> Any:
     if not fits(value, hint):
         raise RecordError(f"{name} is {value!r:.40}")
     as_tuple = kind is tuple and isinstance(value, list)
-    return tuple(cast("list[object]", value)) if as_tuple else value
+    return tuple(cast("list[object]", value)) if as_tuple else cast("object", value)
 
 
 def _each(name: str, values: list[object], kind: type[T], tolerant: bool) -> list[T]:

@@ -130,7 +130,7 @@ def _write_rows(llm: LLM, given: Windows, numbers: Iterable[int]) -> list[list[i
         )
         for number in numbers
     ]
-    return _written(llm, [host_ints(given.at(one.seed)[:num_given]) for one in params], params)
+    return _written(llm, [host_ints(given.at(one.seed or 0)[:num_given]) for one in params], params)
 
 
 def _written(
