@@ -81,6 +81,8 @@ OF_PLANS = " ".join(flag for flag in ALL.split() if flag not in NOT_OF_PLANS)
 OF_TRACES = " ".join(
     flag for flag in ALL.split() if flag == "--schedule" or flag not in NOT_OF_ENGINES
 )
+# A batch keeps no record of rounds.
+OF_BATCHES = " ".join(flag for flag in ALL.split() if flag not in ("--profile", "--no-profile"))
 OF_TRAINING = (
     "--batch --device --field --fresh --held-out --json --learning-rate --measure-seconds "
     "--minutes --save-seconds --seed --steps --threads --tokens --warmup --window"
@@ -93,6 +95,7 @@ FLAGS: dict[tuple[str, ...], str] = {
     ): f"{ALL} --choice --compare --grammar --json --json-object --output --quiet --regex "
     "--schema --stdin",
     ("chat",): f"{ALL} --json --system",
+    ("batch",): f"{OF_BATCHES} --fresh --json --quiet --read-ahead --unordered",
     ("models", "pull"): "--draft --json --revision",
     ("models", "list"): "--json",
     ("models", "inspect"): "--json",
