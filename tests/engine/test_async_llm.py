@@ -180,7 +180,7 @@ def test_closing_tells_readers(llm: LLM) -> None:
 
 def test_no_more_wait_than_may(llm: LLM) -> None:
     async def main() -> None:
-        async with AsyncLLM(llm, max_waiting=1) as owner:
+        async with AsyncLLM(llm, max_queued=1) as owner:
             with pytest.raises(QueueFullError):
                 await asyncio.gather(*(owner.generate(PROMPTS, LONG) for _ in range(4)))
 
@@ -219,6 +219,9 @@ def test_two_event_loops_share_one(owner: AsyncLLM) -> None:
 
 
 def test_a_draft_beside_a_loaded_llm_is_refused(llm: LLM) -> None:
-    for options in ({"config": EngineConfig()}, {"draft": "none"}, {"k": 3}):
-        with pytest.raises(ConfigError, match="loaded"):
-            AsyncLLM(llm, **options)
+    with pytest.raises(ConfigError, match="loaded"):
+        AsyncLLM(llm, config=EngineConfig())
+    with pytest.raises(ConfigError, match="loaded"):
+        AsyncLLM(llm, draft="none")
+    with pytest.raises(ConfigError, match="loaded"):
+        AsyncLLM(llm, k=3)

@@ -106,7 +106,7 @@ def test_openai_lines_have_openais_answers(llm: LLM, batches: Batches) -> None:
     (choice,) = body["choices"]
     assert choice["message"]["role"] == "assistant"
     assert choice["finish_reason"] in ("stop", "length")
-    ids = llm.encode([{"role": "user", "content": "hello"}])
+    ids = llm.encode_chat("hello")
     (alone,) = llm.generate([ids], SamplingParams(max_tokens=5))
     assert choice["message"]["content"] == alone.text
     assert body["usage"]["prompt_tokens"] == len(ids)

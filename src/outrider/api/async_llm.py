@@ -109,8 +109,8 @@ class AsyncLLM:
 
     `model` may be an LLM that is there already; `options` are fields of EngineConfig. Prompts
     become ids in threads of their own, and one thread runs the engine, so no call holds up the
-    loop. At most `max_waiting` requests wait; one more raises QueueFullError. `async with` closes
-    it at the end.
+    loop. At most `max_queued` requests wait beside those in the engine's own queue; one more raises
+    QueueFullError. `async with` closes it at the end.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class AsyncLLM:
         *,
         draft: str | Path | None = None,
         config: EngineConfig | None = None,
-        max_waiting: int = 100_000,
+        max_queued: int = 100_000,
         **options: Unpack[EngineOptions],
     ) -> None:
         if isinstance(model, LLM):
@@ -131,7 +131,7 @@ class AsyncLLM:
             self.llm = model
         else:
             self.llm = LLM(model, draft=draft, config=config, **options)
-        self.engine = EngineThread(self.llm, max_waiting)
+        self.engine = EngineThread(self.llm, max_queued)
         self._encoders = ThreadPoolExecutor(_NUM_ENCODERS, "outrider-encode")
 
     def stream(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, Literal, cast
 
 from outrider.api.prompts import Message, Prompt
 from outrider.api.result import GenerationResult
@@ -54,19 +54,15 @@ _FINISH = {"stop": "stop", "length": "length", "timeout": "length"}
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """The line number `number`, from 1 on, that asks for `params.n` completions of each prompt."""
+    """The line number `number`, from 1 on, that asks for `params.n` completions of each of
+    `prompts`, or of the conversation `chat`."""
 
     number: int
     kind: Kind
-    prompts: Sequence[Prompt | Chat]
+    prompts: Sequence[Prompt]
+    chat: Chat | None
     params: SamplingParams
     custom_id: str | None = None
-    model: str | None = None
-
-
-def is_chat(prompt: object) -> TypeGuard[Chat]:
-    entries = cast("list[object]", prompt) if isinstance(prompt, list) else []
-    return bool(entries) and isinstance(entries[0], Mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +95,11 @@ def read_line(number: int, text: str, defaults: SamplingParams) -> BatchLine | B
             kind, body = _openai(record)
         seeded = replace(defaults, seed=((defaults.seed or 0) + number - 1) % 2**63)
         params = _params(body, seeded, kind)
-        prompts = _prompts(body, kind)
+        is_chat = kind == "chat" or (kind == "plain" and "messages" in body)
+        chat = _messages(body.get("messages")) if is_chat else None
+        prompts = [] if is_chat else _prompts(body, kind)
         custom_id = custom_id if kind != "plain" else _text(body.get("id", body.get("custom_id")))
-        return BatchLine(number, kind, prompts, params, custom_id, _text(body.get("model")))
+        return BatchLine(number, kind, prompts, chat, params, custom_id)
     except OutriderError as error:
         return BadLine(number, error, kind, custom_id)
 
@@ -163,9 +161,7 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
-def _prompts(body: Mapping[str, Any], kind: Kind) -> Sequence[Prompt | Chat]:
-    if kind == "chat" or (kind == "plain" and "messages" in body):
-        return [_messages(body.get("messages"))]
+def _prompts(body: Mapping[str, Any], kind: Kind) -> Sequence[Prompt]:
     prompt: Any = body.get("prompt")
     if isinstance(prompt, str):
         return [prompt]

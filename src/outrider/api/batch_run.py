@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from outrider.api.batch_files import AnswerFile, RawLine
-from outrider.api.batch_lines import Answers, BadLine, BatchLine, Chat, is_chat, read_line
+from outrider.api.batch_lines import Answers, BadLine, BatchLine, read_line
 from outrider.api.llm import LLM
-from outrider.api.prompts import Prompt
 from outrider.api.request import RequestHandle
 from outrider.api.result import GenerationResult
 from outrider.core.errors import ConfigError
@@ -103,7 +102,7 @@ class Batch:
             self._end(found)
             return
         try:
-            requests = [r for prompt in line.prompts for r in self._requests(found, line, prompt)]
+            requests = [r for ids in self._ids(line) for r in self._requests(found, line, ids)]
         except Exception as error:  # noqa: BLE001 - a line's mistake is its own
             found.error = error
             self._end(found)
@@ -112,8 +111,12 @@ class Batch:
         found.results = [None] * len(requests)
         self._pending += requests
 
-    def _requests(self, owner: _OpenLine, line: BatchLine, prompt: Prompt | Chat) -> list[_Request]:
-        ids = self.llm.encode_chat(prompt) if is_chat(prompt) else self.llm.encode(prompt)
+    def _ids(self, line: BatchLine) -> list[list[int]]:
+        if line.chat is not None:
+            return [self.llm.encode_chat(line.chat)]
+        return [self.llm.encode(prompt) for prompt in line.prompts]
+
+    def _requests(self, owner: _OpenLine, line: BatchLine, ids: list[int]) -> list[_Request]:
         first = len(owner.num_prompt) * line.params.n
         owner.num_prompt.append(len(ids))
         pages = self._pages(ids)

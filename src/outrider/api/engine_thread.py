@@ -62,11 +62,11 @@ class AsyncRequest:
 
 
 class EngineThread:
-    """The owner of `llm`, of which others may then only read. `max_waiting` requests may wait; of
+    """The owner of `llm`, of which others may then only read. `max_queued` requests may wait; of
     the next one `add` raises QueueFullError."""
 
-    def __init__(self, llm: LLM, max_waiting: int) -> None:
-        self._state = _State(llm, max_waiting)
+    def __init__(self, llm: LLM, max_queued: int) -> None:
+        self._state = _State(llm, max_queued)
         thread = threading.Thread(
             target=_run, args=(self._state,), name="outrider-engine", daemon=True
         )
@@ -80,7 +80,7 @@ class EngineThread:
         with state.changed:
             if state.closing is not None:
                 raise state.closing
-            if len(state.new) + len(state.queue) >= state.max_waiting:
+            if len(state.new) + len(state.queue) >= state.max_queued:
                 state.num_refused += 1
                 raise QueueFullError(len(state.new) + len(state.queue), state.num_refused)
             state.new.append(request)
@@ -106,7 +106,7 @@ class _State:
     `running` and `fresh` are the engine thread's."""
 
     llm: LLM
-    max_waiting: int
+    max_queued: int
     changed: threading.Condition = field(default_factory=threading.Condition)
     new: deque[AsyncRequest] = field(default_factory=deque[AsyncRequest])
     leaving: deque[AsyncRequest] = field(default_factory=deque[AsyncRequest])

@@ -13,7 +13,7 @@ from outrider.api.batch_lines import BadLine, BatchLine, answered, read_line
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
 
-DEFAULTS = SamplingParams(max_tokens=9)
+DEFAULTS = SamplingParams(max_tokens=9, seed=0)
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -39,7 +39,7 @@ def test_a_plain_line_has_a_prompt_and_settings() -> None:
     assert line.prompts == ["hi"]
     assert line.custom_id == "7"
     assert (line.params.max_tokens, line.params.stop, line.params.top_k) == (3, ("\n",), 5)
-    assert good({"messages": MESSAGES}).prompts == [MESSAGES]
+    assert good({"messages": MESSAGES}).chat == MESSAGES
     assert good({"prompt": [1, 2]}).prompts == [[1, 2]]
 
 
@@ -66,8 +66,8 @@ def test_a_chat_line_is_read_as_openai_means_it() -> None:
     }
     line = good(openai(body))
     assert line.kind == "chat"
-    assert (line.custom_id, line.model) == ("a", "gpt-9")
-    assert line.prompts == [[{"role": "user", "content": "hehe"}]]
+    assert line.custom_id == "a"
+    assert line.chat == [{"role": "user", "content": "hehe"}]
     assert line.params.max_tokens == 4
     assert line.params.logit_bias == {3: 5}
     assert (line.params.logprobs, line.params.top_logprobs) == (True, 2)
