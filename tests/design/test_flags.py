@@ -95,7 +95,8 @@ FLAGS: dict[tuple[str, ...], str] = {
     ): f"{ALL} --choice --compare --grammar --json --json-object --output --quiet --regex "
     "--schema --stdin",
     ("chat",): f"{ALL} --json --system",
-    ("batch",): f"{OF_BATCHES} --fresh --json --quiet --read-ahead --unordered",
+    ("batch",): f"{OF_BATCHES} --choice --fresh --grammar --json --json-object --output --quiet "
+    "--read-ahead --regex --schema --unordered",
     ("models", "pull"): "--draft --json --revision",
     ("models", "list"): "--json",
     ("models", "inspect"): "--json",

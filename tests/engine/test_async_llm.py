@@ -115,6 +115,25 @@ def test_a_chat_and_ids(llm: LLM, owner: AsyncLLM) -> None:
     assert of_ids == llm.generate(PROMPTS[0], SHORT)[0].text
 
 
+def test_a_text_may_have_to_be_one_of_some(owner: AsyncLLM) -> None:
+    async def main() -> tuple[str, list[GenerationResult]]:
+        stream = owner.stream("x", regex="[0-9]{4}")
+        text = "".join([event.text async for event in stream])
+        return text, await owner.generate(["x", "y"], choices=["yes", "no"])
+
+    text, results = run(main())
+    assert text.isdecimal()
+    assert len(text) == 4
+    assert {result.text for result in results} <= {"yes", "no"}
+
+
+def test_one_prompt_that_cannot_be_run_has_a_result(owner: AsyncLLM) -> None:
+    results = run(owner.generate(["x", "", "y"], max_tokens=3))
+    assert [bool(result.error) for result in results] == [False, True, False]
+    with pytest.raises(ConfigError, match="empty"):
+        run(owner.generate(["", ""]))
+
+
 def test_cancelling_generate_ends_its_requests(llm: LLM, owner: AsyncLLM) -> None:
     before = llm.counts.cancelled
 

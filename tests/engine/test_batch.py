@@ -140,6 +140,29 @@ def test_a_line_that_fails_is_a_line_with_an_error(batches: Batches) -> None:
         assert (file.num_answers, file.num_errors) == (8, 6)
 
 
+def test_lines_may_say_what_their_text_must_be(batches: Batches) -> None:
+    asked = {"type": "json_schema", "json_schema": {"schema": {"enum": ["a", "b"]}}}
+    body = BODY | {"response_format": asked, "max_tokens": 20}
+    lines = [
+        {"prompt": "x", "choices": ["yes", "no"]},
+        {"prompt": "x", "regex": "[0-9]{3}"},
+        {"custom_id": "c", "url": "/v1/chat/completions", "body": body},
+        {"prompt": "x", "regex": "["},
+        {"prompt": "x", "regex": "a", "choices": ["b"]},
+        {"prompt": "x"},
+    ]
+    batches.write([line | {"max_tokens": 20} if "prompt" in line else line for line in lines])
+    told = batches.run(structure={"choices": ["maybe"]})
+    assert told[0]["text"] in ("yes", "no")
+    assert told[1]["text"].isdecimal()
+    assert len(told[1]["text"]) == 3
+    content = told[2]["response"]["body"]["choices"][0]["message"]["content"]
+    assert json.loads(content) in ("a", "b")
+    assert told[3]["error"]
+    assert told[4]["error"]
+    assert told[5]["text"] == "maybe"
+
+
 def test_prompts_that_begin_alike_are_read_once(
     llm: LLM, batches: Batches, jobs: list[JobTrace]
 ) -> None:

@@ -19,11 +19,12 @@ from outrider.api.engine_thread import AsyncRequest, EngineThread
 from outrider.api.llm import EMBEDDED, LLM
 from outrider.api.prompts import Message, Prompt, several_prompts
 from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.structure import RequestOptions, StructureOptions, sampling_of, structure_in
 from outrider.core.config import EngineConfig
+from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import with_options
-from outrider.core.logits import AllowedTokens
-from outrider.core.options import EngineOptions, SamplingOptions
+from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, params_for_each
 
 # Threads that turn prompts into ids; the library that does it works outside Python's lock.
@@ -140,22 +141,24 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         allowed: AllowedTokens | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> AsyncTextStream:
-        """The events of one completion, as `LLM.stream` has them. `options` are fields of
-        SamplingParams. The first event asked for raises what is wrong with the prompt."""
-        wanted = with_options(SamplingParams, params, options)
-        return self._stream(lambda: self.llm.encode(prompt), wanted, allowed)
+        """The events of one completion; `allowed` and `options` are those of `LLM.stream`. The
+        first event asked for raises what is wrong with the prompt."""
+        wanted = with_options(SamplingParams, params, sampling_of(options))
+        given = structure_in(options)
+        return self._stream(lambda: self.llm.encode(prompt), wanted, allowed, given)
 
     def chat(
         self,
         messages: str | Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> AsyncTextStream:
         """The assistant's next turn, through the checkpoint's own chat template."""
-        wanted = with_options(SamplingParams, params, options)
-        return self._stream(lambda: self.llm.encode_chat(messages), wanted, None)
+        wanted = with_options(SamplingParams, params, sampling_of(options))
+        given = structure_in(options)
+        return self._stream(lambda: self.llm.encode_chat(messages), wanted, None, given)
 
     async def generate(
         self,
@@ -163,17 +166,18 @@ class AsyncLLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         allowed: AllowedTokens | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> list[GenerationResult]:
         """Run all prompts; `n` results for each, in order, as `LLM.generate` gives them: a prompt
         that cannot be run has a result with its `error`, and where none can be run the first error
         is raised. Whoever cancels the task cancels the requests."""
         batch = several_prompts(prompts)
-        each = [one.seeded() for one in params_for_each(params, len(batch), options)]
+        each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
+        structure = structure_in(options)
         entries: list[AsyncRequest | OutriderError] = []
         try:
             for prompt, wanted in zip(batch, each, strict=True):
-                entries += await self._add_all(prompt, wanted, allowed)
+                entries += await self._add_all(prompt, wanted, allowed, structure)
             for entry in entries:
                 while isinstance(entry, AsyncRequest) and not entry.ended:
                     await entry.news()
@@ -190,7 +194,11 @@ class AsyncLLM:
                     self.engine.leave(entry)
 
     async def _add_all(
-        self, prompt: Prompt, params: SamplingParams, allowed: AllowedTokens | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        allowed: AllowedTokens | None,
+        structure: StructureOptions,
     ) -> Sequence[AsyncRequest | OutriderError]:
         """The `n` requests of a prompt, or as often why there are none."""
         try:
@@ -200,7 +208,7 @@ class AsyncLLM:
         single = params if params.n == 1 else replace(params, n=1)
         loop = asyncio.get_running_loop()
         requests = [
-            AsyncRequest(loop, ids, single, allowed, sample, quiet=True)
+            AsyncRequest(loop, ids, single, allowed, structure, sample, quiet=True)
             for sample in range(params.n)
         ]
         for index, request in enumerate(requests):
@@ -246,13 +254,17 @@ class AsyncLLM:
         return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
 
     def _stream(
-        self, encode: _Encode, params: SamplingParams, allowed: AllowedTokens | None
+        self,
+        encode: _Encode,
+        params: SamplingParams,
+        allowed: AllowedTokens | None,
+        structure: StructureOptions,
     ) -> AsyncTextStream:
         if params.n > 1:
             raise ConfigError("a stream has one completion, n asks for more.", hint="use generate")
 
         def make(ids: list[int]) -> AsyncRequest:
-            return AsyncRequest(asyncio.get_running_loop(), ids, params, allowed)
+            return AsyncRequest(asyncio.get_running_loop(), ids, params, allowed, structure)
 
         return AsyncTextStream(self, encode, make)
 

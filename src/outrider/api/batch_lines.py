@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any, Literal, cast
 
 from outrider.api.prompts import Message, Prompt
+from outrider.api.response_format import KEYS, structure_of
 from outrider.api.result import GenerationResult
+from outrider.api.structure import StructureOptions
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, nearest
 from outrider.core.fields import shown
@@ -31,12 +33,13 @@ _URLS: Mapping[str, Kind] = {
     "/v1/completions": "completion",
 }
 _SAMPLING = tuple(item.name for item in fields(SamplingParams))
-# Of OpenAI's bodies: names of their own for settings, and what says nothing about the text.
+# Of OpenAI's bodies: names of their own for settings, and what is no setting.
 _RENAMED = {"max_completion_tokens": "max_tokens"}
 _UNREAD = frozenset((
-    "model", "user", "metadata", "store", "service_tier", "stream_options", "safety_identifier",
-    "prompt_cache_key",
+    "prompt", "messages", "id", "custom_id", "model", "user", "metadata", "store", "service_tier",
+    "stream_options", "safety_identifier", "prompt_cache_key",
 ))  # fmt: skip
+_STRUCTURES = ("schema", "json", "regex", "choices", "grammar")
 # Refused unless they ask for nothing.
 _NOTHING: Mapping[str, tuple[object, ...]] = {
     "stream": (False, None),
@@ -46,7 +49,6 @@ _NOTHING: Mapping[str, tuple[object, ...]] = {
     "tools": ([], None),
     "tool_choice": ("none", "auto", None),
     "functions": ([], None),
-    "response_format": ({"type": "text"}, None),
     "prediction": (None,),
 }
 _FINISH = {"stop": "stop", "length": "length", "timeout": "length"}
@@ -62,6 +64,7 @@ class BatchLine:
     prompts: Sequence[Prompt]
     chat: Chat | None
     params: SamplingParams
+    structure: StructureOptions = field(default_factory=StructureOptions)
     custom_id: str | None = None
 
 
@@ -99,7 +102,8 @@ def read_line(number: int, text: str, defaults: SamplingParams) -> BatchLine | B
         chat = _messages(body.get("messages")) if is_chat else None
         prompts = [] if is_chat else _prompts(body, kind)
         custom_id = custom_id if kind != "plain" else _text(body.get("id", body.get("custom_id")))
-        return BatchLine(number, kind, prompts, chat, params, custom_id)
+        structure = _structure(body, kind)
+        return BatchLine(number, kind, prompts, chat, params, structure, custom_id)
     except OutriderError as error:
         return BadLine(number, error, kind, custom_id)
 
@@ -128,7 +132,7 @@ def _params(body: Mapping[str, Any], defaults: SamplingParams, kind: Kind) -> Sa
     given: dict[str, Any] = {}
     for key, value in body.items():
         name = _RENAMED.get(key, key) if kind != "plain" else key
-        if key in ("prompt", "messages", "id", "custom_id") or (name in _UNREAD):
+        if name in _UNREAD or key in _structure_keys(kind):
             continue
         if key in _NOTHING and (kind != "plain" or key != "prediction"):
             if value not in _NOTHING[key]:
@@ -145,6 +149,17 @@ def _params(body: Mapping[str, Any], defaults: SamplingParams, kind: Kind) -> Sa
         # The line's own limit goes before everybody's least.
         given = {"min_tokens": min(defaults.min_tokens, given["max_tokens"])} | given
     return replace(defaults, **given)
+
+
+def _structure_keys(kind: Kind) -> Sequence[str]:
+    return (*KEYS, *_STRUCTURES) if kind == "plain" else KEYS
+
+
+def _structure(body: Mapping[str, Any], kind: Kind) -> StructureOptions:
+    """What the text must be: by the words of others, or in a plain line by our own."""
+    own = {key: body[key] for key in _STRUCTURES if kind == "plain" and body.get(key) is not None}
+    theirs = structure_of({key: value for key, value in body.items() if key not in own})
+    return cast("StructureOptions", {**theirs, **own})
 
 
 def _value(name: str, value: Any) -> Any:

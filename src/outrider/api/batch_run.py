@@ -18,6 +18,7 @@ from outrider.api.batch_lines import Answers, BadLine, BatchLine, read_line
 from outrider.api.llm import LLM
 from outrider.api.request import RequestHandle
 from outrider.api.result import GenerationResult
+from outrider.api.structure import StructureOptions
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 
@@ -46,6 +47,7 @@ class _Request:
     place: int
     ids: list[int]
     params: SamplingParams
+    structure: StructureOptions
     sample: int
     pages: list[int]
     num_read: int = 0
@@ -54,13 +56,14 @@ class _Request:
 
 @dataclass(slots=True)
 class Batch:
-    """`read_ahead` lines are read at once, and at most twice as many wait for their turn to be
-    written; `run` yields after each job."""
+    """`structure` is what texts must be whose lines say nothing of it. `read_ahead` lines are read
+    at once, and at most twice as many wait to be written; `run` yields after each job."""
 
     llm: LLM
     answers: Answers
     file: AnswerFile
     defaults: SamplingParams
+    structure: StructureOptions = field(default_factory=StructureOptions)
     ordered: bool = True
     read_ahead: int = 256
     num_tokens: int = 0
@@ -120,9 +123,9 @@ class Batch:
         first = len(owner.num_prompt) * line.params.n
         owner.num_prompt.append(len(ids))
         pages = self._pages(ids)
-        single = replace(line.params, n=1)
+        single, structure = replace(line.params, n=1), line.structure or self.structure
         return [
-            _Request(owner, first + sample, ids, single, sample, pages)
+            _Request(owner, first + sample, ids, single, structure, sample, pages)
             for sample in range(line.params.n)
         ]
 
@@ -153,7 +156,9 @@ class Batch:
 
     def _submit(self, request: _Request) -> None:
         try:
-            request.handle = self.llm.submit(request.ids, request.params, sample=request.sample)
+            request.handle = self.llm.submit(
+                request.ids, request.params, sample=request.sample, **request.structure
+            )
         except Exception as error:  # noqa: BLE001 - a line's mistake is its own
             self._finish(request, error)
             return

@@ -20,8 +20,9 @@ from outrider.api.llm import LLM
 from outrider.api.output import OutputStream
 from outrider.api.request import RequestHandle
 from outrider.api.result import TextEvent
+from outrider.api.structure import StructureOptions
+from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, QueueFullError
-from outrider.core.logits import AllowedTokens
 from outrider.core.params import SamplingParams
 
 # Events of a reader that does not ask for them; more become one.
@@ -39,6 +40,7 @@ class AsyncRequest:
     ids: Sequence[int]
     params: SamplingParams
     allowed: AllowedTokens | None = None
+    structure: StructureOptions = field(default_factory=StructureOptions)
     sample: int = 0
     quiet: bool = False
     came: float = field(default_factory=monotonic)
@@ -169,7 +171,11 @@ def _submit(state: _State, request: AsyncRequest) -> None:
         params = replace(params, max_time=max(params.max_time - waited, 1e-6))
     try:
         handle = state.llm.submit(
-            request.ids, params, allowed=request.allowed, sample=request.sample
+            request.ids,
+            params,
+            allowed=request.allowed,
+            sample=request.sample,
+            **request.structure,
         )
     except Exception as error:  # noqa: BLE001 - a request's mistake is its own
         _post(state, request, ended=True, error=error)

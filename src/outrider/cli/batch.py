@@ -18,6 +18,7 @@ from outrider.cli.call import Call
 from outrider.cli.gate import behind
 from outrider.cli.output import answer
 from outrider.cli.session import open_llm, run_record
+from outrider.cli.structure import structure_of
 from outrider.core.errors import ConfigError
 
 # Seconds between two lines of progress: on a terminal, where each replaces the last, and elsewhere.
@@ -36,6 +37,7 @@ def batch(call: Call[BatchOptions]) -> int:
             Answers(call.resolved.program().target, llm.tokenizer),
             file,
             call.resolved.sampling(),
+            structure_of(options),
             ordered=not options.unordered,
             read_ahead=options.read_ahead,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.cli.options import ALL, Argument, JsonOption, verb
+from outrider.cli.options import ALL, Argument, StructureOption, verb
 from outrider.core.fields import setting
 
 
@@ -15,12 +15,13 @@ from outrider.core.fields import setting
     settings=ALL,
     without=("profile",),
 )
-class BatchOptions(JsonOption):
+class BatchOptions(StructureOption):
     """Answer a file of prompts, a JSON line each; goes on where it was stopped.
 
     outrider batch prompts.jsonl answers.jsonl --max-tokens 64
     """
 
+    output: str | None = setting(None, "Also write the JSON object of --json to this file.")
     unordered: bool = setting(False, "Write answers as they end, not in the order of the lines.")
     fresh: bool = setting(False, "Drop the answers that the output file has, and begin anew.")
     read_ahead: int = setting(
