@@ -100,7 +100,7 @@ def read_line(number: int, text: str, defaults: SamplingParams) -> BatchLine | B
         params = _params(body, seeded, kind)
         is_chat = kind == "chat" or (kind == "plain" and "messages" in body)
         chat = _messages(body.get("messages")) if is_chat else None
-        prompts = [] if is_chat else _prompts(body, kind)
+        prompts: Sequence[Prompt] = [] if is_chat else _prompts(body, kind)
         custom_id = custom_id if kind != "plain" else _text(body.get("id", body.get("custom_id")))
         structure = _structure(body, kind)
         return BatchLine(number, kind, prompts, chat, params, structure, custom_id)
