@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from outrider.api.async_llm import AsyncLLM
     from outrider.api.autoregressive import AutoregressiveDecoder
     from outrider.api.llm import LLM
     from outrider.api.wrapper import ModelWrapper, load_wrapper
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "AutoregressiveDecoder",
     "EngineConfig",
     "ModelPair",
@@ -32,6 +34,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "outrider.api.llm",
+    "AsyncLLM": "outrider.api.async_llm",
     "AutoregressiveDecoder": "outrider.api.autoregressive",
     "EngineConfig": "outrider.core.config",
     "ModelPair": "outrider.pairs.catalog",

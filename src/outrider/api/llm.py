@@ -3,7 +3,6 @@
 with LLM("outrider/embedded") as llm:
     for event in llm.stream("def quicksort(items):", max_tokens=64):
         print(event.text, end="")
-    print(llm.last_result.summary())
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from outrider.api.memory import MemoryWatch, gauge
 from outrider.api.output import OutputStream, RequestRouter
 from outrider.api.profile import HasKernels
 from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
-from outrider.api.request import RequestHandle, RequestMaker
+from outrider.api.request import RequestHandle, RequestMaker, check_any
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import RequestOptions, sampling_of
 from outrider.api.text_stream import TextStream
@@ -157,8 +156,7 @@ class LLM:
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes of each part that stays in memory, as they were reckoned before loading: weights,
-        arenas, scratch and logits of every lane."""
+        """Bytes of weights, arenas, scratch and logits of lanes, as reckoned before loading."""
         return {p.name: p.num_bytes for p in self._pair.memory if p.when == "held"}
 
     @property
@@ -216,25 +214,14 @@ class LLM:
                 for prompt, wanted in zip(self._requests.ids_of_all(batch), each, strict=True)
             ]
             self._run([group for group in groups if isinstance(group, list)])
-            failed = [self._error_of(group) for group in groups]
-            first = next(filter(None, failed), None)
-            if first is not None and all(failed):
-                raise first
+            check_any(groups)
             results: list[GenerationResult] = []
             for group, wanted in zip(groups, each, strict=True):
                 readers = group if isinstance(group, list) else []
                 results += [self._result(reader) for reader in readers]
                 if isinstance(group, OutriderError):
-                    results += [self._failed(group)] * wanted.n
+                    results += [self.failed(group)] * wanted.n
             return results
-
-    @staticmethod
-    def _error_of(group: list[OutputStream] | OutriderError) -> BaseException | None:
-        """What a prompt could not be run for; None if any of its completions ended well."""
-        if isinstance(group, OutriderError):
-            return group
-        errors = [reader.seq.error for reader in group]
-        return errors[0] if errors and all(errors) else None
 
     def _run(self, groups: Sequence[Sequence[OutputStream]]) -> None:
         """All readers to their end, whoever's turn ends them. The others of a group start when its
@@ -250,7 +237,7 @@ class LLM:
             while left:
                 with self._turns.turn():
                     if not ended:
-                        while others and _has_read(others[0][0]):
+                        while others and others[0][0].has_read:
                             ready += others.popleft()[1:]
                         self._router.feed(ready, first)
                         self._router.advance()
@@ -268,10 +255,12 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         allowed: AllowedTokens | None = None,
+        sample: int = 0,
         **options: Unpack[RequestOptions],
     ) -> RequestHandle:
-        """Hand a request in beside others; `advance` runs them all. Raises ConfigError as `stream`
-        does, CapacityError if the arena could never hold it, QueueFullError if too many wait."""
+        """Hand a request in beside others; `advance` runs them all. `sample` tells requests of one
+        seed apart, as the `n` completions of `generate` are. Raises ConfigError as `stream` does,
+        CapacityError if the arena could never hold it, QueueFullError if too many wait."""
         params = with_options(SamplingParams, params, sampling_of(options))
         if params.n > 1:
             raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
@@ -280,7 +269,7 @@ class LLM:
             with self._turns.call():
                 ids = self._requests.ids(one_prompt(prompt))
                 masked = self._requests.constraint(allowed, options)
-                reader = self._requests.reader(ids, params, masked, live=True)
+                reader = self._requests.reader(ids, params, masked, sample=sample, live=True)
                 with self._turns.turn():
                     self._router.submit(reader)
             return RequestHandle(reader, self, self._result)
@@ -289,6 +278,21 @@ class LLM:
             if reader is not None:
                 self._router.drop(reader)
             raise
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The checked ids of a prompt. Any thread may call it, without waiting for a turn."""
+        with self._turns.call():
+            return self._requests.ids(one_prompt(prompt))
+
+    def encode_chat(self, messages: str | Sequence[Message]) -> list[int]:
+        """Of a conversation, through the checkpoint's own chat template."""
+        with self._turns.call():
+            return self._requests.ids_of_chat(conversation(messages))
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more request may wait."""
+        return self._engine.has_place
 
     @property
     def has_work(self) -> bool:
@@ -391,10 +395,6 @@ class LLM:
         )
         return self._last
 
-    def _failed(self, error: OutriderError) -> GenerationResult:
+    def failed(self, error: OutriderError) -> GenerationResult:
+        """The result of a prompt that cannot be run."""
         return GenerationResult.failed(error, drafter=self.drafter, k=self._pair.plan.resolved.k)
-
-
-def _has_read(reader: OutputStream) -> bool:
-    """Whether its prompt is in memory, for others to find, or will never be."""
-    return reader.seq.num_emitted > 0 or reader.has_ended

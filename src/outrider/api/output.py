@@ -32,7 +32,8 @@ class OutputStream:
     sequence's stop matcher too, and has read every kept token by the time that their outcome
     arrives here. Otherwise the text is made once, when the result is asked for. `has_ended` says
     that all of its outcomes have arrived and no more will: a lane may end a text before that.
-    `on_end` is told then, whoever's turn it is. `is_asked` while its owner waits for an event.
+    `on_event` is told of each event and `on_end` of the end, whoever's turn it is. `is_asked` while
+    its owner waits for an event.
     """
 
     seq: LiveSequence
@@ -45,6 +46,7 @@ class OutputStream:
     has_ended: bool = False
     was_cancelled: bool = False
     is_asked: bool = False
+    on_event: Callable[[OutputStream], None] | None = None
     on_end: Callable[[OutputStream], None] | None = None
     _events: deque[TextEvent] = field(default_factory=deque[TextEvent])
     _pieces: list[str] = field(default_factory=list[str])
@@ -70,6 +72,8 @@ class OutputStream:
         self._pieces += pieces
         event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs)
         self._events.append(event)
+        if self.on_event is not None:
+            self.on_event(self)
 
     def end(self) -> None:
         """Nothing comes any more. Of a text that ran out of time what was held back is shown."""
@@ -87,6 +91,11 @@ class OutputStream:
         """Raise what the engine gave the sequence up for, if it did."""
         if self.seq.error is not None:
             raise self.seq.error
+
+    @property
+    def has_read(self) -> bool:
+        """Whether its prompt is in memory, for others to find, or will never be."""
+        return self.seq.num_emitted > 0 or self.has_ended
 
     def events(self) -> Iterator[TextEvent]:
         """Yield and forget what has been read so far."""

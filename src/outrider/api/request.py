@@ -251,3 +251,19 @@ class RequestMaker:
     def _cap_note(self, limit: int, wanted: int) -> str:
         window, reason = self._pair.plan.window, self._pair.plan.window_reason
         return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"
+
+
+def _error_of(group: list[OutputStream] | OutriderError) -> BaseException | None:
+    """What a prompt could not be run for; None if any of its completions ended well."""
+    if isinstance(group, OutriderError):
+        return group
+    errors = [reader.seq.error for reader in group]
+    return errors[0] if errors and all(errors) else None
+
+
+def check_any(groups: Sequence[list[OutputStream] | OutriderError]) -> None:
+    """Raise the first error where no prompt could be run."""
+    failed = [_error_of(group) for group in groups]
+    first = next(filter(None, failed), None)
+    if first is not None and all(failed):
+        raise first

@@ -31,6 +31,7 @@ _WORDS_OF_OTHERS = {
     "help": "`outrider --help`, or `outrider VERB --help`",
     "launch": "`outrider chat`; nothing runs in the background",
     "ps": "nothing runs in the background; `outrider list` shows the models of this machine",
+    "run-batch": "`outrider batch INPUT OUTPUT`",
     "rm": "models lie in the hub cache: `hf cache rm`, or delete the folder",
     "serve": "there is no server yet; `outrider chat` and `outrider generate` run here and now",
     "show": "`outrider models inspect MODEL`",

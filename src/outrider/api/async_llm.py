@@ -1,0 +1,277 @@
+"""`AsyncLLM`, an LLM for asyncio: tasks stream and generate, one thread of its own runs the engine.
+
+async with AsyncLLM("outrider/embedded") as llm:
+    async for event in llm.stream("def quicksort(items):"):
+        print(event.text, end="")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self, Unpack
+
+from outrider.api.engine_thread import AsyncRequest, EngineThread
+from outrider.api.llm import EMBEDDED, LLM
+from outrider.api.prompts import Message, Prompt, several_prompts
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.structure import RequestOptions, StructureOptions, sampling_of, structure_in
+from outrider.core.config import EngineConfig
+from outrider.core.constraint import AllowedTokens
+from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.fields import with_options
+from outrider.core.options import EngineOptions
+from outrider.core.params import SamplingParams, params_for_each
+
+# Threads that turn prompts into ids; the library that does it works outside Python's lock.
+_NUM_ENCODERS = 2
+_Encode = Callable[[], list[int]]
+
+
+class AsyncTextStream(AsyncIterator[TextEvent]):
+    """The events of a request, one or more rounds each: a reader who is slow finds fewer, larger
+    ones, and none of the text is lost. The request starts when the first event is asked for.
+
+    Leaving the loop, cancelling the task, `aclose` or letting go of it cancels the request before
+    the engine's next job. `cancel` does so from any thread, and the loop over it ends.
+    """
+
+    def __init__(self, owner: AsyncLLM, encode: _Encode, make: Callable[..., AsyncRequest]) -> None:
+        self._owner, self._encode, self._make = owner, encode, make
+        self._request: AsyncRequest | None = None
+        self._left = False
+        self._is_asked = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TextEvent:
+        if self._is_asked:
+            raise ConfigError("another task is waiting for this stream.", hint="one stream a task")
+        self._is_asked = True
+        try:
+            event = await self._next()
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            self._is_asked = False
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    @property
+    def result(self) -> GenerationResult:
+        """Once the loop over it has ended. Raises what the request failed of, and ConfigError while
+        it runs or if it never did."""
+        return _result(self._request)
+
+    def cancel(self) -> None:
+        """End the request, if it has not ended; from any thread."""
+        self._left = True
+        if self._request is not None and not self._request.ended:
+            self._owner.engine.leave(self._request)
+
+    async def aclose(self) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+    async def _next(self) -> TextEvent | None:
+        """None at the end."""
+        request = self._request
+        if request is None:
+            if self._left:
+                return None
+            ids = await self._owner.encoded(self._encode)
+            request = self._request = self._make(ids)
+            self._owner.engine.add(request)
+        while True:
+            # Asked before: with the end come the last events.
+            ended = request.ended
+            event = self._owner.engine.take(request)
+            if event is not None:
+                return event
+            if ended:
+                if request.error is not None:
+                    raise request.error
+                return None
+            await request.news()
+
+
+class AsyncLLM:
+    """An `LLM` whose callers are tasks, of one event loop or several. It is made and loaded at
+    once, as an LLM is; `await asyncio.to_thread(AsyncLLM, ...)` loads beside a running loop.
+
+    `model` may be an LLM that is there already; `options` are fields of EngineConfig. Prompts
+    become ids in threads of their own, and one thread runs the engine, so no call holds up the
+    loop. At most `max_queued` requests wait beside those in the engine's own queue; one more raises
+    QueueFullError. `async with` closes it at the end.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LLM = EMBEDDED,
+        *,
+        draft: str | Path | None = None,
+        config: EngineConfig | None = None,
+        max_queued: int = 100_000,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        if isinstance(model, LLM):
+            if draft is not None or config is not None or options:
+                raise ConfigError(
+                    "an LLM that is loaded has its draft model and configuration.",
+                    hint="leave everything out but the LLM",
+                )
+            self.llm = model
+        else:
+            self.llm = LLM(model, draft=draft, config=config, **options)
+        self.engine = EngineThread(self.llm, max_queued)
+        self._encoders = ThreadPoolExecutor(_NUM_ENCODERS, "outrider-encode")
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        allowed: AllowedTokens | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncTextStream:
+        """The events of one completion; `allowed` and `options` are those of `LLM.stream`. The
+        first event asked for raises what is wrong with the prompt."""
+        wanted = with_options(SamplingParams, params, sampling_of(options))
+        given = structure_in(options)
+        return self._stream(lambda: self.llm.encode(prompt), wanted, allowed, given)
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncTextStream:
+        """The assistant's next turn, through the checkpoint's own chat template."""
+        wanted = with_options(SamplingParams, params, sampling_of(options))
+        given = structure_in(options)
+        return self._stream(lambda: self.llm.encode_chat(messages), wanted, None, given)
+
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        allowed: AllowedTokens | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[GenerationResult]:
+        """Run all prompts; `n` results for each, in order, as `LLM.generate` gives them: a prompt
+        that cannot be run has a result with its `error`, and where none can be run the first error
+        is raised. Whoever cancels the task cancels the requests."""
+        batch = several_prompts(prompts)
+        each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
+        structure = structure_in(options)
+        entries: list[AsyncRequest | OutriderError] = []
+        try:
+            for prompt, wanted in zip(batch, each, strict=True):
+                entries += await self._add_all(prompt, wanted, allowed, structure)
+            for entry in entries:
+                while isinstance(entry, AsyncRequest) and not entry.ended:
+                    await entry.news()
+            failed = [
+                entry.error if isinstance(entry, AsyncRequest) else entry for entry in entries
+            ]
+            first = next(filter(None, failed), None)
+            if first is not None and all(failed):
+                raise first
+            return [self._outcome(entry) for entry in entries]
+        finally:
+            for entry in entries:
+                if isinstance(entry, AsyncRequest):
+                    self.engine.leave(entry)
+
+    async def _add_all(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        allowed: AllowedTokens | None,
+        structure: StructureOptions,
+    ) -> Sequence[AsyncRequest | OutriderError]:
+        """The `n` requests of a prompt, or as often why there are none."""
+        try:
+            ids = await self.encoded(lambda: self.llm.encode(prompt))
+        except OutriderError as error:
+            return [error] * params.n
+        single = params if params.n == 1 else replace(params, n=1)
+        loop = asyncio.get_running_loop()
+        requests = [
+            AsyncRequest(loop, ids, single, allowed, structure, sample, quiet=True)
+            for sample in range(params.n)
+        ]
+        for index, request in enumerate(requests):
+            try:
+                self.engine.add(request)
+            except OutriderError:
+                for added in requests[:index]:
+                    self.engine.leave(added)
+                raise
+        return requests
+
+    def _outcome(self, entry: AsyncRequest | OutriderError) -> GenerationResult:
+        """The result of what ended, with what it failed of."""
+        if isinstance(entry, OutriderError):
+            return self.llm.failed(entry)
+        handle, error = entry.handle, entry.error
+        if handle is None and isinstance(error, OutriderError):
+            return self.llm.failed(error)
+        if handle is not None and handle.reader.seq.error is error:
+            return handle.make_result(handle.reader)
+        # The engine was closed meanwhile.
+        raise error or ConfigError("the request was cancelled before it started.")
+
+    async def aclose(self) -> None:
+        """Cancel what runs, whose readers hear of it as an error, and end all threads."""
+        await asyncio.to_thread(self.engine.close)
+        self._encoders.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        del kind, error, trace
+        await self.aclose()
+
+    async def encoded(self, encode: _Encode) -> list[int]:
+        """What `encode` gives, made in another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
+
+    def _stream(
+        self,
+        encode: _Encode,
+        params: SamplingParams,
+        allowed: AllowedTokens | None,
+        structure: StructureOptions,
+    ) -> AsyncTextStream:
+        if params.n > 1:
+            raise ConfigError("a stream has one completion, n asks for more.", hint="use generate")
+
+        def make(ids: list[int]) -> AsyncRequest:
+            return AsyncRequest(asyncio.get_running_loop(), ids, params, allowed, structure)
+
+        return AsyncTextStream(self, encode, make)
+
+
+def _result(request: AsyncRequest | None) -> GenerationResult:
+    if request is not None and request.error is not None:
+        raise request.error
+    if request is None or request.handle is None:
+        raise ConfigError("the request has not started.", hint="read its events first")
+    return request.handle.result()

@@ -1,0 +1,365 @@
+"""Lines of a batch: OpenAI's requests and plain prompts, read and answered.
+
+An OpenAI line is {"custom_id", "method", "url", "body"} for chat completions or completions; its
+answer has the same custom_id and, below response, what a server would send. A plain line is
+{"prompt": ...} or {"messages": ...} beside the names of sampling settings; its answer is flat. What
+a line does not say is as the settings have it, and a key without a meaning is an error of its line.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
+from typing import Any, Literal, cast
+
+from outrider.api.prompts import Message, Prompt
+from outrider.api.response_format import KEYS, structure_of
+from outrider.api.result import GenerationResult
+from outrider.api.structure import StructureOptions
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.errors import ConfigError, OutriderError, nearest
+from outrider.core.fields import shown
+from outrider.core.files import parse_json
+from outrider.core.params import SamplingParams
+from outrider.core.sampling import TokenLogprobs
+
+Chat = Sequence[Message]
+Kind = Literal["chat", "completion", "plain"]
+_URLS: Mapping[str, Kind] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+}
+_SAMPLING = tuple(item.name for item in fields(SamplingParams))
+# Of OpenAI's bodies: names of their own for settings, and what is no setting.
+_RENAMED = {"max_completion_tokens": "max_tokens"}
+_UNREAD = frozenset((
+    "prompt", "messages", "id", "custom_id", "model", "user", "metadata", "store", "service_tier",
+    "stream_options", "safety_identifier", "prompt_cache_key",
+))  # fmt: skip
+_STRUCTURES = ("schema", "json", "regex", "choices", "grammar")
+# Refused unless they ask for nothing.
+_NOTHING: Mapping[str, tuple[object, ...]] = {
+    "stream": (False, None),
+    "echo": (False, None),
+    "suffix": ("", None),
+    "best_of": (1, None),
+    "tools": ([], None),
+    "tool_choice": ("none", "auto", None),
+    "functions": ([], None),
+    "prediction": (None,),
+}
+_FINISH = {"stop": "stop", "length": "length", "timeout": "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """The line number `number`, from 1 on, that asks for `params.n` completions of each of
+    `prompts`, or of the conversation `chat`."""
+
+    number: int
+    kind: Kind
+    prompts: Sequence[Prompt]
+    chat: Chat | None
+    params: SamplingParams
+    structure: StructureOptions = field(default_factory=StructureOptions)
+    custom_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that no request can be made of, with what is known of it."""
+
+    number: int
+    error: OutriderError
+    kind: Kind = "plain"
+    custom_id: str | None = None
+
+
+def read_line(number: int, text: str, defaults: SamplingParams) -> BatchLine | BadLine:
+    """What a line asks for. A line that names no seed has one by its number, so that what it writes
+    depends on no other line and on no restart."""
+    kind: Kind = "plain"
+    custom_id: str | None = None
+    try:
+        try:
+            record = parse_json(text)
+        except ValueError as error:
+            raise ConfigError(f"the line is no JSON: {error}.") from None
+        if not isinstance(record, dict):
+            raise ConfigError("the line is no JSON object.")
+        record = cast("dict[str, Any]", record)
+        body = record
+        if "body" in record or "url" in record:
+            # Known first, so that an error names it.
+            custom_id, kind = _text(record.get("custom_id")), "chat"
+            kind, body = _openai(record)
+        seeded = replace(defaults, seed=((defaults.seed or 0) + number - 1) % 2**63)
+        params = _params(body, seeded, kind)
+        is_chat = kind == "chat" or (kind == "plain" and "messages" in body)
+        chat = _messages(body.get("messages")) if is_chat else None
+        prompts: Sequence[Prompt] = [] if is_chat else _prompts(body, kind)
+        custom_id = custom_id if kind != "plain" else _text(body.get("id", body.get("custom_id")))
+        structure = _structure(body, kind)
+        return BatchLine(number, kind, prompts, chat, params, structure, custom_id)
+    except OutriderError as error:
+        return BadLine(number, error, kind, custom_id)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _openai(record: Mapping[str, Any]) -> tuple[Kind, dict[str, Any]]:
+    url, body = record.get("url"), record.get("body")
+    kind = _URLS.get(str(url))
+    if kind is None:
+        raise ConfigError(
+            f"url {shown(url)} is not served in a batch.", hint=f"one of: {', '.join(_URLS)}"
+        )
+    if record.get("method", "POST") != "POST":
+        raise ConfigError(f"method {shown(record['method'])}: only POST has a meaning.")
+    if not isinstance(body, dict):
+        raise ConfigError("body is no JSON object.")
+    if not isinstance(record.get("custom_id"), str):
+        raise ConfigError("custom_id is missing, or is no text.")
+    return kind, cast("dict[str, Any]", body)
+
+
+def _params(body: Mapping[str, Any], defaults: SamplingParams, kind: Kind) -> SamplingParams:
+    given: dict[str, Any] = {}
+    for key, value in body.items():
+        name = _RENAMED.get(key, key) if kind != "plain" else key
+        if name in _UNREAD or key in _structure_keys(kind):
+            continue
+        if key in _NOTHING and (kind != "plain" or key != "prediction"):
+            if value not in _NOTHING[key]:
+                raise ConfigError(f"{key} has no meaning in a batch here.", hint="leave it out")
+        elif name not in _SAMPLING:
+            where = "`outrider batch --help` lists the sampling settings"
+            raise ConfigError(f"unknown key {shown(key)}.", hint=nearest(key, _SAMPLING, where))
+        elif value is not None:
+            given[name] = _value(name, value)
+    if kind == "completion" and type(given.get("logprobs")) is int:
+        # Completions say how many; chat says whether, and how many beside it.
+        given |= {"logprobs": True, "top_logprobs": given["logprobs"]}
+    if type(given.get("max_tokens")) is int:
+        # The line's own limit goes before everybody's least.
+        given = {"min_tokens": min(defaults.min_tokens, given["max_tokens"])} | given
+    return replace(defaults, **given)
+
+
+def _structure_keys(kind: Kind) -> Sequence[str]:
+    return (*KEYS, *_STRUCTURES) if kind == "plain" else KEYS
+
+
+def _structure(body: Mapping[str, Any], kind: Kind) -> StructureOptions:
+    """What the text must be: by the words of others, or in a plain line by our own."""
+    own = {key: body[key] for key in _STRUCTURES if kind == "plain" and body.get(key) is not None}
+    theirs = structure_of({key: value for key, value in body.items() if key not in own})
+    return cast("StructureOptions", {**theirs, **own})
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in ("stop", "bad_words"):
+        return (value,) if isinstance(value, str) else tuple(value) if _is_list(value) else value
+    if name == "logit_bias" and isinstance(value, dict):
+        entries = cast("dict[str, Any]", value).items()
+        # JSON has no keys but texts.
+        return {int(key) if key.isdecimal() else key: bias for key, bias in entries}
+    return value
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _prompts(body: Mapping[str, Any], kind: Kind) -> Sequence[Prompt]:
+    prompt: Any = body.get("prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise ConfigError("prompt is missing, or is neither a text nor a list.")
+    entries = cast("list[Any]", prompt)
+    if isinstance(entries[0], int):
+        return [entries]
+    if kind == "plain":
+        raise ConfigError("prompt is a list of prompts.", hint="a line for each of them")
+    return entries
+
+
+def _messages(given: object) -> Chat:
+    if not isinstance(given, list) or not given:
+        raise ConfigError("messages is missing, or is no list of messages.")
+    return [_message(one) for one in cast("list[object]", given)]
+
+
+def _message(given: object) -> Message:
+    if not isinstance(given, dict):
+        raise ConfigError(f"messages: {shown(given)} is no object with role and content.")
+    message = cast("dict[str, Any]", given)
+    content: Any = message.get("content")
+    if isinstance(content, list):
+        content = "".join(map(_part, cast("list[object]", content)))
+    if not isinstance(message.get("role"), str) or not isinstance(content, str):
+        raise ConfigError("messages: each has a role and a content, both texts.")
+    return {"role": message["role"], "content": content}
+
+
+def _part(given: object) -> str:
+    text = cast("dict[str, object]", given).get("text") if isinstance(given, dict) else None
+    if not isinstance(text, str):
+        raise ConfigError("messages: only text can be read.", hint="parts of type text")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Writes answers as JSON. `model` is what they call it; `id` of an answer has `digest`, so that
+    it can be known which line of which content it belongs to."""
+
+    model: str
+    tokenizer: Tokenizer
+
+    def good(
+        self,
+        line: BatchLine,
+        digest: str,
+        num_prompt: Sequence[int],
+        results: Sequence[GenerationResult],
+    ) -> str:
+        """`results` are `params.n` of each prompt, `num_prompt` the prompts' numbers of tokens."""
+        if line.kind == "plain":
+            return self._plain(line, digest, num_prompt[0], results)
+        choices = [self._choice(line, i, result) for i, result in enumerate(results)]
+        number = sum(result.num_tokens for result in results)
+        chat = line.kind == "chat"
+        body = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{line.number}-{digest}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": self.model,
+            "choices": choices,
+            "usage": {
+                "prompt_tokens": sum(num_prompt),
+                "completion_tokens": number,
+                "total_tokens": sum(num_prompt) + number,
+            },
+            "seed": line.params.seed,
+        }
+        return _openai_answer(line.number, digest, line.custom_id, 200, body, None)
+
+    def bad(self, line: BatchLine | BadLine, digest: str, error: Exception) -> str:
+        code = 400 if getattr(error, "exit_code", 1) == ConfigError.exit_code else 500
+        hint = getattr(error, "hint", None)
+        message = f"{error} Try: {hint}." if hint else str(error)
+        name = "invalid_request_error" if code == 400 else "server_error"
+        if line.kind == "plain":
+            told: dict[str, Any] = {} if line.custom_id is None else {"id": line.custom_id}
+            told |= {"error": {"message": message, "type": name}}
+            return _json(told | {"line": line.number, "digest": digest})
+        body = {"error": {"message": message, "type": name, "param": None, "code": None}}
+        shortly = {"code": name, "message": message}
+        return _openai_answer(line.number, digest, line.custom_id, code, body, shortly)
+
+    def _plain(
+        self, line: BatchLine, digest: str, num_prompt: int, results: Sequence[GenerationResult]
+    ) -> str:
+        told: dict[str, Any] = {} if line.custom_id is None else {"id": line.custom_id}
+        first = results[0]
+        told |= {"text": first.text, "finish_reason": first.finish_reason}
+        if len(results) > 1:
+            told["texts"] = [result.text for result in results]
+            told["finish_reasons"] = [result.finish_reason for result in results]
+        if line.params.logprobs:
+            told["logprobs"] = [self._chat_logprobs(result) for result in results]
+        notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
+        told |= {"notes": notes} if notes else {}
+        number = sum(result.num_tokens for result in results)
+        told |= {"prompt_tokens": num_prompt, "completion_tokens": number}
+        told |= {"seed": line.params.seed, "error": None}
+        return _json(told | {"line": line.number, "digest": digest})
+
+    def _choice(self, line: BatchLine, index: int, result: GenerationResult) -> dict[str, Any]:
+        finish = _FINISH.get(result.finish_reason or "", "stop")
+        if line.kind == "chat":
+            message = {"role": "assistant", "content": result.text}
+            logprobs = {"content": self._chat_logprobs(result)} if line.params.logprobs else None
+            return {
+                "index": index,
+                "message": message,
+                "logprobs": logprobs,
+                "finish_reason": finish,
+            }
+        logprobs = self._completion_logprobs(result) if line.params.logprobs else None
+        return {"index": index, "text": result.text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _chat_logprobs(self, result: GenerationResult) -> list[dict[str, Any]]:
+        return [
+            self._entry(item.token_id, item.logprob)
+            | {"top_logprobs": [self._entry(*pair) for pair in item.top]}
+            for item in result.logprobs
+        ]
+
+    def _completion_logprobs(self, result: GenerationResult) -> dict[str, Any]:
+        tokens = [self._token(item.token_id) for item in result.logprobs]
+        offsets = list(accumulate(map(len, tokens), initial=0))[:-1]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_finite(item.logprob) for item in result.logprobs],
+            "top_logprobs": [self._top(item) for item in result.logprobs],
+            "text_offset": offsets,
+        }
+
+    def _top(self, item: TokenLogprobs) -> dict[str, float]:
+        return {self._token(token_id): _finite(logprob) for token_id, logprob in item.top}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self.tokenizer.token_bytes(token_id)
+        told = None if data is None else list(data)
+        return {"token": self._token(token_id), "logprob": _finite(logprob), "bytes": told}
+
+    def _token(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id], skip_special=False)
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity."""
+    return max(logprob, -9999.0)
+
+
+def _openai_answer(
+    number: int,
+    digest: str,
+    custom_id: str | None,
+    status: int,
+    body: Mapping[str, Any],
+    error: Mapping[str, Any] | None,
+) -> str:
+    name = f"{number}-{digest}"
+    response = {"status_code": status, "request_id": f"req-{name}", "body": body}
+    told = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+    return _json(told)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def answered(text: str) -> tuple[int, str, bool]:
+    """Of an answer: the number and digest of its line, and whether it is an error. Raises
+    ValueError for anything else."""
+    record = parse_json(text)
+    if not isinstance(record, dict):
+        raise ValueError("no object")
+    told = cast("dict[str, Any]", record)
+    name = str(told.get("id", ""))
+    if "digest" in told and isinstance(told.get("line"), int):
+        return told["line"], str(told["digest"]), told.get("error") is not None
+    kind, _, rest = name.rpartition("_")
+    number, dash, digest = rest.partition("-")
+    if kind != "batch_req" or not dash or not number.isdecimal():
+        raise ValueError("no answer of a batch")
+    return int(number), digest, told.get("error") is not None

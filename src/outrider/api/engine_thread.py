@@ -1,0 +1,284 @@
+"""One thread that owns an LLM and runs what any number of event loops ask of it.
+
+Requests and cancellations are handed over in queues that the thread reads before each job. After a
+job each loop that has news is posted to once, however many requests and tokens the news are about,
+and not again until it has read them: a slow loop finds one larger piece, and never a backlog.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from asyncio import AbstractEventLoop, Future
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from outrider.api.llm import LLM
+from outrider.api.output import OutputStream
+from outrider.api.request import RequestHandle
+from outrider.api.result import TextEvent
+from outrider.api.structure import StructureOptions
+from outrider.core.constraint import AllowedTokens
+from outrider.core.errors import ConfigError, QueueFullError
+from outrider.core.params import SamplingParams
+
+# Events of a reader that does not ask for them; more become one.
+MOST_EVENTS = 16
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class AsyncRequest:
+    """A request of a task of `loop`. A `quiet` one is told of its end alone.
+
+    The engine's thread writes `handle`, `events`, `ended` and `error`; `waiter` is the loop's.
+    """
+
+    loop: AbstractEventLoop
+    ids: Sequence[int]
+    params: SamplingParams
+    allowed: AllowedTokens | None = None
+    structure: StructureOptions = field(default_factory=StructureOptions)
+    sample: int = 0
+    quiet: bool = False
+    came: float = field(default_factory=monotonic)
+    handle: RequestHandle | None = None
+    events: deque[TextEvent] = field(default_factory=deque[TextEvent])
+    ended: bool = False
+    error: BaseException | None = None
+    waiter: Future[None] | None = None
+
+    async def news(self) -> None:
+        """Wait for an event or the end; only the request's own loop may."""
+        self.waiter = self.loop.create_future()
+        try:
+            await self.waiter
+        finally:
+            self.waiter = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class EngineThread:
+    """The owner of `llm`, of which others may then only read. `max_queued` requests may wait; of
+    the next one `add` raises QueueFullError."""
+
+    def __init__(self, llm: LLM, max_queued: int) -> None:
+        self._state = _State(llm, max_queued)
+        thread = threading.Thread(
+            target=_run, args=(self._state,), name="outrider-engine", daemon=True
+        )
+        # The thread knows the state alone, so that an owner who forgets to close ends it too.
+        self.close = weakref.finalize(self, _close, self._state, thread)
+        thread.start()
+
+    def add(self, request: AsyncRequest) -> None:
+        """Queue a request. Raises ConfigError once closed, or what the engine broke on."""
+        state = self._state
+        with state.changed:
+            if state.closing is not None:
+                raise state.closing
+            if len(state.new) + len(state.queue) >= state.max_queued:
+                state.num_refused += 1
+                raise QueueFullError(len(state.new) + len(state.queue), state.num_refused)
+            state.new.append(request)
+            state.changed.notify()
+
+    def leave(self, request: AsyncRequest) -> None:
+        """Cancel a request before the next job, wherever it is. From any thread, finalizers too."""
+        state = self._state
+        with state.changed:
+            if not request.ended:
+                state.leaving.append(request)
+                state.changed.notify()
+
+    def take(self, request: AsyncRequest) -> TextEvent | None:
+        with self._state.changed:
+            return request.events.popleft() if request.events else None
+
+
+@dataclass(slots=True)
+class _State:
+    """`changed` guards what several threads touch: `new`, `leaving`, `news`, `closing` and the
+    events of requests. It can be entered again by a finalizer that runs within it. `queue`,
+    `running` and `fresh` are the engine thread's."""
+
+    llm: LLM
+    max_queued: int
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    new: deque[AsyncRequest] = field(default_factory=deque[AsyncRequest])
+    leaving: deque[AsyncRequest] = field(default_factory=deque[AsyncRequest])
+    news: dict[AbstractEventLoop, list[AsyncRequest]] = field(
+        default_factory=dict[AbstractEventLoop, list[AsyncRequest]]
+    )
+    closing: BaseException | None = None
+    num_refused: int = 0
+    queue: dict[AsyncRequest, None] = field(default_factory=dict[AsyncRequest, None])
+    running: dict[int, AsyncRequest] = field(default_factory=dict[int, AsyncRequest])
+    fresh: dict[int, OutputStream] = field(default_factory=dict[int, OutputStream])
+
+
+def _run(state: _State) -> None:
+    """The thread: rounds until `closing`. What breaks the engine breaks every request."""
+    try:
+        while _wait(state):
+            _take_in(state)
+            if state.llm.has_work:
+                state.llm.advance()
+            _tell(state)
+    except BaseException as error:  # noqa: BLE001 - told to every reader
+        with state.changed:
+            state.closing = error
+    _end_all(state)
+
+
+def _wait(state: _State) -> bool:
+    """Until there is something to do; False once that is to end."""
+    with state.changed:
+        while state.closing is None:
+            if state.new or state.leaving or state.queue or state.llm.has_work:
+                return True
+            state.changed.wait()
+    return False
+
+
+def _take_in(state: _State) -> None:
+    """Who came and who left since the last job."""
+    with state.changed:
+        state.queue.update(dict.fromkeys(state.new))
+        state.new.clear()
+        leaving, state.leaving = state.leaving, deque()
+    for request in leaving:
+        if request.handle is not None:
+            state.llm.cancel(request.handle)
+        elif state.queue.pop(request, request) is None:
+            _post(state, request, ended=True)
+    while state.queue and state.llm.has_place:
+        request = next(iter(state.queue))
+        del state.queue[request]
+        _submit(state, request)
+
+
+def _submit(state: _State, request: AsyncRequest) -> None:
+    params = request.params
+    if params.max_time:
+        # The engine counts from here on.
+        waited = monotonic() - request.came
+        params = replace(params, max_time=max(params.max_time - waited, 1e-6))
+    try:
+        handle = state.llm.submit(
+            request.ids,
+            params,
+            allowed=request.allowed,
+            sample=request.sample,
+            **request.structure,
+        )
+    except Exception as error:  # noqa: BLE001 - a request's mistake is its own
+        _post(state, request, ended=True, error=error)
+        return
+    request.handle = handle
+    reader = handle.reader
+    state.running[reader.seq.seq_id] = request
+
+    def note(reader: OutputStream, fresh: dict[int, OutputStream] = state.fresh) -> None:
+        fresh[reader.seq.seq_id] = reader
+
+    reader.on_end = note
+    if not request.quiet:
+        reader.on_event = note
+    # Callers of the LLM itself may have driven it meanwhile.
+    note(reader)
+
+
+def _tell(state: _State) -> None:
+    """Pass on what the last job wrote."""
+    while state.fresh:
+        seq_id, reader = state.fresh.popitem()
+        request = state.running.get(seq_id)
+        if request is None:
+            continue
+        events = () if request.quiet else tuple(reader.events())
+        if reader.has_ended:
+            del state.running[seq_id]
+        if events or reader.has_ended:
+            _post(state, request, *events, ended=reader.has_ended, error=reader.seq.error)
+
+
+def _post(
+    state: _State,
+    request: AsyncRequest,
+    *events: TextEvent,
+    ended: bool,
+    error: BaseException | None = None,
+) -> None:
+    """Into the request's mailbox; its loop is woken unless it is about to look anyway."""
+    with state.changed:
+        request.events += events
+        if len(request.events) > MOST_EVENTS:
+            merged = merge(request.events)
+            request.events.clear()
+            request.events.append(merged)
+        request.ended, request.error = ended, error
+        told = state.news.setdefault(request.loop, [])
+        told.append(request)
+        is_first = len(told) == 1
+    if is_first:
+        try:
+            request.loop.call_soon_threadsafe(_wake, state, request.loop)
+        except RuntimeError:  # the loop is closed, and nobody reads any more
+            _forget(state, request.loop)
+
+
+def _wake(state: _State, loop: AbstractEventLoop) -> None:
+    """In the loop: wake whoever waits for news."""
+    with state.changed:
+        requests = state.news.pop(loop, ())
+    for request in requests:
+        request.wake()
+
+
+def _forget(state: _State, loop: AbstractEventLoop) -> None:
+    with state.changed:
+        state.news.pop(loop, None)
+        state.leaving += [r for r in (*state.running.values(), *state.queue) if r.loop is loop]
+
+
+def _end_all(state: _State) -> None:
+    """Nobody is left waiting, and no memory held, when the thread ends."""
+    with state.changed:
+        waiting = [*state.queue, *state.new]
+        state.queue.clear()
+        state.new.clear()
+    running = list(state.running.values())
+    state.running.clear()
+    for request in (*running, *waiting):
+        _post(state, request, ended=True, error=state.closing)
+    for request in running:
+        # An engine that broke may not be able to.
+        with suppress(Exception):
+            if request.handle is not None:
+                state.llm.cancel(request.handle)
+
+
+def _close(state: _State, thread: threading.Thread) -> None:
+    with state.changed:
+        if state.closing is None:
+            state.closing = ConfigError("this AsyncLLM was closed.", hint="make another one")
+        state.changed.notify()
+    if thread is not threading.current_thread():
+        thread.join()
+    state.llm.close()
+
+
+def merge(events: Sequence[TextEvent]) -> TextEvent:
+    """One event that says what `events` say."""
+    return TextEvent(
+        tuple(token for event in events for token in event.token_ids),
+        tuple(origin for event in events for origin in event.origins),
+        tuple(piece for event in events for piece in event.pieces),
+        tuple(entry for event in events for entry in event.logprobs),
+    )

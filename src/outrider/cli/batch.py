@@ -1,0 +1,134 @@
+"""`outrider batch`: answer every line of a file, whatever comes between.
+
+Exit code 0 says that every line has an answer, 1 that some answers are errors.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from outrider.api.batch_files import AnswerFile, raw_lines
+from outrider.api.batch_lines import Answers
+from outrider.api.batch_run import Batch
+from outrider.cli.batch_options import BatchOptions
+from outrider.cli.call import Call
+from outrider.cli.gate import behind
+from outrider.cli.output import answer
+from outrider.cli.session import open_llm, run_record
+from outrider.cli.structure import structure_of
+from outrider.core.errors import ConfigError
+
+# Seconds between two lines of progress: on a terminal, where each replaces the last, and elsewhere.
+_SHOW_SECONDS, _LOG_SECONDS = 0.5, 10.0
+
+
+def batch(call: Call[BatchOptions]) -> int:
+    options, (source, target) = call.options, _files(call.arguments)
+    with AnswerFile(target, fresh=options.fresh) as file:
+        # Before a model is loaded: whether the answers that are there belong to these lines.
+        num_lines = sum(1 for line in raw_lines(source) if file.has(line) or True)
+        llm = open_llm(call.resolved)
+        progress = Progress(num_lines, file, shown=not options.quiet)
+        work = Batch(
+            llm,
+            Answers(call.resolved.program().target, llm.tokenizer),
+            file,
+            call.resolved.sampling(),
+            structure_of(options),
+            ordered=not options.unordered,
+            read_ahead=options.read_ahead,
+        )
+        try:
+            for _ in work.run(raw_lines(source)):
+                progress.show(work.num_tokens)
+        finally:
+            progress.end(work.num_tokens)
+        record = progress.record(work.num_tokens) | {"run": run_record(llm, call.resolved)}
+        answer(options, record, None)
+        return 1 if file.num_errors else 0
+
+
+def _files(words: tuple[str, ...]) -> tuple[Path, Path]:
+    if len(words) != 2:
+        raise ConfigError(
+            "batch takes a file to read and a file to write.",
+            hint="outrider batch prompts.jsonl answers.jsonl",
+        )
+    source, target = map(Path, words)
+    if source.resolve() == target.resolve():
+        raise ConfigError(f"{source} cannot be read and written at once.", hint="name two files")
+    if not source.exists():
+        raise ConfigError(f"{source}: no such file.", hint='lines such as {"prompt": "hello"}')
+    return source, target
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far it is, on stderr. Rates and the time that is left are of this run's own lines."""
+
+    num_lines: int
+    file: AnswerFile
+    shown: bool
+    began: float = field(default_factory=monotonic)
+    num_before: int = field(init=False)
+    _last: float = field(init=False)
+    _width: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_before = self.file.num_answers
+        self._last = self.began
+        if self.shown and self.num_before:
+            print(f"{self.num_before:,} of {self.num_lines:,} lines are answered", file=sys.stderr)
+
+    def show(self, num_tokens: int) -> None:
+        every = _SHOW_SECONDS if sys.stderr.isatty() else _LOG_SECONDS
+        if self.shown and monotonic() - self._last >= every:
+            self._last = monotonic()
+            self._line(self.text(num_tokens), end="" if sys.stderr.isatty() else "\n")
+
+    def end(self, num_tokens: int) -> None:
+        if self.shown:
+            self._line(self.text(num_tokens), end="\n")
+
+    def text(self, num_tokens: int) -> str:
+        seconds = max(monotonic() - self.began, 1e-9)
+        number = self.file.num_answers
+        rate = (number - self.num_before) / seconds
+        parts = [f"{number:,} of {self.num_lines:,} lines"]
+        parts += [f"{self.file.num_errors:,} failed"] if self.file.num_errors else []
+        parts += [f"{rate:.1f} lines/s", f"{num_tokens / seconds:.0f} tokens/s"]
+        if rate and number < self.num_lines:
+            parts.append(f"{duration((self.num_lines - number) / rate)} left")
+        elif number >= self.num_lines:
+            parts.append(duration(seconds))
+        return " · ".join(parts)
+
+    def record(self, num_tokens: int) -> dict[str, object]:
+        return {
+            "lines": self.num_lines,
+            "answered": self.file.num_answers - self.file.num_errors,
+            "failed": self.file.num_errors,
+            "answered_before": self.num_before,
+            "tokens": num_tokens,
+            "seconds": round(monotonic() - self.began, 3),
+        }
+
+    def _line(self, text: str, *, end: str) -> None:
+        # The gate takes the return away.
+        stream = behind(sys.stderr) if sys.stderr.isatty() else sys.stderr
+        begin = "\r" if sys.stderr.isatty() else ""
+        print(f"{begin}{text.ljust(self._width)}", end=end, file=stream, flush=True)
+        self._width = len(text)
+
+
+def duration(seconds: float) -> str:
+    """As people say it: 8 s, 3 min 20 s, 5 h 12 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,33 @@
+"""What `outrider batch` may be told."""
+
+from __future__ import annotations
+
+from outrider.cli.options import ALL, Argument, StructureOption, verb
+from outrider.core.fields import setting
+
+
+@verb(
+    "batch",
+    "batch:batch",
+    Argument("INPUT", 'Lines of OpenAI\'s batches, or {"prompt": ...} with settings.'),
+    Argument("OUTPUT", "Answers are appended to this file, a line each."),
+    group="Write text",
+    settings=ALL,
+    without=("profile",),
+)
+class BatchOptions(StructureOption):
+    """Answer a file of prompts, a JSON line each; goes on where it was stopped.
+
+    outrider batch prompts.jsonl answers.jsonl --max-tokens 64
+    """
+
+    output: str | None = setting(None, "Also write the JSON object of --json to this file.")
+    unordered: bool = setting(False, "Write answers as they end, not in the order of the lines.")
+    fresh: bool = setting(False, "Drop the answers that the output file has, and begin anew.")
+    read_ahead: int = setting(
+        256,
+        "Read so many lines at once; more find more prompts that begin alike.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    quiet: bool = setting(False, "Show no progress.")
