@@ -77,9 +77,10 @@ def test_runs_are_tested_one_by_one() -> None:
 
 
 @pytest.mark.slow
-def test_the_ensemble_raises_no_alarm() -> None:
+@pytest.mark.parametrize("num_seeds", [50, pytest.param(1_000, marks=pytest.mark.deep)])
+def test_the_ensemble_raises_no_alarm(num_seeds: int) -> None:
     """First tokens of the six pairs by the token rule, with a generator of each seed."""
-    values_SP = null_p_values(range(50), 10_000)
+    values_SP = null_p_values(range(num_seeds), 10_000)
     assert float(values_SP.amin()) >= threshold(len(PAIRS))
 
 

@@ -29,6 +29,16 @@ def test_the_bug_fits_the_source(mutant: Mutant) -> None:
         pass
 
 
+def test_the_table_has_the_known_losses_of_exactness() -> None:
+    names = " ".join(mutant.name for mutant in ALL)
+    known = (
+        "residual is p,|p - q|,times 1.02,temperature times 0.97,one-hot,number used again,"
+        "wrong row,keys without the round,penalties"
+    )
+    assert all(words in names for words in known.split(","))
+    assert len({mutant.name for mutant in ALL}) == len(ALL) >= 12
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", DECISIONS, ids=lambda mutant: mutant.name)
 def test_the_algebra_catches_it(mutant: Mutant) -> None:
