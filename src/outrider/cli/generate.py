@@ -244,8 +244,9 @@ def kernel_profile(
     llm: LLM, prompt: str, resolved: Resolved, structure: StructureOptions | None = None
 ) -> dict[str, dict[str, float]]:
     """Calls and milliseconds of every kernel in another run of `prompt`, the slowest first."""
+    wanted: StructureOptions = structure or {}
     with kernel_times(llm) as timers:
-        llm.generate([prompt], resolved.sampling(), **(structure or {}))
+        llm.generate([prompt], resolved.sampling(), **wanted)
     slowest = sorted(timers.summary().items(), key=lambda item: -item[1])
     return {
         name: {"num_calls": timers.count(name), "total_ms": round(total, 6)}
