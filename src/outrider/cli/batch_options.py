@@ -18,7 +18,7 @@ from outrider.core.fields import setting
 class BatchOptions(StructureOption):
     """Answer a file of prompts, a JSON line each; goes on where it was stopped.
 
-    outrider batch prompts.jsonl answers.jsonl --max-tokens 64
+    echo '{"prompt": "x = "}' > in.jsonl && outrider batch in.jsonl out.jsonl
     """
 
     output: str | None = setting(None, "Also write the JSON object of --json to this file.")

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +25,10 @@ from outrider.core.constraint import AllowedTokens, CallbackConstraint, TokenCon
 from outrider.core.params import SamplingParams
 
 _BANNED = float("-inf")
+# Floating-point numbers of this size or more are numpy's as well.
+_NUMPY_BYTES = 4
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
+Bools: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 @dataclass(slots=True)
@@ -58,9 +64,16 @@ class LogitsProcessor:
 
         `tokens` starts with the prompt and may only have grown since the call before.
         """
-        if len(suffixes) != logits_NV.shape[0]:
-            raise ValueError(f"{len(suffixes)} histories for {logits_NV.shape[0]} rows")
         shaped_NV = logits_NV.clone()
+        self.shape_in_place(shaped_NV, tokens, suffixes)
+        return shaped_NV
+
+    def shape_in_place(
+        self, shaped_NV: Tensor, tokens: Sequence[int], suffixes: Sequence[Sequence[int]]
+    ) -> None:
+        """The same, written over the logits."""
+        if len(suffixes) != shaped_NV.shape[0]:
+            raise ValueError(f"{len(suffixes)} histories for {shaped_NV.shape[0]} rows")
         self._add_bias(shaped_NV)
         self._penalise(shaped_NV, tokens, suffixes)
         if self.constraint is not None:
@@ -69,7 +82,6 @@ class LogitsProcessor:
             written = tokens[self.prompt_length :]
             for node, suffix in enumerate(suffixes):
                 self._ban(shaped_NV[node], [*written, *suffix])
-        return shaped_NV
 
     def forced(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         """Up to `most` tokens that the mask leaves little or no choice of after `tokens`."""
@@ -138,13 +150,26 @@ class LogitsProcessor:
         if masks_NV is None:
             return
         masks_NV = masks_NV.to(shaped_NV.device)
+        if shaped_NV.is_cpu and shaped_NV.dtype.itemsize >= _NUMPY_BYTES:
+            # PyTorch would wake its threads for each of these, beside those of the kernels.
+            self._mask_on_host(shaped_NV.numpy(), masks_NV.numpy())
+            return
         ended_N = ~(masks_NV & (shaped_NV > _BANNED)).any(-1)
         if bool(ended_N.any()):
-            ends_V = torch.zeros_like(masks_NV[0])
-            ends_V[list(self.stop_ids)] = True
-            instead_V = ends_V if self.stop_ids else torch.ones_like(ends_V)
+            instead_V = torch.as_tensor(self._ends(shaped_NV.shape[1]), device=shaped_NV.device)
             masks_NV = torch.where(ended_N[:, None], instead_V, masks_NV)
         shaped_NV.masked_fill_(~masks_NV, _BANNED)
+
+    def _mask_on_host(self, shaped_NV: Floats, masks_NV: Bools) -> None:
+        for shaped_V, mask_V in zip(shaped_NV, masks_NV, strict=True):
+            allowed = np.fmax.reduce(shaped_V, where=mask_V, initial=_BANNED) > _BANNED
+            np.copyto(shaped_V, _BANNED, where=~(mask_V if allowed else self._ends(len(mask_V))))
+
+    def _ends(self, vocab_size: int) -> Bools:
+        """What may follow a text that is at its end: what ends it, and anything if nothing does."""
+        ends_V = np.full(vocab_size, not self.stop_ids)
+        ends_V[list(self.stop_ids)] = True
+        return ends_V
 
 
 class _TokenCounts:

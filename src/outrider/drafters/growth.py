@@ -197,7 +197,7 @@ def _process(row: DraftRow, logits_MV: Tensor, paths: Sequence[Sequence[int]]) -
     """Process logits in place as the target's will be, after these drafted tokens each."""
     if row.shaper is not None:
         with blaming(row.seq_id), torch.inference_mode():
-            logits_MV.copy_(row.shaper.shape(logits_MV, row.tokens, paths))
+            row.shaper.shape_in_place(logits_MV, row.tokens, paths)
 
 
 class TreeBuilder:

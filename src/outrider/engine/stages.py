@@ -110,7 +110,7 @@ def _shape(batch: Batch, logits_MV: Tensor) -> None:
             logits_NV = logits_MV[start : start + num_rows]
             suffixes = suffixes_of(seq.draft.tokens, seq.draft.parents)
             with blaming(seq.seq_id), torch.inference_mode():
-                logits_NV.copy_(seq.shaper.shape(logits_NV, seq.tokens, suffixes))
+                seq.shaper.shape_in_place(logits_NV, seq.tokens, suffixes)
         start += num_rows
 
 

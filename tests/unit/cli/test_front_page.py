@@ -163,8 +163,9 @@ ENDS: dict[tuple[str, ...], tuple[int, ...]] = {
 EXAMPLES = {verb.example: words for words, verb in PATHS.items()}
 
 
-# It has a pipe. A process each would import torch anew for the others, which run in this one below.
-IN_A_SHELL = [("chat",)]
+# They have a pipe, or make a file. A process each would import torch anew for the others, which run
+# in this one below.
+IN_A_SHELL = [("chat",), ("batch",)]
 # What makes an example do less in a test, by the first words of its verb.
 LESS: dict[tuple[str, ...], str] = {
     ("train",): "--batch 2 --window 64",

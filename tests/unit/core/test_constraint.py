@@ -10,6 +10,8 @@ from torch import Tensor
 
 from outrider.core.constraint import CallbackConstraint
 from outrider.core.errors import ConfigError
+from outrider.core.logits import LogitsProcessor
+from outrider.core.params import SamplingParams
 
 VOCAB = 4
 
@@ -46,3 +48,25 @@ def test_forced_tokens_are_followed_while_one_is_left() -> None:
 def test_what_is_no_mask_is_told() -> None:
     with pytest.raises(ConfigError, match="a tensor of 5 booleans, got shape"):
         CallbackConstraint(lambda text: only(1)).masks([], [()], 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("stops", [frozenset[int](), frozenset([3])])
+def test_rows_that_nothing_is_left_of_end_the_text(
+    dtype: torch.dtype, stops: frozenset[int]
+) -> None:
+    """On the host by numpy, elsewhere by PyTorch; the last number format is not numpy's."""
+    masks = [only(1), only(), only(2), torch.ones(VOCAB, dtype=torch.bool)]
+    logits_NV = torch.arange(16.0).reshape(4, VOCAB).to(dtype)
+    logits_NV[2, 2] = float("-inf")
+    logits_NV[3, 0] = float("nan")
+    shaper = LogitsProcessor(
+        SamplingParams(), 0, stops, allowed=lambda text: masks[len(text)].clone()
+    )
+    found_NV = shaper.shape(logits_NV, [], [(), (9,), (9, 9), (9, 9, 9)])
+    left = [
+        {token for token in range(VOCAB) if float(row[token]) != float("-inf")}
+        for row in found_NV
+    ]
+    ends = {3} if stops else {0, 1, 2, 3}
+    assert left == [{1}, ends, ends - {2}, {0, 1, 2, 3}]

@@ -36,7 +36,7 @@ CELL = ParityCell(
 
 def embedded(config: EngineConfig | None = None, **params: object) -> ParitySubject:
     config = config or EngineConfig(threads=1)
-    return subject_of(EMBEDDED, "auto", config, SamplingParams(**params))  # pyright: ignore[reportArgumentType]
+    return subject_of(EMBEDDED, "auto", config, SamplingParams(**({"seed": 0} | params)))  # pyright: ignore[reportArgumentType]
 
 
 def checks_of(subject: ParitySubject) -> tuple[Check, ...]:
