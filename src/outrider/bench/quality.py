@@ -252,7 +252,7 @@ def compare_rules(study: RuleStudy, rules: Sequence[str]) -> Iterator[RuleRow]:
 
 def _written(study: RuleStudy, config: EngineConfig, draft: str | None) -> _Texts:
     with closing(LLM(study.target, draft=draft, config=config)) as llm:
-        results = llm.generate(list(study.prompts), study.params)
+        results = llm.generate(list(study.prompts), study.params.seeded(0))
         prompts = llm.tokenizer.encode_batch(study.prompts)
         pairs = zip(prompts, results, strict=True)
         nats = [study.read(prompt, result.token_ids) for prompt, result in pairs]
