@@ -4,7 +4,7 @@ The prompt is read in one pass (prefill: matrix times matrix, bound by arithmeti
 reads one token on top of the KV in the arena (decode: matrix times vector, bound by memory). By a
 model's name that is the engine's own round with an empty draft, so a comparison with speculation
 compares nothing else. Over a `ModelWrapper` it is the loop written out: the same greedy text, and
-the same law and random numbers. docs/theory.md has the numbers.
+the same distribution and random numbers. docs/theory.md has the numbers.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class AutoregressiveDecoder:
         """Go on from `prompt_ids` until a stop token, which is the last id then, or the limit.
 
         The ids are a list, or a tensor of shape [N] or [1, N]. Temperature 0 is greedy: the first
-        largest logit. Above it, the law is the softmax of logits / temperature and the text depends
-        on `seed` alone. Raises ConfigError.
+        largest logit. Above it, the distribution is the softmax of logits / temperature and the
+        text depends on `seed` alone. Raises ConfigError.
         """
         params = SamplingParams(max_tokens=max_new_tokens, temperature=temperature, seed=seed)
         ids = listed(prompt_ids)
@@ -108,7 +108,8 @@ class AutoregressiveDecoder:
 
 
 def _written(wrapper: ModelWrapper, ids: list[int], params: SamplingParams) -> GenerationResult:
-    """The loop: read what is unread, draw from the law of its last row, until the text ends."""
+    """The loop: read what is unread, draw from the distribution of its last row, until the text
+    ends."""
     began = perf_counter()
     stops = {*wrapper.model.spec.stop_ids, *wrapper.tokenizer.stop_ids}
     limit = min(params.max_tokens, wrapper.model.spec.max_tokens - len(ids))

@@ -278,7 +278,7 @@ class OpenAIClient:
     def stream(
         self, model: str, prompt: str, *, max_tokens: int, temperature: float = 0.0, seed: int = 0
     ) -> Generator[Piece]:
-        """A completion as it comes; above temperature 0 from the whole law, by `seed`."""
+        """A completion as it comes; above temperature 0 from the whole distribution, by `seed`."""
         body: dict[str, object] = {
             "model": model,
             "prompt": prompt,

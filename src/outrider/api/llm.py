@@ -146,7 +146,7 @@ class LLM:
 
     @property
     def exact(self) -> bool:
-        """Whether what is written follows the target's own law; lossy samplers may change it."""
+        """Whether texts follow the target's own distribution; lossy samplers may change it."""
         return not KINDS[self.drafter].drafts or self.config.sampler in EXACT_SAMPLERS
 
     @property

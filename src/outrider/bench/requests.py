@@ -1,8 +1,8 @@
 """What is asked of an engine under load: requests, and the moments at which they arrive.
 
 Arrivals of independent users are a Poisson process: the gaps between them are drawn from an
-exponential law with the mean 1 / rate. A recorded trace is replayed from a file of JSON lines, each
-with `arrival_seconds` since the beginning, `prompt` and `max_tokens`.
+exponential distribution with the mean 1 / rate. A recorded trace is replayed from a file of JSON
+lines, each with `arrival_seconds` since the beginning, `prompt` and `max_tokens`.
 
 Prompts come from the shipped workloads, from a `question.jsonl` in the format of Spec-Bench (Xia et
 al., "Unlocking Efficiency in LLM Inference", 2024; the first of a row's `turns` is the prompt), or

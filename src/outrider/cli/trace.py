@@ -277,8 +277,8 @@ def summary(llm: LLM, recording: Recording) -> dict[str, Any]:
 
 def _memory(llm: LLM, recording: Recording, k: int) -> dict[str, int]:
     """What the lanes held: the arena, buffers of their own (scratch and logits), and drafts on
-    their way from one lane to another. Whoever samples keeps a law (float32) with each token that
-    it drafted, the greedy only tokens."""
+    their way from one lane to another. Whoever samples keeps a distribution (float32) with each
+    token that it drafted, the greedy only tokens."""
     per_token = llm.spec.kv_bytes_per_token
     least = min((job.num_free_tokens for job in recording.jobs), default=recording.num_slots)
     handed = max((job.queues[2] for job in recording.jobs), default=0)

@@ -72,9 +72,9 @@ class SloController:
     milliseconds are those of the whole pass, draft included, over the tokens that the sequence got
     from it: the wait of a reader for a token.
 
-    Lengths depend on measured time, so two runs may draft differently. Output keeps its law under
-    every exact rule; it is the same text only where text is tied to the seed (greedy, match,
-    coupled).
+    Lengths depend on measured time, so two runs may draft differently. Output keeps its
+    distribution under every exact rule; it is the same text only where text is tied to the seed
+    (greedy, match, coupled).
     """
 
     def __init__(self, *, k: int, min_k: int, target_ms: float, num_nodes: int = 0) -> None:

@@ -13,8 +13,8 @@ class Budget:
     `num_nodes` of them in all, where that is more: then a drafter that can may branch.
 
     `temperature` is what the drafter multiplies a request's own by before it draws. It reports the
-    law that it drew from, so the output keeps its law; only acceptance changes. `why` says what a
-    depth was set to 0 for, if drafting was found dead.
+    distribution that it drew from, so the output keeps its distribution; only acceptance changes.
+    `why` says what a depth was set to 0 for, if drafting was found dead.
     """
 
     depth: int

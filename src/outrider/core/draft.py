@@ -22,10 +22,10 @@ Origin = Literal["accepted", "recovered", "bonus", "plain"]
 class Draft:
     """Proposed continuations of one sequence: a tree, parents before children.
 
-    A chain is the tree whose node i has parent i - 1. `probs_NV[i]` is the law node i was drawn
-    from, given its earlier siblings; None says every node was chosen deterministically. `hit` says
-    whether it was made ahead of the verdict that it follows, None where nobody drafts ahead. `by`
-    names who proposed it, where the engine's drafter is several.
+    A chain is the tree whose node i has parent i - 1. `probs_NV[i]` is the distribution node i was
+    drawn from, given its earlier siblings; None says every node was chosen deterministically. `hit`
+    says whether it was made ahead of the verdict that it follows, None where nobody drafts ahead.
+    `by` names who proposed it, where the engine's drafter is several.
     """
 
     tokens: tuple[int, ...]

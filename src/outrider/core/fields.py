@@ -69,9 +69,9 @@ Class = TypeVar("Class")
 class Meta:
     """What a `setting` field says of itself. Bounds are inclusive. `count` limits how many entries
     a list or mapping has, `each` the bytes of an entry. Where a setting names models or files,
-    starts processes or changes the law of the text, `harmless` are the values that a file may say
-    which nobody named; None is all of them. `kind` is the type of its values where neither the
-    default nor the annotation says it."""
+    starts processes or changes the distribution of the text, `harmless` are the values that a file
+    may say which nobody named; None is all of them. `kind` is the type of its values where neither
+    the default nor the annotation says it."""
 
     help: str
     minimum: float | None = None

@@ -116,7 +116,7 @@ class SamplingParams:
 
     @property
     def shapes_logits(self) -> bool:
-        """Whether the law depends on more than the model's own logits and the filters."""
+        """Whether the distribution depends on more than the model's own logits and the filters."""
         return bool(
             self.repetition_penalty != 1
             or self.presence_penalty

@@ -170,8 +170,8 @@ class HiddenStates:
 class Drafter(Protocol):
     """Proposes; never decides (drafters/). It cannot change the output, only the time.
 
-    It may return less than the budget, never more. A drafter that samples reports the very law it
-    drew each node from; `probs_NV` is None only when nothing was sampled.
+    It may return less than the budget, never more. A drafter that samples reports the very
+    distribution it drew each node from; `probs_NV` is None only when nothing was sampled.
     """
 
     @property
@@ -254,7 +254,8 @@ class VerifyRow:
 
 
 class AcceptanceRule(Protocol):
-    """Decides; a pure function of its rows (verify/). `exact` claims the target's own law."""
+    """Decides; a pure function of its rows (verify/). `exact` claims the target's own
+    distribution."""
 
     @property
     def exact(self) -> bool: ...

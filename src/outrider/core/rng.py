@@ -105,7 +105,7 @@ def inverse_cdf(weights_V: Tensor, uniform: float) -> int:
     """The index at which the running sum of `weights_V` first exceeds `uniform` of its total.
 
     Sums in float64. An index of weight zero is never returned. Raises NumericsError if the weights
-    are no law.
+    are no distribution.
     """
     cdf_V = weights_V.cumsum(0, dtype=torch.float64)
     total = float(cdf_V[-1])

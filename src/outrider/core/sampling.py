@@ -5,7 +5,7 @@ and in the draw. A greedy distribution is a point mass, held as a token id, so g
 builds no probabilities. `Sampling` holds the operators: an engine passes those of its kernels
 (kernels/registry.py), everybody else uses the PyTorch definitions of this file.
 
-Shapes:  N = nodes or laws of one sequence's round, V = vocabulary.
+Shapes:  N = nodes or distributions of one sequence's round, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Softmax: TypeAlias = Callable[[Tensor, float, Tensor], None]
 TopK: TypeAlias = Callable[[Tensor, int, Tensor], None]
 # (probs_NV, top_p, min_p): each row without its unlikely tokens, in place, its sum one again.
 KeepLikely: TypeAlias = Callable[[Tensor, float, float], None]
-# (probs_NV, tokens): the probability that each token has under the law of its place.
+# (probs_NV, tokens): the probability that each token has under the distribution of its place.
 Masses: TypeAlias = Callable[[Tensor, Sequence[int]], list[float]]
 
 
@@ -39,9 +39,9 @@ class Leftover(Protocol):
     ) -> tuple[Tensor, float]:
         """Weights of shape V and their sum: what `proposal` leaves of `share` times `p_V`.
 
-        The proposal is a law q, which leaves max(share * p - q, 0), or a point mass, a token id,
-        which leaves nothing of its token. The next call may write over the weights, and may be
-        given them as its `p_V`.
+        The proposal is a distribution q, which leaves max(share * p - q, 0), or a point mass, a
+        token id, which leaves nothing of its token. The next call may write over the weights, and
+        may be given them as its `p_V`.
         """
         ...
 
@@ -119,13 +119,13 @@ class Sampling:
 PLAIN = Sampling()
 
 
-# A quotient by less would overflow to infinity, and its law would not be numbers.
+# A quotient by less would overflow to infinity, and its distribution would not be numbers.
 MIN_TEMPERATURE = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
 class Laws:
-    """One law a node: exactly one of `tokens` (point masses) and `probs_NV` is given."""
+    """One distribution a node: exactly one of `tokens` (point masses) and `probs_NV` is given."""
 
     tokens: tuple[int, ...] | None = None
     probs_NV: Tensor | None = None
@@ -144,7 +144,7 @@ class Laws:
 
 
 def empty_laws(count: int, logits_V: Tensor) -> Tensor:
-    """Room for `count` laws made of logits like these, in their dtype."""
+    """Room for `count` distributions made of logits like these, in their dtype."""
     # MPS lacks float64, in which sums are made and draws fall.
     device = "cpu" if logits_V.device.type == "mps" else logits_V.device
     return logits_V.new_empty((count, logits_V.shape[-1]), device=device)
@@ -159,8 +159,8 @@ def processed_probs(
     """Probabilities under `params`, temperature > 0; the dtype of `logits_NV` is kept.
 
     Filters apply in the order temperature, top-k, top-p, min-p, each on what is left. Ties at a
-    top-k edge are all kept, so the law does not depend on the order of a sort. `out_NV`, if given,
-    is what is returned: room from `empty_laws`, or the logits themselves on a CPU.
+    top-k edge are all kept, so the distribution does not depend on the order of a sort. `out_NV`,
+    if given, is what is returned: room from `empty_laws`, or the logits themselves on a CPU.
     """
     if out_NV is None:
         out_NV = empty_laws(len(logits_NV), logits_NV)

@@ -20,9 +20,9 @@ from torch import Tensor
 from outrider.core.clock import host_floats, host_rows
 from outrider.core.tree import ROOT
 
-# The target's likeliest token is a draft model's first more often than its law gives it mass, so
-# greedy trees take chances from a sharper law. On the embedded pair, 15 nodes a round: 5.1 to 5.5
-# tokens a round at 1, 6.2 to 6.3 at 1.5, 6.0 at 2; a chain of 15 has 5.4 to 5.9.
+# The target's likeliest token is a draft model's first more often than its distribution gives it
+# mass, so greedy trees take chances from a sharper distribution. On the embedded pair, 15 nodes a
+# round: 5.1 to 5.5 tokens a round at 1, 6.2 to 6.3 at 1.5, 6.0 at 2; a chain of 15 has 5.4 to 5.9.
 SHARPNESS = 1.5
 # What a float32 is turned by, as an integer, where its sign is set: then integers rise as it does.
 _MAGNITUDE = 0x7FFFFFFF
@@ -90,7 +90,7 @@ Rank: TypeAlias = Callable[[Tensor, int, float], Ranked | None]
 
 
 def sharp_shares(best_MR: Tensor, logits_MV: Tensor, sharpness: float = SHARPNESS) -> Tensor:
-    """Chances of candidates by the logits of a whole law: shares_MR, 1 at most in all."""
+    """Chances of candidates by the logits of a whole distribution: shares_MR, 1 at most in all."""
     # Where all logits are far below zero, only differences have bits left for a share.
     top_M1 = logits_MV.amax(-1, keepdim=True)
     total_M1 = (sharpness * (logits_MV - top_M1)).logsumexp(-1, keepdim=True)

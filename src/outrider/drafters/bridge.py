@@ -110,7 +110,8 @@ class BridgeDrafter:
         self._inner.close(seq_id)
 
     def _translated(self, row: DraftRow) -> DraftRow:
-        """The row as the draft model gets it. Laws are not translated, and nor is shaping."""
+        """The row as the draft model gets it. Distributions are not translated, and nor is
+        shaping."""
         ids = self._translations[row.seq_id].to_draft(row.tokens)
         depth = min(
             -(-row.budget.depth * len(ids) // len(row.tokens)), row.budget.depth * _MOST_PASSES

@@ -27,7 +27,7 @@ from outrider.models.heads import HeadTarget, head_target
 from outrider.models.weights import Placement
 
 # The logit of an id that heads do not know: no mass beside any that they do. It is a number, since
-# a mask may leave none but such ids, and a law over them must be one.
+# a mask may leave none but such ids, and a distribution over them must be one.
 NOT_DRAFTED = -1e10
 
 

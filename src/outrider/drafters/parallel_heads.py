@@ -39,8 +39,9 @@ from outrider.estimate.worth import worthwhile
 TreeKind = Literal["confident", "calibrated"]
 
 _NUM_RANKS = 16
-# A place's law is a mean over the tokens before it that are not known, so its doubts are real: on
-# the embedded target trees of 15 nodes keep 1.44 tokens a round at 1, 1.36 at 1.5, 1.33 at 2.
+# A place's distribution is a mean over the tokens before it that are not known, so its doubts are
+# real: on the embedded target trees of 15 nodes keep 1.44 tokens a round at 1, 1.36 at 1.5, 1.33 at
+# 2.
 _SHARPNESS = 1.0
 
 

@@ -79,7 +79,7 @@ class _Borrower:
 
 class SelfDrafter:
     """Chains by `model`, whose `state` is the target's own. Otherwise it drafts as a draft model
-    does (drafters/model.py): the same draws, the same laws reported.
+    does (drafters/model.py): the same draws, the same distributions reported.
 
     `name` is what traces call it: quantised-self or layer-skip.
 

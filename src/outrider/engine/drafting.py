@@ -128,7 +128,7 @@ def guarded_ahead(drafter: DraftAhead, rows: Sequence[AheadRow]) -> dict[int, st
 
 def check_draft(name: str, row: DraftRow, draft: object, vocab_size: int) -> None:
     """Raises DrafterError for what is no draft, for one that is too long or too large, a foreign id
-    or laws that are none."""
+    or distributions that are none."""
     if type(draft) is not Draft:
         raise DrafterError(f"drafter {name!r} gave {_a(draft)} where a Draft was due.")
     _check_tree(name, draft)
@@ -136,7 +136,8 @@ def check_draft(name: str, row: DraftRow, draft: object, vocab_size: int) -> Non
         raise DrafterError(f"drafter {name!r} proposed an id that does not exist.")
     if draft.probs_NV is not None:
         _check_laws(name, draft.probs_NV, (len(draft), vocab_size))
-        # Elsewhere the sum would be waited for, and the rule finds out. Greedily nobody reads laws.
+        # Elsewhere the sum would be waited for, and the rule finds out. Greedily nobody reads
+        # distributions.
         if row.params.temperature and draft.probs_NV.is_cpu:
             check_numbers(name, draft)
     if draft.max_depth > row.budget.depth:
@@ -180,8 +181,8 @@ def _check_laws(name: str, laws_NV: object, shape: tuple[int, int]) -> None:
 
 
 def check_numbers(name: str, draft: Draft) -> None:
-    """Raises DrafterError if the laws that a draft was drawn from are not numbers."""
-    # A sum has no temporary of the laws' size, and is finite only if they all are.
+    """Raises DrafterError if the distributions that a draft was drawn from are not numbers."""
+    # A sum has no temporary of the distributions' size, and is finite only if they all are.
     if draft.probs_NV is not None and not math.isfinite(float(draft.probs_NV.sum())):
         raise DrafterError(f"drafter {name!r} reported laws that are not numbers (NaN).")
 

@@ -4,7 +4,7 @@ The pending token is the first row of the next verification, so a round is exact
 whatever the batch, and plain decoding is the round with an empty draft. A first round also carries
 the rest of the prompt, and prompt chunks of other sequences ride in the same pass.
 
-Shapes:  M = packed logits rows, V = vocabulary, N = laws of one sequence.
+Shapes:  M = packed logits rows, V = vocabulary, N = distributions of one sequence.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def read_pass(
     exact: bool,
     sampling: Sampling = PLAIN,
 ) -> list[TargetRow]:
-    """One processed law a draft node and one for the root, of each sequence of `batch`.
+    """One processed distribution a draft node and one for the root, of each sequence of `batch`.
 
     Raises SequenceError for a sequence whose shaping fails or whose logits are not numbers. Shaped
-    logits are written over the model's own, and on a CPU so are the laws made of them. Greedy rows
-    share one argmax over the whole pass, a greedy round's only host sync. A rule that is not
-    `exact` also gets soft laws.
+    logits are written over the model's own, and on a CPU so are the distributions made of them.
+    Greedy rows share one argmax over the whole pass, a greedy round's only host sync. A rule that
+    is not `exact` also gets soft distributions.
     """
     _shape(batch, logits_MV)
     best = argmax(logits_MV) if any(seq.params.greedy for seq in batch) else []
@@ -122,7 +122,8 @@ def _not_numbers(seq: LiveSequence) -> SequenceError:
 
 
 def _laws(seq: LiveSequence, logits_NV: Tensor, sampling: Sampling) -> Laws:
-    # Nobody reads these logits again, and room for new laws would have to be found every round.
+    # Nobody reads these logits again, and room for new distributions would have to be found every
+    # round.
     out_NV = logits_NV if logits_NV.is_cpu else None
     return Laws(probs_NV=processed_probs(logits_NV, seq.params, sampling, out_NV))
 
@@ -139,8 +140,8 @@ def _read(seq: LiveSequence, logits_NV: Tensor, laws: Laws, *, exact: bool) -> T
 @dataclass(frozen=True, slots=True)
 class Stages:
     """The reference `Round`. `argmax` is the greedy choice shared by drafts, verify and plain
-    decoding: the first maximum wins. `sampling` makes laws of logits. `sink` receives one trace a
-    sequence and round. A draft model has `draft_window` positions, if that is a bound."""
+    decoding: the first maximum wins. `sampling` makes distributions of logits. `sink` receives one
+    trace a sequence and round. A draft model has `draft_window` positions, if that is a bound."""
 
     target: CausalLM
     drafter: Drafter
@@ -298,8 +299,8 @@ class Stages:
         return settled
 
     def _judge(self, batch: Batch, readings: Sequence[TargetRow]) -> Sequence[Verdict]:
-        """Raises SequenceError for the sequence whose laws are no laws; its cause is a DrafterError
-        if they are the draft's."""
+        """Raises SequenceError for the sequence whose distributions are no distributions; its cause
+        is a DrafterError if they are the draft's."""
         try:
             return self.rule([reading.row for reading in readings])
         except NumericsError:

@@ -111,7 +111,7 @@ class TokenMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a ScriptedLM says: its law depends on the last `order` tokens."""
+    """What a ScriptedLM says: its distribution depends on the last `order` tokens."""
 
     vocab_size: int = 64
     seed: int = 0

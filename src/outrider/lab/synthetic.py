@@ -97,7 +97,7 @@ _CPU = torch.device("cpu")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
     """How a draft agrees with its target: entry j of `rates` is of the draft's place j + 1, the
-    last one of all later places. `misses` is the law of ranks."""
+    last one of all later places. `misses` is the distribution of ranks."""
 
     rates: tuple[float, ...]
     misses: MissCurve = PRIOR_CURVE

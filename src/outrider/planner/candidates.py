@@ -31,11 +31,11 @@ from outrider.planner.rounds import (
 # The end of a text for which rounds are reckoned one by one, in tokens and in full rounds.
 _COUNTED_TOKENS = 64
 _COUNTED_ROUNDS = 6
-# The normal law is looked at up to so many deviations, at so many places.
+# The normal distribution is looked at up to so many deviations, at so many places.
 _FAR = 5
 _MOST_LOOKS = 64
-# Numbers of live texts up to here are counted out; of more, those at these places of a normal law
-# stand for a seventh each.
+# Numbers of live texts up to here are counted out; of more, those at these places of a normal
+# distribution stand for a seventh each.
 _COUNTED_BATCH = 48
 _NODES = (-1.4652, -0.7916, -0.3661, 0.0, 0.3661, 0.7916, 1.4652)
 _SURE = 1e-9
@@ -115,7 +115,7 @@ def _live(batch: int, alive: float) -> list[tuple[int, float]]:
 
 
 ENGINES = ("single", "pd", "pdv", "ssd")
-# From the median of absolute deviations to a standard deviation, of a normal law.
+# From the median of absolute deviations to a standard deviation, of a normal distribution.
 _TO_DEVIATION = 1.4826
 _OUTSIDE = 0.025
 # Draws of times alone, where rates are supposed rather than counted.

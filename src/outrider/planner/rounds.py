@@ -57,7 +57,7 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class RoundForecast:
-    """Of one way to draft: the law of its rounds, their times and a plain round's."""
+    """Of one way to draft: the distribution of its rounds, their times and a plain round's."""
 
     law: RoundStats
     times: RoundTimes

@@ -1,9 +1,9 @@
-"""Part one: what a round emits follows the target's law, shown without sampling.
+"""Part one: what a round emits follows the target's distribution, shown without sampling.
 
 A round is run once for every way its random choices can fall, through the shipped rule, and each
-outcome is carried on by the target to a fixed length. The joint law of those texts must be the
-target's own. Leviathan, Kalman, Matias 2023 (arXiv 2211.17192), appendix A.1, says so of the token
-rule on paper; here it is checked of the code.
+outcome is carried on by the target to a fixed length. The joint distribution of those texts must be
+the target's own. Leviathan, Kalman, Matias 2023 (arXiv 2211.17192), appendix A.1, says so of the
+token rule on paper; here it is checked of the code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outrider.proof.laws import EveryBranch, Law, Sampler, exact_samplers, runs
 
 # Sums of a few thousand products of float64 shares are off by far less.
 TOLERANCE = 1e-9
-# How a broken rule may fail besides emitting a wrong law.
+# How a broken rule may fail besides emitting a wrong distribution.
 DEFECTS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 _PORTION = 170
 
@@ -104,7 +104,8 @@ def prove_rule(sampler: Sampler, cases: Iterable[RuleCase]) -> RuleProof:
 
 
 def total_variation(sampler: Sampler, case: RuleCase) -> tuple[float, int]:
-    """Between what a round of `case` emits and the target's law; and the branches walked."""
+    """Between what a round of `case` emits and the target's distribution; and the branches
+    walked."""
     rows: dict[Text, VerifyRow] = {}
     known: dict[Text, Tensor] = {}
 
@@ -128,7 +129,7 @@ def total_variation(sampler: Sampler, case: RuleCase) -> tuple[float, int]:
 
 
 def carried_on(found: Law, case: RuleCase) -> Law:
-    """The law of texts of `found`, each carried on by the target to the case's length."""
+    """The distribution of texts of `found`, each carried on by the target to the case's length."""
     result: Law = {}
     for text, weight in found.items():
         for whole, share in _endings(text, case):

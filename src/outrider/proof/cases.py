@@ -1,11 +1,11 @@
-"""Targets and drafts in small integers: every law of a round is known, and rounds are few.
+"""Targets and drafts in small integers: every distribution of a round is known, and rounds are few.
 
 A case has whole-number weights for the target's next token at each depth and for each draft node.
-Both are turned round by the tokens before, so every path has laws of its own. Logits are the
-logarithms of the weights; from there on only shipped code runs (`engine/stages.py`), while what
+Both are turned round by the tokens before, so every path has distributions of its own. Logits are
+the logarithms of the weights; from there on only shipped code runs (`engine/stages.py`), while what
 has to come out is computed by `plain_law`.
 
-Shapes:  N = draft nodes, M = laws of a round, V = vocabulary.
+Shapes:  N = draft nodes, M = distributions of a round, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _NO_LIMIT = 1 << 20
 class RuleCase:
     """`target` has weights per depth, `proposal` per node.
 
-    Nodes in `certain` are not drawn: they are their law's likeliest token, and the reported law is
-    a point mass. With `distinct`, siblings are drawn without replacement.
+    Nodes in `certain` are not drawn: they are their distribution's likeliest token, and the
+    reported distribution is a point mass. With `distinct`, siblings are drawn without replacement.
     """
 
     name: str
@@ -69,13 +69,13 @@ class RuleCase:
         return self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
     def conditional(self, text: Text) -> list[float]:
-        """The law that has to come out after `text`."""
+        """The distribution that has to come out after `text`."""
         logits = _logits(_turned(self.target[len(text)], text))
         bad_words = self.bad_words
         return plain_law(logits, self.params, prompt=PROMPT, text=text, bad_words=bad_words)
 
     def proposal_law(self, node: int, tokens: Sequence[int]) -> Tensor:
-        """The law of `node`, given the tokens of all nodes before it; shape V."""
+        """The distribution of `node`, given the tokens of all nodes before it; shape V."""
         weights = _turned(self.proposal[node], self.text(self.parents[node], tokens))
         logits_V = torch.tensor(_logits(weights), dtype=torch.float64)
         if node in self.certain or self.params.greedy:
@@ -99,7 +99,7 @@ class RuleCase:
     ) -> Draft:
         """A draft; `draw` is for chains, whose nodes know their place. Trees are always picked.
 
-        `known` keeps the law after each beginning, for callers who draw many.
+        `known` keeps the distribution after each beginning, for callers who draw many.
         """
         draw = draw if self.is_chain else pick_node
         known = {} if known is None else known
@@ -115,7 +115,8 @@ class RuleCase:
         return Draft(tuple(tokens), self.parents, torch.stack(laws) if sampled else None)
 
     def row(self, draft: Draft, *, exact: bool) -> VerifyRow:
-        """What the engine would give the rule for `draft`: the shipped path from logits to laws."""
+        """What the engine would give the rule for `draft`: the shipped path from logits to
+        distributions."""
         paths = [self.text(node, draft.tokens) for node in range(ROOT, len(draft))]
         logits = [_logits(_turned(self.target[len(path)], path)) for path in paths]
         logits_MV = torch.tensor(logits, dtype=torch.float64)
@@ -149,7 +150,7 @@ def chain(
     proposals: Sequence[Weights],
     params: SamplingParams = PLAIN,
 ) -> RuleCase:
-    """One more target law than proposals: the bonus token's."""
+    """One more target distribution than proposals: the bonus token's."""
     parents = tuple(range(ROOT, len(proposals) - 1))
     return RuleCase(
         name=name,
@@ -163,7 +164,7 @@ def chain(
 def siblings(
     name: str, target: Weights, proposals: Sequence[Weights], *, distinct: bool = False
 ) -> RuleCase:
-    """Candidates for one token; the second target law is for what follows."""
+    """Candidates for one token; the second target distribution is for what follows."""
     return RuleCase(
         name=name,
         parents=(ROOT,) * len(proposals),
@@ -184,7 +185,7 @@ def _tree(name: str, parents: tuple[int, ...], certain: frozenset[int] = frozens
 
 
 def _shaped(name: str, params: SamplingParams, *, bad_words: tuple[Text, ...] = ()) -> RuleCase:
-    """A chain of two under `params`; no mass of its laws lies at a filter's edge."""
+    """A chain of two under `params`; no mass of its distributions lies at a filter's edge."""
     return RuleCase(
         name=name,
         parents=(ROOT, 0),
@@ -196,8 +197,9 @@ def _shaped(name: str, params: SamplingParams, *, bad_words: tuple[Text, ...] = 
 
 
 _SPARSE = ((1, 1, 2), (1, 3, 1), (4, 1, 1))
-# Between them they break every wrong rule that we know of: near-uniform and spiky laws, zeros on
-# either side, disjoint supports, point masses, ties, trees, and everything that shapes a law.
+# Between them they break every wrong rule that we know of: near-uniform and spiky distributions,
+# zeros on either side, disjoint supports, point masses, ties, trees, and everything that shapes a
+# distribution.
 FIXED = (
     chain("one draft", [(5, 3, 2), (2, 2, 1)], [(2, 3, 5)]),
     chain("equal laws", [(4, 3, 1), (1, 2, 2)], [(4, 3, 1)]),
@@ -298,14 +300,14 @@ TEXTS: tuple[Text, ...] = tuple(product(range(VOCAB), repeat=LENGTH))
 @dataclass(frozen=True, slots=True)
 class WeightPair:
     """Whole-number weights of the next token after token 0: the target's and the drafter's. Both
-    are turned round by the last token, so that a text's law is that of a Markov chain."""
+    are turned round by the last token, so that a text's distribution is that of a Markov chain."""
 
     name: str
     target: Weights
     proposal: Weights
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """(p_VV, q_VV): the laws after each token, through the shipped processing."""
+        """(p_VV, q_VV): the distributions after each token, through the shipped processing."""
         return _table(self.target), _table(self.proposal)
 
     def text_law(self) -> list[float]:

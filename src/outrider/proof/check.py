@@ -36,8 +36,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much each part does. Counts are per exact sampler and pair of laws where there are
-    such; the user's own sampler is walked more often than the others."""
+    """How much each part does. Counts are per exact sampler and pair of distributions where there
+    are such; the user's own sampler is walked more often than the others."""
 
     num_generated: int = 340
     num_texts: int = 50_000

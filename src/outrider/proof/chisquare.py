@@ -1,9 +1,9 @@
 """The chi-square test with a false-alarm rate that is stated and kept.
 
-Counts of cells are compared with what the law gives; cells that expect fewer than five are pooled,
-since the statistic follows its limit law only above that. Of all p-values of a certificate the
-smallest is held against FAMILY_LEVEL divided by their number (Bonferroni), so that the chance of
-one false alarm in a whole certificate is below FAMILY_LEVEL.
+Counts of cells are compared with what the distribution gives; cells that expect fewer than five are
+pooled, since the statistic follows its limit distribution only above that. Of all p-values of a
+certificate the smallest is held against FAMILY_LEVEL divided by their number (Bonferroni), so that
+the chance of one false alarm in a whole certificate is below FAMILY_LEVEL.
 
 Pearson 1900; pooling at five is Cochran 1954.
 
@@ -133,7 +133,8 @@ def _append(
 
 
 def _plainly(draw: Callable[[Tensor, int, Words, int], Tensor]) -> Many:
-    """Texts of LENGTH tokens after START, each drawn from its law with its position's numbers."""
+    """Texts of LENGTH tokens after START, each drawn from its distribution with its position's
+    numbers."""
 
     def texts(pair: WeightPair, seed: int, samples: Words) -> Tensor:
         p_VV, _ = pair.tables()

@@ -1,10 +1,10 @@
-"""Part two: texts of every exact sampler against the target's law, by chi-square.
+"""Part two: texts of every exact sampler against the target's distribution, by chi-square.
 
 Enumeration cannot see how numbers are made and keyed, so here they are drawn. Each of six pairs of
-laws is drawn from in two ways under each sampler: walked, by the functions and keys that the engine
-uses, and by the hundred thousand on tensors (`MANY`); the walked texts must be the first of the
-many, token for token. The races of the coupled sampler are tried alone, against the joint law of
-both winners, and last the whole engine writes texts with scripted models.
+distributions is drawn from in two ways under each sampler: walked, by the functions and keys that
+the engine uses, and by the hundred thousand on tensors (`MANY`); the walked texts must be the first
+of the many, token for token. The races of the coupled sampler are tried alone, against the joint
+distribution of both winners, and last the whole engine writes texts with scripted models.
 
 Shapes:  V = vocabulary, B = texts, T = tokens kept.
 """
@@ -58,10 +58,11 @@ class ChiSquareTrial:
 
 @dataclass(slots=True)
 class Desk:
-    """Draws texts of one pair under one sampler. Drafts and laws are kept, since few differ.
+    """Draws texts of one pair under one sampler. Drafts and distributions are kept, since few
+    differ.
 
     A text is several rounds long, so that a number used twice, in one round or in the next, shows
-    in the joint law although every single law is right.
+    in the joint distribution although every single distribution is right.
     """
 
     sampler: Sampler
@@ -149,7 +150,7 @@ def _many(
 
 
 def race_trial(pair: WeightPair, *, seed: int, num_races: int) -> ChiSquareTrial:
-    """Both winners of races over shared numbers, against their closed joint law."""
+    """Both winners of races over shared numbers, against their closed joint distribution."""
     p, q = turned(pair.target, START), turned(pair.proposal, START)
     p_V, q_V = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
     joint = {(i, j): joint_winner(p, q, i, j) for i in range(VOCAB) for j in range(VOCAB)}
@@ -163,7 +164,7 @@ def race_trial(pair: WeightPair, *, seed: int, num_races: int) -> ChiSquareTrial
 
 
 def count_trial(name: str, draws: Iterable[Text], law: Mapping[Text, float]) -> ChiSquareTrial:
-    """Draws by value against their law; a value that `law` does not have cannot be."""
+    """Draws by value against their distribution; a value that `law` does not have cannot be."""
     try:
         counts = Counter(draws)
     except DEFECTS as error:
@@ -200,7 +201,8 @@ def engine_texts(sampler: str, *, seed: int, num_texts: int) -> Iterator[Text]:
 
     Nothing of a round is left out: draft model, target pass, processing, rule, clamp, commit and
     the keys of each round are wired by `engine/build.py`. Only the weights are missing: both
-    models' laws are hashes of the last tokens, so the law of a whole text is known.
+    models' distributions are hashes of the last tokens, so the distribution of a whole text is
+    known.
     """
     config = EngineConfig(drafter="model", k=2, sampler=sampler, batch_size=_BATCH)
     parts = LoadedModels(ScriptedLM(TARGET), ScriptedLM(DRAFT), argmax)

@@ -1,9 +1,10 @@
-"""The law of a token, written slowly in Python floats: what every exact rule has to emit.
+"""The distribution of a token, written slowly in Python floats: what every exact rule has to emit.
 
 It shares no code with what it checks (`core/logits.py`, `core/sampling.py`): bias, penalties and
 bans first, then temperature, top-k, top-p and min-p, one after the other.
 
-Exact laws of experiments are those of `EveryBranch`: a run for every way its choices can fall.
+Exact distributions of experiments are those of `EveryBranch`: a run for every way its choices can
+fall.
 
 Shapes:  V = vocabulary.
 """

@@ -33,7 +33,7 @@ _LOGITS = "outrider.core.logits"
 _ROUND = "outrider.engine.round"
 _STAGES = "outrider.engine.stages"
 
-# What a round decides, and the laws that it decides by.
+# What a round decides, and the distributions that it decides by.
 DECISIONS = (
     Mutant(
         "token: residual is p",

@@ -28,7 +28,7 @@ from outrider.train.losses import TopProbs, distillation, faded_mean, top_laws
 from outrider.train.recipe import DrafterRecipe, of_session
 from outrider.train.session import Session
 
-# Ids that are kept of a target's law.
+# Ids that are kept of a target's distribution.
 _NUM_KEPT = 16
 # A round is asked at every so many places of a window, at others in the next step.
 _STRIDE = 4
@@ -106,7 +106,8 @@ class BlockRecipe(DrafterRecipe[TrainedBlock]):
         wanted_PD = last_BTD[:, asked].flatten(0, 2)
         laws = top_laws(self.target.logits(wanted_PD), _NUM_KEPT)
         right_AK = logits_AKV.argmax(-1) == laws.ids_PC[:, 0].view(sure_AK.shape)
-        # Laws of one round after the other: those of a place are as far apart as there are places.
+        # Distributions of one round after the other: those of a place are as far apart as there are
+        # places.
         num_places = config.num_places
         of_places = faded_mean(
             distillation(

@@ -1,9 +1,9 @@
 """A draft model distilled from its target: the recipe of `outrider train draft`.
 
-The student learns the target's whole law at every place of the text (losses.py), not the one token
-that the text goes on with: what a draft has to guess is what the target would say. On a share of
-the steps the text is the student's own: it goes on from the first half of each window, and learns
-what the target would have said there.
+The student learns the target's whole distribution at every place of the text (losses.py), not the
+one token that the text goes on with: what a draft has to guess is what the target would say. On a
+share of the steps the text is the student's own: it goes on from the first half of each window, and
+learns what the target would have said there.
 
 Most of a small draft is its embedding, which is its output head as well. So it begins as the
 target's, projected on the principal directions; all else begins at random.
@@ -49,8 +49,8 @@ Writer = Callable[[Export, Tensor, int, int], Tensor]
 class DraftRecipe(DrafterRecipe[Llama]):
     """A Llama. `reverse` of the loss is the reverse divergence. `on_policy` is the share of steps
     on the student's own text, which `writer` writes; without one there is none. `num_kept` ids are
-    kept of every law. `start` is a folder to begin from instead of random weights; `raw` then is
-    its config.json. `copied` are files of the tokenizer."""
+    kept of every distribution. `start` is a folder to begin from instead of random weights; `raw`
+    then is its config.json. `copied` are files of the tokenizer."""
 
     name: str = field(default="draft", init=False)
     config: LlamaConfig

@@ -5,9 +5,9 @@ after token p. It begins at a text's second token, since the first has no state 
 e of a window is of token e + 1. Later drafts are learned in turns (`attend`).
 
 Only the ids that the text has most often are drafted, `draft_vocab_size` of them: the output head
-is most of what a draft reads. The loss is the divergence of all turns' laws from the target's over
-these ids. The output head begins as those rows of the target's, and the fused state as the target's
-highest layer that is read.
+is most of what a draft reads. The loss is the divergence of all turns' distributions from the
+target's over these ids. The output head begins as those rows of the target's, and the fused state
+as the target's highest layer that is read.
 
 Shapes:  B = windows of a batch, T = tokens, D = hidden size, K = layers of the target that are
          read, W = ids that are drafted.

@@ -1,13 +1,14 @@
 """A hybrid with an MTP block, from text: the recipe of `outrider train pretrain --family hybrid`.
 
-The model learns the token that comes next, or, with a teacher, the teacher's law at every place:
-the same number of tokens then brings it much further. Embeddings begin as the teacher's, projected.
+The model learns the token that comes next, or, with a teacher, the teacher's distribution at every
+place: the same number of tokens then brings it much further. Embeddings begin as the teacher's,
+projected.
 
 The block is learned along with it, at 0.3 of the loss (DeepSeek-V3, arXiv 2412.19437, 2.2). What a
-draft has to foresee is what this model will say, so the block learns the model's own laws, which
-are held still, and not the text. It does so in three turns, the later ones from its own states
-(`attend`), so that one block drafts a chain. An output head costs as much as the layers of a small
-model: a turn is compared at every third place, and all three take one head together.
+draft has to foresee is what this model will say, so the block learns the model's own distributions,
+which are held still, and not the text. It does so in three turns, the later ones from its own
+states (`attend`), so that one block drafts a chain. An output head costs as much as the layers of a
+small model: a turn is compared at every third place, and all three take one head together.
 
 Shapes:  B = windows of a batch, T = tokens, V = vocabulary, D = hidden size, P = places,
          E = heads x head size, G = heads, H = head size.
@@ -91,13 +92,14 @@ def _length(weight_ED: Tensor, scale_D: Tensor) -> float:
 
 _TURNS = 3
 _WEIGHT = 0.3
-# Ids that are kept of a law.
+# Ids that are kept of a distribution.
 NUM_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A frozen model with the vocabulary of the one that learns, and the laws it was asked for."""
+    """A frozen model with the vocabulary of the one that learns, and the distributions it was asked
+    for."""
 
     target: FrozenTarget
     cache: LawCache
@@ -158,6 +160,7 @@ class HybridRecipe(Pretraining[Hybrid, QwenHybridConfig]):
 
 
 def _of_text(ids_BT: Tensor) -> TopProbs:
-    """The laws of a text that goes on as it does: of all places but the last of a window."""
+    """The distributions of a text that goes on as it does: of all places but the last of a
+    window."""
     next_P1 = ids_BT[:, 1:].flatten()[:, None]
     return TopProbs(next_P1, torch.zeros(next_P1.shape, device=ids_BT.device))

@@ -5,7 +5,7 @@ y = norm(x): the arithmetic of models/llama.py, whose decoder reads what is expo
 Whole windows are read at once, causally, and there is no KV.
 
 Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary, G = heads, H = head size,
-         R = half of what turns of a head, K = kept layers, W = ids of a law.
+         R = half of what turns of a head, K = kept layers, W = ids of a distribution.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def as_dtype(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
     return {name: value.detach().to("cpu", dtype).contiguous() for name, value in state.items()}
 
 
-# Ids that are kept of a target's law.
+# Ids that are kept of a target's distribution.
 _NUM_KEPT = 32
 # Keys and values of one turn.
 Heads = tuple[Tensor, Tensor]
@@ -270,8 +270,9 @@ def later(x: Tensor, places: int) -> Tensor:
 
 
 def divergence(turns: Iterable[Tensor], wanted_BTW: Tensor) -> Tensor:
-    """How far the laws of all turns, logits_BTW each, are from those of the target's logits, in
-    nats a place: a weighted mean. The first places of later turns have no state before them."""
+    """How far the distributions of all turns, logits_BTW each, are from those of the target's
+    logits, in nats a place: a weighted mean. The first places of later turns have no state before
+    them."""
     num_windows = len(wanted_BTW)
     laws = top_laws(wanted_BTW.flatten(0, 1), _NUM_KEPT)
     return faded_mean(

@@ -1,8 +1,10 @@
-"""How far a student's laws are from a teacher's, where of the teacher's only the top is kept.
+"""How far a student's distributions are from a teacher's, where of the teacher's only the top is
+kept.
 
-A teacher's law is kept as its n likeliest ids with their probabilities; all other ids are one more
-outcome, the rest. Both laws are compared over these n + 1 outcomes. Merging outcomes never raises a
-divergence, so each is a lower bound of the one over all ids, and zero where that is zero:
+A teacher's distribution is kept as its n likeliest ids with their probabilities; all other ids are
+one more outcome, the rest. Both distributions are compared over these n + 1 outcomes. Merging
+outcomes never raises a divergence, so each is a lower bound of the one over all ids, and zero where
+that is zero:
 
     forward  sum p log(p / q)   covers all that the teacher may say
     reverse  sum q log(q / p)   says nothing that the teacher would not
@@ -11,7 +13,7 @@ divergence, so each is a lower bound of the one over all ids, and zero where tha
 1 - (1/2) sum |p - q|, which either divergence bounds (Pinsker).
 
 Shapes:  P = places of a batch, B = windows, T = tokens, V = vocabulary, D = hidden size,
-         C = ids that are kept of a law, S = places of a slice.
+         C = ids that are kept of a distribution, S = places of a slice.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _DECAY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TopProbs:
-    """The likeliest ids of each law, int64, and their log-probabilities, float32."""
+    """The likeliest ids of each distribution, int64, and their log-probabilities, float32."""
 
     ids_PC: Tensor
     logprobs_PC: Tensor
@@ -157,7 +159,7 @@ class _HeadLoss(torch.autograd.Function):
         return dx_PD * grads[0], own_head, None, None, None
 
 
-# ids_BT -> laws of all its places, in order.
+# ids_BT -> distributions of all its places, in order.
 Teach = Callable[[Tensor], TopProbs]
 
 
@@ -165,9 +167,9 @@ class LawCache:
     """Laws of `num_windows` windows of `window` tokens, the `num_kept` likeliest ids of each.
 
     The target never changes while a draft learns from it, and reading a window is the dearest part
-    of a step: from the second epoch on it is not asked. A window's mark is written after its laws,
-    so those that a process was killed in are computed again. `name` says which text and teacher
-    they belong to: files of another name are left alone.
+    of a step: from the second epoch on it is not asked. A window's mark is written after its
+    distributions, so those that a process was killed in are computed again. `name` says which text
+    and teacher they belong to: files of another name are left alone.
     """
 
     def __init__(

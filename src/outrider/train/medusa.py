@@ -2,7 +2,8 @@
 
 Head i sees the target's state of the token at p and is to say what the target says of the token at
 p + 2 + i, having read the text up to there. The heads do not see the tokens between, so what they
-learn is the mean of those laws over how texts go on (Cai et al. 2024, arXiv 2401.10774, 2.2.1).
+learn is the mean of those distributions over how texts go on (Cai et al. 2024, arXiv 2401.10774,
+2.2.1).
 
 The folder also says at which ranks the target's greedy text was found on the held-out prompts:
 calibrated trees are shaped by that.
@@ -30,10 +31,10 @@ from outrider.train.session import Session
 
 HeadInit = Literal["tie", "copy", "random"]
 
-# Neighbouring places teach much the same, and a law over the vocabulary is most of the work: a head
-# learns from every so many of a step's places, from others at the next step.
+# Neighbouring places teach much the same, and a distribution over the vocabulary is most of the
+# work: a head learns from every so many of a step's places, from others at the next step.
 _STRIDE = 4
-# Ids that are kept of a target's law, and ranks that are counted.
+# Ids that are kept of a target's distribution, and ranks that are counted.
 _NUM_KEPT = 16
 _NUM_RANKS = 8
 # Drafts of the tree that figures are of; with the pending token they fill a tile of rows.
@@ -131,7 +132,7 @@ class MedusaRecipe(DrafterRecipe[MedusaHeads]):
         normed_BTD, head_VD = self._normed(last_BTD), self.target.head.float()
 
         def divergence(head: int) -> Tensor:
-            """The law after token p + 1 + i is that of the token behind it."""
+            """The distribution after token p + 1 + i is that of the token behind it."""
             ahead, first = head + 1, (batch.step + head) % _STRIDE
             wanted = laws.at(len(ids_BT), slice(ahead + first, None, _STRIDE))
             x_PD = normed_BTD[:, :-ahead][:, first::_STRIDE].flatten(0, 1)

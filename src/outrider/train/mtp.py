@@ -7,10 +7,10 @@ itself: at place e it has text up to e - r, read as ever, and r places that were
 states. So in its r-th turn a query sees the keys of its first turn up to e - r, and one key of each
 later turn: what EAGLE-3 calls training-time test (Li et al. 2025, arXiv 2503.01840, 3.2).
 
-The loss is the divergence of all turns' laws from the target's. Laws are compared over the ids that
-make up most of the text, since the output head is most of the arithmetic. Embedding and output head
-are the target's and stay as they are. Blocks begin as the target's last layer where they have its
-shapes.
+The loss is the divergence of all turns' distributions from the target's. Distributions are compared
+over the ids that make up most of the text, since the output head is most of the arithmetic.
+Embedding and output head are the target's and stay as they are. Blocks begin as the target's last
+layer where they have its shapes.
 
 Shapes:  B = windows of a batch, T = tokens, D = hidden size, V = vocabulary, G = heads,
          H = head size, W = ids that are compared.
@@ -109,8 +109,8 @@ class Mtp(nn.Module):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpRecipe(DrafterRecipe[Mtp]):
     """`block.num_layers` blocks. Each place is learned in `num_turns` turns, at least one for each
-    block. Laws are compared over `ids_W`, in rising order; None is all ids. Of `text` the first
-    windows are what blocks begin with; without it they begin as noise."""
+    block. Distributions are compared over `ids_W`, in rising order; None is all ids. Of `text` the
+    first windows are what blocks begin with; without it they begin as noise."""
 
     name: str = field(default="mtp", init=False)
     block: LlamaConfig

@@ -1,7 +1,7 @@
 """The target while a drafter learns from it: frozen, read window by window, never trained.
 
 It is the module of llama_module.py and not the engine's decoder: what a recipe wants are the states
-and laws of every token of whole windows, which is one causal pass without memory.
+and distributions of every token of whole windows, which is one causal pass without memory.
 
 What a drafter in training would gain is measured on text that it does not learn from (`Exam`).
 

@@ -5,7 +5,7 @@ This form serves captured rounds, and judging by the million in `outrider verify
 distributions of a batch costs more than the walk of one chain, which reads the vocabulary only
 after a refusal, so rounds on a CPU walk. No function waits for the device.
 
-Shapes:  B = chains, K = drafted tokens, W = K + 1 = laws of a chain, V = vocabulary.
+Shapes:  B = chains, K = drafted tokens, W = K + 1 = distributions of a chain, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def _depths(tokens_BK: Tensor) -> Tensor:
 def _laws_at(
     kept_B: Tensor, tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The target's law after `kept_B` tokens and the drafter's there; after a whole chain, where
-    nobody reads the drafter's, any."""
+    """The target's distribution after `kept_B` tokens and the drafter's there; after a whole chain,
+    where nobody reads the drafter's, any."""
     row_B = torch.arange(len(kept_B), device=kept_B.device)
     p_BV = p_BWV[row_B, kept_B]
     if tokens_BK.shape[1] == 0:

@@ -19,7 +19,7 @@ from outrider.core.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class TokenRule:
-    """Keeps the target's law, greedy and sampled, for chains and trees.
+    """Keeps the target's distribution, greedy and sampled, for chains and trees.
 
     One walk covers greedy decoding, chains, look-ups and sampled trees: descend from the root,
     offer each child min(1, p/q), and after a refusal go on with the part of p that q did not cover.
@@ -46,7 +46,7 @@ def walk(row: VerifyRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
         for child in draft.children(node):
             token = draft.tokens[child]
             proposal = token if draft.probs_NV is None else draft.probs_NV[child]
-            # A token that its own law gives no mass cannot have been drawn; refuse it.
+            # A token that its own distribution gives no mass cannot have been drawn; refuse it.
             drawn = mass(proposal, token)
             ratio = mass(law, token) / drawn if drawn > 0 else 0.0
             if noise.coin(ratio, child, Role.ACCEPT):
@@ -70,17 +70,17 @@ def residual(
 
 @dataclass(frozen=True, slots=True)
 class BlockRule:
-    """Keeps the target's law; of chains drawn at random it keeps more than the token rule.
+    """Keeps the target's distribution; of chains drawn at random it keeps more than the token rule.
 
-    Everything else (trees, greedy laws, drafts chosen deterministically) is the token rule's: at
-    temperature 0 there is nothing to win, and for a chain of point masses both rules keep each
-    number of tokens with the same probability.
+    Everything else (trees, greedy distributions, drafts chosen deterministically) is the token
+    rule's: at temperature 0 there is nothing to win, and for a chain of point masses both rules
+    keep each number of tokens with the same probability.
 
     The token rule stops at the first refusal. The block rule lets a token that the target likes
     more than the drafter make up for one before it that the target likes less, so it never keeps
     fewer tokens in expectation, and it keeps the target's distribution all the same.
 
-    With P_i, Q_i the laws of target and drafter at the i-th token x_i of a chain of K:
+    With P_i, Q_i the distributions of target and drafter at the i-th token x_i of a chain of K:
 
         p_0 = 1,  p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))         share of x_1..x_i that is kept
         s_i = sum over x of max(0, p_i P_{i+1}(x) - Q_{i+1}(x))     what the draft does not cover
@@ -126,7 +126,8 @@ def _shares(p: Sequence[float], q: Sequence[float]) -> list[float]:
     """p_0 to p_K, of the probabilities that the drafted tokens have."""
     shares = [1.0]
     for wanted, drawn in zip(p, q, strict=True):
-        # A token that its own law gives no mass cannot have been drawn; nothing of it is kept.
+        # A token that its own distribution gives no mass cannot have been drawn; nothing of it is
+        # kept.
         ratio = wanted / drawn if drawn > 0 else 0.0
         shares.append(min(1.0, shares[-1] * ratio))
     return shares

@@ -15,7 +15,7 @@ Typical acceptance is that of Medusa (Cai et al. 2024, arXiv 2401.10774), after 
 Hewitt, Manning, Liang 2022 (arXiv 2210.15191). p_min with t = 1 is strict argmax: at temperature 0
 the text is the target's own.
 
-Shapes:  N = laws, V = vocabulary.
+Shapes:  N = distributions, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LossyRule:
 
 
 def typical(offer: Candidate, epsilon: float) -> bool:
-    """Likelier than `epsilon`, or than tokens mostly are where the law is flat."""
+    """Likelier than `epsilon`, or than tokens mostly are where the distribution is flat."""
     soft_V = offer.soft_V.double()
     entropy = -float(torch.xlogy(soft_V, soft_V).sum())
     return offer.probability > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy))

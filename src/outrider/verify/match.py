@@ -21,7 +21,7 @@ from outrider.core.tree import ROOT
 
 
 class MatchRule:
-    """Keeps the target's law, and the seed's text."""
+    """Keeps the target's distribution, and the seed's text."""
 
     name = "match"
     exact = True
@@ -46,7 +46,8 @@ def follow(row: VerifyRow, own: Callable[[int | Tensor, Rng, int], int]) -> Verd
 
 
 class CoupledRule:
-    """Keeps the target's law, and the seed's text. Pair it with a drafter that draws by races.
+    """Keeps the target's distribution, and the seed's text. Pair it with a drafter that draws by
+    races.
 
     At each absolute position every token id has an exponential number of its own (`race_at` in
     core/rng.py). The target's token is the winner of the race under p, a coupled drafter's is the

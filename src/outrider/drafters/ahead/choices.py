@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadChoices:
     """`fan_out` verdicts are foreseen for drafts of up to `k` tokens, shared out by `policy`; what
-    is not foreseen is drafted by `fallback`. A `saguaro` of 1 leaves laws as they are, a
+    is not foreseen is drafted by `fallback`. A `saguaro` of 1 leaves distributions as they are, a
     `force_hits` of -1 hits. `always` drafts ahead also where that takes longer than verifying."""
 
     k: int

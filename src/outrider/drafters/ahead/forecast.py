@@ -3,7 +3,7 @@
 `Forecast` counts past verdicts, apart for drafts that were foreseen and drafts that were not, since
 after a poor fallback few tokens are kept. Every place starts with a prior.
 
-Shapes:  N = laws, V = vocabulary, F = likeliest tokens.
+Shapes:  N = distributions, V = vocabulary, F = likeliest tokens.
 """
 
 from __future__ import annotations
@@ -236,16 +236,16 @@ class Fallback:
 
 
 class Saguaro:
-    """Changes the laws of draft node `node` in place. `fan_out[node]` is its F; a node behind them
-    has the last one's.
+    """Changes the distributions of draft node `node` in place. `fan_out[node]` is its F; a node
+    behind them has the last one's.
 
-    The law q that a draft token is drawn from gives its F likeliest tokens only the share C of what
-    they had: q'(t) ~ C q(t) among them, q'(t) ~ q(t) elsewhere. After a refusal the target draws
-    from max(p - q', 0), which then has its mass on exactly those F tokens; and F is how many the
-    drafter foresees there. More verdicts are foreseen, fewer drafts are kept. C = 1 changes
-    nothing, C = 0 never drafts a likely token. q' is the law that is reported, so the output keeps
-    its distribution whatever C. (Kumar, Dao, May, "Speculative speculative decoding", Definition
-    14.)
+    The distribution q that a draft token is drawn from gives its F likeliest tokens only the share
+    C of what they had: q'(t) ~ C q(t) among them, q'(t) ~ q(t) elsewhere. After a refusal the
+    target draws from max(p - q', 0), which then has its mass on exactly those F tokens; and F is
+    how many the drafter foresees there. More verdicts are foreseen, fewer drafts are kept. C = 1
+    changes nothing, C = 0 never drafts a likely token. q' is the distribution that is reported, so
+    the output keeps its distribution whatever C. (Kumar, Dao, May, "Speculative speculative
+    decoding", Definition 14.)
     """
 
     def __init__(self, weight: float, fan_out: Sequence[int]) -> None:
@@ -259,12 +259,13 @@ class Saguaro:
     @classmethod
     def planned(cls, weight: float, *, budget: int, depth: int) -> Saguaro:
         """With the counts that are best before anything is known. They stay as they are, so that a
-        token's law does not depend on what was foreseen before."""
+        token's distribution does not depend on what was foreseen before."""
         likely = chances(PRIOR_ALPHA, depth)
         return cls(weight, optimal(budget, likely, Misses())[:depth])
 
     def __call__(self, laws_NV: Tensor, node: int) -> None:
-        """A law with no mass outside of its likeliest tokens stays as it is where C = 0."""
+        """A distribution with no mass outside of its likeliest tokens stays as it is where C =
+        0."""
         count = self._fan_out[min(node, len(self._fan_out) - 1)]
         if not count:
             return

@@ -103,7 +103,8 @@ class ForcedHits:
 
 
 def _beginning(draft: Draft, depth: int) -> Draft:
-    """Its first `depth` nodes, with laws of their own: those of its siblings may be forgotten."""
+    """Its first `depth` nodes, with distributions of their own: those of its siblings may be
+    forgotten."""
     laws_KV = draft.probs_NV
     return Draft(
         draft.tokens[:depth],
@@ -160,8 +161,8 @@ def fork(ranking: Ranking, forecast: Forecast, budget: int, *, hit: bool) -> lis
     A verdict is n accepted tokens and one of the target's own. Where the token after them was
     refused, the target's own token is another: the residual max(p - q, 0) has no mass where q was
     larger, and a greedy target said something else. So the refused token is left out of the list;
-    only after a draft that was accepted whole may anything follow. Leaving it out changes no law
-    that is drawn from, just what is prepared.
+    only after a draft that was accepted whole may anything follow. Leaving it out changes no
+    distribution that is drawn from, just what is prepared.
     """
     depth = len(ranking.ids) - 1
     if forecast.policy == "top":

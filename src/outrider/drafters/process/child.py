@@ -88,7 +88,7 @@ def _load_options(options: ChildOptions) -> LoadOptions:
 @dataclass(slots=True)
 class _Text:
     """One sequence. `opened` says whether the drafter knows it; `draft` is the newest, with its
-    laws."""
+    distributions."""
 
     tokens: list[int]
     terms: SamplingTerms | None = None
@@ -96,13 +96,13 @@ class _Text:
     draft: Draft = field(default_factory=Draft.empty)
 
     def own(self, told: Draft) -> Draft:
-        """`told` with its laws, which the message left out, if it was made here."""
+        """`told` with its distributions, which the message left out, if it was made here."""
         mine = (self.draft.tokens, self.draft.parents)
         return self.draft if mine == (told.tokens, told.parents) else told
 
 
 class WorkerServer:
-    """Answers one frame at a time. `laws` is where the laws of an answer go."""
+    """Answers one frame at a time. `laws` is where the distributions of an answer go."""
 
     def __init__(self, inner: Inner, laws: SharedLaws) -> None:
         self._inner = inner
@@ -174,7 +174,7 @@ class WorkerServer:
                 text.opened = True
 
     def _placed(self, rows: Sequence[DraftRow], drafts: Sequence[Draft]) -> list[Proposal]:
-        """The drafts as they are told, their laws written one after another."""
+        """The drafts as they are told, their distributions written one after another."""
         placed: list[Proposal] = []
         end = 0
         for row, draft in zip(rows, drafts, strict=True):

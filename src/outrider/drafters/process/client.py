@@ -61,7 +61,7 @@ class ProcessStats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
     """Where and how the process runs: the seconds after which an engine gives a drafter up, the
-    device that laws are wanted on, the pace of restarts, and the program.
+    device that distributions are wanted on, the pace of restarts, and the program.
 
     The process must answer in less, `patience`: an engine never asks again a drafter that it gave
     up, while a hung process is replaced."""

@@ -5,7 +5,7 @@ lists of int32, each behind its length, little-endian. No frame names a type or 
 read is checked against the length, so a broken peer causes a DrafterError at worst. Struct
 suffices: nothing below the command line may need another serialisation library.
 
-Shapes:  L = places for laws, N = nodes of a draft, V = vocabulary.
+Shapes:  L = places for distributions, N = nodes of a draft, V = vocabulary.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ _HITS: tuple[bool | None, ...] = (None, False, True)
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The process is ready: its model's vocabulary, its room for laws, whether it drafts ahead."""
+    """The process is ready: its model's vocabulary, its room for distributions, whether it drafts
+    ahead."""
 
     vocab_size: int
     num_laws: int
@@ -124,8 +125,8 @@ class AskedAhead:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A draft without its laws, which begin at row `first_law` of the shared memory (None: it has
-    none)."""
+    """A draft without its distributions, which begin at row `first_law` of the shared memory (None:
+    it has none)."""
 
     draft: Draft
     first_law: int | None
@@ -266,7 +267,7 @@ _BIAS = Struct("<id")
 
 @dataclass(frozen=True, slots=True)
 class SamplingTerms:
-    """Of `params` only what shapes a law is sent; the rest comes out as its defaults."""
+    """Of `params` only what shapes a distribution is sent; the rest comes out as its defaults."""
 
     params: SamplingParams
     shaper: LogitsProcessor | None

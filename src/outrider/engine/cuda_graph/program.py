@@ -334,8 +334,8 @@ def bucket_of(num_rows: int, batch_size: int) -> int:
 
 @dataclass(slots=True)
 class _Memory:
-    """All tensors that outlive a round, for the largest bucket. Laws are made room for when the
-    first sampled row comes."""
+    """All tensors that outlive a round, for the largest bucket. Distributions are made room for
+    when the first sampled row comes."""
 
     buffers: RoundBuffers
     mailbox: Mailbox

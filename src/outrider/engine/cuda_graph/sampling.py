@@ -51,7 +51,8 @@ class Judged:
 
 
 class RoundLaws(Protocol):
-    """Draws drafts, node by node, and judges them. Remembers the laws of a round's drafts."""
+    """Draws drafts, node by node, and judges them. Remembers the distributions of a round's
+    drafts."""
 
     def begin(self, rows: Rows) -> None:
         """A round of `rows` begins."""
@@ -139,7 +140,7 @@ class GreedyLaws:
 
 
 class TorchRoundLaws:
-    """`laws_BKV` is room for the laws that drafts are drawn from."""
+    """`laws_BKV` is room for the distributions that drafts are drawn from."""
 
     def __init__(self, rule: Rule, decisions: Decisions, laws_BKV: Tensor) -> None:
         self._rule, self._decisions, self._laws_BKV = rule, decisions, laws_BKV

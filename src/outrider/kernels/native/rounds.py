@@ -302,7 +302,8 @@ class NativeRounds:
         )
 
     def __call__(self, rows: Sequence[RoundRow]) -> Decided | None:
-        """None if some law is none or a token is foreign; memory then holds nothing of it."""
+        """None if some distribution is none or a token is foreign; memory then holds nothing of
+        it."""
         depths = [row.depth or len(row.drafted) for row in rows]
         most = max(depths)
         self._take(rows, depths, most)
@@ -337,7 +338,8 @@ class NativeRounds:
                 at_draft = given(self._draft, "draft").read(index, row.draft, at_draft)
 
     def _laws(self, count: int) -> int:
-        """Room for so many laws. A longer batch or draft than ever before makes it anew."""
+        """Room for so many distributions. A longer batch or draft than ever before makes it
+        anew."""
         if self._laws_LV.shape[0] < count:
             self._laws_LV = torch.empty(count, self._leftover_V.shape[0])
         return self._laws_LV.data_ptr()

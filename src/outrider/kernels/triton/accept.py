@@ -7,7 +7,8 @@ the next token, drawn from the rest. Random numbers are made in the kernels from
 Comparisons are written so that NaN stays NaN where the definition keeps it: a minimum of a GPU
 would drop it.
 
-Shapes:  as flat pointers; B = chains, K = drafted tokens, W = K + 1; laws of p are [B, W, V], of q
+Shapes:  as flat pointers; B = chains, K = drafted tokens, W = K + 1; distributions of p are [B, W,
+V], of q
          [B, K, V], sums of pieces [.., pieces].
 """
 
@@ -21,7 +22,7 @@ from outrider.kernels.triton.sampling import probability, read_law, uniform
 
 _ACCEPT = tl.constexpr(int(Role.ACCEPT))
 _NOWHERE = tl.constexpr(0x7FFFFFFF)
-# A point mass of this size covers all of a law's mass on its token.
+# A point mass of this size covers all of a distribution's mass on its token.
 _COVER = tl.constexpr(2.0)
 
 

@@ -7,7 +7,7 @@ greedy and sampled sequences share a batch. Random numbers are those of core/rng
 running sums are float64, as in verify/. Where logits are NaN, the token drawn is -1.
 
 Shapes:  M = logits rows, B = sequences, K = drafted tokens, V = vocabulary, N = nodes, W = K + 1,
-         R = rows of laws, C = pieces of the vocabulary.
+         R = rows of distributions, C = pieces of the vocabulary.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Chains:
 @dataclass(frozen=True, slots=True)
 class Verdicts:
     """Written by `judge`, of any integer dtype: accepted tokens and the target's own token after
-    them, -1 where its law is not numbers."""
+    them, -1 where its distribution is not numbers."""
 
     num_accepted_B: Tensor
     next_B: Tensor
@@ -119,12 +119,12 @@ class TritonProbs:
         _argmax(logits_RV, cut, self._room.carve(*cut.room(out_R.numel())), out_R)
 
     def draw(self, laws: ProbRows, keys: RoundKeys, node: int, role: Role, out_B: Tensor) -> None:
-        """One token of each of B laws, by the number of (`node`, `role`)."""
+        """One token of each of B distributions, by the number of (`node`, `role`)."""
         numbers = (keys.seed_B, keys.sample_B, keys.start_B)
         self._pick(laws, numbers, out_B, node_word=node + 1, GIVEN=False, ROLE=int(role))
 
     def pick(self, laws: ProbRows, uniform_B: Tensor, out_B: Tensor) -> None:
-        """One token of each of B laws, by numbers that are given: float64, in [0, 1)."""
+        """One token of each of B distributions, by numbers that are given: float64, in [0, 1)."""
         assert uniform_B.dtype == torch.float64
         numbers = (uniform_B, uniform_B, uniform_B)
         self._pick(laws, numbers, out_B, node_word=0, GIVEN=True, ROLE=0)
@@ -179,8 +179,9 @@ class TritonProbs:
     ) -> None:
         """The block rule, or the token rule, on B chains (verify/exact.py, verify/exact.py).
 
-        `p` has shape BWV: row n is the target's law after n drafted tokens. `q` has shape BKV; None
-        says that drafted tokens were chosen deterministically, and then the token rule judges.
+        `p` has shape BWV: row n is the target's distribution after n drafted tokens. `q` has shape
+        BKV; None says that drafted tokens were chosen deterministically, and then the token rule
+        judges.
         """
         num, drafted = chains.tokens_BK.shape
         size = p.rows_RV.shape[-1]
@@ -244,7 +245,8 @@ def _flags(p: ProbRows, q: ProbRows | None) -> dict[str, bool]:
 def _look(
     laws: ProbRows, rows_per_law: int, views: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What kernels are told of a law: its rows, temperatures and pieces, which are filled here."""
+    """What kernels are told of a distribution: its rows, temperatures and pieces, which are filled
+    here."""
     rows_RV, temperature_B = laws.rows_RV, laws.temperature_B
     assert rows_RV.is_contiguous()
     if temperature_B is None:

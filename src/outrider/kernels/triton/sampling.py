@@ -129,7 +129,7 @@ def leftover_kernel(
     p_ptr, q_ptr, share_ptr, out_ptr, sums_ptr, token, size,
     POINT: tl.constexpr, PIECE: tl.constexpr
 ):  # fmt: skip
-    """max(share * p - q, 0) of one law, and its sum in each piece; with POINT, q is all on
+    """max(share * p - q, 0) of one distribution, and its sum in each piece; with POINT, q is all on
     `token`."""
     index = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
     mask = index < size
