@@ -5,7 +5,6 @@ Exit code 0 says that every line has an answer, 1 that some answers are errors.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -15,23 +14,25 @@ from outrider.api.batch_lines import Answers
 from outrider.api.batch_run import Batch
 from outrider.cli.batch_options import BatchOptions
 from outrider.cli.call import Call
-from outrider.cli.gate import behind
-from outrider.cli.output import answer
+from outrider.cli.output import answer, say
+from outrider.cli.paint import Meter
 from outrider.cli.session import open_llm, run_record
 from outrider.cli.structure import structure_of
 from outrider.core.errors import ConfigError
 
-# Seconds between two lines of progress: on a terminal, where each replaces the last, and elsewhere.
+# Seconds between two reports of progress: on a terminal, and elsewhere.
 _SHOW_SECONDS, _LOG_SECONDS = 0.5, 10.0
 
 
 def batch(call: Call[BatchOptions]) -> int:
     options, (source, target) = call.options, _files(call.arguments)
     with AnswerFile(target, fresh=options.fresh) as file:
-        # Before a model is loaded: whether the answers that are there belong to these lines.
-        num_lines = sum(1 for line in raw_lines(source) if file.has(line) or True)
+        num_lines = 0
+        for line in raw_lines(source):
+            # Before a model is loaded: answers that are there and belong to another line are an error.
+            file.has(line)
+            num_lines += 1
         llm = open_llm(call.resolved)
-        progress = Progress(num_lines, file, shown=not options.quiet)
         work = Batch(
             llm,
             Answers(call.resolved.program().target, llm.tokenizer),
@@ -41,11 +42,15 @@ def batch(call: Call[BatchOptions]) -> int:
             ordered=not options.unordered,
             read_ahead=options.read_ahead,
         )
+        meter = Meter("", num_lines, unit="lines", hidden=options.quiet)
+        progress = Progress(num_lines, file, not options.quiet, meter)
         try:
-            for _ in work.run(raw_lines(source)):
-                progress.show(work.num_tokens)
+            with meter:
+                for _ in work.run(raw_lines(source)):
+                    progress.show(work.num_tokens)
         finally:
-            progress.end(work.num_tokens)
+            if progress.shown:
+                say(progress.text(work.num_tokens))
         record = progress.record(work.num_tokens) | {"run": run_record(llm, call.resolved)}
         answer(options, record, None)
         return 1 if file.num_errors else 0
@@ -67,44 +72,49 @@ def _files(words: tuple[str, ...]) -> tuple[Path, Path]:
 
 @dataclass(slots=True)
 class Progress:
-    """How far it is, on stderr. Rates and the time that is left are of this run's own lines."""
+    """How far it is: a bar on a terminal, a line now and then elsewhere. Rates are of this run's
+    own lines."""
 
     num_lines: int
     file: AnswerFile
     shown: bool
+    meter: Meter
     began: float = field(default_factory=monotonic)
     num_before: int = field(init=False)
     _last: float = field(init=False)
-    _width: int = 0
 
     def __post_init__(self) -> None:
         self.num_before = self.file.num_answers
         self._last = self.began
         if self.shown and self.num_before:
-            print(f"{self.num_before:,} of {self.num_lines:,} lines are answered", file=sys.stderr)
+            say(f"{self.num_before:,} of {self.num_lines:,} lines are answered")
 
     def show(self, num_tokens: int) -> None:
-        every = _SHOW_SECONDS if sys.stderr.isatty() else _LOG_SECONDS
-        if self.shown and monotonic() - self._last >= every:
-            self._last = monotonic()
-            self._line(self.text(num_tokens), end="" if sys.stderr.isatty() else "\n")
-
-    def end(self, num_tokens: int) -> None:
-        if self.shown:
-            self._line(self.text(num_tokens), end="\n")
+        every = _SHOW_SECONDS if self.meter.drawn else _LOG_SECONDS
+        if not self.shown or monotonic() - self._last < every:
+            return
+        self._last = monotonic()
+        if self.meter.drawn:
+            self.meter.reach(self.file.num_answers, title=" · ".join(self._rates(num_tokens)))
+        else:
+            say(self.text(num_tokens))
 
     def text(self, num_tokens: int) -> str:
-        seconds = max(monotonic() - self.began, 1e-9)
         number = self.file.num_answers
-        rate = (number - self.num_before) / seconds
-        parts = [f"{number:,} of {self.num_lines:,} lines"]
-        parts += [f"{self.file.num_errors:,} failed"] if self.file.num_errors else []
-        parts += [f"{rate:.1f} lines/s", f"{num_tokens / seconds:.0f} tokens/s"]
+        seconds = monotonic() - self.began
+        parts = [f"{number:,} of {self.num_lines:,} lines", *self._rates(num_tokens)]
+        rate = (number - self.num_before) / max(seconds, 1e-9)
         if rate and number < self.num_lines:
             parts.append(f"{duration((self.num_lines - number) / rate)} left")
         elif number >= self.num_lines:
             parts.append(duration(seconds))
         return " · ".join(parts)
+
+    def _rates(self, num_tokens: int) -> list[str]:
+        seconds = max(monotonic() - self.began, 1e-9)
+        rate = (self.file.num_answers - self.num_before) / seconds
+        failed = [f"{self.file.num_errors:,} failed"] if self.file.num_errors else []
+        return [*failed, f"{rate:.1f} lines/s", f"{num_tokens / seconds:.0f} tokens/s"]
 
     def record(self, num_tokens: int) -> dict[str, object]:
         return {
@@ -115,13 +125,6 @@ class Progress:
             "tokens": num_tokens,
             "seconds": round(monotonic() - self.began, 3),
         }
-
-    def _line(self, text: str, *, end: str) -> None:
-        # The gate takes the return away.
-        stream = behind(sys.stderr) if sys.stderr.isatty() else sys.stderr
-        begin = "\r" if sys.stderr.isatty() else ""
-        print(f"{begin}{text.ljust(self._width)}", end=end, file=stream, flush=True)
-        self._width = len(text)
 
 
 def duration(seconds: float) -> str:
