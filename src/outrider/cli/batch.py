@@ -29,7 +29,7 @@ def batch(call: Call[BatchOptions]) -> int:
     with AnswerFile(target, fresh=options.fresh) as file:
         num_lines = 0
         for line in raw_lines(source):
-            # Before a model is loaded: answers that are there and belong to another line are an error.
+            # Answers of another file are an error before a model is loaded.
             file.has(line)
             num_lines += 1
         llm = open_llm(call.resolved)
