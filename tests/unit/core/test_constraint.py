@@ -65,8 +65,7 @@ def test_rows_that_nothing_is_left_of_end_the_text(
     )
     found_NV = shaper.shape(logits_NV, [], [(), (9,), (9, 9), (9, 9, 9)])
     left = [
-        {token for token in range(VOCAB) if float(row[token]) != float("-inf")}
-        for row in found_NV
+        {token for token in range(VOCAB) if float(row[token]) != float("-inf")} for row in found_NV
     ]
     ends = {3} if stops else {0, 1, 2, 3}
     assert left == [{1}, ends, ends - {2}, {0, 1, 2, 3}]
