@@ -124,7 +124,8 @@ def verb(
     names = paths.split(", ")
 
     def made(options: type[AnyOptions]) -> type[AnyOptions]:
-        found = dataclass(frozen=True, slots=True, kw_only=True)(options)
+        # Help makes all of these classes: each method that none of them needs costs it time.
+        found = dataclass(frozen=True, kw_only=True, repr=False, eq=False)(options)
         text, _, example = (found.__doc__ or "").partition("\n\n")
         found.verb = Verb(
             name=names[0].rpartition(" ")[2],

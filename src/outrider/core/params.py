@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -131,7 +131,7 @@ class SamplingParams:
         draws nothing, so it needs none."""
         if self.seed is not None or (self.greedy and default is None):
             return self
-        return replace(self, seed=secrets.randbits(32) if default is None else default)
+        return replace(self, seed=int.from_bytes(os.urandom(4)) if default is None else default)
 
     @property
     def greedy(self) -> bool:
