@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
+from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, nearest
 from outrider.core.fields import shown
 from outrider.core.files import FileKind, read_json
@@ -104,7 +105,7 @@ def generate(
     llm = model if isinstance(model, LLM) else _loaded(model, given)
     asked = _defaults_of(llm, given) | given
     pad, ends = _special_ids(llm, asked)
-    rows = [_ids(row[kept]) for row, kept in zip(ids_BP, mask_BP, strict=True)]
+    rows = [host_ints(row[kept]) for row, kept in zip(ids_BP, mask_BP, strict=True)]
     params = [_params(asked, ids_BP.shape[1]) for _ in rows]
     own = set(ends) == set(llm.stop_ids)
     if not own:
@@ -157,10 +158,6 @@ def _prompts(inputs: object, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
             hint='pad on the left: tokenizer.padding_side = "left"',
         )
     return ids_BP.long(), mask_BP.bool()
-
-
-def _ids(row_P: Tensor) -> list[int]:
-    return cast("list[int]", cast("Any", row_P).tolist())
 
 
 def _loaded(model: str | Path, given: Mapping[str, Any]) -> LLM:

@@ -37,7 +37,7 @@ def row(
     params: SamplingParams = GREEDY,
     last: Outcome | None = None,
 ) -> DraftRow:
-    noise = KeyedRng(params.seed or 0, 0, len(text))
+    noise = KeyedRng(params.rng_seed, 0, len(text))
     return DraftRow(seq_id, list(text), last, Budget(depth), params, noise)
 
 

@@ -94,7 +94,7 @@ class FakeServer:
         drafter = "model" if self.tokens > 1 else "none"
         ticket = FakeTicket(self._num, prompt, params, self.clock(), drafter=drafter)
         self._num += 1
-        self.seeds.append(params.seed or 0)
+        self.seeds.append(params.rng_seed)
         self.tickets.append(ticket)
         return ticket
 

@@ -89,7 +89,7 @@ class Request:
         )
 
     def noise_after(self, count: int) -> KeyedRng:
-        return KeyedRng(self.params.seed or 0, 1, len(self.text) + count, self.pick)
+        return KeyedRng(self.params.rng_seed, 1, len(self.text) + count, self.pick)
 
     def go_on(self, draft: Draft, num_accepted: int, token: int) -> None:
         self.last = Outcome(self.seq_id, draft, Verdict(tuple(range(num_accepted)), token))

@@ -150,7 +150,7 @@ def _next(logits_1V: Tensor, params: SamplingParams, *, start: int) -> int:
     if params.greedy:
         return int(logits_1V[0].argmax())
     law_V = processed_probs(logits_1V, params)[0]
-    return draw(law_V, KeyedRng(params.seed or 0, 0, start), ROOT)
+    return draw(law_V, KeyedRng(params.rng_seed, 0, start), ROOT)
 
 
 def _freed(wrapper: ModelWrapper, cache: Cache | None) -> None:

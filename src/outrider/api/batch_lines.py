@@ -96,7 +96,7 @@ def read_line(number: int, text: str, defaults: SamplingParams) -> BatchLine | B
             # Known first, so that an error names it.
             custom_id, kind = _text(record.get("custom_id")), "chat"
             kind, body = _openai(record)
-        seeded = replace(defaults, seed=((defaults.seed or 0) + number - 1) % 2**63)
+        seeded = defaults.numbered(number - 1)
         params = _params(body, seeded, kind)
         is_chat = kind == "chat" or (kind == "plain" and "messages" in body)
         chat = _messages(body.get("messages")) if is_chat else None

@@ -232,10 +232,9 @@ class _Driver:
     def _submit(self, request: Request, *, arrived: float) -> bool:
         """Whether the server took it."""
         params = replace(
-            self.params,
+            self.params.numbered(self._number),
             max_tokens=request.max_tokens,
             min_tokens=min(self.params.min_tokens, request.max_tokens),
-            seed=((self.params.seed or 0) + self._number) % 2**63,
         )
         served = Served(number=self._number, request=request, arrived=arrived, submitted=self.now())
         self._number += 1

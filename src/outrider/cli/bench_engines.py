@@ -182,7 +182,7 @@ def load(call: Call[LoadTestOptions]) -> int:
     prompts = Prompts(
         texts=texts_of(options.prompts),
         max_tokens=options.max_tokens,
-        seed=call.resolved.repeatable_sampling().seed or 0,
+        seed=call.resolved.repeatable_sampling().rng_seed,
     )
     params = engine_setup.sampling(call.resolved, options.max_tokens)
     plan = load_plan(cases_of(options), prompts, params, options.repeats)

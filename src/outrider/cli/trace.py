@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -296,7 +296,7 @@ def _memory(llm: LLM, recording: Recording, k: int) -> dict[str, int]:
 
 def _submitted(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> Iterator[RequestHandle]:
     for number, prompt in enumerate(prompts):
-        yield llm.submit(prompt, replace(params, seed=((params.seed or 0) + number) % 2**63))
+        yield llm.submit(prompt, params.numbered(number))
 
 
 def _our_prompts() -> list[str]:

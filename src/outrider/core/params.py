@@ -134,6 +134,15 @@ class SamplingParams:
         return replace(self, seed=int.from_bytes(os.urandom(4)) if default is None else default)
 
     @property
+    def rng_seed(self) -> int:
+        """What random numbers begin with: `seed`, or 0 where none was chosen."""
+        return self.seed or 0
+
+    def numbered(self, number: int) -> SamplingParams:
+        """Those of request `number` of a run: seeds are counted on from the first one's."""
+        return replace(self, seed=(self.rng_seed + number) % 2**63)
+
+    @property
     def greedy(self) -> bool:
         return self.temperature == 0
 

@@ -68,11 +68,6 @@ class LiveSequence:
         """The random numbers of the round that starts now."""
         return self.noise_at(len(self.tokens))
 
-    @property
-    def seed(self) -> int:
-        """Of its random numbers. Greedy requests may have none, and draw nothing."""
-        return self.params.seed or 0
-
     def noise_at(self, start: int) -> KeyedRng:
         """Those of a round that starts when there are `start` tokens."""
-        return KeyedRng(self.seed, self.sample, start, self.pick)
+        return KeyedRng(self.params.rng_seed, self.sample, start, self.pick)

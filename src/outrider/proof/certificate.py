@@ -151,14 +151,14 @@ def about(subject: ParitySubject, settings: Mapping[str, object]) -> dict[str, A
             "python": platform.python_version(),
         },
         "settings": dict(settings),
-        "seed": subject.params.seed or 0,
+        "seed": subject.params.rng_seed,
         "utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
 def certify(subject: ParitySubject, effort: Effort) -> Iterator[ProofStep | Check]:
     """Run the parts; each check comes as soon as it is known."""
-    seed = subject.params.seed or 0
+    seed = subject.params.rng_seed
     # Made first: prompts that fit no window are an error before the work, not after half of it.
     job = task(subject, max_tokens=effort.greedy_tokens)
     parts: Sequence[Part] = (

@@ -72,7 +72,7 @@ def write_texts(
 ) -> list[list[int]]:
     """Each prompt of token ids with what the model writes after it; text i draws with seed
     `params.seed` + i."""
-    each = [replace(params, seed=(params.seed or 0) + place) for place in range(len(prompts))]
+    each = [params.numbered(place) for place in range(len(prompts))]
     with closing(_plain(model, device)) as llm:
         return _written(llm, prompts, each)
 
@@ -130,7 +130,7 @@ def _write_rows(llm: LLM, given: Windows, numbers: Iterable[int]) -> list[list[i
         )
         for number in numbers
     ]
-    return _written(llm, [host_ints(given.at(one.seed or 0)[:num_given]) for one in params], params)
+    return _written(llm, [host_ints(given.at(one.rng_seed)[:num_given]) for one in params], params)
 
 
 def _written(

@@ -69,7 +69,7 @@ class ScriptedLLM:
         return min(params.max_tokens, 20 - self.k)
 
     def generate(self, prompts: Sequence[str], params: SamplingParams) -> list[GenerationResult]:
-        self.calls += [(self.k, prompt, params.seed or 0, params.max_tokens) for prompt in prompts]
+        self.calls += [(self.k, prompt, params.rng_seed, params.max_tokens) for prompt in prompts]
         return [self._result(prompt) for prompt in prompts]
 
     def _result(self, prompt: str) -> GenerationResult:

@@ -214,7 +214,7 @@ def row(
         None,
         Budget(depth, temperature=1.3),
         params,
-        noise or KeyedRng(params.seed or 0, 0, len(told)),
+        noise or KeyedRng(params.rng_seed, 0, len(told)),
         hidden=HiddenStates(len(told) - 1, partial(states_of, told, layers)),
         shaper=shaper,
     )

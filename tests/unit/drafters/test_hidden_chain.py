@@ -56,7 +56,7 @@ def row(
         None,
         Budget(depth),
         params,
-        noise or KeyedRng(params.seed or 0, 0, len(told)),
+        noise or KeyedRng(params.rng_seed, 0, len(told)),
         hidden=HiddenStates(len(told) - 1, partial(states_of, told)),
     )
 

@@ -216,7 +216,7 @@ class SweepLineup:
         """Every repeat has a seed of its own. All ways stop at the shortest limit among them, for a
         larger K leaves less of the window to the text."""
         params = visit.params
-        params = replace(params, seed=((params.seed or 0) + visit.repeat) % 2**63)
+        params = params.numbered(visit.repeat)
         try:
             limits = _limits(self.llms, visit.piece, params)
         except Exception:  # noqa: BLE001 - the timed run meets it again, and reports it

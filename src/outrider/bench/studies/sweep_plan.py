@@ -167,7 +167,7 @@ class Group:
             k=way.k,
             temperature=params.temperature,
             max_tokens=params.max_tokens,
-            seed=params.seed or 0,
+            seed=params.rng_seed,
             drafter=way.drafter,
             sampler=engine.sampler,
             dtype=engine.dtype,

@@ -288,7 +288,7 @@ class RoundBuffers:
         self._fill("length_B", [len(seq.tokens) for seq in seqs])
         self._fill("room_B", [seq.room for seq in seqs])
         self._fill("temperature_B", [seq.params.temperature for seq in seqs])
-        self._fill("seed_B", [seq.seed for seq in seqs])
+        self._fill("seed_B", [seq.params.rng_seed for seq in seqs])
         self._fill("sample_B", [seq.sample for seq in seqs])
         stops = [_padded(sorted(seq.stop_ids), num_stops, _NO_TOKEN) for seq in seqs]
         self._fill("stops_BS", stops)
