@@ -38,7 +38,7 @@ from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng, pick_node
-from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
+from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
@@ -162,7 +162,7 @@ def _draft_seconds(chain: Chain, side: Sampling, kernels: Kernels) -> float:
     """One distribution, where it is to be reported, and one draw from it."""
     noise = KeyedRng(chain.params.seed, 0, len(PROMPT), side.pick)
     logits_1V = chain.logits_WV[:1].clone()
-    probs_1V = empty_laws(1, logits_1V[0]).zero_()
+    probs_1V = empty_probs(1, logits_1V[0]).zero_()
     _settle(kernels, logits_1V)
     started = perf_counter()
     probs_1V = processed_probs(logits_1V, chain.params, side, probs_1V)

@@ -21,9 +21,9 @@ from gpu_check.setting import Setting, SkippedError, cell, check
 from torch import Tensor
 
 from outrider.core.rng import RoundKeys
-from outrider.engine.cuda_graph.build import torch_laws, triton_laws
+from outrider.engine.cuda_graph.build import torch_distributions, triton_distributions
 from outrider.engine.cuda_graph.memory import PageTables, chains_plan
-from outrider.engine.cuda_graph.sampling import Judged, RoundLaws
+from outrider.engine.cuda_graph.sampling import Judged, RoundProbs
 from outrider.engine.cuda_graph.sampling import Rows as DraftRows
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference import pointwise
@@ -237,8 +237,8 @@ K = 3
 
 
 def _verdicts(setting: Setting, record: dict[str, Any], name: str, what: tuple[str, float]) -> None:
-    """All rows as the definition has them, or all but one in a hundred where laws are sums in
-    another order."""
+    """All rows as the definition has them, or all but one in a hundred where distributions are sums
+    in another order."""
     sampler, temperature = what
     batch, size = (3, 32) if setting.quick else (256, 4096)
     generator = torch.Generator(setting.device).manual_seed(3)
@@ -253,8 +253,10 @@ def _verdicts(setting: Setting, record: dict[str, Any], name: str, what: tuple[s
     )
     room_BKV = torch.zeros_like(q_BKV) if temperature else None
     other_BKV = torch.zeros_like(q_BKV) if temperature else None
-    ours = _judged(triton_laws(setting.device, sampler)(other_BKV), logits_BWV, q_BKV, rows)
-    wanted = _judged(torch_laws(sampler, K, room_BKV), logits_BWV, q_BKV, rows)
+    ours = _judged(
+        triton_distributions(setting.device, sampler)(other_BKV), logits_BWV, q_BKV, rows
+    )
+    wanted = _judged(torch_distributions(sampler, K, room_BKV), logits_BWV, q_BKV, rows)
     same_B = (ours[0] == wanted[0]).all(-1)
     same_B &= (ours[1].kept_B == wanted[1].kept_B) & (ours[1].next_B == wanted[1].next_B)
     same = float(same_B.double().mean())
@@ -262,9 +264,9 @@ def _verdicts(setting: Setting, record: dict[str, Any], name: str, what: tuple[s
 
 
 def _judged(
-    laws: RoundLaws, logits_BWV: Tensor, q_BKV: Tensor, rows: DraftRows
+    distributions: RoundProbs, logits_BWV: Tensor, q_BKV: Tensor, rows: DraftRows
 ) -> tuple[Tensor, Judged]:
-    laws.begin(rows)
-    tokens = [laws.draft(q_BKV[:, node].contiguous(), rows, node)[0] for node in range(K)]
+    distributions.begin(rows)
+    tokens = [distributions.draft(q_BKV[:, node].contiguous(), rows, node)[0] for node in range(K)]
     tokens_BK = torch.stack(tokens, dim=1)
-    return tokens_BK, laws.judge(logits_BWV, tokens_BK, rows)
+    return tokens_BK, distributions.judge(logits_BWV, tokens_BK, rows)

@@ -17,9 +17,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import RoundKeys
 from outrider.core.sequence import LiveSequence
-from outrider.engine.cuda_graph.build import torch_laws, triton_laws
+from outrider.engine.cuda_graph.build import torch_distributions, triton_distributions
 from outrider.engine.cuda_graph.program import launcher_for
-from outrider.engine.cuda_graph.sampling import RoundLaws, Rows
+from outrider.engine.cuda_graph.sampling import RoundProbs, Rows
 from outrider.kernels.registry import choose
 
 CONTEXT = 256
@@ -116,11 +116,13 @@ def accept(setting: Setting, record: dict[str, Any]) -> None:
         def room(drawn: bool = bool(temperature)) -> torch.Tensor | None:
             return torch.zeros_like(q_BKV) if drawn else None
 
-        sides: dict[str, RoundLaws] = {"torch": torch_laws("block", ACCEPT_K, room())}
+        sides: dict[str, RoundProbs] = {"torch": torch_distributions("block", ACCEPT_K, room())}
         if setting.on_cuda:
-            sides["triton"] = triton_laws(device, "block")(room())
-        for side, laws in sides.items():
-            seconds = _accept_seconds(setting, laws, (logits_BWV, q_BKV, tokens_BK), temperature)
+            sides["triton"] = triton_distributions(device, "block")(room())
+        for side, distributions in sides.items():
+            seconds = _accept_seconds(
+                setting, distributions, (logits_BWV, q_BKV, tokens_BK), temperature
+            )
             cell(record, side=side, temperature=temperature, us=1e6 * seconds)
             if side == "triton":
                 words = f"accept at temperature {temperature} takes at most 30 microseconds"
@@ -130,7 +132,7 @@ def accept(setting: Setting, record: dict[str, Any]) -> None:
 
 def _accept_seconds(
     setting: Setting,
-    laws: RoundLaws,
+    distributions: RoundProbs,
     chain: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     temperature: float,
 ) -> float:
@@ -142,12 +144,12 @@ def _accept_seconds(
         torch.full((batch,), ACCEPT_K, dtype=torch.int64, device=device),
         RoundKeys(numbers_B, torch.zeros_like(numbers_B), numbers_B + 100),
     )
-    laws.begin(rows)
+    distributions.begin(rows)
     for node in range(ACCEPT_K):
-        laws.draft(q_BKV[:, node].contiguous(), rows, node)
+        distributions.draft(q_BKV[:, node].contiguous(), rows, node)
 
     def program() -> None:
-        laws.judge(logits_BWV, tokens_BK, rows)
+        distributions.judge(logits_BWV, tokens_BK, rows)
 
     return seconds_of(launcher_for(device).make(program, lambda: None), setting, calls=8)
 

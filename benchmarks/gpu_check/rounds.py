@@ -18,7 +18,7 @@ from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.memory import PageTables, StaticPass
-from outrider.engine.cuda_graph.program import EagerLauncher, MakeLaws, launcher_for
+from outrider.engine.cuda_graph.program import EagerLauncher, MakeProbs, launcher_for
 from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
@@ -31,8 +31,8 @@ _CHUNK = 128
 
 @dataclass(slots=True)
 class Bench:
-    """A pair and the rounds that run it. `make_laws` exchanges what draws and judges; without a
-    draft model another drafter may be named."""
+    """A pair and the rounds that run it. `make_distributions` exchanges what draws and judges;
+    without a draft model another drafter may be named."""
 
     setting: Setting
     target: LlamaModel
@@ -42,7 +42,7 @@ class Bench:
     sampler: str = "block"
     drafter: str = ""
     tree_nodes: int = 0
-    make_laws: MakeLaws | None = None
+    make_distributions: MakeProbs | None = None
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
 
     def engine(self, *, captured: bool = True) -> Engine:
@@ -78,8 +78,8 @@ class Bench:
             config, stages, draft=self.draft, window=lambda: window, launcher=launcher
         )
         assert isinstance(made, GraphRound), f"rounds cannot be captured: {made}"
-        if self.make_laws is not None:
-            made.table.make_laws = self.make_laws
+        if self.make_distributions is not None:
+            made.table.make_distributions = self.make_distributions
         return made
 
     def run(

@@ -29,7 +29,7 @@ from outrider.api.profile import synced_seconds
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
 from outrider.engine.cuda_graph.program import launcher_for
-from outrider.engine.cuda_graph.sampling import GreedyLaws, Judged, Rows
+from outrider.engine.cuda_graph.sampling import GreedyProbs, Judged, Rows
 from outrider.lab.inflate import ModelShape
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
@@ -56,7 +56,7 @@ def speculation(setting: Setting, record: dict[str, Any]) -> None:
         for k in depths:
             bench = Bench(setting, target, draft, k=k, batch=1)
             if tier == "C":
-                bench.make_laws = lambda _: CoinLaws(ALPHA)
+                bench.make_distributions = lambda _: CoinProbs(ALPHA)
             parts = _parts(setting, bench, rests[k])
             found = _run(setting, bench, prompts, most)
             predicted = found["tokens_per_round"] / (1e-3 * parts["round_ms"])
@@ -134,7 +134,7 @@ def _rest_seconds(setting: Setting, draft: LlamaModel, k: int) -> float:
     return max(whole - passes - _pass_seconds(setting, target, k + 1), 0.0)
 
 
-class CoinLaws(GreedyLaws):
+class CoinProbs(GreedyProbs):
     """Greedy, but a drafted token is kept by a coin: acceptance of a given rate, of any model."""
 
     def __init__(self, alpha: float) -> None:

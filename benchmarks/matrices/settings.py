@@ -3,8 +3,8 @@
 Of features and the pair: text, and log-probabilities where they are told, must be those of the same
 request without speculation: greedily under every rule, and with a seed under the rules that tie
 text to the seed (match and coupled). Under block and token a seeded text differs by design; that
-its distribution does not is proved by enumeration (tests/law). A new drafter joins by its line in
-the catalog of drafters; it takes part wherever it finds what it drafts from.
+its distribution does not is proved by enumeration (tests/distribution). A new drafter joins by its
+line in the catalog of drafters; it takes part wherever it finds what it drafts from.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from outrider.bench.calibrate.session import with_counts
 from outrider.bench.workload import ADVERSARIAL
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.planner.candidates import DraftOption, PlannedJob, gain, law_of
+from outrider.planner.candidates import DraftOption, PlannedJob, gain, stats_of
 from outrider.planner.places import believe
 
 # How adversarial text is drawn.
@@ -70,7 +70,7 @@ class Setup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """`speed_up` is that of these texts, round by round (foretell.py); `by_law` that of texts whose
-    rounds have the same law, and `by_places` what the planner says of counts by place alone.
+    rounds have the same stats, and `by_places` what the planner says of counts by place alone.
     `tokens` is E, and `same` says whether the probe wrote plain decoding's text."""
 
     speed_up: float
@@ -145,7 +145,7 @@ def probe_cell(
 
 def predicted(setup: Setup, cell: Cell, counts: Probe) -> Prediction:
     calibration, drafter = _counted(setup, cell, counts)
-    law = counts.law(cell.k)
+    stats = counts.stats(cell.k)
     job = PlannedJob(
         batch=cell.batch,
         context=cell.context,
@@ -155,16 +155,16 @@ def predicted(setup: Setup, cell: Cell, counts: Probe) -> Prediction:
     by_places = 1.0
     if drafter.places:
         rates = believe(drafter).mean
-        law_by_places = law_of(drafter, rates, DraftOption(cell.drafter, cell.k))
-        by_places = gain(calibration, drafter, job, law_by_places)
+        stats_by_places = stats_of(drafter, rates, DraftOption(cell.drafter, cell.k))
+        by_places = gain(calibration, drafter, job, stats_by_places)
     plain, own = _both(calibration, drafter, counts, cell, cell.k)
     return Prediction(
         speed_up=plain.seconds_per_token / own.seconds_per_token,
-        by_law=gain(calibration, drafter, job, law),
+        by_law=gain(calibration, drafter, job, stats),
         by_places=by_places,
-        tokens=law.tokens,
-        drafting=law.drafting,
-        num_drafted=law.num_drafted,
+        tokens=stats.tokens,
+        drafting=stats.drafting,
+        num_drafted=stats.num_drafted,
         num_rounds=own.num_rounds,
         plain_seconds=plain.seconds_per_token,
         same=counts.same,

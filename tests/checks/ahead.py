@@ -1,15 +1,16 @@
-"""What a drafter ahead must keep to: the text's law, and the very text of drafting in turns."""
+"""What a drafter ahead must keep to: the text's distribution, and the very text of drafting in
+turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from checks.distribution import assert_same_distribution
 from checks.drafters import row
-from checks.engine_law import FILTERS, PROMPT, VOCAB, target_law
-from checks.law import assert_same_law
+from checks.engine_distribution import FILTERS, PROMPT, VOCAB, target_distribution
 from doubles.ahead import AheadRig, Ways, ahead_drafter
-from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.every_branch import Distribution, EveryBranch, Tokens, distribution
 from doubles.racing import SharedNumbers
 from doubles.rig import Request, first_maximum, walking
 from doubles.toy_hybrid import ToyHybrid
@@ -54,16 +55,16 @@ def rig_ahead(
     return AheadRig(kind(seed=0, num_slots=SLOTS), drafter, rule, ways.k)
 
 
-def law_ahead(
+def distribution_ahead(
     params: SamplingParams,
     ways: Ways,
     rule: AcceptanceRule,
     *,
     change: ChangeProbs | None = None,
     ahead: Callable[[int], bool] = lambda index: index == 0,
-) -> tuple[Law, set[bool | None]]:
-    """The law of a whole generation, and whether drafts of it were hits. A fresh drafter on every
-    branch: what it learned on one must not be known on the next."""
+) -> tuple[Distribution, set[bool | None]]:
+    """The distribution of a whole generation, and whether drafts of it were hits. A fresh drafter
+    on every branch: what it learned on one must not be known on the next."""
     seen: set[bool | None] = set()
 
     def generation(noise: EveryBranch) -> Tokens:
@@ -74,10 +75,10 @@ def law_ahead(
         seen.update(rig.hits)
         return text
 
-    return law(generation), seen
+    return distribution(generation), seen
 
 
-def check_law_ahead(
+def check_distribution_ahead(
     params: SamplingParams,
     ways: Ways,
     rule: AcceptanceRule,
@@ -86,15 +87,15 @@ def check_law_ahead(
     ahead: Callable[[int], bool] = lambda index: index == 0,
 ) -> set[bool | None]:
     """Whether drafts were hits, over all branches."""
-    found, seen = law_ahead(params, ways, rule, change=change, ahead=ahead)
-    assert_same_law(found, target_law(ToyHybrid, PROMPT, params))
+    found, seen = distribution_ahead(params, ways, rule, change=change, ahead=ahead)
+    assert_same_distribution(found, target_distribution(ToyHybrid, PROMPT, params))
     return seen
 
 
 def check_ahead_is_exact() -> None:
     """One verdict foreseen after a refusal and one after a whole draft."""
     for params in FILTERS[1:]:
-        assert check_law_ahead(params, ONE_EACH, TokenRule()) == {None, True, False}
+        assert check_distribution_ahead(params, ONE_EACH, TokenRule()) == {None, True, False}
 
 
 def check_ahead_is_the_text_in_turns() -> None:
@@ -112,7 +113,7 @@ def check_saguaro_is_exact(weight: float = 0.3) -> None:
     for params in FILTERS[1:]:
         for fan_out in (2, 4):
             ways = replace(ONE_EACH, fan_out=fan_out)
-            seen |= check_law_ahead(params, ways, TokenRule(), change=change)
+            seen |= check_distribution_ahead(params, ways, TokenRule(), change=change)
     assert seen == {None, True, False}
 
 

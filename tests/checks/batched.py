@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from checks.law import Weights, walked
+from checks.distribution import Weights, walked
 from doubles.every_branch import Tokens
 from outrider.core.draft import Draft, Outcome
 from outrider.core.philox import Words
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng, Rng, Role
-from outrider.core.sampling import Laws
+from outrider.core.sampling import Distributions
 from outrider.verify.batched import (
     ChainNumbers,
     ChainVerdicts,
@@ -45,14 +45,15 @@ PAIRS: tuple[tuple[Weights, Weights], ...] = (
 
 
 def chains(num_chains: int, *, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(tokens_BK, q_BKV, p_BWV) with zeros, ties, point masses and equal laws; in float32."""
+    """(tokens_BK, q_BKV, p_BWV) with zeros, ties, point masses and equal distributions; in
+    float32."""
     rng = np.random.default_rng(num_tokens)
     shape = (num_chains, 2 * num_tokens + 1, VOCAB)
     weights = rng.choice([0.0, 1.0, 1.0, 2.0, 3.0, 9.0], shape)
     weights[rng.random(shape[:2]) < 0.1] = [0, 0, 5, 0]
     weights[..., 0] += weights.sum(-1) == 0
-    laws = torch.as_tensor(weights / weights.sum(-1, keepdims=True)).float()
-    q_BKV, p_BWV = laws[:, :num_tokens], laws[:, num_tokens:].clone()
+    distributions = torch.as_tensor(weights / weights.sum(-1, keepdims=True)).float()
+    q_BKV, p_BWV = distributions[:, :num_tokens], distributions[:, num_tokens:].clone()
     equal = torch.as_tensor(rng.random((num_chains, num_tokens)) < 0.1)
     p_BWV[:, :num_tokens][equal] = q_BKV[equal]
     if not num_tokens:
@@ -123,8 +124,8 @@ def _check_same(
         depth = len(tokens_K) if depth_B is None else int(depth_B[sample])
         tokens = [int(token) for token in tokens_K[:depth]]
         draft = Draft.chain(tokens, None if q_BKV is None or not depth else q_BKV[sample, :depth])
-        laws = Laws(probs_NV=p_BWV[sample, : depth + 1])
-        row = VerifyRow(draft, laws, KeyedRng(5, sample, START))
+        distributions = Distributions(probs_NV=p_BWV[sample, : depth + 1])
+        row = VerifyRow(draft, distributions, KeyedRng(5, sample, START))
         wanted = rule([row])[0]
         counts[len(wanted.path)] += 1
         assert len(wanted.path) == int(verdicts.num_accepted_B[sample])
@@ -135,22 +136,23 @@ def _check_same(
 Judge = Callable[[Tensor, Tensor, Tensor, ChainNumbers], ChainVerdicts]
 
 
-def outcome_law(rule: AcceptanceRule, p_V: Tensor, q_V: Tensor) -> Tensor:
-    """The law of what a round emits of a chain of two places that are alike, as `_cells` counts."""
-    q_KV, laws = q_V.repeat(2, 1), Laws(probs_NV=p_V.repeat(3, 1))
+def outcome_distribution(rule: AcceptanceRule, p_V: Tensor, q_V: Tensor) -> Tensor:
+    """The distribution of what a round emits of a chain of two places that are alike, as `_cells`
+    counts."""
+    q_KV, distributions = q_V.repeat(2, 1), Distributions(probs_NV=p_V.repeat(3, 1))
 
     def emitted(noise: Rng) -> Tokens:
         tokens = [noise.pick(q_V, node, Role.DRAFT) for node in (0, 1)]
         draft = Draft.chain(tokens, q_KV)
-        return Outcome(0, draft, rule([VerifyRow(draft, laws, noise)])[0]).tokens
+        return Outcome(0, draft, rule([VerifyRow(draft, distributions, noise)])[0]).tokens
 
-    law_C = torch.zeros(VOCAB + VOCAB**2 + VOCAB**3, dtype=torch.float64)
+    probs_C = torch.zeros(VOCAB + VOCAB**2 + VOCAB**3, dtype=torch.float64)
     for text, share in walked(emitted).items():
         cell = 0
         for token in text:
             cell = cell * VOCAB + token + 1
-        law_C[cell - 1] += share
-    return law_C
+        probs_C[cell - 1] += share
+    return probs_C
 
 
 def outcome_counts(

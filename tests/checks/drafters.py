@@ -65,7 +65,8 @@ def assert_same(left: Draft, right: Draft) -> None:
 
 
 def check_shape(draft: Draft, depth: int, params: SamplingParams) -> None:
-    """Within budget and vocabulary; laws are laws, and give every drawn token some mass."""
+    """Within budget and vocabulary; distributions are distributions, and give every drawn token
+    some mass."""
     assert draft.max_depth <= depth
     assert all(0 <= token < VOCAB for token in draft.tokens)
     if draft.probs_NV is not None:
@@ -73,7 +74,7 @@ def check_shape(draft: Draft, depth: int, params: SamplingParams) -> None:
         assert draft.probs_NV.shape == (len(draft), VOCAB)
         assert float(draft.probs_NV.min()) >= 0
         assert torch.allclose(draft.probs_NV.sum(-1).double(), torch.ones(len(draft)).double())
-        assert all(law_V[t] > 0 for law_V, t in zip(draft.probs_NV, draft.tokens, strict=True))
+        assert all(probs_V[t] > 0 for probs_V, t in zip(draft.probs_NV, draft.tokens, strict=True))
 
 
 def check_memory(make: MakeDrafter, params: SamplingParams) -> None:

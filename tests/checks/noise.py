@@ -193,7 +193,7 @@ def race_counts(p_V: Tensor, q_V: Tensor, *, seed: int, num_races: int) -> Tenso
     positions = np.arange(num_races, dtype=np.uint64)[:, None]
     ids = np.arange(len(p_V), dtype=np.uint64)
     times = torch.as_tensor(philox_exponentials(seed, (ids, positions, 0, int(Role.RACE))))
-    winners = [(times / law_V.double()).argmin(-1) for law_V in (p_V, q_V)]
+    winners = [(times / probs_V.double()).argmin(-1) for probs_V in (p_V, q_V)]
     cells = winners[0] * len(p_V) + winners[1]
     return torch.bincount(cells, minlength=len(p_V) ** 2).reshape(len(p_V), -1)
 
@@ -237,5 +237,5 @@ def check_race_frequencies() -> None:
         one_by_one_VV[noise.race_at(p_V, 0), noise.race_at(q_V, 0)] += 1
     assert torch.equal(race_counts(p_V, q_V, seed=9, num_races=300), one_by_one_VV)
     counts_VV = race_counts(p_V, q_V, seed=9, num_races=4000)
-    for counts_V, law_V in ((counts_VV.sum(1), p_V), (counts_VV.sum(0), q_V)):
-        assert float((counts_V - 4000 * law_V).abs().max()) < 5 * math.sqrt(1000)
+    for counts_V, probs_V in ((counts_VV.sum(1), p_V), (counts_VV.sum(0), q_V)):
+        assert float((counts_V - 4000 * probs_V).abs().max()) < 5 * math.sqrt(1000)

@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from checks.drafters import GREEDY, VOCAB, check_memory
-from checks.engine import PROMPT, check_greedy
-from checks.engine_law import (
-    FILTERS,
-    check_drafting_law,
-    check_hybrid_engine_law,
-    check_reported_law,
-    law_drafters,
-)
-from checks.law import (
+from checks.distribution import (
     CASES,
     TreeCase,
     best_acceptance,
     check_acceptance,
+    check_distribution_cases,
     check_greedy_walk,
-    check_law_cases,
-    check_tree_law,
+    check_tree_distribution,
     num_accepted,
+)
+from checks.drafters import GREEDY, VOCAB, check_memory
+from checks.engine import PROMPT, check_greedy
+from checks.engine_distribution import (
+    FILTERS,
+    check_drafting_distribution,
+    check_hybrid_engine_distribution,
+    check_reported_distribution,
+    distribution_drafters,
 )
 from checks.state import PagedRollback, PoisonedRollback, check_rollback
 from doubles.drafters import random_trees
@@ -37,20 +37,20 @@ from outrider.verify.match import CoupledRule, MatchRule
 from outrider.verify.rules import EXACT, rule_for
 
 
-def exact_law() -> None:
-    check_law_cases(TokenRule())
+def exact_distribution() -> None:
+    check_distribution_cases(TokenRule())
 
 
 def acceptance() -> None:
     check_acceptance(TokenRule())
 
 
-def match_law() -> None:
-    check_law_cases(MatchRule())
+def match_distribution() -> None:
+    check_distribution_cases(MatchRule())
 
 
-def block_law() -> None:
-    check_law_cases(BlockRule())
+def block_distribution() -> None:
+    check_distribution_cases(BlockRule())
 
 
 def block_acceptance() -> None:
@@ -59,16 +59,16 @@ def block_acceptance() -> None:
         assert abs(num_accepted(BlockRule(), case) - best_acceptance(case)) <= 1e-9
 
 
-def table_law() -> None:
+def table_distribution() -> None:
     """Every rule that ships as exact."""
     for name in EXACT:
-        check_law_cases(rule_for(name))
+        check_distribution_cases(rule_for(name))
 
 
-def coupled_law() -> None:
+def coupled_distribution() -> None:
     """Of drafts that race along."""
-    check_tree_law(CoupledRule(), replace(CASES[0], races=True))
-    check_tree_law(CoupledRule(), replace(CASES[6], races=True))
+    check_tree_distribution(CoupledRule(), replace(CASES[0], races=True))
+    check_tree_distribution(CoupledRule(), replace(CASES[6], races=True))
 
 
 def greedy_walks() -> None:
@@ -76,10 +76,10 @@ def greedy_walks() -> None:
         check_greedy_walk(rule)
 
 
-def engine_law() -> None:
+def engine_distribution() -> None:
     """Under the default rule."""
     for params in FILTERS:
-        check_hybrid_engine_law(BlockRule(), law_drafters()["model"](), params)
+        check_hybrid_engine_distribution(BlockRule(), distribution_drafters()["model"](), params)
 
 
 def racing_along() -> None:
@@ -90,14 +90,14 @@ def racing_along() -> None:
     assert all(trace.num_accepted == trace.num_drafted == 3 for trace in rig.traces)
 
 
-def reported_law() -> None:
+def reported_distribution() -> None:
     for params in FILTERS:
-        check_reported_law(lambda: model_drafter(ToyHybrid(vocab_size=3, seed=7)), params)
+        check_reported_distribution(lambda: model_drafter(ToyHybrid(vocab_size=3, seed=7)), params)
 
 
-def drafting_law() -> None:
+def drafting_distribution() -> None:
     for params in FILTERS:
-        check_drafting_law(params)
+        check_drafting_distribution(params)
 
 
 def drafter_memory() -> None:

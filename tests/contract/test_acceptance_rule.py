@@ -1,6 +1,6 @@
-"""What every AcceptanceRule must do, lossy or not; losslessness itself is proved in law/.
+"""What every AcceptanceRule must do, lossy or not; losslessness itself is proved in distribution/.
 
-Shapes:  N = laws, V = vocabulary.
+Shapes:  N = distributions, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from doubles.every_branch import EveryBranch
 from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng, Rng
-from outrider.core.sampling import Laws
+from outrider.core.sampling import Distributions
 from outrider.core.tree import ROOT
 from outrider.verify.rules import EXACT, LOSSY, rule_for
 
@@ -33,8 +33,8 @@ every_exact_rule = pytest.mark.parametrize("rule", [rule_for(name) for name in E
 def trees(draw: st.DrawFn) -> Draft:
     parents = [draw(st.integers(ROOT, node - 1)) for node in range(draw(st.integers(0, 7)))]
     tokens = [draw(st.integers(0, VOCAB - 1)) for _ in parents]
-    laws = _soft(len(parents), draw(st.integers(0, 99))) if draw(st.booleans()) else None
-    return Draft(tuple(tokens), tuple(parents), laws)
+    distributions = _soft(len(parents), draw(st.integers(0, 99))) if draw(st.booleans()) else None
+    return Draft(tuple(tokens), tuple(parents), distributions)
 
 
 def _soft(rows: int, seed: int) -> torch.Tensor:
@@ -42,11 +42,11 @@ def _soft(rows: int, seed: int) -> torch.Tensor:
     return logits_NV.softmax(-1)
 
 
-def _row(draft: Draft, laws_NV: torch.Tensor, noise: Rng, *, greedy: bool = False) -> VerifyRow:
+def _row(draft: Draft, probs_NV: torch.Tensor, noise: Rng, *, greedy: bool = False) -> VerifyRow:
     """A row as the engine makes it for any rule."""
-    best = tuple(int(token) for token in laws_NV.argmax(-1))
-    laws = Laws(tokens=best) if greedy else Laws(probs_NV=laws_NV)
-    return VerifyRow(draft, laws, noise, laws_NV)
+    best = tuple(int(token) for token in probs_NV.argmax(-1))
+    distributions = Distributions(tokens=best) if greedy else Distributions(probs_NV=probs_NV)
+    return VerifyRow(draft, distributions, noise, probs_NV)
 
 
 @every_rule
@@ -54,22 +54,24 @@ def _row(draft: Draft, laws_NV: torch.Tensor, noise: Rng, *, greedy: bool = Fals
 def test_a_path_leads_down_from_the_root(
     rule: AcceptanceRule, draft: Draft, seed: int, greedy: bool
 ) -> None:
-    laws_NV = _soft(len(draft) + 1, seed)
-    row = _row(draft, laws_NV, KeyedRng(seed, 0, 3), greedy=greedy)
+    probs_NV = _soft(len(draft) + 1, seed)
+    row = _row(draft, probs_NV, KeyedRng(seed, 0, 3), greedy=greedy)
     verdict = rule([row])[0]
     assert [draft.parents[node] for node in verdict.path] == [ROOT, *verdict.path][:-1]
     assert 0 <= verdict.next_token < VOCAB
     if greedy:
         leaf = verdict.path[-1] if verdict.path else ROOT
-        assert verdict.next_token == row.laws.law(leaf + 1)
+        assert verdict.next_token == row.distributions.at(leaf + 1)
 
 
 @every_exact_rule
 @given(draft=trees(), seed=st.integers(0, 99))
-def test_an_exact_rule_follows_greedy_laws(rule: AcceptanceRule, draft: Draft, seed: int) -> None:
-    laws_NV = _soft(len(draft) + 1, seed)
-    row = _row(draft, laws_NV, KeyedRng(seed, 0, 3), greedy=True)
-    best = [int(token) for token in laws_NV.argmax(-1)]
+def test_an_exact_rule_follows_greedy_distributions(
+    rule: AcceptanceRule, draft: Draft, seed: int
+) -> None:
+    probs_NV = _soft(len(draft) + 1, seed)
+    row = _row(draft, probs_NV, KeyedRng(seed, 0, 3), greedy=True)
+    best = [int(token) for token in probs_NV.argmax(-1)]
     assert Outcome(0, draft, rule([row])[0]).tokens == _argmax_walk(draft, best)
 
 
@@ -87,9 +89,9 @@ def _argmax_walk(draft: Draft, best: Sequence[int]) -> tuple[int, ...]:
 
 @every_rule
 def test_an_empty_draft_is_plain_sampling(rule: AcceptanceRule) -> None:
-    law_V = torch.tensor([[0.0, 0.0, 1.0, 0.0]])
+    probs_V = torch.tensor([[0.0, 0.0, 1.0, 0.0]])
     for greedy in (True, False):
-        row = _row(Draft.empty(), law_V, EveryBranch(), greedy=greedy)
+        row = _row(Draft.empty(), probs_V, EveryBranch(), greedy=greedy)
         verdict = rule([row])[0]
         assert (verdict.path, verdict.next_token) == ((), 2)
 
@@ -135,12 +137,14 @@ def test_rows_are_judged_alone_and_purely(
 
 @every_rule
 @given(draft=trees(), seed=st.integers(0, 99))
-def test_laws_are_read_and_not_written(rule: AcceptanceRule, draft: Draft, seed: int) -> None:
-    laws_NV = _soft(len(draft) + 1, seed)
-    before_NV = laws_NV.clone()
+def test_distributions_are_read_and_not_written(
+    rule: AcceptanceRule, draft: Draft, seed: int
+) -> None:
+    probs_NV = _soft(len(draft) + 1, seed)
+    before_NV = probs_NV.clone()
     proposed_NV = None if draft.probs_NV is None else draft.probs_NV.clone()
-    rule([_row(draft, laws_NV, KeyedRng(seed, 0, 5))])
-    assert torch.equal(laws_NV, before_NV)
+    rule([_row(draft, probs_NV, KeyedRng(seed, 0, 5))])
+    assert torch.equal(probs_NV, before_NV)
     assert proposed_NV is None or torch.equal(proposed_NV, cast(torch.Tensor, draft.probs_NV))
 
 

@@ -130,7 +130,7 @@ def test_a_run_with_changing_budgets_is_plain_decoding(make: MakeDrafter) -> Non
 @pytest.mark.parametrize("kind", MODELS.values(), ids=MODELS.keys())
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_draft_equal_to_the_target_is_always_accepted(kind: Kind, temperature: float) -> None:
-    """Also when sampled: where both laws are the same, the ratio is one."""
+    """Also when sampled: where both distributions are the same, the ratio is one."""
     rig = Rig(kind(vocab_size=VOCAB), model_drafter(kind(vocab_size=VOCAB), chunk=2), k=3)
     prompts = [PROMPT, (0,), (2, 4, 4, 1, 0, 2, 3)]
     rig.outputs(prompts, SamplingParams(temperature=temperature, max_tokens=16))

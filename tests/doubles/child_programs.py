@@ -36,7 +36,7 @@ def toy_options(*, name: str = "", vocab_size: int = 5, ahead: bool = False) -> 
         folder="",
         name=name,
         vocab_size=vocab_size,
-        num_laws=32,
+        num_distributions=32,
         num_slots=2048,
         page_size=4,
         max_rows=64,
@@ -51,11 +51,11 @@ def told_at_start() -> tuple[ChildOptions, socket.socket]:
 
 
 def _drafts(*drafts: tuple[Sequence[int], Sequence[int], int]) -> Frame:
-    """An answer with these (tokens, parents, first law); -1 is no law."""
+    """An answer with these (tokens, parents, first distribution); -1 is no distribution."""
     writer = BodyWriter()
     writer.put(Struct("<ddI"), 0.0, 0.0, len(drafts))
-    for tokens, parents, first_law in drafts:
-        writer.put(Struct("<Bi"), 0, first_law)
+    for tokens, parents, first_distribution in drafts:
+        writer.put(Struct("<Bi"), 0, first_distribution)
         writer.ints(tokens)
         writer.ints(parents)
     return writer.frame(Kind.DRAFTS)
@@ -69,8 +69,8 @@ def _failure(*, full: bool) -> Frame:
     return writer.frame(Kind.FAILED)
 
 
-def _chain(first_law: int) -> bytes:
-    return _drafts(([1, 2], [-1, 0], first_law)).packed()
+def _chain(first_distribution: int) -> bytes:
+    return _drafts(([1, 2], [-1, 0], first_distribution)).packed()
 
 
 # What a liar answers to every question.
@@ -82,8 +82,8 @@ LIES: Mapping[str, Callable[[], bytes]] = {
     "another kind": lambda: Frame(Kind.HELLO).packed(),
     "no draft": lambda: _drafts().packed(),
     "two drafts": lambda: _drafts(([], [], -1), ([], [], -1)).packed(),
-    "foreign law": lambda: _chain(1000),
-    "law across the end": lambda: _chain(31),
+    "foreign distribution": lambda: _chain(1000),
+    "distribution across the end": lambda: _chain(31),
     "no tree": lambda: _drafts(([1], [5], -1)).packed(),
     "fails": lambda: _failure(full=False).packed(),
     "full": lambda: _failure(full=True).packed(),
@@ -97,7 +97,7 @@ def liar() -> None:
     if options.name == "never ready":
         time.sleep(60)
     hello = BodyWriter()
-    hello.put(Struct("<II?"), options.vocab_size, options.num_laws, False)
+    hello.put(Struct("<II?"), options.vocab_size, options.num_distributions, False)
     send(line, hello.frame(Kind.HELLO))
     while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:
         if frame.kind is Kind.PROPOSE:

@@ -1,4 +1,4 @@
-"""Drafters for tests: scripted trees with honest laws, and drafters that misbehave.
+"""Drafters for tests: scripted trees with honest distributions, and drafters that misbehave.
 
 None has state, so each may be opened, closed and skipped at will.
 """
@@ -53,7 +53,7 @@ def random_chains(vocab_size: int) -> RowDrafter:
 
 
 def random_trees(vocab_size: int, *, num_nodes: int = 4) -> RowDrafter:
-    """Random trees whose nodes are drawn from random soft laws, which are reported."""
+    """Random trees whose nodes are drawn from random soft distributions, which are reported."""
 
     def draft(row: DraftRow) -> Draft:
         rng = row_random(row)
@@ -63,14 +63,14 @@ def random_trees(vocab_size: int, *, num_nodes: int = 4) -> RowDrafter:
             open_nodes = [n for n in range(-1, node) if depths[n + 1] < row.budget.depth]
             parents.append(rng.choice(open_nodes))
             depths.append(depths[parents[-1] + 1] + 1)
-        laws = [_random_law(rng, vocab_size) for _ in parents]
-        tokens = [row.noise.pick(law_V, n, Role.DRAFT) for n, law_V in enumerate(laws)]
-        return Draft(tuple(tokens), tuple(parents), torch.stack(laws))
+        distributions = [_random_distribution(rng, vocab_size) for _ in parents]
+        tokens = [row.noise.pick(probs_V, n, Role.DRAFT) for n, probs_V in enumerate(distributions)]
+        return Draft(tuple(tokens), tuple(parents), torch.stack(distributions))
 
     return RowDrafter(draft, num_nodes=num_nodes)
 
 
-def _random_law(rng: random.Random, vocab_size: int) -> Tensor:
+def _random_distribution(rng: random.Random, vocab_size: int) -> Tensor:
     weights = [rng.choice([0, 1, 2, 5]) for _ in range(vocab_size)]
     weights[rng.randrange(vocab_size)] += 1
     weights_V = torch.tensor(weights, dtype=torch.float64)
@@ -120,6 +120,6 @@ class WrongCount:
     def close(self, seq_id: int) -> None: ...
 
 
-def foreign_law(vocab_size: int) -> RowDrafter:
-    """Reports laws over a vocabulary of another size."""
+def foreign_distribution(vocab_size: int) -> RowDrafter:
+    """Reports distributions over a vocabulary of another size."""
     return RowDrafter(lambda row: Draft.chain([0], torch.ones(1, vocab_size + 2) / vocab_size))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from outrider.proof.laws import EveryBranch, Law, Tokens, law
+from outrider.proof.distributions import Distribution, EveryBranch, Tokens, distribution
 
-__all__ = ["EveryBranch", "Law", "Tokens", "law"]
+__all__ = ["Distribution", "EveryBranch", "Tokens", "distribution"]

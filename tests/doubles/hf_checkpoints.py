@@ -61,7 +61,8 @@ def hushed() -> Generator[None]:
 
 
 def random_hf(family: str, changes: Mapping[str, Any] | None = None, *, seed: int = 0) -> Any:
-    """A transformers model with weights of our own making, so that laws are far from flat."""
+    """A transformers model with weights of our own making, so that distributions are far from
+    flat."""
     with hushed():
         from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -22,7 +22,7 @@ from outrider.models.loading import LoadOptions, load_model
 
 
 def scripted(*, vocab_size: int = 11, seed: int = 0, num_slots: int = 256) -> CausalLM:
-    """Soft laws, so that sampling has something to do."""
+    """Soft distributions, so that sampling has something to do."""
     script = Script(vocab_size=vocab_size, seed=seed, gap=1.0, spread=2.0, num_slots=num_slots)
     return ScriptedLM(script)
 

@@ -1,8 +1,9 @@
 """Races among enumerated choices: a later race at a place knows what the earlier ones have told.
 
 Each place has the region of numbers that its races so far have left possible. A race there is one
-more choice, whose weights are the shares of that region which each winner has; so the joint law of
-any number of races at a place is exact, and nothing is assumed of which of them matter.
+more choice, whose weights are the shares of that region which each winner has; so the joint
+distribution of any number of races at a place is exact, and nothing is assumed of which of them
+matter.
 
 Exact probabilities of races: volumes of parts of a simplex.
 
@@ -10,14 +11,14 @@ A race with weights w gives each id i an exponential number E_i of its own, and 
 least E_i / w_i wins. The numbers divided by their sum are spread evenly over the simplex, so the
 probability that a race, or each of several races with the same numbers, ends one way is a share of
 its volume. That share is computed by cutting simplices in two along the planes
-E_i w_j = E_j w_i, without sampling and without any law of races.
+E_i w_j = E_j w_i, without sampling and without any distribution of races.
 
-Every branch of experiments in which several laws are drawn from by one number.
+Every branch of experiments in which several distributions are drawn from by one number.
 
 A drafter ahead draws after each verdict that may come with the numbers of the round that would then
 start. Verdicts of the same length share them, and so does the draft made when none of them came. So
 a number stands here for an interval of [0, 1): each draw with it splits what earlier draws have
-left of it, at the places where a running sum of the law passes from one token to the next.
+left of it, at the places where a running sum of the distribution passes from one token to the next.
 
 Noise that is written down: the uniform numbers of one round of a chain, by the token rule.
 """

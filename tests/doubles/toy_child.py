@@ -78,12 +78,12 @@ class Echo:
     def propose_after(self, rows: Sequence[AheadRow]) -> None:
         time.sleep(NAP_SECONDS)
         for row in rows:
-            laws = row.draft.probs_NV
+            distributions = row.draft.probs_NV
             self._told[row.seq_id] = [
                 row.start,
                 row.pending,
                 row.budget.depth,
-                0 if laws is None else len(laws),
+                0 if distributions is None else len(distributions),
                 *row.draft.tokens,
             ]
 

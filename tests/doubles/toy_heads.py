@@ -1,9 +1,9 @@
-"""Hidden states and blocks in float64 for tests that enumerate laws or follow a memory.
+"""Hidden states and blocks in float64 for tests that enumerate distributions or follow a memory.
 
 Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers (1 here),
          D = width, V = vocabulary.
 
-Nets that guess several places at once, in float64, for tests that enumerate laws.
+Nets that guess several places at once, in float64, for tests that enumerate distributions.
 
 Shapes:  B = sequences, H = heads, K = places, D = width, V = vocabulary, P = tokens.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from checks.engine_law import FILTERS, VOCAB, check_hybrid_engine_law
+from checks.engine_distribution import FILTERS, VOCAB, check_hybrid_engine_distribution
 from doubles.rig import SAMPLER
 from doubles.toy_hybrid import ToyHybrid
 from doubles.vocabularies import (
@@ -95,11 +95,11 @@ def test_a_small_arena_ends_drafts_and_not_the_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", EXACT)
 @pytest.mark.parametrize("translator", [Renaming(VOCAB, shift=1), Digits(VOCAB, base=2)])
-def test_the_law_stays_the_targets(rule: str, translator: Translator) -> None:
+def test_the_distribution_stays_the_targets(rule: str, translator: Translator) -> None:
     model = ToyHybrid(vocab_size=VOCAB, seed=7)
     drafter = BridgeDrafter(model, SAMPLER, translator, chunk=2, page_size=1)
     for params in FILTERS[:2]:
-        check_hybrid_engine_law(rule_for(rule), drafter, params)
+        check_hybrid_engine_distribution(rule_for(rule), drafter, params)
 
 
 def test_the_errors_say_which_drafter_wants_what(tmp_path: Path) -> None:

@@ -165,7 +165,8 @@ def test_drafting_ahead_is_told_everything_and_not_waited_for(toy: ProcessDrafte
     text += last.tokens
     answer = toy.propose([row(0, text, depth=3, params=params, last=last)])[0]
     assert time.monotonic() - began >= NAP_SECONDS
-    # Accepted so far, then what was told ahead: with it the laws, which stayed in the process.
+    # Accepted so far, then what was told ahead: with it the distributions, which stayed in the
+    # process.
     assert answer.tokens == (2, 3, 3, 2, 3, *draft.tokens)
     assert answer.hit is True
     assert toy.stats().ahead_seconds - ahead_before >= NAP_SECONDS

@@ -55,7 +55,7 @@ def real() -> Generator[ProcessDrafter]:
     options = ChildOptions(
         folder=str(resolve("outrider/embedded-draft")),
         vocab_size=draft_model().spec.vocab_size,
-        num_laws=16,
+        num_distributions=16,
         num_slots=1024,
         page_size=32,
         max_rows=64,
@@ -97,7 +97,7 @@ class Request:
 
 
 def requests(pick: Pick) -> list[Request]:
-    """Greedy, sampled, and sampled from shaped laws."""
+    """Greedy, sampled, and sampled from shaped distributions."""
     shaped = SamplingParams(temperature=0.8, repetition_penalty=1.3, logit_bias={7: 3.0}, seed=5)
     prompt = [11, 205, 17, 900, 33, 205, 17]
     return [

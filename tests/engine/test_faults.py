@@ -123,12 +123,12 @@ def foreign(_: DraftRow) -> Draft:
     return Draft.chain([-1])
 
 
-def no_law(_: DraftRow) -> Draft:
+def no_distribution(_: DraftRow) -> Draft:
     """Only sampled requests look at it."""
     return Draft.chain([0], torch.full((1, 8192), torch.nan))
 
 
-@pytest.mark.parametrize("broken", [too_many, foreign, no_law], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("broken", [too_many, foreign, no_distribution], ids=lambda f: f.__name__)
 def test_a_draft_that_breaks_its_contract_ends_the_drafts_of_its_request(
     llm: LLM,
     wanted: list[list[int]],
@@ -154,8 +154,8 @@ def test_a_draft_that_breaks_its_contract_ends_the_drafts_of_its_request(
     assert written(seqs) == wanted
     assert not any(seq.error for seq in seqs)
     told = [bool(seq.no_drafts) for seq in seqs]
-    # Greedily nobody reads a law.
-    assert told == [i == CULPRIT and broken is not no_law for i in range(len(PROMPTS))]
+    # Greedily nobody reads a distribution.
+    assert told == [i == CULPRIT and broken is not no_distribution for i in range(len(PROMPTS))]
 
 
 @pytest.mark.parametrize("place", ["propose", "propose_after"])

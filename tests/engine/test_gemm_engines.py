@@ -112,7 +112,7 @@ def test_tokens_a_round_are_those_of_the_rate() -> None:
 
 
 def test_what_a_wider_fan_out_foresees_is_found() -> None:
-    """Real hits: with a law of misses that nothing escapes, every verdict is found."""
+    """Real hits: with a distribution of misses that nothing escapes, every verdict is found."""
     easy = bed(MissCurve(1e-9, 1.0)).run(SSD).numbers
     hard = bed(MissCurve(1.0, 0.05)).run(replace(SSD, fan_out=1)).numbers
     assert easy.num_hits / easy.num_looks > hard.num_hits / hard.num_looks

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from checks.distribution import assert_same_distribution
 from checks.engine import PROMPT, check_greedy, greedy
-from checks.engine_law import FILTERS, engine_law, target_law
-from checks.engine_law import PROMPT as LAW_PROMPT
-from checks.engine_law import VOCAB as LAW_VOCAB
-from checks.law import assert_same_law
+from checks.engine_distribution import FILTERS, engine_distribution, target_distribution
+from checks.engine_distribution import PROMPT as DISTRIBUTION_PROMPT
+from checks.engine_distribution import VOCAB as DISTRIBUTION_VOCAB
 from checks.state import VOCAB
 from doubles.drafters import (
     EMPTY,
@@ -23,7 +23,7 @@ from doubles.drafters import (
     REPEATS_LAST,
     RowDrafter,
     WrongCount,
-    foreign_law,
+    foreign_distribution,
     random_chains,
     unknown_id,
 )
@@ -36,7 +36,7 @@ from outrider.core.protocols import Drafter, DraftNeeds, DraftRow
 
 CARELESS = {
     "empty": EMPTY,
-    "random": random_chains(LAW_VOCAB),
+    "random": random_chains(DISTRIBUTION_VOCAB),
     "repeats": REPEATS_LAST,
     "out of step": OUT_OF_STEP,
 }
@@ -46,7 +46,7 @@ BROKEN: dict[str, Drafter] = {
     "unknown id": unknown_id(VOCAB),
     "a draft too many": WrongCount(1),
     "a draft too few": WrongCount(-1),
-    "foreign law": foreign_law(VOCAB),
+    "foreign distribution": foreign_distribution(VOCAB),
 }
 
 
@@ -57,10 +57,13 @@ def test_a_careless_drafter_leaves_the_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CARELESS)
-def test_a_careless_drafter_leaves_the_law(name: str) -> None:
-    rig = Rig(ToyHybrid(vocab_size=LAW_VOCAB), CARELESS[name], k=2)
+def test_a_careless_drafter_leaves_the_distribution(name: str) -> None:
+    rig = Rig(ToyHybrid(vocab_size=DISTRIBUTION_VOCAB), CARELESS[name], k=2)
     params = FILTERS[0]
-    assert_same_law(engine_law(rig, LAW_PROMPT, params), target_law(ToyHybrid, LAW_PROMPT, params))
+    assert_same_distribution(
+        engine_distribution(rig, DISTRIBUTION_PROMPT, params),
+        target_distribution(ToyHybrid, DISTRIBUTION_PROMPT, params),
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -177,13 +180,13 @@ def test_a_request_that_a_drafter_does_not_open_runs_without_it() -> None:
     assert drafter.opened == set()
 
 
-def test_a_token_without_mass_in_its_own_law_is_refused() -> None:
+def test_a_token_without_mass_in_its_own_distribution_is_refused() -> None:
     """Such a token cannot have been drawn; dividing by nothing must not accept it."""
 
     def lying(token: int) -> RowDrafter:
-        law_NV = torch.zeros(1, VOCAB, dtype=torch.float64)
-        law_NV[0, (token + 1) % VOCAB] = 1
-        return RowDrafter(lambda row: Draft.chain([token], law_NV))
+        probs_NV = torch.zeros(1, VOCAB, dtype=torch.float64)
+        probs_NV[0, (token + 1) % VOCAB] = 1
+        return RowDrafter(lambda row: Draft.chain([token], probs_NV))
 
     for token in range(VOCAB):
         rig = Rig(ToyHybrid(vocab_size=VOCAB), lying(token), k=1)

@@ -1,4 +1,5 @@
-"""Drafters that look up, in the engine: the text is plain decoding's, and the law is the target's.
+"""Drafters that look up, in the engine: the text is plain decoding's, and the distribution is the
+target's.
 
 They share memory over requests, so unlike others they draft by what was written before.
 """
@@ -13,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from checks.distribution import assert_same_distribution
 from checks.effort import examples
 from checks.engine import PROMPT, Kind, check_greedy, greedy, plain
-from checks.engine_law import LENGTH, target_law
-from checks.engine_law import PROMPT as LAW_PROMPT
-from checks.engine_law import VOCAB as LAW_VOCAB
-from checks.law import assert_same_law
+from checks.engine_distribution import LENGTH, target_distribution
+from checks.engine_distribution import PROMPT as DISTRIBUTION_PROMPT
+from checks.engine_distribution import VOCAB as DISTRIBUTION_VOCAB
 from checks.state import VOCAB
 from doubles.clocks import FakeClock
 from doubles.counting import Guessing
-from doubles.every_branch import EveryBranch, Tokens, law
+from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
@@ -161,23 +162,23 @@ def test_forced_tokens_take_no_rounds_of_their_own() -> None:
     assert (num_plain, num_drafted) == (25, 6)
 
 
-LAWS = (SamplingParams(temperature=1.3, max_tokens=LENGTH),)
+DISTRIBUTIONS = (SamplingParams(temperature=1.3, max_tokens=LENGTH),)
 
 
-# Each drafter, rule and shape has its law. Other combinations are `deep`.
+# Each drafter, rule and shape has its distribution. Other combinations are `deep`.
 @pytest.mark.covering(1)
 @every_drafter
 @pytest.mark.parametrize("num_nodes", [0, 4])
 @pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.slow
-def test_the_law_is_the_targets(name: str, num_nodes: int, rule: AcceptanceRule) -> None:
+def test_the_distribution_is_the_targets(name: str, num_nodes: int, rule: AcceptanceRule) -> None:
     """Enumerated, with a memory that has read the corpus; each generation starts from there."""
-    params = LAWS[0]
+    params = DISTRIBUTIONS[0]
 
     def generation(noise: EveryBranch) -> Tokens:
         one = Rig(
-            ToyHybrid(vocab_size=LAW_VOCAB, seed=0),
-            DRAFTERS[name](LAW_VOCAB),
+            ToyHybrid(vocab_size=DISTRIBUTION_VOCAB, seed=0),
+            DRAFTERS[name](DISTRIBUTION_VOCAB),
             rule if not num_nodes else TokenRule(),
             k=2,
             chunk=3,
@@ -185,9 +186,12 @@ def test_the_law_is_the_targets(name: str, num_nodes: int, rule: AcceptanceRule)
             controller=FixedController(Budget(2, num_nodes=num_nodes)),
         )
         with walking(noise):
-            return tuple(one.run([Request(LAW_PROMPT, params)])[0])
+            return tuple(one.run([Request(DISTRIBUTION_PROMPT, params)])[0])
 
-    assert_same_law(law(generation), target_law(ToyHybrid, LAW_PROMPT, params, LAW_VOCAB))
+    assert_same_distribution(
+        distribution(generation),
+        target_distribution(ToyHybrid, DISTRIBUTION_PROMPT, params, DISTRIBUTION_VOCAB),
+    )
 
 
 def test_pre_emption_and_a_small_arena() -> None:

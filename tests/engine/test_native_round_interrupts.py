@@ -62,7 +62,7 @@ def _watched() -> frozenset[object]:
     lane, call = Lane, NativeRounds
     drafter, outer = drafter_module.ModelDrafter, round_module.NativeRound
     functions: list[Any] = [
-        lane.read, lane._widen, call.fits, call.__call__, call._take, call._laws,  # pyright: ignore
+        lane.read, lane._widen, call.fits, call.__call__, call._take, call._distributions,  # pyright: ignore
         drafter.begin, drafter.note, drafter._read,  # pyright: ignore
         PagedKV.reserve, outer.run, outer._row, outer._draft_feed, outer._end, round_module._feed,  # pyright: ignore
     ]  # fmt: skip

@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from checks.drafters import row
 from checks.effort import examples
 from checks.engine import PROMPT, check_greedy, check_pre_emption
-from checks.engine_law import FILTERS, check_engine_law, check_reported_law
-from checks.engine_law import VOCAB as LAW_VOCAB
+from checks.engine_distribution import (
+    FILTERS,
+    check_engine_distribution,
+    check_reported_distribution,
+)
+from checks.engine_distribution import VOCAB as DISTRIBUTION_VOCAB
 from checks.state import VOCAB
 from doubles.lanes import SCHEDULES
 from doubles.own_target import Breaking, Poisoned, over, self_drafter
@@ -115,23 +119,24 @@ def test_a_copy_that_breaks_costs_drafts_and_leaves_nothing_staged(fatal: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-def test_the_law_of_a_generation_is_the_targets(rule: AcceptanceRule) -> None:
-    target = TinyAttentionLM(vocab_size=LAW_VOCAB, page_size=2, num_slots=64)
+def test_the_distribution_of_a_generation_is_the_targets(rule: AcceptanceRule) -> None:
+    target = TinyAttentionLM(vocab_size=DISTRIBUTION_VOCAB, page_size=2, num_slots=64)
     for params in FILTERS[1:3]:
         rig = Rig(target, self_drafter(target), rule, k=2, page_size=2)
-        check_engine_law(rig, TinyAttentionLM, params)
+        check_engine_distribution(rig, TinyAttentionLM, params)
 
 
 @pytest.mark.slow
-def test_the_law_with_a_drafter_that_races_along() -> None:
-    target = TinyAttentionLM(vocab_size=LAW_VOCAB, page_size=2, num_slots=64)
+def test_the_distribution_with_a_drafter_that_races_along() -> None:
+    target = TinyAttentionLM(vocab_size=DISTRIBUTION_VOCAB, page_size=2, num_slots=64)
     rig = Rig(target, self_drafter(target, draw=race_node), CoupledRule(), k=2, page_size=2)
-    check_engine_law(rig, TinyAttentionLM, FILTERS[0])
+    check_engine_distribution(rig, TinyAttentionLM, FILTERS[0])
 
 
 @dataclass(slots=True)
 class Read:
-    """A self-drafter whose target has read the text of `check_reported_law` when it is opened."""
+    """A self-drafter whose target has read the text of `check_reported_distribution` when it is
+    opened."""
 
     target: TinyAttentionLM
     drafter: SelfDrafter
@@ -153,9 +158,9 @@ class Read:
 
 
 @pytest.mark.parametrize("params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"])
-def test_it_reports_the_laws_that_it_draws_from(params: SamplingParams) -> None:
-    target = TinyAttentionLM(vocab_size=LAW_VOCAB, page_size=2, num_slots=64)
-    check_reported_law(lambda: Read(target, self_drafter(target)), params)
+def test_it_reports_the_distributions_that_it_draws_from(params: SamplingParams) -> None:
+    target = TinyAttentionLM(vocab_size=DISTRIBUTION_VOCAB, page_size=2, num_slots=64)
+    check_reported_distribution(lambda: Read(target, self_drafter(target)), params)
 
 
 def small_rig(num_slots: int, name: str, chunk: int, reserve: float) -> Rig:

@@ -1,4 +1,5 @@
-"""Penalties, bias, bans and masks under speculation: the text and the law of plain decoding."""
+"""Penalties, bias, bans and masks under speculation: the text and the distribution of plain
+decoding."""
 
 from __future__ import annotations
 
@@ -10,12 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from checks.distribution import assert_same_distribution, floats, joint_distribution
 from checks.effort import examples
-from checks.engine_law import LENGTH, PROMPT, VOCAB, law_drafters, shaped, shaping_params
-from checks.law import assert_same_law, floats, joint_law
+from checks.engine_distribution import (
+    LENGTH,
+    PROMPT,
+    VOCAB,
+    distribution_drafters,
+    shaped,
+    shaping_params,
+)
 from checks.state import fresh_logits
 from doubles.drafters import random_chains, random_trees
-from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.every_branch import Distribution, EveryBranch, Tokens, distribution
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
@@ -23,7 +31,7 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.proof.laws import filtered
+from outrider.proof.distributions import filtered
 
 WORDS = ((1, 2), (0,))
 STOPS = frozenset([2])
@@ -62,7 +70,7 @@ FEATURES: dict[str, tuple[SamplingParams, Callable[[SamplingParams, int], Logits
 }
 
 
-def wanted_law(params: SamplingParams, shaper: LogitsProcessor) -> Law:
+def wanted_distribution(params: SamplingParams, shaper: LogitsProcessor) -> Distribution:
     def conditional(text: Tokens) -> Tensor:
         logits = shaped(
             floats(fresh_logits(ToyHybrid, [*PROMPT, *text], VOCAB)),
@@ -74,25 +82,27 @@ def wanted_law(params: SamplingParams, shaper: LogitsProcessor) -> Law:
         )
         return torch.tensor(filtered(logits, params), dtype=torch.float64)
 
-    return joint_law(conditional, params.max_tokens)
+    return joint_distribution(conditional, params.max_tokens)
 
 
-# Shaping comes before drafts; each drafter and each feature has its law. Other combinations are
-# `deep`.
+# Shaping comes before drafts; each drafter and each feature has its distribution. Other
+# combinations are `deep`.
 @pytest.mark.covering(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", law_drafters())
+@pytest.mark.parametrize("drafter", distribution_drafters())
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_shaped_generation_follows_the_shaped_target(feature: str, drafter: str) -> None:
     params, make = FEATURES[feature]
-    rig = Rig(ToyHybrid(vocab_size=VOCAB, seed=0), law_drafters()[drafter](), k=2, chunk=3)
+    rig = Rig(ToyHybrid(vocab_size=VOCAB, seed=0), distribution_drafters()[drafter](), k=2, chunk=3)
 
     def generation(noise: EveryBranch) -> Tokens:
         request = Request(PROMPT, params, shaper=make(params, len(PROMPT)))
         with walking(noise):
             return tuple(rig.run([request])[0])
 
-    assert_same_law(law(generation), wanted_law(params, make(params, len(PROMPT))))
+    assert_same_distribution(
+        distribution(generation), wanted_distribution(params, make(params, len(PROMPT)))
+    )
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

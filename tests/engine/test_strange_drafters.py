@@ -76,11 +76,11 @@ def each(make: Callable[[], Any]) -> Callable[[Rows], Any]:
     return lambda rows: [make() for _ in rows]
 
 
-def law(*shape: int, value: float = 1 / VOCAB, **kinds: Any) -> torch.Tensor:
+def distribution(*shape: int, value: float = 1 / VOCAB, **kinds: Any) -> torch.Tensor:
     return torch.full(shape, value, **kinds)
 
 
-NAN_AT_2 = law(1, VOCAB)
+NAN_AT_2 = distribution(1, VOCAB)
 NAN_AT_2[0, 2] = torch.nan
 
 WHOLE: dict[str, Callable[[Rows], Any]] = {
@@ -129,25 +129,27 @@ DRAFTS: dict[str, Callable[[], Any]] = {
     "float parents": lambda: Draft((0, 1), (-1.0, 0.0)),  # pyright: ignore[reportArgumentType]
     "too deep": lambda: Draft.chain([0] * 9),
     "too many nodes": lambda: Draft((0,) * 9, (-1,) * 9),
-    "laws of text": lambda: draft((0,), (-1,), "law"),
-    "laws in a list": lambda: draft((0,), (-1,), [[1.0] * VOCAB]),
-    "laws of numpy": lambda: draft((0,), (-1,), np.ones((1, VOCAB))),
-    "laws of ints": lambda: Draft.chain([0], torch.ones(1, VOCAB, dtype=torch.int64)),
-    "a law too few": lambda: draft((0, 1), (-1, 0), law(1, VOCAB)),
-    "a law too many": lambda: draft((0,), (-1,), law(2, VOCAB)),
-    "laws over others": lambda: Draft.chain([0], law(1, VOCAB + 1)),
-    "a flat law": lambda: Draft.chain([0], law(1)),
-    "a law of no shape": lambda: draft((0,), (-1,), torch.tensor(1.0)),
-    "laws that want gradients": lambda: Draft.chain([0], law(1, VOCAB, requires_grad=True)),
-    "laws nowhere": lambda: Draft.chain([0], law(1, VOCAB, device="meta")),
-    "sparse laws": lambda: Draft.chain([0], law(1, VOCAB).to_sparse()),
+    "distributions of text": lambda: draft((0,), (-1,), "distribution"),
+    "distributions in a list": lambda: draft((0,), (-1,), [[1.0] * VOCAB]),
+    "distributions of numpy": lambda: draft((0,), (-1,), np.ones((1, VOCAB))),
+    "distributions of ints": lambda: Draft.chain([0], torch.ones(1, VOCAB, dtype=torch.int64)),
+    "a distribution too few": lambda: draft((0, 1), (-1, 0), distribution(1, VOCAB)),
+    "a distribution too many": lambda: draft((0,), (-1,), distribution(2, VOCAB)),
+    "distributions over others": lambda: Draft.chain([0], distribution(1, VOCAB + 1)),
+    "a flat distribution": lambda: Draft.chain([0], distribution(1)),
+    "a distribution of no shape": lambda: draft((0,), (-1,), torch.tensor(1.0)),
+    "distributions that want gradients": lambda: Draft.chain(
+        [0], distribution(1, VOCAB, requires_grad=True)
+    ),
+    "distributions nowhere": lambda: Draft.chain([0], distribution(1, VOCAB, device="meta")),
+    "sparse distributions": lambda: Draft.chain([0], distribution(1, VOCAB).to_sparse()),
     "hit of text": lambda: draft((0,), (-1,), None, "yes"),
     "by nobody": lambda: draft((0,), (-1,), None, None, NoLength()),
 }
 SAMPLED: dict[str, Callable[[], Any]] = {
-    "NaN laws": lambda: Draft.chain([0], law(1, VOCAB, value=torch.nan)),
-    "a NaN in a law": lambda: Draft.chain([0], NAN_AT_2),
-    "an infinite law": lambda: Draft.chain([0], law(1, VOCAB, value=torch.inf)),
+    "NaN distributions": lambda: Draft.chain([0], distribution(1, VOCAB, value=torch.nan)),
+    "a NaN in a distribution": lambda: Draft.chain([0], NAN_AT_2),
+    "an infinite distribution": lambda: Draft.chain([0], distribution(1, VOCAB, value=torch.inf)),
 }
 ANSWERS = WHOLE | {name: each(make) for name, make in DRAFTS.items()}
 
@@ -201,7 +203,7 @@ def test_a_strange_answer_ends_drafting_and_not_the_request(
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_laws_that_are_not_numbers_end_the_drafts_of_sampled_requests(name: str) -> None:
+def test_distributions_that_are_not_numbers_end_the_drafts_of_sampled_requests(name: str) -> None:
     check(each(SAMPLED[name]), SamplingParams(temperature=1.0, max_tokens=8), 0)
 
 

@@ -1,4 +1,4 @@
-"""Bugs in drafting ahead: keys, laws and numbers of branches, memory of trunks."""
+"""Bugs in drafting ahead: keys, distributions and numbers of branches, memory of trunks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MUTANTS = (
         check_ahead_is_the_text_in_turns,
     ),
     Mutant(
-        "laws of the wrong branch",
+        "distributions of the wrong branch",
         TREE,
         "self._probs_KBV[:, index]",
         "self._probs_KBV[:, index - 1]",
@@ -51,10 +51,10 @@ MUTANTS = (
         check_ahead_is_the_text_in_turns,
     ),
     Mutant(
-        "another law drawn from than reported",
+        "another distribution drawn from than reported",
         SAGUARO,
-        "law_V.copy_(changed_V / total)",
-        "law_V.copy_(changed_V)",
+        "probs_V.copy_(changed_V / total)",
+        "probs_V.copy_(changed_V)",
         check_saguaro_is_exact,
     ),
 )

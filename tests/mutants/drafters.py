@@ -1,9 +1,9 @@
-"""Bugs in drafters: reported laws, draft memory, look-ups."""
+"""Bugs in drafters: reported distributions, draft memory, look-ups."""
 
 from __future__ import annotations
 
 from checks.drafters import check_lookup
-from checks.runs import drafter_memory, drafting_law, engine_law, racing_along
+from checks.runs import drafter_memory, drafting_distribution, engine_distribution, racing_along
 from mutants.planting import Mutant
 
 MODEL, GROWING = "outrider.drafters.model", "outrider.drafters.growth"
@@ -12,33 +12,33 @@ NGRAM = "outrider.drafters.ngram"
 
 MUTANTS = (
     Mutant(
-        "reported law at another temperature",
+        "reported distribution at another temperature",
         GROWING,
         "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
         "token = self._sampler.draw(probs_V, chain.row.noise, node, node); "
         "probs_V.copy_(torch.softmax(logits_V, -1)); return token",
-        engine_law,
+        engine_distribution,
     ),
     Mutant(
         "argmax draft with soft q in the engine",
         GROWING,
         "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
         "return int(logits_V.argmax())",
-        engine_law,
+        engine_distribution,
     ),
     Mutant(
         "draft ignores its filters",
         GROWING,
         "self._sampler.probs(logits_V[None], chain.params, node, out_1V)[0]",
         "out_1V[0].copy_(torch.softmax(logits_V, -1))",
-        drafting_law,
+        drafting_distribution,
     ),
     Mutant(
         "draft nodes share a number",
         NOISE,
         "rng.pick(probs_V, node, Role.DRAFT)",
         "rng.pick(probs_V, 0, Role.DRAFT)",
-        engine_law,
+        engine_distribution,
     ),
     Mutant(
         "a racing drafter a place behind",

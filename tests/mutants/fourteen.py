@@ -1,17 +1,22 @@
 """Fourteen bugs by which sampled speculation goes wrong in practice, each in the shipped default.
 
-The text still looks right with any of them; only its law is not the target's.
+The text still looks right with any of them; only its distribution is not the target's.
 """
 
 from __future__ import annotations
 
-from checks.engine_law import check_penalised_engine_law
+from checks.engine_distribution import check_penalised_engine_distribution
 from checks.noise import check_no_number_is_used_twice
-from checks.runs import block_law, engine_law, reported_law, table_law
+from checks.runs import (
+    block_distribution,
+    engine_distribution,
+    reported_distribution,
+    table_distribution,
+)
 from mutants.planting import Mutant
 
 BLOCK = "outrider.verify.exact"
-LAWS = "outrider.core.sampling"
+DISTRIBUTIONS = "outrider.core.sampling"
 GROWING = "outrider.drafters.growth"
 NOISE = "outrider.core.rng"
 SHAPING = "outrider.core.logits"
@@ -24,42 +29,42 @@ MUTANTS = (
         GROWING,
         "self._sampler.draw(probs_V, chain.row.noise",
         "self._sampler.draw(probs_V.bfloat16(), chain.row.noise",
-        reported_law,
+        reported_distribution,
     ),
     Mutant(
         "temperature x0.97",
-        LAWS,
+        DISTRIBUTIONS,
         "max(params.temperature, MIN_TEMPERATURE)",
         "max(0.97 * params.temperature, MIN_TEMPERATURE)",
-        engine_law,
+        engine_distribution,
     ),
     Mutant(
         "acceptance x1.02",
         BLOCK,
         "wanted / drawn if",
         "1.02 * wanted / drawn if",
-        block_law,
+        block_distribution,
     ),
     Mutant(
         "residual = p",
         SAMPLING,
         "(share * p_V.double() - proposal.double()).clamp_min(0)",
         "share * p_V.double()",
-        block_law,
+        block_distribution,
     ),
     Mutant(
         "residual = |p-q|",
         SAMPLING,
         "(share * p_V.double() - proposal.double()).clamp_min(0)",
         "(share * p_V.double() - proposal.double()).abs()",
-        block_law,
+        block_distribution,
     ),
     Mutant(
         "soft q treated as one-hot",
         BLOCK,
         "sampling.masses(q_NV, tokens)",
         "[1.0] * len(tokens)",
-        block_law,
+        block_distribution,
     ),
     Mutant(
         "one uniform used twice",
@@ -73,21 +78,21 @@ MUTANTS = (
         GROWING,
         "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
         "return int(logits_V.argmax())",
-        reported_law,
+        reported_distribution,
     ),
     Mutant(
         "typical acceptance sold as exact",
         TABLE,
         "return EXACT[sampler](sampling)",
         "return lossy.LossyRule(sampler, lossy.typical, 0.09, exact=True)",
-        table_law,
+        table_distribution,
     ),
     Mutant(
         "history off by one in penalties",
         SHAPING,
         "paths.append((*paths[parent + 1], token))",
         "paths.append(paths[parent + 1])",
-        check_penalised_engine_law,
+        check_penalised_engine_distribution,
     ),
     Mutant(
         "q without its top-p",
@@ -95,14 +100,14 @@ MUTANTS = (
         "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
         "token = self._sampler.draw(probs_V, chain.row.noise, node, node); "
         "probs_V.copy_(torch.softmax(logits_V / chain.params.temperature, -1)); return token",
-        reported_law,
+        reported_distribution,
     ),
     Mutant(
         "bonus from the wrong row",
         BLOCK,
         "p_WV[len(tokens)], shares",
         "p_WV[len(tokens) - 1], shares",
-        block_law,
+        block_distribution,
     ),
     Mutant(
         "a draft cut after it was drawn",
@@ -110,7 +115,7 @@ MUTANTS = (
         "Draft.chain(chain.tokens, chain.probs_NV)",
         "Draft.chain(chain.tokens[: (n := sum(q[t] > 0.4 for t, q in zip(chain.tokens, "
         "chain.probs_NV)))], chain.probs_NV[:n] if n else None)",
-        engine_law,
+        engine_distribution,
     ),
     Mutant(
         "keys without the round",

@@ -13,7 +13,7 @@ from checks.noise import (
     check_race_numbers,
     check_races,
 )
-from checks.runs import engine_law
+from checks.runs import engine_distribution
 from mutants.planting import Mutant
 
 NOISE = "outrider.core.rng"
@@ -61,7 +61,7 @@ MUTANTS = (
         SEQUENCE,
         "self.noise_at(len(self.tokens))",
         "self.noise_at(self.prompt_length)",
-        engine_law,
+        engine_distribution,
     ),
     Mutant(
         "places counted from the round",

@@ -76,7 +76,7 @@ MUTANTS = (
     ),
     Mutant("drafts past the budget", STAGES, "seq.room - 1)", "seq.room)", check_budget_anywhere),
     Mutant(
-        "laws of the mate",
+        "distributions of the mate",
         READING,
         "exact=exact))\n        start = end\n",
         "exact=exact))\n        start = end - 1\n",

@@ -43,13 +43,13 @@ CHECKS = dict.fromkeys(mutant.caught_by for mutant in MUTANTS)
 TESTS = Path(__file__).parents[1]
 # Checks of seconds that a test has for itself, so that they need not run here once more.
 PASSES_IN = {
-    "check_ahead_is_exact": "law/test_ahead_law.py",
-    "check_saguaro_is_exact": "law/test_ahead_law.py",
+    "check_ahead_is_exact": "distribution/test_ahead_distribution.py",
+    "check_saguaro_is_exact": "distribution/test_ahead_distribution.py",
     "check_ahead_is_the_text_in_turns": "engine/test_ahead.py",
-    "check_batched_token": "law/test_batched.py",
-    "check_batched_block": "law/test_batched.py",
-    "check_penalised_engine_law": "law/test_engine_law.py",
-    "check_grammar_law": "law/test_grammar_law.py",
+    "check_batched_token": "distribution/test_batched.py",
+    "check_batched_block": "distribution/test_batched.py",
+    "check_penalised_engine_distribution": "distribution/test_engine_distribution.py",
+    "check_grammar_distribution": "distribution/test_grammar_distribution.py",
 }
 # How a check may fail under a mutant: its own assertion, or the broken code falling over.
 FAILURES = (

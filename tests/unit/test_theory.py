@@ -17,7 +17,7 @@ from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
-from outrider.core.sampling import Laws
+from outrider.core.sampling import Distributions
 from outrider.estimate.theory import expected_tokens
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.verify.exact import TokenRule, residual
@@ -29,7 +29,7 @@ PARAMETERS, FLOPS, BANDWIDTH = 7e9, 300e12, 900e9
 RIDGE = FLOPS / BANDWIDTH
 
 
-def laws_under(header: str) -> Tensor:
+def distributions_under(header: str) -> Tensor:
     return torch.tensor(
         [[float(cell) for cell in row[1:]] for row in PAGE.rows_under(header)], dtype=torch.float64
     )
@@ -39,8 +39,8 @@ def speed_up(beta: float, k: int, c: float) -> float:
     return closed_form.speed_up(expected_tokens(beta, k), c * k)
 
 
-Q = laws_under("| after | q(the)")
-P = laws_under("| after | p(the)")
+Q = distributions_under("| after | q(the)")
+P = distributions_under("| after | p(the)")
 DRAFT = [WORDS.index(word) for word in ("cat", "sat", "mat", "on")]
 
 
@@ -70,10 +70,12 @@ def test_the_time_of_a_prompt() -> None:
     assert f"prompt of 1024 tokens is above it and takes {milliseconds(1024)}." in PROSE
 
 
-def test_the_laws_are_laws() -> None:
+def test_the_distributions_are_distributions() -> None:
     assert (Q.shape, P.shape) == ((4, 5), (5, 5))
-    for laws in (Q, P):
-        assert torch.allclose(laws.sum(-1), torch.ones(laws.shape[0], dtype=laws.dtype))
+    for distributions in (Q, P):
+        assert torch.allclose(
+            distributions.sum(-1), torch.ones(distributions.shape[0], dtype=distributions.dtype)
+        )
 
 
 def test_the_decisions_are_those_of_the_shipped_rule() -> None:
@@ -84,7 +86,7 @@ def test_the_decisions_are_those_of_the_shipped_rule() -> None:
     coins = tuple(float(row[5] or "nan") for row in table)
     last = float(re.findall(r"second uniform number, (\d\.\d+), falls on `on`", PROSE)[0])
     draft = Draft.chain(DRAFT, Q)
-    (verdict,) = TokenRule()([VerifyRow(draft, Laws(probs_NV=P), Written(coins, last))])
+    (verdict,) = TokenRule()([VerifyRow(draft, Distributions(probs_NV=P), Written(coins, last))])
     assert [row[6].split(";")[0].split(":")[0] for row in table] == [
         "accepted",
         "accepted",

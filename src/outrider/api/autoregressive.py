@@ -149,8 +149,8 @@ def _next(logits_1V: Tensor, params: SamplingParams, *, start: int) -> int:
     """As the engine draws after an empty draft, `start` tokens into the text."""
     if params.greedy:
         return int(logits_1V[0].argmax())
-    law_V = processed_probs(logits_1V, params)[0]
-    return draw(law_V, KeyedRng(params.rng_seed, 0, start), ROOT)
+    probs_V = processed_probs(logits_1V, params)[0]
+    return draw(probs_V, KeyedRng(params.rng_seed, 0, start), ROOT)
 
 
 def _freed(wrapper: ModelWrapper, cache: Cache | None) -> None:

@@ -136,8 +136,8 @@ def memory_parts(plan: LoadPlan, files: Files) -> tuple[Part, ...]:
             num_lanes=1,
         )
         parts += _model_parts(draft)
-        laws = config.batch_size * config.k * plan.target.vocab_size * 4
-        parts.append(Part("distributions of drafts", laws, device))
+        distributions = config.batch_size * config.k * plan.target.vocab_size * 4
+        parts.append(Part("distributions of drafts", distributions, device))
     if heads is not None and files.heads is not None:
         parts += _heads_parts(plan, heads, target, files.heads)
     if plan.own is not None and plan.own.quantise != "none":

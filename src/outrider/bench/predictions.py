@@ -126,7 +126,7 @@ def of_unseen(results: Sequence[Result]) -> list[tuple[str, Accuracy]]:
     """How good predictions of texts that nobody replayed round by round are: by the distribution of
     their rounds, as `outrider plan` reckons, and by places alone."""
     ways: Mapping[str, Callable[[Result], float | None]] = {
-        "by law": lambda one: one.by_law,
+        "by distribution": lambda one: one.by_law,
         "by places": lambda one: one.by_places,
     }
     found: list[tuple[str, Accuracy]] = []

@@ -312,7 +312,9 @@ _FORMAT_COLUMNS: Mapping[str, Callable[[FormatRow], str]] = {
 _RULE_COLUMNS: Mapping[str, Callable[[RuleRow], str]] = {
     "rule": lambda row: row.rule,
     "drafter": lambda row: row.drafter,
-    "promise": lambda row: "the text" if row.must_match else "the law" if row.exact else "none",
+    "promise": lambda row: (
+        "the text" if row.must_match else "the distribution" if row.exact else "none"
+    ),
     "texts as plain": lambda row: f"{row.num_same}/{row.num_texts}",
     "differing %": lambda row: percent(row.differing),
     "first difference": lambda row: number(row.first_difference, 0),

@@ -246,10 +246,10 @@ class Device:
         """By one sequence in a round of `k`; 0 is plain decoding."""
         given = self.given
         kept = tuple(prefix_products([given.alpha] * k))
-        law = RoundStats(kept, 1.0 if k else 0.0, float(k))
+        stats = RoundStats(kept, 1.0 if k else 0.0, float(k))
         draft = PassWork(model_of(given.c * given.parameters)) if given.c else None
         energy = Energy(Power(given.watts, BYTE, OPERATION), self.work, draft)
-        return round_joules(energy, DecodeLoad(), law, 1e-3 * self.round(1, k), depth=k)
+        return round_joules(energy, DecodeLoad(), stats, 1e-3 * self.round(1, k), depth=k)
 
     def joules(self, k: int) -> float:
         """A token."""

@@ -45,7 +45,9 @@ class Draft:
         if not is_chain and not all(map(_comes_before, self.parents, range(len(self.parents)))):
             raise DrafterError(f"parents {self.parents[:16]} do not come before their children.")
         if self.probs_NV is not None and self.probs_NV.shape[0] != len(self.tokens):
-            raise DrafterError(f"{self.probs_NV.shape[0]} laws for {len(self.tokens)} tokens.")
+            raise DrafterError(
+                f"{self.probs_NV.shape[0]} distributions for {len(self.tokens)} tokens."
+            )
 
     def __len__(self) -> int:
         return len(self.tokens)

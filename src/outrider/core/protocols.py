@@ -19,7 +19,7 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.rng import Rng
-from outrider.core.sampling import Laws
+from outrider.core.sampling import Distributions
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
 
@@ -83,7 +83,7 @@ class StepOutput:
 class CacheStore(Protocol):
     """Model memory of many sequences (state/). Nodes are staged by `step`, kept by `commit`.
 
-    Law: after `commit(path)` the next step returns what it would for a model that was fed only
+    Contract: after `commit(path)` the next step returns what it would for a model that was fed only
     the committed tokens. `commit({seq: ()})` is rollback.
     """
 
@@ -241,14 +241,14 @@ class DraftAhead(Drafter, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """`laws` entry 0 follows the root; entry i + 1 follows draft node i.
+    """`distributions` entry 0 follows the root; entry i + 1 follows draft node i.
 
     `soft_NV` has the same rows as probabilities even when decoding is greedy (then at temperature
     1); only lossy rules get it.
     """
 
     draft: Draft
-    laws: Laws
+    distributions: Distributions
     noise: Rng
     soft_NV: Tensor | None = None
 

@@ -124,7 +124,7 @@ MIN_TEMPERATURE = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
-class Laws:
+class Distributions:
     """One distribution a node: exactly one of `tokens` (point masses) and `probs_NV` is given."""
 
     tokens: tuple[int, ...] | None = None
@@ -132,9 +132,9 @@ class Laws:
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.probs_NV is None):
-            raise ContractError("laws are either tokens or probabilities")
+            raise ContractError("distributions are either tokens or probabilities")
 
-    def law(self, index: int) -> int | Tensor:
+    def at(self, index: int) -> int | Tensor:
         """A token id (all mass on it) or probabilities of shape V."""
         if self.tokens is not None:
             return self.tokens[index]
@@ -143,7 +143,7 @@ class Laws:
         return self.probs_NV[index]
 
 
-def empty_laws(count: int, logits_V: Tensor) -> Tensor:
+def empty_probs(count: int, logits_V: Tensor) -> Tensor:
     """Room for `count` distributions made of logits like these, in their dtype."""
     # MPS lacks float64, in which sums are made and draws fall.
     device = "cpu" if logits_V.device.type == "mps" else logits_V.device
@@ -160,10 +160,10 @@ def processed_probs(
 
     Filters apply in the order temperature, top-k, top-p, min-p, each on what is left. Ties at a
     top-k edge are all kept, so the distribution does not depend on the order of a sort. `out_NV`,
-    if given, is what is returned: room from `empty_laws`, or the logits themselves on a CPU.
+    if given, is what is returned: room from `empty_probs`, or the logits themselves on a CPU.
     """
     if out_NV is None:
-        out_NV = empty_laws(len(logits_NV), logits_NV)
+        out_NV = empty_probs(len(logits_NV), logits_NV)
     if 0 < params.top_k < logits_NV.shape[-1]:
         sampling.top_k(logits_NV, params.top_k, out_NV)
         logits_NV = out_NV
@@ -173,21 +173,24 @@ def processed_probs(
     return out_NV
 
 
-def mass(law: int | Tensor, token: int) -> float:
-    """The probability that `law`, a point mass or probabilities of shape V, gives `token`."""
-    if isinstance(law, int):
-        return float(law == token)
-    return float(law[token])
+def mass(distribution: int | Tensor, token: int) -> float:
+    """The probability that `distribution`, a point mass or probabilities of shape V, gives
+    `token`."""
+    if isinstance(distribution, int):
+        return float(distribution == token)
+    return float(distribution[token])
 
 
-def draw(law: int | Tensor, noise: Rng, node: int) -> int:
+def draw(distribution: int | Tensor, noise: Rng, node: int) -> int:
     """The target's own token after draft node `node`."""
-    return law if isinstance(law, int) else noise.pick(law, node, Role.NEXT)
+    return (
+        distribution if isinstance(distribution, int) else noise.pick(distribution, node, Role.NEXT)
+    )
 
 
-def draw_at(law: int | Tensor, noise: Rng, depth: int) -> int:
+def draw_at(distribution: int | Tensor, noise: Rng, depth: int) -> int:
     """The target's own token `depth` places after the round's start, keyed by position."""
-    return law if isinstance(law, int) else noise.pick_at(law, depth)
+    return distribution if isinstance(distribution, int) else noise.pick_at(distribution, depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,22 +205,24 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def log_law(logits_NV: Tensor) -> Tensor:
+def log_probs(logits_NV: Tensor) -> Tensor:
     """Log-probabilities of `logits_NV` at temperature 1."""
     return torch.log_softmax(logits_NV, dim=-1)
 
 
 def token_logprobs(
-    log_NV: Tensor, laws: Sequence[int], tokens: Sequence[int], num_top: int
+    log_NV: Tensor, distributions: Sequence[int], tokens: Sequence[int], num_top: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Of `tokens`, the i-th of which came from row `laws[i]` of `log_NV`.
+    """Of `tokens`, the i-th of which came from row `distributions[i]` of `log_NV`.
 
     Greedy decoding has only a point mass; there the log-probabilities come from the logits of the
     choice, processed but at temperature 1, so that they still say how sure the model was.
     """
     return tuple(
-        TokenLogprobs(token, float(log_NV[law, token]), _top(log_NV[law], num_top))
-        for law, token in zip(laws, tokens, strict=True)
+        TokenLogprobs(
+            token, float(log_NV[distribution, token]), _top(log_NV[distribution], num_top)
+        )
+        for distribution, token in zip(distributions, tokens, strict=True)
     )
 
 

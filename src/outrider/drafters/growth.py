@@ -22,7 +22,7 @@ from outrider.core.errors import NumericsError, blaming
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow, StepRow
 from outrider.core.rng import DrawNode, Rng, pick_node
-from outrider.core.sampling import PLAIN, Sampling, empty_laws, processed_probs
+from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
 from outrider.core.tree import ROOT, Shape, best_shape, guessed_chances
 from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
 from outrider.estimate.worth import LEAST_WORTH, num_worthwhile, worthwhile
@@ -159,7 +159,7 @@ class ChainBuilder:
 
     def _drawn(self, chain: _Chain, logits_V: Tensor) -> int:
         if chain.probs_NV is None:
-            chain.probs_NV = empty_laws(chain.row.budget.depth, logits_V)
+            chain.probs_NV = empty_probs(chain.row.budget.depth, logits_V)
         node = len(chain.tokens)
         out_1V = chain.probs_NV[node : node + 1]
         probs_V = self._sampler.probs(logits_V[None], chain.params, node, out_1V)[0]

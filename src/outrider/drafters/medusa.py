@@ -95,7 +95,7 @@ def _chances(values: JsonObject, num_heads: int) -> Chances:
         if any(a < b for a, b in pairwise(shares)) or sum(shares) > 1.001:
             raise CheckpointError(
                 f"{stored.where} must hold shares that do not rise, 1 at most in all.",
-                hint="remove tree_chances; trees are then shaped by the heads' own laws",
+                hint="remove tree_chances; trees are then shaped by the heads' own distributions",
             )
     return places if places and places[0] else ()
 

@@ -144,8 +144,8 @@ class FusedChains:
         for index, part in enumerate(parts):
             state.note_chain(part.row.seq_id, part.tokens)
             probs_NV = None
-            if made.laws_BKV is not None and not part.row.params.greedy:
-                probs_NV = made.laws_BKV[index, : part.row.budget.depth]
+            if made.probs_BKV is not None and not part.row.params.greedy:
+                probs_NV = made.probs_BKV[index, : part.row.budget.depth]
             drafts.append(FusedDraft(Draft.chain(made.drafted[index], probs_NV)))
         return drafts
 

@@ -51,7 +51,7 @@ def build_with_model(context: BuildContext) -> Drafter:
     """In a process of its own, ahead of verdicts, as trees or as chains."""
     config, models = context.config, context.models
     if models.child is not None:
-        home = Home(timeout=config.drafter_timeout, laws_device=models.device)
+        home = Home(timeout=config.drafter_timeout, probs_device=models.device)
         drafter = ProcessDrafter(models.child, home)
         drafter.wait_ready()
         return drafter

@@ -135,7 +135,7 @@ def check_draft(name: str, row: DraftRow, draft: object, vocab_size: int) -> Non
     if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < vocab_size:
         raise DrafterError(f"drafter {name!r} proposed an id that does not exist.")
     if draft.probs_NV is not None:
-        _check_laws(name, draft.probs_NV, (len(draft), vocab_size))
+        _check_distributions(name, draft.probs_NV, (len(draft), vocab_size))
         # Elsewhere the sum would be waited for, and the rule finds out. Greedily nobody reads
         # distributions.
         if row.params.temperature and draft.probs_NV.is_cpu:
@@ -167,24 +167,29 @@ def _check_tree(name: str, draft: Draft) -> None:
     draft.check()
 
 
-def _check_laws(name: str, laws_NV: object, shape: tuple[int, int]) -> None:
-    if type(laws_NV) is not Tensor or not laws_NV.is_floating_point():
-        raise DrafterError(f"drafter {name!r} reported laws that are {_a(laws_NV)}.")
-    if laws_NV.shape[1:] != shape[1:]:
+def _check_distributions(name: str, probs_NV: object, shape: tuple[int, int]) -> None:
+    if type(probs_NV) is not Tensor or not probs_NV.is_floating_point():
+        raise DrafterError(f"drafter {name!r} reported distributions that are {_a(probs_NV)}.")
+    if probs_NV.shape[1:] != shape[1:]:
         raise DrafterError(
-            f"drafter {name!r} reported laws that are not over the target's {shape[1]} tokens."
+            f"drafter {name!r} reported distributions that are not over the target's {shape[1]} "
+            "tokens."
         )
-    if laws_NV.shape != shape:
-        raise DrafterError(f"drafter {name!r} reported {len(laws_NV)} laws of {shape[0]} tokens.")
-    if laws_NV.requires_grad or laws_NV.is_meta or laws_NV.layout is not torch.strided:
-        raise DrafterError(f"drafter {name!r} reported laws that cannot be read as plain numbers.")
+    if probs_NV.shape != shape:
+        raise DrafterError(
+            f"drafter {name!r} reported {len(probs_NV)} distributions of {shape[0]} tokens."
+        )
+    if probs_NV.requires_grad or probs_NV.is_meta or probs_NV.layout is not torch.strided:
+        raise DrafterError(
+            f"drafter {name!r} reported distributions that cannot be read as plain numbers."
+        )
 
 
 def check_numbers(name: str, draft: Draft) -> None:
     """Raises DrafterError if the distributions that a draft was drawn from are not numbers."""
     # A sum has no temporary of the distributions' size, and is finite only if they all are.
     if draft.probs_NV is not None and not math.isfinite(float(draft.probs_NV.sum())):
-        raise DrafterError(f"drafter {name!r} reported laws that are not numbers (NaN).")
+        raise DrafterError(f"drafter {name!r} reported distributions that are not numbers (NaN).")
 
 
 def name_of(drafter: Drafter) -> str:

@@ -34,7 +34,14 @@ from outrider.core.protocols import (
     StepRow,
     VerifyRow,
 )
-from outrider.core.sampling import PLAIN, Laws, Sampling, log_law, processed_probs, token_logprobs
+from outrider.core.sampling import (
+    PLAIN,
+    Distributions,
+    Sampling,
+    log_probs,
+    processed_probs,
+    token_logprobs,
+)
 from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.engine.compaction import Compaction
@@ -55,7 +62,8 @@ from outrider.engine.round import (
 
 @dataclass(frozen=True, slots=True)
 class TargetRow:
-    """One sequence's share of a pass: a row for the rule, and log-laws if they are to be told."""
+    """One sequence's share of a pass: a row for the rule, and log-distributions if they are to be
+    told."""
 
     row: VerifyRow
     log_NV: Tensor | None
@@ -64,8 +72,8 @@ class TargetRow:
         """`outcome` with the log-probabilities of its tokens."""
         if self.log_NV is None:
             return outcome
-        laws = [0, *(node + 1 for node in outcome.verdict.path)][: len(outcome.tokens)]
-        told = token_logprobs(self.log_NV, laws, outcome.tokens, num_top)
+        distributions = [0, *(node + 1 for node in outcome.verdict.path)][: len(outcome.tokens)]
+        told = token_logprobs(self.log_NV, distributions, outcome.tokens, num_top)
         return replace(outcome, logprobs=told)
 
 
@@ -94,10 +102,10 @@ def read_pass(
         if seq.params.greedy:
             if -1 in best[start:end]:
                 raise _not_numbers(seq)
-            laws = Laws(tokens=tuple(best[start:end]))
+            distributions = Distributions(tokens=tuple(best[start:end]))
         else:
-            laws = _laws(seq, logits_NV, sampling)
-        readings.append(_read(seq, logits_NV, laws, exact=exact))
+            distributions = _distributions(seq, logits_NV, sampling)
+        readings.append(_read(seq, logits_NV, distributions, exact=exact))
         start = end
     return readings
 
@@ -121,20 +129,26 @@ def _not_numbers(seq: LiveSequence) -> SequenceError:
     return error
 
 
-def _laws(seq: LiveSequence, logits_NV: Tensor, sampling: Sampling) -> Laws:
+def _distributions(seq: LiveSequence, logits_NV: Tensor, sampling: Sampling) -> Distributions:
     # Nobody reads these logits again, and room for new distributions would have to be found every
     # round.
     out_NV = logits_NV if logits_NV.is_cpu else None
-    return Laws(probs_NV=processed_probs(logits_NV, seq.params, sampling, out_NV))
+    return Distributions(probs_NV=processed_probs(logits_NV, seq.params, sampling, out_NV))
 
 
-def _read(seq: LiveSequence, logits_NV: Tensor, laws: Laws, *, exact: bool) -> TargetRow:
+def _read(
+    seq: LiveSequence, logits_NV: Tensor, distributions: Distributions, *, exact: bool
+) -> TargetRow:
     soft_NV = log_NV = None
     if not exact:
-        soft_NV = logits_NV.softmax(-1) if laws.probs_NV is None else laws.probs_NV
+        soft_NV = (
+            logits_NV.softmax(-1) if distributions.probs_NV is None else distributions.probs_NV
+        )
     if seq.params.logprobs:
-        log_NV = log_law(logits_NV) if laws.probs_NV is None else laws.probs_NV.log()
-    return TargetRow(VerifyRow(seq.draft, laws, seq.noise, soft_NV), log_NV)
+        log_NV = (
+            log_probs(logits_NV) if distributions.probs_NV is None else distributions.probs_NV.log()
+        )
+    return TargetRow(VerifyRow(seq.draft, distributions, seq.noise, soft_NV), log_NV)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,12 +140,12 @@ def _drafter(record: dict[str, Any]) -> DrafterCosts:
     record["draft"] = tuple((int(count), curve_of(curve)) for count, curve in record["draft"])
     record["places"] = _counts(record["places"])
     record["requests"] = tuple(_counts(places) for places in record["requests"])
-    record["laws"] = tuple(_law(law) for law in record["laws"])
+    record["laws"] = tuple(_stats(stats) for stats in record["laws"])
     record["chances"] = tuple(tuple(map(float, ranks)) for ranks in record["chances"])
     return DrafterCosts(**record)
 
 
-def _law(record: Mapping[str, Any]) -> RoundStats:
+def _stats(record: Mapping[str, Any]) -> RoundStats:
     kept = tuple(float(chance) for chance in record["kept"])
     return RoundStats(kept, float(record["drafting"]), float(record["num_drafted"]))
 

@@ -309,7 +309,11 @@ def _triton(
     from outrider.kernels.triton.trial import rows_alike
 
     room = Workspace(device)
-    ops, laws, delta = TritonOps(room, quantise), EagerProbs(room, device), TritonDelta(room)
+    ops, distributions, delta = (
+        TritonOps(room, quantise),
+        EagerProbs(room, device),
+        TritonDelta(room),
+    )
     exact = rows_alike(ops, delta, device, dtype) if exact is None else exact
     linear, *others = (Choice(op, "triton", refusals) for op in OPS)
     if quantise != "none":
@@ -317,8 +321,13 @@ def _triton(
     return Kernels(
         **_of_decoder(ops),
         delta=delta,
-        argmax=laws.argmax,
-        sampling=replace(PLAIN, softmax=laws.softmax, pick=laws.pick, leftover=laws.leftover),
+        argmax=distributions.argmax,
+        sampling=replace(
+            PLAIN,
+            softmax=distributions.softmax,
+            pick=distributions.pick,
+            leftover=distributions.leftover,
+        ),
         choices=(linear, *others),
         exact=exact,
         twin=lambda: _triton(device, dtype, quantise, refusals, exact),

@@ -69,8 +69,8 @@ def mix(kernels: Kernels, weights: MixtureWeights, x_ND: Tensor) -> Tensor:
     sizes = weights.sizes
     scores_NX1 = x_ND.new_empty(x_ND.shape[0], sizes.num_experts + 1)
     kernels.linear(x_ND, weights.router, scores_NX1)
-    laws_NX = by_row(lambda row_X: torch.softmax(row_X, 0), scores_NX1[:, :-1])
-    parts_NQ, chosen_NQ = laws_NX.topk(sizes.num_chosen)
+    probs_NX = by_row(lambda row_X: torch.softmax(row_X, 0), scores_NX1[:, :-1])
+    parts_NQ, chosen_NQ = probs_NX.topk(sizes.num_chosen)
     if sizes.normalise:
         parts_NQ = by_row(lambda row_Q: row_Q / row_Q.sum(), parts_NQ)
     out_ND = torch.zeros_like(x_ND)

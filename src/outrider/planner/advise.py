@@ -21,7 +21,7 @@ from outrider.planner.candidates import (
     Engines,
     Option,
     PlannedJob,
-    expected_law,
+    expected_stats,
     gain,
     memory_bytes,
     options,
@@ -151,11 +151,11 @@ class _Known:
     drafters: Mapping[str, DrafterCosts]
     beliefs: Mapping[str, Belief]
 
-    def law(self, way: DraftOption) -> RoundStats:
-        return expected_law(self.drafters[way.drafter], self.beliefs[way.drafter], way)
+    def stats(self, way: DraftOption) -> RoundStats:
+        return expected_stats(self.drafters[way.drafter], self.beliefs[way.drafter], way)
 
     def gain(self, way: DraftOption, job: PlannedJob) -> float:
-        return gain(self.calibration, self.drafters[way.drafter], job, self.law(way))
+        return gain(self.calibration, self.drafters[way.drafter], job, self.stats(way))
 
 
 def advise(calibration: Calibration, question: Question) -> AdvisedPlan:
@@ -270,14 +270,14 @@ def _of(known: _Known, way: DraftOption) -> list[Option]:
     kind = KINDS.get(way.drafter)
     if kind is None or kind.source != MODEL:
         energy = replace(energy, draft=None)
-    law, job = known.law(way), question.job
+    stats, job = known.stats(way), question.job
 
     def joules(option: Option) -> float | None:
         # Of work ahead only seconds are reckoned, not what it moves.
         if option.engine == "ssd":
             return None
-        seconds = law.tokens * job.batch / option.tokens_per_second
-        return joules_a_token(energy, job.load, law, seconds, depth=len(law.kept))
+        seconds = stats.tokens * job.batch / option.tokens_per_second
+        return joules_a_token(energy, job.load, stats, seconds, depth=len(stats.kept))
 
     return [replace(option, joules=joules(option)) for option in made]
 

@@ -17,8 +17,8 @@ from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import RoundStats
-from outrider.planner.overlap import AheadWays, ahead, chances_of, lanes, tree_law
-from outrider.planner.places import Belief, Rates, round_law
+from outrider.planner.overlap import AheadWays, ahead, chances_of, lanes, tree_stats
+from outrider.planner.places import Belief, Rates, round_stats
 from outrider.planner.rounds import (
     DecodeLoad,
     binomial,
@@ -41,7 +41,7 @@ _NODES = (-1.4652, -0.7916, -0.3661, 0.0, 0.3661, 0.7916, 1.4652)
 _SURE = 1e-9
 
 
-def seconds_in_step(num_tokens: int, law: RoundStats, seconds: Callable[[int], float]) -> float:
+def seconds_in_step(num_tokens: int, stats: RoundStats, seconds: Callable[[int], float]) -> float:
     """Expected seconds until a text of `num_tokens` is done; `seconds` of a round by how deep it
     drafts. A batch whose texts are always equally far takes as long.
 
@@ -50,8 +50,8 @@ def seconds_in_step(num_tokens: int, law: RoundStats, seconds: Callable[[int], f
 
         V(r) = T(b, c) + sum over n of P(n kept of c) V(r - n - 1),    V(0) = 0
     """
-    most = len(law.kept)
-    ahead = [1.0, *law.kept, 0.0]
+    most = len(stats.kept)
+    ahead = [1.0, *stats.kept, 0.0]
     counted = min(num_tokens, max(_COUNTED_TOKENS, _COUNTED_ROUNDS * (most + 1)))
     taken = [seconds(depth) for depth in range(min(most, counted - 1) + 1)]
     times = [0.0]
@@ -61,13 +61,13 @@ def seconds_in_step(num_tokens: int, law: RoundStats, seconds: Callable[[int], f
             (ahead[kept] - ahead[kept + 1]) * times[left - kept - 1] for kept in range(depth)
         )
         times.append(taken[depth] + after + ahead[depth] * times[left - depth - 1])
-    return times[-1] + (num_tokens - counted) / law.tokens * taken[-1]
+    return times[-1] + (num_tokens - counted) / stats.tokens * taken[-1]
 
 
 def desync(
     num_tokens: int,
     batch: int,
-    law: RoundStats,
+    stats: RoundStats,
     seconds: Callable[[int], float],
     *,
     texts_differ: float = 0.0,
@@ -84,7 +84,7 @@ def desync(
     of texts is live, and the batch takes the sum of the mean T over all r. The excess over the same
     rounds in full batches is how much a job takes longer than V(n) of a batch in step.
     """
-    variance, mean = law.variance, law.tokens
+    variance, mean = stats.variance, stats.tokens
     spread = num_tokens * variance / mean**3 + (texts_differ * num_tokens / mean) ** 2
     if batch == 1 or spread <= 0:
         return 1.0
@@ -214,18 +214,18 @@ class Option:
         return self.candidate.words
 
 
-def expected_law(drafter: DrafterCosts, belief: Belief, candidate: DraftOption) -> RoundStats:
+def expected_stats(drafter: DrafterCosts, belief: Belief, candidate: DraftOption) -> RoundStats:
     """What to expect: as replayed, where it was; otherwise by place."""
     if candidate.num_nodes <= candidate.k <= len(drafter.laws):
         return drafter.laws[candidate.k - 1]
-    return law_of(drafter, belief.mean, candidate)
+    return stats_of(drafter, belief.mean, candidate)
 
 
-def law_of(drafter: DrafterCosts, rates: Rates, candidate: DraftOption) -> RoundStats:
+def stats_of(drafter: DrafterCosts, rates: Rates, candidate: DraftOption) -> RoundStats:
     """By place."""
     if candidate.num_nodes > candidate.k:
-        return tree_law(chances_of(drafter, rates, candidate.k), candidate.num_nodes)
-    return round_law(rates, candidate.k)
+        return tree_stats(chances_of(drafter, rates, candidate.k), candidate.num_nodes)
+    return round_stats(rates, candidate.k)
 
 
 def plain_job_seconds(calibration: Calibration, job: PlannedJob) -> float:
@@ -234,33 +234,33 @@ def plain_job_seconds(calibration: Calibration, job: PlannedJob) -> float:
 
 
 def job_seconds(
-    calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, law: RoundStats
+    calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, stats: RoundStats
 ) -> float:
     """From the first round to the last, in turns."""
-    depth = len(law.kept)
+    depth = len(stats.kept)
 
     def shallower(most: int) -> float:
-        cut = law.cut(most)
+        cut = stats.cut(most)
         return round_times(calibration, drafter, job.load, cut, depth=most).total
 
     def fewer(live: int) -> float:
         load = DecodeLoad(live, job.load.context)
-        return round_times(calibration, drafter, load, law, depth=depth).total
+        return round_times(calibration, drafter, load, stats, depth=depth).total
 
-    seconds = seconds_in_step(job.new_tokens, law, shallower)
+    seconds = seconds_in_step(job.new_tokens, stats, shallower)
     if job.batch == 1:
         return seconds
     differ = job.texts_differ
     if differ is None:
         differ = texts_differ(drafter.requests, depth)
-    return seconds * desync(job.new_tokens, job.batch, law, fewer, texts_differ=differ)
+    return seconds * desync(job.new_tokens, job.batch, stats, fewer, texts_differ=differ)
 
 
 def gain(
-    calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, law: RoundStats
+    calibration: Calibration, drafter: DrafterCosts, job: PlannedJob, stats: RoundStats
 ) -> float:
     """The speed-up of a job over plain decoding of it."""
-    return plain_job_seconds(calibration, job) / job_seconds(calibration, drafter, job, law)
+    return plain_job_seconds(calibration, job) / job_seconds(calibration, drafter, job, stats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,16 +290,16 @@ def options(
     engines: Engines,
 ) -> list[Option]:
     """One for each of `engines` that can run it."""
-    law = expected_law(drafter, belief, candidate)
-    found = forecast(calibration, drafter, job.load, law, depth=len(law.kept))
-    speed_up = gain(calibration, drafter, job, law)
+    stats = expected_stats(drafter, belief, candidate)
+    found = forecast(calibration, drafter, job.load, stats, depth=len(stats.kept))
+    speed_up = gain(calibration, drafter, job, stats)
     low, high = _interval(drafter, belief, candidate, calibration.scatter)
     base = Option(
         drafter=candidate.drafter,
         k=candidate.k,
         num_nodes=candidate.num_nodes,
         engine="single",
-        tokens=law.tokens,
+        tokens=stats.tokens,
         plain_seconds=found.plain.total,
         draft_seconds=found.times.draft,
         verify_seconds=found.times.verify,
@@ -320,7 +320,7 @@ def options(
             # Prompts do not come while a job decodes, so a lane for them changes nothing.
             made.append(replace(base, engine=name))
         elif name == "pdv":
-            cycle = lanes(calibration, drafter, job.load, law, contention=engines.ways.contention)
+            cycle = lanes(calibration, drafter, job.load, stats, contention=engines.ways.contention)
             made.append(_scaled(base, found.times.total / cycle, engine=name))
         elif candidate.drafter in engines.ahead:
             best = ahead(drafter, job.load, found, engines.ways)
@@ -365,8 +365,8 @@ def _interval(
     drafter: DrafterCosts, belief: Belief, candidate: DraftOption, scatter: float
 ) -> tuple[float, float]:
     """Factors of the speed-up between which 95 % of draws lie."""
-    tokens = law_of(drafter, belief.mean, candidate).tokens
-    draws = [law_of(drafter, rates, candidate).tokens / tokens for rates in belief.draws]
+    tokens = stats_of(drafter, belief.mean, candidate).tokens
+    draws = [stats_of(drafter, rates, candidate).tokens / tokens for rates in belief.draws]
     deviation = _TO_DEVIATION * scatter
     if not draws and not deviation:
         return 1.0, 1.0

@@ -30,7 +30,7 @@ def chances_of(drafter: DrafterCosts, rates: Rates, depth: int) -> Chances:
     return with_siblings([rates.kept_at(place) for place in range(1, depth + 1)])
 
 
-def tree_law(chances: Chances, num_nodes: int) -> RoundStats:
+def tree_stats(chances: Chances, num_nodes: int) -> RoundStats:
     """Of rounds that draft the best tree of at most `num_nodes`."""
     shape = best_shape(chances, num_nodes)
     if not len(shape):
@@ -78,10 +78,10 @@ def best_tree(
     chances = chances_of(drafter, rates, depth)
     found: list[BestTree] = []
     for size in sizes_to_try(load.batch, least=len(chances) + 1):
-        law = tree_law(chances, size)
-        speed_up = forecast(calibration, drafter, load, law, depth=len(law.kept)).speed_up
+        stats = tree_stats(chances, size)
+        speed_up = forecast(calibration, drafter, load, stats, depth=len(stats.kept)).speed_up
         guess = not drafter.chances
-        found.append(BestTree(drafter.name, size, len(law.kept), law.tokens, speed_up, guess))
+        found.append(BestTree(drafter.name, size, len(stats.kept), stats.tokens, speed_up, guess))
     return max(found, key=lambda one: one.speed_up, default=None)
 
 
@@ -111,17 +111,17 @@ class AheadForecast:
     jit_below: float | None
 
 
-def outcome_chances(law: RoundStats) -> list[float]:
+def outcome_chances(stats: RoundStats) -> list[float]:
     """P(n) for n = 0..K kept."""
-    kept = [1.0, *law.kept, 0.0]
-    return [max(0.0, kept[n] - kept[n + 1]) for n in range(len(law.kept) + 1)]
+    kept = [1.0, *stats.kept, 0.0]
+    return [max(0.0, kept[n] - kept[n + 1]) for n in range(len(stats.kept) + 1)]
 
 
-def foreseen(law: RoundStats, ways: AheadWays) -> float:
+def foreseen(stats: RoundStats, ways: AheadWays) -> float:
     """The share of verdicts that are among the best `ways.fan_out` to prepare for."""
     if ways.p_hit is not None:
         return ways.p_hit
-    chances = outcome_chances(law)
+    chances = outcome_chances(stats)
     return expected_hit_rate(optimal(ways.fan_out, chances, ways.misses), chances, ways.misses)
 
 
@@ -140,17 +140,17 @@ def ahead(
     With fallback jit a draft after a miss is like any other. With none it is empty: the next
     verdict is one token, all F branches go to it, and hits come in runs.
     """
-    depth = len(found.law.kept)
+    depth = len(found.stats.kept)
     verify = found.times.verify + found.times.host
     context = load.batch * load.context
     branches = drafter.seconds(depth, load.batch * ways.fan_out, ways.fan_out * context)
     trunk = drafter.seconds(1, load.batch, context)
     beside = (trunk + branches) / verify
-    hit = foreseen(found.law, ways)
+    hit = foreseen(found.stats, ways)
     jit = AheadTimes(
         p_hit=hit,
-        tokens_hit=found.law.tokens,
-        tokens_miss=found.law.tokens,
+        tokens_hit=found.stats.tokens,
+        tokens_miss=found.stats.tokens,
         ahead=beside,
         fallback=found.times.draft / verify,
         batch=load.batch,
@@ -176,7 +176,7 @@ def lanes(
     calibration: Calibration,
     drafter: DrafterCosts,
     load: DecodeLoad,
-    law: RoundStats,
+    stats: RoundStats,
     *,
     contention: float,
 ) -> float:
@@ -187,12 +187,14 @@ def lanes(
     takes twice the slower lane, and `contention` of twice the faster where they share a memory. On
     one device nothing is gained that is not lost in the other lane.
     """
-    depth = len(law.kept)
+    depth = len(stats.kept)
     if load.batch < 2:
-        return round_times(calibration, drafter, load, law, depth=depth).total
+        return round_times(calibration, drafter, load, stats, depth=depth).total
     cycle = 0.0
     for half in (load.batch // 2, load.batch - load.batch // 2):
-        times = round_times(calibration, drafter, DecodeLoad(half, load.context), law, depth=depth)
+        times = round_times(
+            calibration, drafter, DecodeLoad(half, load.context), stats, depth=depth
+        )
         verify = times.verify + times.host
         cycle += max(times.draft, verify) + contention * min(times.draft, verify)
     return cycle

@@ -74,7 +74,7 @@ class Belief:
     draws: tuple[Rates, ...]
 
 
-def round_law(rates: Rates, k: int) -> RoundStats:
+def round_stats(rates: Rates, k: int) -> RoundStats:
     """Of rounds that draft up to `k` tokens, on the mean of a long text.
 
     If a draft of K was kept whole, where does the next one stand? A model that agrees with its
@@ -146,7 +146,7 @@ def fitted_carry(drafter: DrafterCosts, k: int, tokens: float) -> float:
     offered = _rates(offers, _mean) if offers else (1.0,)
 
     def found(carry: float) -> float:
-        return round_law(Rates(accepted, offered, carry), k).tokens
+        return round_stats(Rates(accepted, offered, carry), k).tokens
 
     low, high = 0.0, 1.0
     rises = found(high) > found(low)

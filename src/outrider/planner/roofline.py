@@ -245,7 +245,7 @@ class Joules:
 
 
 def round_joules(
-    energy: Energy, load: DecodeLoad, law: RoundStats, seconds: float, *, depth: int
+    energy: Energy, load: DecodeLoad, stats: RoundStats, seconds: float, *, depth: int
 ) -> Joules:
     """Of rounds that take `seconds` and draft `depth` deep; of plain ones with depth 0.
 
@@ -255,13 +255,13 @@ def round_joules(
     nearly as seconds do. Refused tokens cost arithmetic as well, and a drafter its own bytes, so
     the best K by joules is at most the best by time, unless arithmetic bounds the pass.
     """
-    drafted = law.drafting * law.num_drafted if depth else 0.0
+    drafted = stats.drafting * stats.num_drafted if depth else 0.0
     moved, counted = _pass(energy.target, load, load.batch * (1 + drafted))
     power = energy.power
     static = power.static_watts * seconds
     moving, counting = power.byte_joules * moved, power.flop_joules * counted
     if energy.draft is not None and drafted:
-        steps = law.drafting * depth
+        steps = stats.drafting * depth
         once, each = _pass(energy.draft, load, load.batch)
         drafts_with = energy.draft_power or power
         moving += drafts_with.byte_joules * steps * once
@@ -272,11 +272,11 @@ def round_joules(
 
 
 def joules_a_token(
-    energy: Energy, load: DecodeLoad, law: RoundStats, seconds: float, *, depth: int
+    energy: Energy, load: DecodeLoad, stats: RoundStats, seconds: float, *, depth: int
 ) -> float:
     """Of rounds as those of `round_joules`."""
-    spent = round_joules(energy, load, law, seconds, depth=depth)
-    return spent.total / (load.batch * law.tokens)
+    spent = round_joules(energy, load, stats, seconds, depth=depth)
+    return spent.total / (load.batch * stats.tokens)
 
 
 def _pass(work: PassWork, load: DecodeLoad, rows: float) -> tuple[float, float]:

@@ -59,7 +59,7 @@ class RoundTimes:
 class RoundForecast:
     """Of one way to draft: the distribution of its rounds, their times and a plain round's."""
 
-    law: RoundStats
+    stats: RoundStats
     times: RoundTimes
     plain: RoundTimes
 
@@ -68,7 +68,7 @@ class RoundForecast:
         """Of long texts."""
         rest = self.times.host + self.times.verify
         return measured_speed_up(
-            self.law.tokens, plain=self.plain.total, draft=self.times.draft, verify=rest
+            self.stats.tokens, plain=self.plain.total, draft=self.times.draft, verify=rest
         )
 
     @property
@@ -84,7 +84,7 @@ class RoundForecast:
     @property
     def speed_up_if_free(self) -> float:
         """S = E / (1 + T_SD): what it would be if verifying cost no more than a plain pass."""
-        return speed_up(self.law.tokens, self.draft_over_plain)
+        return speed_up(self.stats.tokens, self.draft_over_plain)
 
 
 def plain_times(calibration: Calibration, load: DecodeLoad) -> RoundTimes:
@@ -96,30 +96,30 @@ def round_times(
     calibration: Calibration,
     drafter: DrafterCosts,
     load: DecodeLoad,
-    law: RoundStats,
+    stats: RoundStats,
     *,
     depth: int,
 ) -> RoundTimes:
     """Of a round whose drafts are up to `depth` deep, on the mean."""
-    if not depth or not law.drafting:
+    if not depth or not stats.drafting:
         return plain_times(calibration, load)
 
     def of(num_drafting: float) -> RoundTimes:
-        return _times(calibration, drafter, load, law, num_drafting=num_drafting, depth=depth)
+        return _times(calibration, drafter, load, stats, num_drafting=num_drafting, depth=depth)
 
-    return _mean_of(of, load.batch, law.drafting)
+    return _mean_of(of, load.batch, stats.drafting)
 
 
 def forecast(
     calibration: Calibration,
     drafter: DrafterCosts,
     load: DecodeLoad,
-    law: RoundStats,
+    stats: RoundStats,
     *,
     depth: int,
 ) -> RoundForecast:
-    times = round_times(calibration, drafter, load, law, depth=depth)
-    return RoundForecast(law, times, plain_times(calibration, load))
+    times = round_times(calibration, drafter, load, stats, depth=depth)
+    return RoundForecast(stats, times, plain_times(calibration, load))
 
 
 def break_even(gain: Callable[[int], float], *, least: int, most: int) -> int | None:
@@ -142,22 +142,22 @@ def _times(
     calibration: Calibration,
     drafter: DrafterCosts | None,
     load: DecodeLoad,
-    law: RoundStats,
+    stats: RoundStats,
     *,
     num_drafting: float = 0.0,
     depth: int = 0,
 ) -> RoundTimes:
-    rows = load.batch + num_drafting * law.num_drafted
+    rows = load.batch + num_drafting * stats.num_drafted
     context = load.batch * load.context
     verify = calibration.target.seconds(rows, context, rows * load.context)
     host = calibration.overhead + calibration.host * load.batch + calibration.rule * rows
-    kept = (law.tokens - 1) / law.drafting if law.drafting else 0.0
+    kept = (stats.tokens - 1) / stats.drafting if stats.drafting else 0.0
     host += calibration.token * (load.batch + num_drafting * kept)
     if drafter is None:
         return RoundTimes(0.0, verify, host)
     # A lookup may find less than it was asked for, and takes so much less time.
-    asked = min(float(depth), law.num_drafted)
-    context, emitted = num_drafting * load.context, num_drafting * law.tokens
+    asked = min(float(depth), stats.num_drafted)
+    context, emitted = num_drafting * load.context, num_drafting * stats.tokens
     draft = drafter.seconds(asked, num_drafting, context, emitted)
     return RoundTimes(draft, verify, host)
 

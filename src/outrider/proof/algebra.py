@@ -18,7 +18,7 @@ from outrider.core.draft import Outcome
 from outrider.core.protocols import VerifyRow
 from outrider.proof.cases import FIXED, RuleCase, Text, generated
 from outrider.proof.check import Check, Effort, Part
-from outrider.proof.laws import EveryBranch, Law, Sampler, exact_samplers, runs
+from outrider.proof.distributions import Distribution, EveryBranch, Sampler, exact_samplers, runs
 
 # Sums of a few thousand products of float64 shares are off by far less.
 TOLERANCE = 1e-9
@@ -116,7 +116,7 @@ def total_variation(sampler: Sampler, case: RuleCase) -> tuple[float, int]:
         row = replace(rows[draft.tokens], draft=draft, noise=noise)
         return Outcome(0, draft, sampler.rule([row])[0]).tokens
 
-    found: Law = {}
+    found: Distribution = {}
     num_branches = 0
     for text, weight in runs(one_round):
         found[text] = found.get(text, 0.0) + weight
@@ -128,9 +128,9 @@ def total_variation(sampler: Sampler, case: RuleCase) -> tuple[float, int]:
     return distance, num_branches
 
 
-def carried_on(found: Law, case: RuleCase) -> Law:
+def carried_on(found: Distribution, case: RuleCase) -> Distribution:
     """The distribution of texts of `found`, each carried on by the target to the case's length."""
-    result: Law = {}
+    result: Distribution = {}
     for text, weight in found.items():
         for whole, share in _endings(text, case):
             result[whole] = result.get(whole, 0.0) + weight * share

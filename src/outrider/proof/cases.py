@@ -3,7 +3,7 @@
 A case has whole-number weights for the target's next token at each depth and for each draft node.
 Both are turned round by the tokens before, so every path has distributions of its own. Logits are
 the logarithms of the weights; from there on only shipped code runs (`engine/stages.py`), while what
-has to come out is computed by `plain_law`.
+has to come out is computed by `plain_distribution`.
 
 Shapes:  N = draft nodes, M = distributions of a round, V = vocabulary.
 """
@@ -29,7 +29,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
-from outrider.proof.laws import plain_law
+from outrider.proof.distributions import plain_distribution
 
 Weights = tuple[int, ...]
 Text = tuple[int, ...]
@@ -72,19 +72,21 @@ class RuleCase:
         """The distribution that has to come out after `text`."""
         logits = _logits(_turned(self.target[len(text)], text))
         bad_words = self.bad_words
-        return plain_law(logits, self.params, prompt=PROMPT, text=text, bad_words=bad_words)
+        return plain_distribution(
+            logits, self.params, prompt=PROMPT, text=text, bad_words=bad_words
+        )
 
-    def proposal_law(self, node: int, tokens: Sequence[int]) -> Tensor:
+    def proposal_distribution(self, node: int, tokens: Sequence[int]) -> Tensor:
         """The distribution of `node`, given the tokens of all nodes before it; shape V."""
         weights = _turned(self.proposal[node], self.text(self.parents[node], tokens))
         logits_V = torch.tensor(_logits(weights), dtype=torch.float64)
         if node in self.certain or self.params.greedy:
             return torch.zeros_like(logits_V).index_fill(0, logits_V.argmax(), 1.0)
-        law_V = processed_probs(logits_V[None], self.params)[0]
+        probs_V = processed_probs(logits_V[None], self.params)[0]
         earlier = [n for n in range(node) if self.parents[n] == self.parents[node]]
-        left_V = law_V.clone()
+        left_V = probs_V.clone()
         left_V[[tokens[n] for n in earlier]] = 0
-        return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else law_V
+        return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else probs_V
 
     def text(self, node: int, tokens: Sequence[int]) -> Text:
         """The drafted tokens from the root to `node`, itself included."""
@@ -104,15 +106,15 @@ class RuleCase:
         draw = draw if self.is_chain else pick_node
         known = {} if known is None else known
         tokens: list[int] = []
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         for node in range(len(self.parents)):
             before = tuple(tokens)
             if before not in known:
-                known[before] = self.proposal_law(node, tokens)
+                known[before] = self.proposal_distribution(node, tokens)
             tokens.append(draw(known[before], noise, node, node))
-            laws.append(known[before])
+            distributions.append(known[before])
         sampled = len(self.certain) < len(self.parents) and not self.params.greedy
-        return Draft(tuple(tokens), self.parents, torch.stack(laws) if sampled else None)
+        return Draft(tuple(tokens), self.parents, torch.stack(distributions) if sampled else None)
 
     def row(self, draft: Draft, *, exact: bool) -> VerifyRow:
         """What the engine would give the rule for `draft`: the shipped path from logits to
@@ -202,7 +204,7 @@ _SPARSE = ((1, 1, 2), (1, 3, 1), (4, 1, 1))
 # distribution.
 FIXED = (
     chain("one draft", [(5, 3, 2), (2, 2, 1)], [(2, 3, 5)]),
-    chain("equal laws", [(4, 3, 1), (1, 2, 2)], [(4, 3, 1)]),
+    chain("equal distributions", [(4, 3, 1), (1, 2, 2)], [(4, 3, 1)]),
     chain("disjoint supports", [(3, 2, 0, 0), (1, 1, 1, 1)], [(0, 0, 1, 4)]),
     chain("certain target", [(0, 1, 0), (3, 1, 2)], [(2, 1, 4)]),
     chain("certain proposal", [(2, 1, 4), (3, 1, 2)], [(0, 1, 0)]),
@@ -310,7 +312,7 @@ class WeightPair:
         """(p_VV, q_VV): the distributions after each token, through the shipped processing."""
         return _table(self.target), _table(self.proposal)
 
-    def text_law(self) -> list[float]:
+    def text_distribution(self) -> list[float]:
         """The probability of each of TEXTS after START, in plain floats."""
         return [_chance(self.target, text) for text in TEXTS]
 

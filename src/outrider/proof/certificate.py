@@ -68,13 +68,13 @@ class Certificate:
         if facts["num_differences"]:
             return (
                 "Speculation changes nothing here but rounding: every exact rule keeps the "
-                f"target's law. {facts['num_differences']} texts differ, because these kernels are "
-                f"not row-invariant; {facts['num_near_ties']} were looked into, and all differ at "
-                "near-ties."
+                f"target's distribution. {facts['num_differences']} texts differ, because these "
+                f"kernels are not row-invariant; {facts['num_near_ties']} were looked into, and "
+                "all differ at near-ties."
             )
         return (
-            "Speculation changes nothing here: every exact rule keeps the target's law, and this "
-            f"pair wrote the same {facts['num_tokens']:,} tokens with it and without it."
+            "Speculation changes nothing here: every exact rule keeps the target's distribution, "
+            f"and this pair wrote the same {facts['num_tokens']:,} tokens with it and without it."
         )
 
     @property

@@ -146,14 +146,14 @@ def _plainly(draw: Callable[[Tensor, int, Words, int], Tensor]) -> Many:
     return texts
 
 
-def _picked(law_BV: Tensor, seed: int, samples: Words, position: int) -> Tensor:
-    return pick(law_BV, _uniforms(seed, (0, position, samples, int(Role.POSITION))))
+def _picked(probs_BV: Tensor, seed: int, samples: Words, position: int) -> Tensor:
+    return pick(probs_BV, _uniforms(seed, (0, position, samples, int(Role.POSITION))))
 
 
-def _raced(law_BV: Tensor, seed: int, samples: Words, position: int) -> Tensor:
+def _raced(probs_BV: Tensor, seed: int, samples: Words, position: int) -> Tensor:
     ids = np.arange(VOCAB, dtype=np.uint64)
     counter = (ids, position, samples[:, None], int(Role.RACE))
-    return (torch.as_tensor(philox_exponentials(seed, counter)) / law_BV).argmin(-1)
+    return (torch.as_tensor(philox_exponentials(seed, counter)) / probs_BV).argmin(-1)
 
 
 def _uniforms(seed: int, counter: tuple[Word, Word, Word, Word]) -> Tensor:

@@ -27,7 +27,7 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
 from outrider.core.rng import KeyedRng, Rng
-from outrider.core.sampling import Laws
+from outrider.core.sampling import Distributions
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
@@ -37,7 +37,7 @@ from outrider.proof.algebra import DEFECTS
 from outrider.proof.cases import LENGTH, PAIRS, START, TEXTS, VOCAB, Text, WeightPair, turned
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.chisquare import FAMILY_LEVEL, MANY, K, p_value, threshold
-from outrider.proof.laws import Sampler, exact_samplers, joint_winner, plain_law
+from outrider.proof.distributions import Sampler, exact_samplers, joint_winner, plain_distribution
 
 # Texts are made in portions, which bounds memory.
 _DRAWS_PORTION = 100_000
@@ -68,7 +68,9 @@ class Desk:
     sampler: Sampler
     p_VV: Tensor
     q_VV: Tensor
-    _offers: dict[Text, tuple[Draft, Laws]] = field(default_factory=dict[Text, tuple[Draft, Laws]])
+    _offers: dict[Text, tuple[Draft, Distributions]] = field(
+        default_factory=dict[Text, tuple[Draft, Distributions]]
+    )
 
     @classmethod
     def of(cls, sampler: Sampler, pair: WeightPair) -> Desk:
@@ -80,19 +82,19 @@ class Desk:
         seq = LiveSequence(0, [START], 1, params, limit=LENGTH, sample=sample)
         while seq.num_emitted < LENGTH:
             noise = seq.noise
-            draft, laws = self._offer(seq.tokens[-1], noise)
-            verdict = self.sampler.rule([VerifyRow(draft, laws, noise)])[0]
+            draft, distributions = self._offer(seq.tokens[-1], noise)
+            verdict = self.sampler.rule([VerifyRow(draft, distributions, noise)])[0]
             seq.tokens += Outcome(0, draft, verdict).tokens
         return tuple(seq.tokens[1 : 1 + LENGTH])
 
-    def _offer(self, last: int, noise: Rng) -> tuple[Draft, Laws]:
+    def _offer(self, last: int, noise: Rng) -> tuple[Draft, Distributions]:
         tokens = [last]
         for node in range(K):
             tokens.append(self.sampler.draw(self.q_VV[tokens[-1]], noise, node, node))
         context = tuple(tokens)
         if context not in self._offers:
             draft = Draft.chain(context[1:], self.q_VV[tokens[:-1]])
-            self._offers[context] = (draft, Laws(probs_NV=self.p_VV[tokens]))
+            self._offers[context] = (draft, Distributions(probs_NV=self.p_VV[tokens]))
         return self._offers[context]
 
 
@@ -113,7 +115,7 @@ def pair_trials(
     trial = walked_trial(sampler, pair, seed=seed, num_texts=num_walked, keep=walked)
     counts, first = _many(sampler.name, pair, seed=seed, num_texts=num_texts, keep=len(walked))
     name = f"{sampler.name}, {pair.name}, on tensors"
-    many = ChiSquareTrial(name, num_texts, p_value(counts, pair.text_law()))
+    many = ChiSquareTrial(name, num_texts, p_value(counts, pair.text_distribution()))
     num_same = sum(a == b for a, b in zip(walked, first, strict=True))
     return PairTrials((trial, many), len(walked), num_same)
 
@@ -130,8 +132,8 @@ def walked_trial(
             texts.append(desk.text(seed, sample))
             yield texts[-1]
 
-    law = dict(zip(TEXTS, pair.text_law(), strict=True))
-    return count_trial(f"{sampler.name}, {pair.name}", draws(), law)
+    distribution = dict(zip(TEXTS, pair.text_distribution(), strict=True))
+    return count_trial(f"{sampler.name}, {pair.name}", draws(), distribution)
 
 
 def _many(
@@ -163,17 +165,22 @@ def race_trial(pair: WeightPair, *, seed: int, num_races: int) -> ChiSquareTrial
     return count_trial(f"shared races, {pair.name}", winners(), joint)
 
 
-def count_trial(name: str, draws: Iterable[Text], law: Mapping[Text, float]) -> ChiSquareTrial:
-    """Draws by value against their distribution; a value that `law` does not have cannot be."""
+def count_trial(
+    name: str, draws: Iterable[Text], distribution: Mapping[Text, float]
+) -> ChiSquareTrial:
+    """Draws by value against their distribution; a value that `distribution` does not have cannot
+    be."""
     try:
         counts = Counter(draws)
     except DEFECTS as error:
         return ChiSquareTrial(name, 0, 0.0, f"{type(error).__name__}: {error}")
     num_draws = sum(counts.values())
-    if counts.keys() - law.keys():
+    if counts.keys() - distribution.keys():
         return ChiSquareTrial(name, num_draws, 0.0, "a text that cannot be")
     return ChiSquareTrial(
-        name, num_draws, p_value([counts[text] for text in law], list(law.values()))
+        name,
+        num_draws,
+        p_value([counts[text] for text in distribution], list(distribution.values())),
     )
 
 
@@ -185,15 +192,15 @@ DRAFT = Script(vocab_size=TEXT_VOCAB, seed=5, order=2, gap=1.2, spread=1.0, agre
 _BATCH = 16
 
 
-def text_law() -> dict[Text, float]:
+def text_distribution() -> dict[Text, float]:
     """The probability of each text of LENGTH tokens after PROMPT, in plain floats."""
-    law: dict[Text, float] = {}
+    distribution: dict[Text, float] = {}
     for text in product(range(TEXT_VOCAB), repeat=TEXT_LENGTH):
         whole, chance = (*PROMPT, *text), 1.0
         for place, token in enumerate(text, start=len(PROMPT)):
-            chance *= _next_law(whole[place - TARGET.order : place])[token]
-        law[text] = chance
-    return law
+            chance *= _next_distribution(whole[place - TARGET.order : place])[token]
+        distribution[text] = chance
+    return distribution
 
 
 def engine_texts(sampler: str, *, seed: int, num_texts: int) -> Iterator[Text]:
@@ -232,9 +239,9 @@ def _sequence(params: SamplingParams, sample: int) -> LiveSequence:
 
 
 @cache
-def _next_law(context: Text) -> list[float]:
+def _next_distribution(context: Text) -> list[float]:
     logits = [float(logit) for logit in TARGET.logits(context)]
-    return plain_law(logits, SamplingParams(temperature=1.0))
+    return plain_distribution(logits, SamplingParams(temperature=1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +275,7 @@ def ensemble(effort: Effort, *, seed: int, own: str) -> Part:
             drawn.append(pair_trials(sampler, pair, seed=seed, **counts))
         yield f"{sampler.name}: the engine's texts"
         texts = engine_texts(sampler.name, seed=seed, num_texts=effort.num_engine)
-        trials.append(count_trial(f"{sampler.name}, whole engine", texts, text_law()))
+        trials.append(count_trial(f"{sampler.name}, whole engine", texts, text_distribution()))
     for pair in PAIRS:
         yield f"shared races: {pair.name}"
         trials.append(race_trial(pair, seed=seed, num_races=effort.num_races))

@@ -20,8 +20,8 @@ from outrider.proof.algebra import DEFECTS, prove_rule
 from outrider.proof.cases import FIXED, PAIRS
 from outrider.proof.check import Check, Part
 from outrider.proof.chisquare import threshold
+from outrider.proof.distributions import exact_samplers
 from outrider.proof.ensemble import walked_trial
-from outrider.proof.laws import exact_samplers
 from outrider.proof.parity import PROMPTS
 from outrider.proof.planting import CannotPlantError, Mutant, planted
 
@@ -38,8 +38,8 @@ DECISIONS = (
     Mutant(
         "token: residual is p",
         _EXACT,
-        "law = residual(law, proposal, leftover)",
-        "residual(law, proposal, leftover)",
+        "distribution = residual(distribution, proposal, leftover)",
+        "residual(distribution, proposal, leftover)",
     ),
     Mutant(
         "token: a refused point mass stays",
@@ -50,14 +50,14 @@ DECISIONS = (
     Mutant(
         "token: acceptance times 1.02",
         _EXACT,
-        "mass(law, token) / drawn if",
-        "1.02 * mass(law, token) / drawn if",
+        "mass(distribution, token) / drawn if",
+        "1.02 * mass(distribution, token) / drawn if",
     ),
     Mutant(
         "token: soft q taken for one-hot",
         _EXACT,
-        "law = residual(law, proposal, leftover)",
-        "law = residual(law, token, leftover)",
+        "distribution = residual(distribution, proposal, leftover)",
+        "distribution = residual(distribution, token, leftover)",
     ),
     Mutant(
         "token: the draft's number used again",
@@ -68,8 +68,8 @@ DECISIONS = (
     Mutant(
         "token: bonus from the wrong row",
         _EXACT,
-        "law = row.laws.law(node + 1)",
-        "law = row.laws.law(max(node, 0))",
+        "distribution = row.distributions.at(node + 1)",
+        "distribution = row.distributions.at(max(node, 0))",
     ),
     Mutant(
         "residual is p",
@@ -99,8 +99,8 @@ DECISIONS = (
     Mutant(
         "coupled: one race for all places",
         _MATCH,
-        "noise.race_at(law, depth)",
-        "noise.race_at(law, 0)",
+        "noise.race_at(distribution, depth)",
+        "noise.race_at(distribution, 0)",
     ),
     Mutant(
         "temperature times 0.97",

@@ -24,7 +24,7 @@ from outrider.drafters.block import BlockConfig, config_values
 from outrider.models.families import LlamaConfig
 from outrider.train.llama_module import TrainedLlamaLayer, initialise
 from outrider.train.loop import Batch
-from outrider.train.losses import TopProbs, distillation, faded_mean, top_laws
+from outrider.train.losses import TopProbs, distillation, faded_mean, top_distributions
 from outrider.train.recipe import DrafterRecipe, of_session
 from outrider.train.session import Session
 
@@ -104,15 +104,18 @@ class BlockRecipe(DrafterRecipe[TrainedBlock]):
         # What the target says after the pending token and after each of the tokens behind it.
         asked = pending[:, None] + torch.arange(config.num_places)
         wanted_PD = last_BTD[:, asked].flatten(0, 2)
-        laws = top_laws(self.target.logits(wanted_PD), _NUM_KEPT)
-        right_AK = logits_AKV.argmax(-1) == laws.ids_PC[:, 0].view(sure_AK.shape)
+        distributions = top_distributions(self.target.logits(wanted_PD), _NUM_KEPT)
+        right_AK = logits_AKV.argmax(-1) == distributions.ids_PC[:, 0].view(sure_AK.shape)
         # Distributions of one round after the other: those of a place are as far apart as there are
         # places.
         num_places = config.num_places
         of_places = faded_mean(
             distillation(
                 logits_AKV[:, place],
-                TopProbs(laws.ids_PC[place::num_places], laws.logprobs_PC[place::num_places]),
+                TopProbs(
+                    distributions.ids_PC[place::num_places],
+                    distributions.logprobs_PC[place::num_places],
+                ),
             )
             for place in range(num_places)
         )

@@ -28,7 +28,7 @@ from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.train.llama_module import Llama, as_dtype, fresh_llama, read_llama
 from outrider.train.loop import Batch, Export
-from outrider.train.losses import LawCache, distillation, next_token
+from outrider.train.losses import DistributionCache, distillation, next_token
 from outrider.train.recipe import DrafterRecipe
 from outrider.train.shapes import config_json
 from outrider.train.target import accepted_drafts
@@ -54,7 +54,7 @@ class DraftRecipe(DrafterRecipe[Llama]):
 
     name: str = field(default="draft", init=False)
     config: LlamaConfig
-    cache: LawCache
+    cache: DistributionCache
     reverse: float = 0.0
     on_policy: float = 0.0
     num_kept: int = 16
@@ -82,14 +82,14 @@ class DraftRecipe(DrafterRecipe[Llama]):
         return net
 
     def loss(self, module: Llama, batch: Batch) -> Tensor:
-        teach = partial(self.target.laws, num_kept=self.num_kept)
+        teach = partial(self.target.distributions, num_kept=self.num_kept)
         if self.writer is not None and writes_itself(batch.step, self.on_policy):
             ids_BT = _own_text(self, self.writer, module, batch)
-            laws = teach(ids_BT)
+            distributions = teach(ids_BT)
         else:
             ids_BT = batch.ids_BT
-            laws = self.cache.laws(ids_BT, batch.windows, teach)
-        return distillation(module(ids_BT).flatten(0, 1), laws, reverse=self.reverse)
+            distributions = self.cache.distributions(ids_BT, batch.windows, teach)
+        return distillation(module(ids_BT).flatten(0, 1), distributions, reverse=self.reverse)
 
     def accepted(self, module: Llama, ids_T: Tensor, k: int) -> Tensor:
         return accepted_drafts(ids_T, [module(ids_T[None])[0].argmax(-1)] * k)

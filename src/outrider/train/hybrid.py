@@ -30,7 +30,7 @@ from outrider.train.draft_model import Pretraining, begin_like, sizes_of
 from outrider.train.hybrid_module import GatedAttention, Hybrid, TrainedHybridLayer, fresh_hybrid
 from outrider.train.llama_module import Attention, Llama, TrainedLlamaLayer
 from outrider.train.loop import Batch
-from outrider.train.losses import LawCache, TopProbs, faded_mean, head_loss, next_token
+from outrider.train.losses import DistributionCache, TopProbs, faded_mean, head_loss, next_token
 from outrider.train.target import FrozenTarget
 
 
@@ -102,11 +102,11 @@ class Teacher:
     for."""
 
     target: FrozenTarget
-    cache: LawCache
+    cache: DistributionCache
 
-    def laws(self, batch: Batch) -> TopProbs:
-        teach = partial(self.target.laws, num_kept=NUM_KEPT)
-        return self.cache.laws(batch.ids_BT, batch.windows, teach)
+    def distributions(self, batch: Batch) -> TopProbs:
+        teach = partial(self.target.distributions, num_kept=NUM_KEPT)
+        return self.cache.distributions(batch.ids_BT, batch.windows, teach)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +130,10 @@ class HybridRecipe(Pretraining[Hybrid, QwenHybridConfig]):
         states_BTD = module.model(ids_BT)
         drafts = module.drafts(ids_BT, states_BTD, _TURNS)
         # A text does not say what comes after it, a teacher does.
-        laws = _of_text(ids_BT) if teacher is None else teacher.laws(batch)
+        distributions = _of_text(ids_BT) if teacher is None else teacher.distributions(batch)
         known = slice(ids_BT.shape[1] - (teacher is None))
         states_BTD = states_BTD[:, known]
-        own, said = head_loss(states_BTD.flatten(0, 1), head_VD, laws, num_own=NUM_KEPT)
+        own, said = head_loss(states_BTD.flatten(0, 1), head_VD, distributions, num_own=NUM_KEPT)
 
         def foreseen(turn: int) -> Tensor:
             places = slice(turn + batch.step % _TURNS, known.stop, _TURNS)

@@ -23,7 +23,7 @@ from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.rope import rope_tables
 from outrider.models.weights import HEAD, Weights
-from outrider.train.losses import distillation, faded_mean, top_laws
+from outrider.train.losses import distillation, faded_mean, top_distributions
 
 # As Llama's own checkpoints began.
 _INITIAL_STD = 0.02
@@ -274,8 +274,10 @@ def divergence(turns: Iterable[Tensor], wanted_BTW: Tensor) -> Tensor:
     logits, in nats a place: a weighted mean. The first places of later turns have no state before
     them."""
     num_windows = len(wanted_BTW)
-    laws = top_laws(wanted_BTW.flatten(0, 1), _NUM_KEPT)
+    distributions = top_distributions(wanted_BTW.flatten(0, 1), _NUM_KEPT)
     return faded_mean(
-        distillation(logits_BTW[:, turn:].flatten(0, 1), laws.at(num_windows, slice(turn, None)))
+        distillation(
+            logits_BTW[:, turn:].flatten(0, 1), distributions.at(num_windows, slice(turn, None))
+        )
         for turn, logits_BTW in enumerate(turns)
     )

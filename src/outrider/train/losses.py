@@ -51,7 +51,7 @@ class TopProbs:
         return TopProbs(*(part_BTC[:, places].flatten(0, 1) for part_BTC in parts))
 
 
-def top_laws(logits_PV: Tensor, num_kept: int) -> TopProbs:
+def top_distributions(logits_PV: Tensor, num_kept: int) -> TopProbs:
     """The top of softmax(logits)."""
     logits_PV = logits_PV.float()
     found = torch.topk(logits_PV, min(num_kept, logits_PV.shape[-1]), dim=-1)
@@ -59,17 +59,17 @@ def top_laws(logits_PV: Tensor, num_kept: int) -> TopProbs:
     return TopProbs(found.indices, found.values - total_P1)
 
 
-def distillation(logits_PV: Tensor, laws: TopProbs, *, reverse: float = 0.0) -> Tensor:
+def distillation(logits_PV: Tensor, distributions: TopProbs, *, reverse: float = 0.0) -> Tensor:
     """Mean divergence in nats a place: `reverse` of it the reverse one, the rest forward."""
-    top_PC = student_top(logits_PV, laws.ids_PC)
-    p_PC = laws.logprobs_PC.exp()
+    top_PC = student_top(logits_PV, distributions.ids_PC)
+    p_PC = distributions.logprobs_PC.exp()
     p_rest_P, q_rest_P = _rest(p_PC), _rest(top_PC.exp())
     forward = reversed_ = logits_PV.new_zeros(())
     if reverse < 1:
-        kept_P = (p_PC * (laws.logprobs_PC - top_PC)).sum(-1)
+        kept_P = (p_PC * (distributions.logprobs_PC - top_PC)).sum(-1)
         forward = (kept_P + p_rest_P * (p_rest_P.log() - q_rest_P.log())).mean()
     if reverse > 0:
-        kept_P = (top_PC.exp() * (top_PC - laws.logprobs_PC)).sum(-1)
+        kept_P = (top_PC.exp() * (top_PC - distributions.logprobs_PC)).sum(-1)
         reversed_ = (kept_P + q_rest_P * (q_rest_P.log() - p_rest_P.log())).mean()
     return (1 - reverse) * forward + reverse * reversed_
 
@@ -106,10 +106,10 @@ _SLICE = 64
 
 
 def head_loss(
-    x_PD: Tensor, head_VD: Tensor, laws: TopProbs, *, num_own: int = 0
+    x_PD: Tensor, head_VD: Tensor, distributions: TopProbs, *, num_own: int = 0
 ) -> tuple[Tensor, TopProbs]:
-    """The mean divergence from `laws` of what a head says of `x_PD`, and the `num_own` likeliest
-    ids of what it says, without gradients.
+    """The mean divergence from `distributions` of what a head says of `x_PD`, and the `num_own`
+    likeliest ids of what it says, without gradients.
 
     Logits of a batch are the largest tensors of a small model's training: to write them, their
     exponentials and their gradients costs more than the products. So each slice of places goes all
@@ -117,7 +117,7 @@ def head_loss(
     """
     function = cast("Any", _HeadLoss)
     loss, ids_PC, logprobs_PC = function.apply(
-        x_PD, head_VD, laws.ids_PC, laws.logprobs_PC, num_own
+        x_PD, head_VD, distributions.ids_PC, distributions.logprobs_PC, num_own
     )
     return loss, TopProbs(ids_PC, logprobs_PC)
 
@@ -133,12 +133,12 @@ class _HeadLoss(torch.autograd.Function):
         own: list[TopProbs] = []
         for first in range(0, num_places, _SLICE):
             places = slice(first, first + _SLICE)
-            x_SD, laws = x_PD[places], TopProbs(ids_PC[places], logprobs_PC[places])
+            x_SD, distributions = x_PD[places], TopProbs(ids_PC[places], logprobs_PC[places])
             logits_SV = functional.linear(x_SD, head_VD)
-            own.append(top_laws(logits_SV, num_own))
+            own.append(top_distributions(logits_SV, num_own))
             with torch.enable_grad():
                 logits_SV.requires_grad_()
-                loss = distillation(logits_SV, laws) * (len(x_SD) / num_places)
+                loss = distillation(logits_SV, distributions) * (len(x_SD) / num_places)
             (dlogits_SV,) = torch.autograd.grad(loss, logits_SV)
             total += loss.detach()
             dx_PD[places] = dlogits_SV @ head_VD
@@ -163,8 +163,9 @@ class _HeadLoss(torch.autograd.Function):
 Teach = Callable[[Tensor], TopProbs]
 
 
-class LawCache:
-    """Laws of `num_windows` windows of `window` tokens, the `num_kept` likeliest ids of each.
+class DistributionCache:
+    """Distributions of `num_windows` windows of `window` tokens, the `num_kept` likeliest ids of
+    each.
 
     The target never changes while a draft learns from it, and reading a window is the dearest part
     of a step: from the second epoch on it is not asked. A window's mark is written after its
@@ -178,11 +179,15 @@ class LawCache:
         folder.mkdir(parents=True, exist_ok=True)
         shape = (num_windows, window, num_kept)
         # Mapped in full, on disk as far as it is written.
-        self._ids = _mapped(folder / f"laws-{name}.ids", np.dtype(np.int32), shape)
-        self._logprobs = _mapped(folder / f"laws-{name}.logprobs", np.dtype(np.float16), shape)
-        self._known = _mapped(folder / f"laws-{name}.known", np.dtype(np.uint8), (num_windows,))
+        self._ids = _mapped(folder / f"distributions-{name}.ids", np.dtype(np.int32), shape)
+        self._logprobs = _mapped(
+            folder / f"distributions-{name}.logprobs", np.dtype(np.float16), shape
+        )
+        self._known = _mapped(
+            folder / f"distributions-{name}.known", np.dtype(np.uint8), (num_windows,)
+        )
 
-    def laws(self, ids_BT: Tensor, windows: Sequence[int], teach: Teach) -> TopProbs:
+    def distributions(self, ids_BT: Tensor, windows: Sequence[int], teach: Teach) -> TopProbs:
         """Of all places of the batch, in order; the teacher reads windows that are not known."""
         numbers = list(windows)
         new = [row for row, number in enumerate(numbers) if not self._known[number]]
@@ -193,9 +198,9 @@ class LawCache:
         device = ids_BT.device
         return TopProbs(ids_BTC.flatten(0, 1).to(device), logprobs_BTC.flatten(0, 1).to(device))
 
-    def _keep(self, numbers: Sequence[int], laws: TopProbs, num_rows: int) -> None:
-        ids_BTC = _rows(laws.ids_PC, num_rows)
-        logprobs_BTC = _rows(laws.logprobs_PC, num_rows)
+    def _keep(self, numbers: Sequence[int], distributions: TopProbs, num_rows: int) -> None:
+        ids_BTC = _rows(distributions.ids_PC, num_rows)
+        logprobs_BTC = _rows(distributions.logprobs_PC, num_rows)
         for row, number in enumerate(numbers):
             self._ids[number] = ids_BTC[row]
             self._logprobs[number] = logprobs_BTC[row]

@@ -25,7 +25,7 @@ from outrider.core.clock import host_ints
 from outrider.core.tree import Chances, Shape, best_shape, falling
 from outrider.drafters.medusa import MedusaConfig, config_values
 from outrider.train.loop import Batch
-from outrider.train.losses import distillation, faded_mean, top_laws
+from outrider.train.losses import distillation, faded_mean, top_distributions
 from outrider.train.recipe import DrafterRecipe, of_session
 from outrider.train.session import Session
 
@@ -128,13 +128,13 @@ class MedusaRecipe(DrafterRecipe[MedusaHeads]):
     def loss(self, module: MedusaHeads, batch: Batch) -> Tensor:
         ids_BT = batch.ids_BT
         last_BTD = self.target.read(ids_BT).last_BTD
-        laws = top_laws(self.target.logits(last_BTD).flatten(0, 1), _NUM_KEPT)
+        distributions = top_distributions(self.target.logits(last_BTD).flatten(0, 1), _NUM_KEPT)
         normed_BTD, head_VD = self._normed(last_BTD), self.target.head.float()
 
         def divergence(head: int) -> Tensor:
             """The distribution after token p + 1 + i is that of the token behind it."""
             ahead, first = head + 1, (batch.step + head) % _STRIDE
-            wanted = laws.at(len(ids_BT), slice(ahead + first, None, _STRIDE))
+            wanted = distributions.at(len(ids_BT), slice(ahead + first, None, _STRIDE))
             x_PD = normed_BTD[:, :-ahead][:, first::_STRIDE].flatten(0, 1)
             return distillation(module.logits(head, x_PD, head_VD), wanted)
 

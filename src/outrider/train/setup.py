@@ -24,7 +24,7 @@ from outrider.train.folder import fill, tokenizer_files
 from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher
 from outrider.train.llama_module import read_llama_config
 from outrider.train.loop import Export, TrainRecipe
-from outrider.train.losses import LawCache
+from outrider.train.losses import DistributionCache
 from outrider.train.recipe import of_session
 from outrider.train.session import RunWish, Session, TextSession, open_text, write_texts
 from outrider.train.shapes import draft_of, small_hybrid, small_llama
@@ -74,7 +74,7 @@ def draft_recipe(session: Session, wish: DraftWish) -> DraftRecipe:
     return DraftRecipe(
         **of_session(session, wish.dtype),
         config=config,
-        cache=_laws(text, NUM_KEPT),
+        cache=_distributions(text, NUM_KEPT),
         reverse=wish.reverse,
         on_policy=wish.on_policy,
         num_kept=NUM_KEPT,
@@ -147,12 +147,12 @@ def _teacher(text: TextSession, name: str) -> Teacher:
     target = FrozenTarget(
         resolve(name), device=text.device, max_tokens=windows.window, bfloat16=bfloat16
     )
-    return Teacher(target, _laws(text, NUM_KEPT))
+    return Teacher(target, _distributions(text, NUM_KEPT))
 
 
-def _laws(text: TextSession, num_kept: int) -> LawCache:
+def _distributions(text: TextSession, num_kept: int) -> DistributionCache:
     windows = text.windows()
-    return LawCache(
+    return DistributionCache(
         text.work,
         windows.digest[:8],
         num_windows=windows.num_windows,

@@ -22,7 +22,7 @@ from torch.nn import functional
 from outrider.core.clock import host_ints
 from outrider.models.families import LlamaConfig
 from outrider.train.llama_module import Llama, read_llama
-from outrider.train.losses import TopProbs, top_laws
+from outrider.train.losses import TopProbs, top_distributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ class FrozenTarget:
         with torch.no_grad(), self._products():
             return functional.linear(self._net.model.norm(last_BTD), self.head_of(ids_W))
 
-    def laws(self, ids_BT: Tensor, num_kept: int) -> TopProbs:
+    def distributions(self, ids_BT: Tensor, num_kept: int) -> TopProbs:
         """The top of what it says after every token of a batch."""
         logits_BTV = self.logits(self.read(ids_BT).last_BTD)
-        return top_laws(logits_BTV.flatten(0, 1), num_kept)
+        return top_distributions(logits_BTV.flatten(0, 1), num_kept)
 
     def _products(self) -> torch.autocast:
         """Weights and residuals stay float32, and so do positions, which bfloat16 cannot count."""

@@ -66,7 +66,7 @@ def judge_chains(
     depth_B = _depths(tokens_BK) if depth_B is None else depth_B
     chance_BK = ratios(tokens_BK, q_BKV, p_BWV)
     kept_B = kept_prefix((chance_BK >= 1) | (numbers.accept_BK < chance_BK), depth_B)
-    p_BV, q_BV = _laws_at(kept_B, tokens_BK, q_BKV, p_BWV)
+    p_BV, q_BV = _distributions_at(kept_B, tokens_BK, q_BKV, p_BWV)
     return _drawn(p_BV, leftover(p_BV, q_BV), kept_B, depth_B, numbers)
 
 
@@ -93,7 +93,7 @@ def judge_blocks(
         heads_B = (chance_B >= 1) | (numbers.accept_BK[:, length - 1] < chance_B)
         heads_B = heads_B & (depth_B >= length)
         kept_B = torch.where(heads_B, length, kept_B)
-    p_BV, q_BV = _laws_at(kept_B, tokens_BK, q_BKV, p_BWV)
+    p_BV, q_BV = _distributions_at(kept_B, tokens_BK, q_BKV, p_BWV)
     share_B = torch.stack(shares, -1).gather(-1, kept_B[:, None])[:, 0]
     return _drawn(p_BV, leftover(p_BV, q_BV, share_B), kept_B, depth_B, numbers)
 
@@ -146,7 +146,7 @@ def _depths(tokens_BK: Tensor) -> Tensor:
     return torch.full((num_chains,), num_tokens, device=tokens_BK.device)
 
 
-def _laws_at(
+def _distributions_at(
     kept_B: Tensor, tokens_BK: Tensor, q_BKV: Tensor | None, p_BWV: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The target's distribution after `kept_B` tokens and the drafter's there; after a whole chain,

@@ -42,30 +42,31 @@ def walk(row: VerifyRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
     path: list[int] = []
     node = ROOT
     while True:
-        law = row.laws.law(node + 1)
+        distribution = row.distributions.at(node + 1)
         for child in draft.children(node):
             token = draft.tokens[child]
             proposal = token if draft.probs_NV is None else draft.probs_NV[child]
             # A token that its own distribution gives no mass cannot have been drawn; refuse it.
             drawn = mass(proposal, token)
-            ratio = mass(law, token) / drawn if drawn > 0 else 0.0
+            ratio = mass(distribution, token) / drawn if drawn > 0 else 0.0
             if noise.coin(ratio, child, Role.ACCEPT):
                 path.append(child)
                 node = child
                 break
-            law = residual(law, proposal, leftover)
+            distribution = residual(distribution, proposal, leftover)
         else:
-            return Verdict(tuple(path), draw(law, noise, node))
+            return Verdict(tuple(path), draw(distribution, noise, node))
 
 
 def residual(
-    law: int | Tensor, proposal: int | Tensor, leftover: Leftover = PLAIN.leftover
+    distribution: int | Tensor, proposal: int | Tensor, leftover: Leftover = PLAIN.leftover
 ) -> int | Tensor:
-    """The mass of `law` that `proposal` did not cover, renormalised; `law` if nothing is left."""
-    if isinstance(law, int):
-        return law
-    left_V, total = leftover(law, proposal)
-    return left_V.div_(total) if total > 0 else law
+    """The mass of `distribution` that `proposal` did not cover, renormalised; `distribution` if
+    nothing is left."""
+    if isinstance(distribution, int):
+        return distribution
+    left_V, total = leftover(distribution, proposal)
+    return left_V.div_(total) if total > 0 else distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class BlockRule:
 
 
 def _judge(row: VerifyRow, sampling: Sampling) -> Verdict:
-    draft, p_WV = row.draft, row.laws.probs_NV
+    draft, p_WV = row.draft, row.distributions.probs_NV
     if p_WV is None or draft.probs_NV is None or draft.max_depth < len(draft):
         return walk(row, sampling.leftover)
     return _judge_chain(draft.tokens, draft.probs_NV, p_WV, row.noise, sampling)
@@ -113,13 +114,13 @@ def _judge_chain(
     tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor, noise: Rng, sampling: Sampling
 ) -> Verdict:
     shares = _shares(sampling.masses(p_WV, tokens), sampling.masses(q_NV, tokens))
-    law_V, chance = p_WV[len(tokens)], shares[-1]
+    probs_V, chance = p_WV[len(tokens)], shares[-1]
     for length in range(len(tokens), 0, -1):
         if noise.coin(chance, length - 1, Role.ACCEPT):
-            return Verdict(tuple(range(length)), draw(law_V, noise, length - 1))
+            return Verdict(tuple(range(length)), draw(probs_V, noise, length - 1))
         p_V, q_V = p_WV[length - 1], q_NV[length - 1]
-        law_V, chance = _refused(shares[length - 1], p_V, q_V, sampling.leftover)
-    return Verdict((), draw(law_V, noise, ROOT))
+        probs_V, chance = _refused(shares[length - 1], p_V, q_V, sampling.leftover)
+    return Verdict((), draw(probs_V, noise, ROOT))
 
 
 def _shares(p: Sequence[float], q: Sequence[float]) -> list[float]:

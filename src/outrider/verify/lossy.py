@@ -37,10 +37,11 @@ from outrider.core.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A drafted token and the target's view of its place: `law` decides, `soft_V` grades."""
+    """A drafted token and the target's view of its place: `distribution` decides, `soft_V`
+    grades."""
 
     token: int
-    law: int | Tensor
+    distribution: int | Tensor
     soft_V: Tensor
 
     @property
@@ -49,9 +50,9 @@ class Candidate:
 
     @property
     def likeliest(self) -> bool:
-        if isinstance(self.law, int):
-            return self.token == self.law
-        return self.token == int(self.law.argmax())
+        if isinstance(self.distribution, int):
+            return self.token == self.distribution
+        return self.token == int(self.distribution.argmax())
 
     def likelier(self) -> Tensor:
         """Booleans of shape V: which tokens come before this one, likeliest first.
@@ -85,17 +86,19 @@ class LossyRule:
         while True:
             child = self._first(row, node)
             if child is None:
-                return Verdict(tuple(path), draw(row.laws.law(node + 1), row.noise, node))
+                return Verdict(tuple(path), draw(row.distributions.at(node + 1), row.noise, node))
             node = child
             path.append(node)
 
     def _first(self, row: VerifyRow, node: int) -> int | None:
         """The first child of `node` that passes."""
-        soft_NV = row.laws.probs_NV if row.soft_NV is None else row.soft_NV
+        soft_NV = row.distributions.probs_NV if row.soft_NV is None else row.soft_NV
         if soft_NV is None:
-            raise ContractError("a lossy rule needs soft laws")
+            raise ContractError("a lossy rule needs soft distributions")
         for child in row.draft.children(node):
-            offer = Candidate(row.draft.tokens[child], row.laws.law(node + 1), soft_NV[node + 1])
+            offer = Candidate(
+                row.draft.tokens[child], row.distributions.at(node + 1), soft_NV[node + 1]
+            )
             if offer.probability > 0 and self.passes(offer, self.leniency):
                 return child
         return None

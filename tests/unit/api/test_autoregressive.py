@@ -125,7 +125,7 @@ def test_sampling_depends_on_the_seed_alone(decoder: AutoregressiveDecoder) -> N
 def test_sampling_follows_the_softmax_of_the_logits(
     decoder: AutoregressiveDecoder, wrapper: ModelWrapper
 ) -> None:
-    """First tokens against the law: the likeliest one's share is within 4 deviations."""
+    """First tokens against the distribution: the likeliest one's share is within 4 deviations."""
     ids = decoder.tokenizer.encode(MATHS)
     probs_V = torch.softmax(wrapper.forward(ids, use_cache=False)[0][0, -1] / 2.0, dim=-1)
     best, share = int(probs_V.argmax()), float(probs_V.max())

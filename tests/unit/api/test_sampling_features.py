@@ -138,7 +138,7 @@ def test_log_probabilities_are_told_token_by_token(drafting: LLM) -> None:
 
 
 @pytest.mark.weights
-def test_log_probabilities_are_of_the_law_that_drew(drafting: LLM) -> None:
+def test_log_probabilities_are_of_the_distribution_that_drew(drafting: LLM) -> None:
     """After top-k 2 there are two tokens, and their masses make one."""
     params = replace(SEEDED, top_k=2, logprobs=True, top_logprobs=5)
     for entry in drafting.generate(PROMPTS[0], params)[0].logprobs:

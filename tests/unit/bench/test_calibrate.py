@@ -93,7 +93,7 @@ def test_a_place_is_judged_where_all_before_it_were_kept() -> None:
     own = DrafterCosts("model", ((1, Curve(((1.0, 0.1),))),))
     probe = Probe("model", 2, (tuple(text), tuple(text)), None)
     found = probe.counted(own)
-    assert found.laws == (probe.law(1), probe.law(2))
+    assert found.laws == (probe.stats(1), probe.stats(2))
     assert found.places == (PlaceCount(6, 4), PlaceCount(4, 2))
     assert found.requests == ((PlaceCount(3, 2), PlaceCount(2, 1)),) * 2
     assert found.num_rounds == 0

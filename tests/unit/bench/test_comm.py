@@ -44,7 +44,7 @@ def points(seconds: list[float]) -> list[Point]:
 
 
 @given(alpha=st.floats(1e-7, 1e-2), beta=st.floats(1e6, 1e12))
-def test_the_fit_finds_the_law_that_made_the_times(alpha: float, beta: float) -> None:
+def test_the_fit_finds_the_distribution_that_made_the_times(alpha: float, beta: float) -> None:
     found = fit(points([alpha + num_bytes / beta for num_bytes in SIZES]))
     assert found.worst_error < 1e-3
     for num_bytes in SIZES:
@@ -56,7 +56,8 @@ def test_a_fit_of_anything_foresees_no_time_below_zero(seconds: list[float]) -> 
     found = fit(points(seconds))
     assert found.alpha_seconds >= 0
     assert found.seconds(0) <= found.seconds(1e9)
-    # Relative squares: the law "no time at all" is off by 1 everywhere, so none fits worse.
+    # Relative squares: the distribution "no time at all" is off by 1 everywhere, so none fits
+    # worse.
     errors = [(found.seconds(p.num_bytes) / p.median_seconds - 1) ** 2 for p in points(seconds)]
     assert sum(errors) <= len(SIZES) + 1e-6
 

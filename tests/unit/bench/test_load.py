@@ -199,7 +199,7 @@ def test_arrivals_are_in_order_and_repeat_with_their_seed(rate: float, num: int,
     assert half == found[:-1]
 
 
-def test_gaps_follow_the_exponential_law() -> None:
+def test_gaps_follow_the_exponential_distribution() -> None:
     gaps = [b - a for a, b in pairwise((0.0, *poisson_arrivals(5.0, seed=1, num=20_000)))]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(0.2, rel=0.03)

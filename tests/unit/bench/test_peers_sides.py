@@ -96,7 +96,7 @@ def test_a_server_gets_text_and_its_tokens_are_counted_by_us() -> None:
         assert "seed" not in body
 
 
-def test_sampled_text_has_a_seed_and_the_whole_law() -> None:
+def test_sampled_text_has_a_seed_and_the_whole_distribution() -> None:
     with serving({"GET /v1/models": MODELS, "POST /v1/completions": events("x")}) as server:
         said = answer(loaded(server), {"do": "run", **ASK, "temperature": 0.8})
         assert "usage" not in said

@@ -298,7 +298,7 @@ def test_predictions_of_texts_like_these_are_judged_apart(tmp_path: Path) -> Non
     record = record_of(study)
     assert record["median_error"] == 0
     medians = {name: one["median"] for name, one in record["unseen"].items()}
-    assert medians == {"by law": pytest.approx(0.1), "by places": pytest.approx(0.2)}
+    assert medians == {"by distribution": pytest.approx(0.1), "by places": pytest.approx(0.2)}
 
 
 def test_of_equal_choices_the_smallest_k_counts() -> None:

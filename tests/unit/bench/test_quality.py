@@ -53,7 +53,7 @@ ids_of = st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=20)
 
 @settings(max_examples=40)
 @given(ids_of)
-def test_perplexity_of_a_flat_law_is_the_size_of_the_vocabulary(ids: list[int]) -> None:
+def test_perplexity_of_a_flat_distribution_is_the_size_of_the_vocabulary(ids: list[int]) -> None:
     found = read(Bigrams(), ids)
     assert found.num_tokens == len(ids) - 1
     assert found.perplexity == pytest.approx(VOCAB, rel=1e-6)

@@ -40,7 +40,7 @@ def test_a_run_leaves_results_rows_and_a_report(outrider: Command) -> None:
     assert len(model["by_position"]) == 2
     assert model["speedup"]["value"] > 0
     assert 0 < model["draft_share"] < 1
-    # Sampled text is not compared: block and token keep its law, not its words.
+    # Sampled text is not compared: block and token keep its distribution, not its words.
     assert record["agreement"] == {"runs": 4, "same_tokens": 4}
     assert record["plan"]["params_by_domain"]["adversarial"]["temperature"] == 1
     rows = read_csv("rows.csv")

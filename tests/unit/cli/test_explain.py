@@ -31,7 +31,7 @@ from outrider.cli.explain_topics import (
 from outrider.cli.run_options import EXPLAIN_TOPICS, ExplainOptions
 from outrider.core.draft import Draft
 from outrider.core.protocols import VerifyRow
-from outrider.core.sampling import Laws
+from outrider.core.sampling import Distributions
 from outrider.verify.exact import TokenRule
 
 UNIT = st.floats(0, 1, exclude_max=True)
@@ -98,14 +98,14 @@ def test_the_walk_is_that_of_the_shipped_rule(coins: list[float], last: float) -
     p_NV, q_NV = torch.tensor(P, dtype=torch.float64), torch.tensor(Q, dtype=torch.float64)
     draft = Draft.chain([WORDS.index(word) for word in DRAFT], q_NV)
     noise = Written(tuple(coins), last)
-    (verdict,) = TokenRule()([VerifyRow(draft, Laws(probs_NV=p_NV), noise)])
+    (verdict,) = TokenRule()([VerifyRow(draft, Distributions(probs_NV=p_NV), noise)])
     assert walk(coins, last) == (len(verdict.path), WORDS[verdict.next_token])
 
 
 def test_the_round_is_that_of_the_page() -> None:
     page = Document.named("theory.md")
-    for header, laws in (("| after | q(the)", Q), ("| after | p(the)", P)):
-        assert [tuple(map(float, row[1:])) for row in page.rows_under(header)] == list(laws)
+    for header, stats in (("| after | q(the)", Q), ("| after | p(the)", P)):
+        assert [tuple(map(float, row[1:])) for row in page.rows_under(header)] == list(stats)
     assert [float(row[5]) for row in page.rows_under("| place | word |") if row[5]] == list(COINS)
     assert f"A second uniform number, {LAST:.2f}, falls on `on`" in page.prose
     assert walk(COINS, LAST) == (2, "on")

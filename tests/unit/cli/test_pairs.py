@@ -117,7 +117,7 @@ def test_ids_that_differ_are_shown_and_the_exit_code_is_1(outrider: Command, fol
     assert [d["token_id"] for d in record["differences"]] == [4, 5, 6, 7, 8]
 
 
-def test_laws_over_other_ids_do_not_fit(outrider: Command, folder: Path) -> None:
+def test_distributions_over_other_ids_do_not_fit(outrider: Command, folder: Path) -> None:
     edit(folder / "config.json", vocab_size=8256)
     shown = outrider("draft", "check", "outrider/embedded", str(folder))
     assert shown.code == 1

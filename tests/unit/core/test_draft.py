@@ -47,7 +47,7 @@ def test_parents_come_before_children(parents: tuple[int, ...]) -> None:
         Draft((1, 2), parents)
 
 
-def test_every_node_has_a_law_or_none_has() -> None:
+def test_every_node_has_a_distribution_or_none_has() -> None:
     with pytest.raises(DrafterError):
         Draft.chain([1, 2], torch.ones(1, 3))
 

@@ -135,6 +135,6 @@ def test_too_few_ranks_say_nothing() -> None:
         assert calibrate(ranks, PRIOR_CURVE) == PRIOR_CURVE
 
 
-def test_chances_are_a_law() -> None:
+def test_chances_are_a_distribution() -> None:
     assert math.fsum(chances(0.8, 6)) == pytest.approx(1)
     assert chances(0.8, 0) == (1.0,)

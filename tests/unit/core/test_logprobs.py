@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from outrider.core.sampling import log_law, token_logprobs
+from outrider.core.sampling import log_probs, token_logprobs
 
-LOG = log_law(torch.tensor([[0.0, 1.0, 1.0, -3.0], [5.0, 0.0, 0.0, 0.0]], dtype=torch.float64))
+LOG = log_probs(torch.tensor([[0.0, 1.0, 1.0, -3.0], [5.0, 0.0, 0.0, 0.0]], dtype=torch.float64))
 
 
 def test_a_token_has_its_own_place() -> None:
@@ -26,10 +26,10 @@ def test_the_likeliest_come_first_and_the_lower_id_among_equals() -> None:
 
 
 def test_tokens_of_no_probability_are_left_out() -> None:
-    law_V = torch.tensor([[0.25, 0.0, 0.75, 0.0]], dtype=torch.float64)
-    (entry,) = token_logprobs(law_V.log(), [0], [0], 4)
+    probs_V = torch.tensor([[0.25, 0.0, 0.75, 0.0]], dtype=torch.float64)
+    (entry,) = token_logprobs(probs_V.log(), [0], [0], 4)
     assert [token for token, _ in entry.top] == [2, 0]
 
 
-def test_logs_of_a_law_sum_to_one() -> None:
+def test_logs_of_a_distribution_sum_to_one() -> None:
     assert torch.allclose(LOG.exp().sum(-1), torch.ones(2, dtype=torch.float64))

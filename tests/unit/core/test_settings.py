@@ -192,7 +192,7 @@ def test_a_file_that_nobody_named_chooses_no_models_files_or_lossy_rules(
     assert resolve(settings.file(path)).chosen[name].origin.endswith(name)
 
 
-def test_a_file_that_nobody_named_may_say_what_changes_no_law(tmp_path: Path) -> None:
+def test_a_file_that_nobody_named_may_say_what_changes_no_distribution(tmp_path: Path) -> None:
     path = tmp_path / "outrider.toml"
     path.write_text('sampler = "coupled"\ndraft = "none"\ntarget = "outrider/embedded"\nk = 3\n')
     assert resolve(settings.default_file(tmp_path)).engine().sampler == "coupled"

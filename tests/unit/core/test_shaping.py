@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from checks.effort import examples
-from checks.engine_law import shaped, shaping_params
+from checks.engine_distribution import shaped, shaping_params
 from outrider.core.errors import ConfigError
 from outrider.core.logits import LogitsProcessor, suffixes_of
 from outrider.core.params import SamplingParams

@@ -18,7 +18,7 @@ from outrider.core.errors import (
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import StepRow
 from outrider.core.rng import KeyedRng
-from outrider.core.sampling import Laws, draw, draw_at, mass
+from outrider.core.sampling import Distributions, draw, draw_at, mass
 from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 
@@ -112,7 +112,9 @@ def test_a_spec_counts_bytes() -> None:
 
 @given(token=st.integers(0, 4))
 def test_point_masses_need_no_noise(token: int) -> None:
-    law = Laws(tokens=(token,)).law(0)
+    distribution = Distributions(tokens=(token,)).at(0)
     noise = KeyedRng(0, 0, 0)
-    assert draw(law, noise, ROOT) == draw_at(law, noise, 3) == token
-    assert [mass(law, other) for other in range(5)] == [float(other == token) for other in range(5)]
+    assert draw(distribution, noise, ROOT) == draw_at(distribution, noise, 3) == token
+    assert [mass(distribution, other) for other in range(5)] == [
+        float(other == token) for other in range(5)
+    ]

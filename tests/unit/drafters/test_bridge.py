@@ -55,7 +55,7 @@ def test_a_batch_is_one_pass_a_draft_token() -> None:
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_draft_is_chosen_and_not_drawn(params: SamplingParams) -> None:
-    """The draft model's laws are over other ids: none of them may reach the rule."""
+    """The draft model's distributions are over other ids: none of them may reach the rule."""
     drafts = [
         opened(bridge(small(), Renaming(VOCAB, shift=1)), [asked]).propose([asked])[0]
         for asked in (row(0, [1, 2], depth=3, params=params), row(0, [1, 2], depth=3))

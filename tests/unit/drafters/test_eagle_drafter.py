@@ -1,4 +1,5 @@
-"""Trees that grow on hidden states: what they are, what the net keeps, and the laws reported."""
+"""Trees that grow on hidden states: what they are, what the net keeps, and the distributions
+reported."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from functools import partial
 import pytest
 import torch
 
+from checks.distribution import TOLERANCE
 from checks.drafters import GREEDY, SAMPLED, assert_same
-from checks.law import TOLERANCE
-from doubles.every_branch import EveryBranch, Tokens, law
+from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.rig import BRANCHING
 from doubles.toy_heads import ToyNet, states_of
 from outrider.core.budget import Budget
@@ -215,9 +216,9 @@ def test_logits_that_are_no_numbers_are_told() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_drawn_trees_follow_the_laws_that_are_reported(size: int) -> None:
-    """Enumerated: a tree has the probability that its reported laws give it, node by node; siblings
-    differ, and a law has no mass on elder ones."""
+def test_drawn_trees_follow_the_distributions_that_are_reported(size: int) -> None:
+    """Enumerated: a tree has the probability that its reported distributions give it, node by node;
+    siblings differ, and a distribution has no mass on elder ones."""
     params = SamplingParams(temperature=1.3, top_k=3)
     reports: dict[Tokens, Draft] = {}
 
@@ -227,13 +228,13 @@ def test_drawn_trees_follow_the_laws_that_are_reported(size: int) -> None:
         reports[draft.tokens] = draft
         return draft.tokens
 
-    found = law(drafting)
+    found = distribution(drafting)
     assert max(len(draft) for draft in reports.values()) == size
     for tokens, draft in reports.items():
         assert draft.probs_NV is not None
         wanted = 1.0
-        for node, (token, law_V) in enumerate(zip(tokens, draft.probs_NV, strict=True)):
-            wanted *= float(law_V[token])
+        for node, (token, probs_V) in enumerate(zip(tokens, draft.probs_NV, strict=True)):
+            wanted *= float(probs_V[token])
             elder = [n for n in draft.children(draft.parents[node]) if n < node]
-            assert all(float(law_V[tokens[n]]) == 0 for n in elder)
+            assert all(float(probs_V[tokens[n]]) == 0 for n in elder)
         assert abs(found[tokens] - wanted) <= TOLERANCE

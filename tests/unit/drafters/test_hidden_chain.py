@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from checks.distribution import TOLERANCE
 from checks.drafters import GREEDY, SAMPLED, assert_same
-from checks.law import TOLERANCE
-from doubles.every_branch import EveryBranch, Tokens, law
+from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.rig import first_maximum
 from doubles.toy_heads import LAYER, ToyNet, states_of
 from outrider.core.budget import Budget
@@ -241,8 +241,9 @@ def test_logits_that_are_no_numbers_are_told() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_drafts_follow_the_laws_that_are_reported(depth: int) -> None:
-    """Enumerated: what is drawn has the very frequencies of the law reported for its node."""
+def test_drafts_follow_the_distributions_that_are_reported(depth: int) -> None:
+    """Enumerated: what is drawn has the very frequencies of the distribution reported for its
+    node."""
     params = SamplingParams(temperature=1.3, top_k=3)
     reports: dict[Tokens, Draft] = {}
 
@@ -252,11 +253,11 @@ def test_drafts_follow_the_laws_that_are_reported(depth: int) -> None:
         reports[draft.tokens] = draft
         return draft.tokens
 
-    found = law(drafting)
+    found = distribution(drafting)
     assert len(found) == 27
     for tokens, draft in reports.items():
         assert draft.probs_NV is not None
         wanted = 1.0
-        for token, law_V in zip(tokens, draft.probs_NV, strict=True):
-            wanted *= float(law_V[token])
+        for token, probs_V in zip(tokens, draft.probs_NV, strict=True):
+            wanted *= float(probs_V[token])
         assert abs(found[tokens] - wanted) <= TOLERANCE

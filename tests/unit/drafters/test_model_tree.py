@@ -1,4 +1,4 @@
-"""Trees of a draft model: the best by its own laws, and a memory that follows the text."""
+"""Trees of a draft model: the best by its own distributions, and a memory that follows the text."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _verdict(rng: random.Random, draft: Draft) -> Verdict:
 
 
 def test_a_greedy_tree_has_the_likeliest_paths() -> None:
-    """All paths of the model's own law, listed one by one."""
+    """All paths of the model's own distribution, listed one by one."""
     depth, num_nodes = 3, 9
     worths: dict[tuple[int, ...], float] = {(): 1.0}
     for length in range(1, depth + 1):

@@ -124,7 +124,7 @@ def test_the_first_head_guesses_the_token_after_the_pending_one() -> None:
         assert draft.tokens == text[end : end + 4]
 
 
-def test_a_confident_tree_follows_the_heads_own_laws() -> None:
+def test_a_confident_tree_follows_the_heads_own_distributions() -> None:
     """Whatever the shape, the worthiest path is the chain, and siblings fall in likelihood."""
     for kind in ("confident", "calibrated"):
         drafter = medusa(kind)

@@ -29,7 +29,7 @@ from outrider.drafters.process.frames import (
     TICK_SECONDS,
     Frame,
     Kind,
-    SharedLaws,
+    SharedProbs,
     anonymous_file,
     num_bytes,
     receive,
@@ -124,7 +124,7 @@ def test_no_bytes_do_worse_than_an_error_of_ours(body: bytes) -> None:
             continue
 
 
-def test_terms_carry_what_shapes_a_law() -> None:
+def test_terms_carry_what_shapes_a_distribution() -> None:
     params = SamplingParams(
         temperature=0.8,
         top_k=7,
@@ -163,7 +163,7 @@ def test_options_survive_their_json() -> None:
     options = ChildOptions(
         folder="a folder",
         vocab_size=5,
-        num_laws=2,
+        num_distributions=2,
         num_slots=8,
         page_size=4,
         max_rows=3,
@@ -217,26 +217,26 @@ def test_a_line_knows_its_end_and_its_limits() -> None:
         assert receive(here) is None
 
 
-def test_laws_are_seen_on_both_sides_and_copied() -> None:
+def test_distributions_are_seen_on_both_sides_and_copied() -> None:
     file = anonymous_file(num_bytes(3, 4))
-    ours, theirs = SharedLaws.over(file, 3, 4), SharedLaws.over(file, 3, 4)
+    ours, theirs = SharedProbs.over(file, 3, 4), SharedProbs.over(file, 3, 4)
     os.close(file)
-    laws_NV = torch.rand(2, 4)
-    theirs.write(1, laws_NV)
+    probs_NV = torch.rand(2, 4)
+    theirs.write(1, probs_NV)
     read_NV = ours.read(1, 2, "cpu")
     theirs.write(0, torch.zeros(3, 4))
-    assert torch.equal(read_NV, laws_NV)
+    assert torch.equal(read_NV, probs_NV)
     for first, count in ((-1, 1), (2, 2), (4, 0), (1 << 40, 1)):
         with pytest.raises(DrafterError, match="shared memory"):
             ours.read(first, count, "cpu")
 
 
-def server(drafter: RowDrafter | None = None, *, num_laws: int = 8) -> WorkerServer:
+def server(drafter: RowDrafter | None = None, *, num_distributions: int = 8) -> WorkerServer:
     inner = drafter or model_drafter(ToyHybrid(vocab_size=VOCAB, seed=5), chunk=3)
-    file = anonymous_file(num_bytes(num_laws, VOCAB))
-    laws = SharedLaws.over(file, num_laws, VOCAB)
+    file = anonymous_file(num_bytes(num_distributions, VOCAB))
+    distributions = SharedProbs.over(file, num_distributions, VOCAB)
     os.close(file)
-    return WorkerServer(Inner(inner, VOCAB, inverse_cdf), laws)
+    return WorkerServer(Inner(inner, VOCAB, inverse_cdf), distributions)
 
 
 def question(text: Sequence[int], *, num_known: int, depth: int = 3) -> Frame:
@@ -273,19 +273,19 @@ def test_a_server_answers_errors_of_ours_and_goes_on() -> None:
             raise CapacityError("no page left")
         return Draft.chain([1], torch.ones(1, VOCAB) / VOCAB)
 
-    served = server(RowDrafter(draft), num_laws=1)
+    served = server(RowDrafter(draft), num_distributions=1)
     introduced(served, [1, 2], SamplingParams(temperature=1.0))
     failed = served.answer(question([1, 2], num_known=2))
     assert failed is not None
     assert isinstance(read_failure(failed.body), CapacityError)
     done = served.answer(question([1, 2, 3], num_known=2))
     assert done is not None
-    assert Answer.read(done.body).proposals[0].first_law == 0
+    assert Answer.read(done.body).proposals[0].first_distribution == 0
 
 
-def test_laws_beyond_the_room_are_an_error_and_not_written() -> None:
-    laws_NV = torch.ones(2, VOCAB) / VOCAB
-    served = server(RowDrafter(lambda row: Draft.chain([1, 1], laws_NV)), num_laws=1)
+def test_distributions_beyond_the_room_are_an_error_and_not_written() -> None:
+    probs_NV = torch.ones(2, VOCAB) / VOCAB
+    served = server(RowDrafter(lambda row: Draft.chain([1, 1], probs_NV)), num_distributions=1)
     introduced(served, [1], SamplingParams(temperature=1.0))
     failed = served.answer(question([1], num_known=1))
     assert failed is not None

@@ -19,7 +19,7 @@ def test_a_hybrid_has_the_room_for_states_that_the_engine_decided() -> None:
     options = ChildOptions(
         folder=str(stored_hybrid("qwen3_5")),
         vocab_size=96,
-        num_laws=1,
+        num_distributions=1,
         num_slots=64,
         page_size=4,
         max_rows=16,

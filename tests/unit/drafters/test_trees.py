@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from checks.trees import best_expected, check_shape
-from doubles.every_branch import EveryBranch, Tokens, law
+from doubles.every_branch import EveryBranch, Tokens, distribution
 from outrider.core.rng import KeyedRng, race_node
 from outrider.core.tree import (
     ROW_TILE,
@@ -81,14 +81,14 @@ def test_guesses_are_chances() -> None:
         assert list(shares) == sorted(shares, reverse=True)
 
 
-def test_a_law_without_tokens() -> None:
-    law_V = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    left_V = without(law_V, [0])
+def test_a_distribution_without_tokens() -> None:
+    probs_V = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    left_V = without(probs_V, [0])
     assert left_V is not None
     assert torch.allclose(left_V, torch.tensor([0.0, 0.6, 0.4], dtype=torch.float64))
-    assert without(law_V, []) is law_V
-    assert without(law_V, [0, 1, 2]) is None
-    assert float(law_V.sum()) == 1
+    assert without(probs_V, []) is probs_V
+    assert without(probs_V, [0, 1, 2]) is None
+    assert float(probs_V.sum()) == 1
 
 
 def test_candidates_of_a_depth_are_the_same_below_every_node() -> None:
@@ -97,33 +97,34 @@ def test_candidates_of_a_depth_are_the_same_below_every_node() -> None:
     assert (draft.tokens, draft.parents, draft.probs_NV) == ((7, 8, 3, 3), shape.parents, None)
 
 
-LAWS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]], dtype=torch.float64)
+DISTRIBUTIONS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]], dtype=torch.float64)
 BRANCHING = Shape((-1, -1, 0, 0, 1), (0, 1, 0, 1, 0), (0.5, 0.4, 0.3, 0.2, 0.1))
 
 
-def drawn(shape: Shape, noise: EveryBranch, laws_KV: torch.Tensor) -> SampledNodes:
+def drawn(shape: Shape, noise: EveryBranch, probs_KV: torch.Tensor) -> SampledNodes:
     tree = SampledNodes(shape, noise)
     for depth in shape.depths:
-        tree.grow(laws_KV[depth])
+        tree.grow(probs_KV[depth])
     return tree
 
 
-def test_draws_follow_the_laws_that_are_reported() -> None:
-    """Enumerated: each tree comes as often as the product of its nodes' reported laws says."""
+def test_draws_follow_the_distributions_that_are_reported() -> None:
+    """Enumerated: each tree comes as often as the product of its nodes' reported distributions
+    says."""
     reports: dict[Tokens, torch.Tensor] = {}
 
     def drawing(noise: EveryBranch) -> Tokens:
-        draft = drawn(BRANCHING, noise, LAWS).draft()
+        draft = drawn(BRANCHING, noise, DISTRIBUTIONS).draft()
         assert draft.probs_NV is not None
         reports[draft.tokens] = draft.probs_NV
         return draft.tokens
 
-    found = law(drawing)
+    found = distribution(drawing)
     assert sum(found.values()) == pytest.approx(1)
     for tokens, probs_NV in reports.items():
         wanted = 1.0
-        for token, law_V in zip(tokens, probs_NV, strict=True):
-            wanted *= float(law_V[token])
+        for token, probs_V in zip(tokens, probs_NV, strict=True):
+            wanted *= float(probs_V[token])
         assert found[tokens] == pytest.approx(wanted)
         # Siblings differ.
         assert tokens[0] != tokens[1]
@@ -143,9 +144,9 @@ def test_a_younger_sibling_is_the_runner_up_of_the_race() -> None:
     noise = KeyedRng(3, 0, 11)
     tree = SampledNodes(Shape((-1, -1), (0, 1), (0.5, 0.5)), noise, race_node)
     for _ in range(2):
-        tree.grow(LAWS[0])
+        tree.grow(DISTRIBUTIONS[0])
     draft = tree.draft()
-    assert draft.tokens[0] == noise.race_at(LAWS[0], 0)
-    left_V = without(LAWS[0], [draft.tokens[0]])
+    assert draft.tokens[0] == noise.race_at(DISTRIBUTIONS[0], 0)
+    left_V = without(DISTRIBUTIONS[0], [draft.tokens[0]])
     assert left_V is not None
     assert draft.tokens[1] == noise.race_at(left_V, 0)

@@ -14,7 +14,7 @@ from outrider.core.clock import host_ints, host_rows
 from outrider.core.draft import Draft
 from outrider.core.protocols import VerifyRow
 from outrider.core.rng import KeyedRng
-from outrider.core.sampling import Laws
+from outrider.core.sampling import Distributions
 from outrider.kernels import registry
 from outrider.kernels.reference.pointwise import argmax
 from outrider.verify.exact import TokenRule
@@ -59,9 +59,9 @@ def test_a_chain_is_accepted_as_far_as_the_walk_goes(
     for chain, draft, length, mask in zip(
         logits, drafts, host_ints(lengths_B), host_rows(mask_BK), strict=True
     ):
-        # The law behind the last token does not matter to what is accepted.
-        laws = Laws(tokens=(*argmax(torch.tensor(chain)), 0))
-        (verdict,) = rule([VerifyRow(Draft.chain(draft), laws, KeyedRng(0, 0, 0))])
+        # The distribution behind the last token does not matter to what is accepted.
+        distributions = Distributions(tokens=(*argmax(torch.tensor(chain)), 0))
+        (verdict,) = rule([VerifyRow(Draft.chain(draft), distributions, KeyedRng(0, 0, 0))])
         assert length == len(verdict.path)
         assert mask == [place < length for place in range(len(draft))]
 

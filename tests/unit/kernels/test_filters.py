@@ -19,14 +19,14 @@ def test_a_nucleus_reaches_its_mass_by_the_definition_s_sum(name: str, num_likel
     them; a sum in float32 cannot tell."""
     side, generator = kernels_named(name, torch.float32).sampling, torch.Generator().manual_seed(0)
     for _ in range(40):
-        law_V = torch.zeros(3000)
-        law_V[:num_likely] = torch.rand(num_likely, generator=generator) / 2 + 0.5
-        law_V[num_likely : num_likely + 50] = 0.02
-        law_V /= law_V.double().sum().float()
-        likely = float(law_V[:num_likely].double().sum())
-        law_V = law_V[torch.randperm(3000, generator=generator)]
+        probs_V = torch.zeros(3000)
+        probs_V[:num_likely] = torch.rand(num_likely, generator=generator) / 2 + 0.5
+        probs_V[num_likely : num_likely + 50] = 0.02
+        probs_V /= probs_V.double().sum().float()
+        likely = float(probs_V[:num_likely].double().sum())
+        probs_V = probs_V[torch.randperm(3000, generator=generator)]
         for more in (3e-9, 3e-8, 1e-7):
-            got_NV, wanted_NV = law_V[None].clone(), law_V[None].double()
+            got_NV, wanted_NV = probs_V[None].clone(), probs_V[None].double()
             side.keep_likely(got_NV, likely + more, 0.0)
             PLAIN.keep_likely(wanted_NV, likely + more, 0.0)
             assert torch.equal(got_NV > 0, wanted_NV > 0)
@@ -54,24 +54,24 @@ def test_a_nucleus_ends_where_its_mass_is_reached_exactly(
 ) -> None:
     """Powers of two: every sum and share is exact, so there is one answer."""
     side = kernels_named(name, torch.float32).sampling
-    law_NV = torch.tensor([[0.0625, 0.5, 0.0625, 0.125, 0.25]])
-    wanted_NV = law_NV.double()
+    probs_NV = torch.tensor([[0.0625, 0.5, 0.0625, 0.125, 0.25]])
+    wanted_NV = probs_NV.double()
     top_p = 1 - 2.0**-kept
-    side.keep_likely(law_NV, top_p, min_p)
+    side.keep_likely(probs_NV, top_p, min_p)
     PLAIN.keep_likely(wanted_NV, top_p, min_p)
-    assert torch.allclose(law_NV.double(), wanted_NV, rtol=1e-6, atol=0)
+    assert torch.allclose(probs_NV.double(), wanted_NV, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
 @pytest.mark.parametrize("kept", [1, 2, 9, 17])
 def test_tokens_of_just_a_sixteenth_of_the_likeliest_count(name: str, kept: int) -> None:
     """A sixteenth is the first bound that a nucleus is looked for above."""
-    side, law_NV = kernels_named(name, torch.float32).sampling, torch.zeros(1, 3000)
-    law_NV[0, 1500] = 0.5
-    law_NV[0, 40 : 40 + 16 * 130 : 130] = 1 / 32
-    wanted_NV = law_NV.double()
+    side, probs_NV = kernels_named(name, torch.float32).sampling, torch.zeros(1, 3000)
+    probs_NV[0, 1500] = 0.5
+    probs_NV[0, 40 : 40 + 16 * 130 : 130] = 1 / 32
+    wanted_NV = probs_NV.double()
     top_p = 0.5 + (kept - 1) / 32
-    side.keep_likely(law_NV, top_p, 0.0)
+    side.keep_likely(probs_NV, top_p, 0.0)
     PLAIN.keep_likely(wanted_NV, top_p, 0.0)
-    assert int((law_NV > 0).sum()) == kept
-    assert torch.allclose(law_NV.double(), wanted_NV, rtol=1e-6, atol=0)
+    assert int((probs_NV > 0).sum()) == kept
+    assert torch.allclose(probs_NV.double(), wanted_NV, rtol=1e-6, atol=0)

@@ -1,5 +1,5 @@
-"""The sampling operators against float64 laws, at edges, and with rows and threads that must not
-matter.
+"""The sampling operators against float64 distributions, at edges, and with rows and threads that
+must not matter.
 
 Shapes:  N = rows, V = vocabulary.
 """
@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from checks.distribution import CASES, check_tree_distribution
 from checks.effort import examples
-from checks.law import CASES, check_tree_law
 from outrider.core.draft import Verdict
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import inverse_cdf
-from outrider.core.sampling import PLAIN, Laws, Sampling, leftover, processed_probs
+from outrider.core.sampling import PLAIN, Distributions, Sampling, leftover, processed_probs
 from outrider.verify.exact import BlockRule, TokenRule
 from unit.kernels.implementations import IMPLEMENTATIONS, kernels_named, randn
 
@@ -45,14 +45,14 @@ def softmax(side: Sampling, logits_NV: Tensor, temperature: float = 1.0) -> Tens
     return out_NV
 
 
-def some_law(size: int, seed: int = 0) -> Tensor:
+def some_distribution(size: int, seed: int = 0) -> Tensor:
     return torch.softmax(3 * randn(size, seed=seed), -1)
 
 
 @every_side
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("temperature", [0.05, 0.8, 100.0])
-def test_softmax_is_the_float64_law(name: str, size: int, temperature: float) -> None:
+def test_softmax_is_the_float64_distribution(name: str, size: int, temperature: float) -> None:
     logits_NV = 4 * randn(3, size)
     logits_NV[1, ::3] = -math.inf
     logits_NV[1, -1] = 2.0
@@ -93,7 +93,7 @@ def test_logits_that_are_no_numbers_spoil_their_row_alone(name: str, bad: float)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
-def test_native_laws_have_no_subnormal_numbers(name: str) -> None:
+def test_native_distributions_have_no_subnormal_numbers(name: str) -> None:
     """Arithmetic on them is a hundred times slower."""
     logits_NV = torch.linspace(-120, 0, 9000)[None].repeat(2, 1)
     got_NV = softmax(sampling(name), logits_NV)
@@ -104,7 +104,7 @@ def test_native_laws_have_no_subnormal_numbers(name: str) -> None:
 
 
 @every_side
-def test_laws_may_take_the_place_of_logits(name: str) -> None:
+def test_distributions_may_take_the_place_of_logits(name: str) -> None:
     side, logits_NV = sampling(name), randn(4, 9000)
     wanted_NV = softmax(side, logits_NV, 0.7)
     side.softmax(logits_NV, 0.7, logits_NV)
@@ -125,14 +125,14 @@ def test_rows_do_not_see_each_other(name: str, size: int) -> None:
 def test_threads_do_not_change_a_bit(threads: int, size: int) -> None:
     alone, together = sampling("native-1"), sampling(f"native-{threads}")
     logits_NV = 3 * randn(9, size)
-    laws_NV = softmax(alone, logits_NV, 0.8)
-    assert torch.equal(softmax(together, logits_NV, 0.8), laws_NV)
-    for proposal in (laws_NV[1], 77):
-        left_V, total = alone.leftover(laws_NV[0], proposal, 0.9)
-        again_V, same = together.leftover(laws_NV[0], proposal, 0.9)
+    probs_NV = softmax(alone, logits_NV, 0.8)
+    assert torch.equal(softmax(together, logits_NV, 0.8), probs_NV)
+    for proposal in (probs_NV[1], 77):
+        left_V, total = alone.leftover(probs_NV[0], proposal, 0.9)
+        again_V, same = together.leftover(probs_NV[0], proposal, 0.9)
         assert (total, True) == (same, torch.equal(left_V, again_V))
     for uniform in torch.rand(50, generator=torch.Generator().manual_seed(1)).double():
-        assert alone.pick(laws_NV[2], float(uniform)) == together.pick(laws_NV[2], float(uniform))
+        assert alone.pick(probs_NV[2], float(uniform)) == together.pick(probs_NV[2], float(uniform))
 
 
 @every_side
@@ -153,11 +153,11 @@ def test_pick_is_the_inverse_cdf(name: str, blocks: list[list[int]], uniform: fl
 @every_side
 @pytest.mark.parametrize("size", SIZES)
 def test_only_what_has_weight_is_picked(name: str, size: int) -> None:
-    pick, law_V = sampling(name).pick, some_law(size)
-    law_V[::2] = 0
-    law_V[size // 3] = 1e-30
+    pick, probs_V = sampling(name).pick, some_distribution(size)
+    probs_V[::2] = 0
+    probs_V[size // 3] = 1e-30
     for uniform in (0.0, 5e-324, 2.0**-53, 0.3, 0.5, 1 - 2.0**-52, BELOW_ONE):
-        assert float(law_V[pick(law_V, uniform)]) > 0
+        assert float(probs_V[pick(probs_V, uniform)]) > 0
         only_V = torch.zeros(size)
         only_V[size // 2] = 1e-38
         assert pick(only_V, uniform) == size // 2
@@ -173,22 +173,22 @@ def test_a_number_at_the_edge_belongs_to_the_next_index(name: str) -> None:
 
 @every_side
 @pytest.mark.parametrize("weights", [[0.0] * 20, [1.0, math.nan], [math.inf, 1.0]], ids=str)
-def test_what_is_no_law_is_an_error(name: str, weights: list[float]) -> None:
+def test_what_is_no_distribution_is_an_error(name: str, weights: list[float]) -> None:
     with pytest.raises(NumericsError, match="not numbers"):
         sampling(name).pick(torch.tensor(weights), 0.5)
 
 
 @every_side
-def test_picks_follow_their_law(name: str) -> None:
+def test_picks_follow_their_distribution(name: str) -> None:
     """Chi-square at 5 sigma over 30,000 numbers: one in each cell of an even grid, at random."""
-    pick, law_V = sampling(name).pick, some_law(1500)
+    pick, probs_V = sampling(name).pick, some_distribution(1500)
     count = 30_000
     generator = torch.Generator().manual_seed(5)
     numbers = torch.rand(count, dtype=torch.float64, generator=generator)
-    drawn = torch.tensor([pick(law_V, float(u)) for u in numbers])
+    drawn = torch.tensor([pick(probs_V, float(u)) for u in numbers])
     cells = torch.bucketize(torch.arange(1500), torch.arange(50, 1500, 50), right=True)
     seen = torch.bincount(cells[drawn], minlength=30).double()
-    wanted = torch.zeros(30, dtype=torch.float64).index_add_(0, cells, law_V.double()) * count
+    wanted = torch.zeros(30, dtype=torch.float64).index_add_(0, cells, probs_V.double()) * count
     chi_square = float(((seen - wanted) ** 2 / wanted).sum())
     assert chi_square < 29 + 5 * math.sqrt(2 * 29)
 
@@ -197,7 +197,7 @@ def test_picks_follow_their_law(name: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("share", [1.0, 0.37])
 def test_leftover_is_what_is_not_covered(name: str, size: int, share: float) -> None:
-    p_V, q_V = some_law(size), some_law(size, seed=1)
+    p_V, q_V = some_distribution(size), some_distribution(size, seed=1)
     for proposal in (q_V, size // 2):
         before = p_V.clone(), q_V.clone()
         left_V, total = sampling(name).leftover(p_V, proposal, share)
@@ -210,8 +210,8 @@ def test_leftover_is_what_is_not_covered(name: str, size: int, share: float) -> 
 
 
 @every_side
-def test_a_law_leaves_nothing_of_itself(name: str) -> None:
-    p_V = some_law(9000)
+def test_a_distribution_leaves_nothing_of_itself(name: str) -> None:
+    p_V = some_distribution(9000)
     left_V, total = sampling(name).leftover(p_V, p_V)
     assert total == 0
     assert not bool(left_V.any())
@@ -221,8 +221,8 @@ def test_a_law_leaves_nothing_of_itself(name: str) -> None:
 
 
 @every_side
-def test_a_law_that_is_no_law_leaves_none(name: str) -> None:
-    p_V, q_V = some_law(600), some_law(600, seed=1)
+def test_a_distribution_that_is_no_distribution_leaves_none(name: str) -> None:
+    p_V, q_V = some_distribution(600), some_distribution(600, seed=1)
     p_V[550] = math.nan
     left_V, total = sampling(name).leftover(p_V, q_V)
     assert math.isnan(total)
@@ -231,13 +231,13 @@ def test_a_law_that_is_no_law_leaves_none(name: str) -> None:
 
 
 @every_side
-def test_masses_are_the_law_s_own(name: str) -> None:
-    laws_NV = torch.stack([some_law(700, seed) for seed in range(4)])
+def test_masses_are_the_distribution_s_own(name: str) -> None:
+    probs_NV = torch.stack([some_distribution(700, seed) for seed in range(4)])
     tokens = [699, 0, 41]
-    wanted = [float(laws_NV[node, token]) for node, token in enumerate(tokens)]
-    for form_NV in (laws_NV, laws_NV.T.contiguous().T, laws_NV.double()):
+    wanted = [float(probs_NV[node, token]) for node, token in enumerate(tokens)]
+    for form_NV in (probs_NV, probs_NV.T.contiguous().T, probs_NV.double()):
         assert sampling(name).masses(form_NV, tokens) == wanted
-    assert sampling(name).masses(laws_NV[:0], []) == []
+    assert sampling(name).masses(probs_NV[:0], []) == []
 
 
 @every_side
@@ -246,25 +246,26 @@ def test_other_tensors_go_to_the_definitions(name: str) -> None:
     assert torch.equal(softmax(side, logits_NV), softmax(PLAIN, logits_NV))
     turned_NV = logits_NV.float().T
     assert torch.allclose(softmax(side, turned_NV), torch.softmax(turned_NV, -1))
-    law_V = torch.softmax(logits_NV[:, 0], -1)
-    assert side.pick(law_V, 0.6) == inverse_cdf(law_V, 0.6)
-    assert side.leftover(law_V, 3)[1] == leftover(law_V, 3)[1]
-    assert side.leftover(law_V.float(), law_V)[0].dtype is torch.float64
+    probs_V = torch.softmax(logits_NV[:, 0], -1)
+    assert side.pick(probs_V, 0.6) == inverse_cdf(probs_V, 0.6)
+    assert side.leftover(probs_V, 3)[1] == leftover(probs_V, 3)[1]
+    assert side.leftover(probs_V.float(), probs_V)[0].dtype is torch.float64
 
 
 @every_side
 @pytest.mark.parametrize("rule", [TokenRule, BlockRule], ids=lambda rule: rule.name)
-def test_rules_keep_the_law_through_these_operators(
+def test_rules_keep_the_distribution_through_these_operators(
     name: str, rule: type[TokenRule] | type[BlockRule]
 ) -> None:
-    """All branches of the law tests' cases; laws in float32, as a model's are, to its rounding."""
+    """All branches of the distribution tests' cases; distributions in float32, as a model's are, to
+    its rounding."""
     shipped = rule(sampling(name))
     for case in CASES:
-        check_tree_law(_Single(shipped), case, tolerance=2e-6)
+        check_tree_distribution(_Single(shipped), case, tolerance=2e-6)
 
 
 class _Single:
-    """`rule` on the float32 forms of all laws."""
+    """`rule` on the float32 forms of all distributions."""
 
     exact = True
 
@@ -276,10 +277,10 @@ class _Single:
 
 
 def _single(row: VerifyRow) -> VerifyRow:
-    probs_NV, q_NV = row.laws.probs_NV, row.draft.probs_NV
+    probs_NV, q_NV = row.distributions.probs_NV, row.draft.probs_NV
     assert probs_NV is not None
     draft = replace(row.draft, probs_NV=None if q_NV is None else q_NV.float())
-    return replace(row, draft=draft, laws=Laws(probs_NV=probs_NV.float()))
+    return replace(row, draft=draft, distributions=Distributions(probs_NV=probs_NV.float()))
 
 
 FILTERS = (
@@ -296,7 +297,7 @@ FILTERS = (
 )
 
 
-def filtered_laws(side: Sampling, logits_NV: Tensor, how: Mapping[str, float]) -> Tensor:
+def filtered_distributions(side: Sampling, logits_NV: Tensor, how: Mapping[str, float]) -> Tensor:
     params = SamplingParams(temperature=0.8, **how)  # pyright: ignore[reportArgumentType]
     return processed_probs(logits_NV, params, side)
 
@@ -317,15 +318,15 @@ def test_filters_keep_what_the_definitions_keep(
         side.top_k(logits_NV, params.top_k, masked_NV)
         PLAIN.top_k(logits_NV, params.top_k, logits_NV)
         assert torch.equal(masked_NV, logits_NV)
-    laws_NV = softmax(side, logits_NV, 0.8)
-    wanted_NV = laws_NV.double()
+    probs_NV = softmax(side, logits_NV, 0.8)
+    wanted_NV = probs_NV.double()
     PLAIN.keep_likely(wanted_NV, params.top_p, params.min_p)
-    got_NV = laws_NV.clone()
+    got_NV = probs_NV.clone()
     side.keep_likely(got_NV, params.top_p, params.min_p)
     # By rounding, tokens at an edge may fall on either side of it: one or two, or a trace of mass.
     differs_NV = (got_NV > 0) != (wanted_NV > 0)
-    for law_V, differs_V in zip(laws_NV, differs_NV, strict=True):
-        assert int(differs_V.sum()) <= 2 or float((law_V * differs_V).sum()) < 1e-7
+    for probs_V, differs_V in zip(probs_NV, differs_NV, strict=True):
+        assert int(differs_V.sum()) <= 2 or float((probs_V * differs_V).sum()) < 1e-7
     if int(differs_NV.sum()) == 0:
         assert torch.allclose(got_NV.double(), wanted_NV, rtol=1e-6, atol=1e-30)
     assert torch.allclose(got_NV.double().sum(-1), torch.ones(4).double(), atol=1e-5)
@@ -333,13 +334,13 @@ def test_filters_keep_what_the_definitions_keep(
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
 def test_equal_tokens_are_kept_in_their_order(name: str) -> None:
-    """A law of equal masses tells which tokens a nucleus takes."""
+    """A distribution of equal masses tells which tokens a nucleus takes."""
     side = sampling(name)
     for size in (8, 64, 4096):
-        laws_NV = torch.full((2, size), 1 / size)
-        side.keep_likely(laws_NV, 0.5, 0.0)
-        assert bool((laws_NV[:, : size // 2] == 2 / size).all())
-        assert not bool(laws_NV[:, size // 2 :].any())
+        probs_NV = torch.full((2, size), 1 / size)
+        side.keep_likely(probs_NV, 0.5, 0.0)
+        assert bool((probs_NV[:, : size // 2] == 2 / size).all())
+        assert not bool(probs_NV[:, size // 2 :].any())
     logits_NV = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     side.top_k(logits_NV, 2, logits_NV)
     assert [float(x) for x in logits_NV[0]] == [-math.inf, 3, 2, 2, 2, -math.inf]
@@ -349,21 +350,21 @@ def test_equal_tokens_are_kept_in_their_order(name: str) -> None:
 @pytest.mark.parametrize("how", FILTERS, ids=str)
 def test_a_filtered_row_is_its_own_alone(name: str, how: Mapping[str, float]) -> None:
     side, logits_NV = sampling(name), 3 * randn(9, 50_257)
-    together_NV = filtered_laws(side, logits_NV.clone(), how)
+    together_NV = filtered_distributions(side, logits_NV.clone(), how)
     for row in (0, 8):
-        alone_NV = filtered_laws(side, logits_NV[row : row + 1].clone(), how)
+        alone_NV = filtered_distributions(side, logits_NV[row : row + 1].clone(), how)
         assert torch.equal(alone_NV[0], together_NV[row])
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
 @pytest.mark.parametrize("how", FILTERS, ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_filters_leave_no_law_of_what_is_none(
+def test_filters_leave_no_distribution_of_what_is_none(
     name: str, how: Mapping[str, float], bad: float
 ) -> None:
     side, logits_NV = sampling(name), randn(2, 9000)
     logits_NV[0, 4500] = bad
-    laws_NV = filtered_laws(side, logits_NV, how)
+    probs_NV = filtered_distributions(side, logits_NV, how)
     with pytest.raises(NumericsError):
-        side.pick(laws_NV[0], 0.5)
-    assert side.pick(laws_NV[1], 0.5) >= 0
+        side.pick(probs_NV[0], 0.5)
+    assert side.pick(probs_NV[1], 0.5) >= 0

@@ -98,7 +98,7 @@ def test_a_higher_rate_agrees_wherever_a_lower_one_does() -> None:
 @given(
     scale=st.floats(0.05, 1.0), power=st.floats(0.2, 3.0), coin=st.floats(0, 1, exclude_max=True)
 )
-def test_a_rank_is_the_least_that_the_law_of_misses_allows(
+def test_a_rank_is_the_least_that_the_distribution_of_misses_allows(
     scale: float, power: float, coin: float
 ) -> None:
     curve = MissCurve(scale, power)
@@ -110,7 +110,7 @@ def test_a_rank_is_the_least_that_the_law_of_misses_allows(
         assert curve(rank - 1) > coin
 
 
-def test_the_targets_word_stands_where_the_law_of_misses_says() -> None:
+def test_the_targets_word_stands_where_the_distribution_of_misses_says() -> None:
     curve = MissCurve(0.5, 1.0)
     script = draft(0.0, misses=curve)
     ranks = [ranking(script, c).index(said(TARGET, c)) for c in contexts(400)]
@@ -120,7 +120,7 @@ def test_the_targets_word_stands_where_the_law_of_misses_says() -> None:
         assert abs(missed - curve(count)) <= 4 * (0.25 / len(ranks)) ** 0.5
 
 
-def test_laws_are_point_masses_for_any_ordinary_temperature() -> None:
+def test_distributions_are_point_masses_for_any_ordinary_temperature() -> None:
     logits_MV = torch.empty(1, VOCAB)
     for script in (TARGET, draft(0.5)):
         write_words([script.ids((1, 2), 0)], logits_MV)

@@ -22,7 +22,7 @@ from outrider.planner.advise import AdvisedPlan, Question, advise
 from outrider.planner.candidates import DraftOption, Engines, PlannedJob, gain
 from outrider.planner.devices import Power
 from outrider.planner.overlap import AheadWays
-from outrider.planner.places import Rates, round_law
+from outrider.planner.places import Rates, round_stats
 from outrider.planner.roofline import Energy, PassWork
 
 FAR = 100_000
@@ -120,7 +120,7 @@ def test_batch_and_context_at_which_it_stops_paying() -> None:
         calibration, target=replace(calibration.target, per_context=1e-4, per_read=1e-3)
     )
     plan = advise(calibration, asked(DraftOption("model", 4), new_tokens=64))
-    drafter, law = calibration.drafters[0], round_law(Rates((0.8,)), 4)
+    drafter, stats = calibration.drafters[0], round_stats(Rates((0.8,)), 4)
     batch, context = plan.break_even_batch, plan.break_even_context
     assert batch is not None
     assert context is not None
@@ -131,8 +131,8 @@ def test_batch_and_context_at_which_it_stops_paying() -> None:
             PlannedJob(context=context - 1, new_tokens=64),
         ),
     ):
-        assert gain(calibration, drafter, job, law) <= 1 + 1e-3
-        assert gain(calibration, drafter, less, law) > 1 - 1e-3
+        assert gain(calibration, drafter, job, stats) <= 1 + 1e-3
+        assert gain(calibration, drafter, less, stats) > 1 - 1e-3
     assert f"it stops paying at a batch of {batch}" in plan.reasons[2]
     assert f"it stops paying at {context} tokens of context" in plan.reasons[2]
     assert "measured" not in plan.reasons[2]

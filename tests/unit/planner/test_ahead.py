@@ -20,7 +20,7 @@ from outrider.planner.overlap import (
     lanes,
     outcome_chances,
 )
-from outrider.planner.places import Rates, round_law
+from outrider.planner.places import Rates, round_stats
 from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast
 
 shares = st.floats(0, 1)
@@ -28,14 +28,14 @@ shares = st.floats(0, 1)
 
 def found(beta: float, k: int, step: float, batch: int = 1) -> RoundForecast:
     calibration = flat(costs(step))
-    law = round_law(Rates((beta,)), k)
-    return forecast(calibration, calibration.drafters[0], DecodeLoad(batch), law, depth=k)
+    stats = round_stats(Rates((beta,)), k)
+    return forecast(calibration, calibration.drafters[0], DecodeLoad(batch), stats, depth=k)
 
 
 @examples(20)
 @given(beta=shares, k=st.integers(1, 10))
-def test_outcomes_are_a_law(beta: float, k: int) -> None:
-    chances = outcome_chances(round_law(Rates((beta,)), k))
+def test_outcomes_are_a_stats(beta: float, k: int) -> None:
+    chances = outcome_chances(round_stats(Rates((beta,)), k))
     assert math.fsum(chances) == pytest.approx(1)
     assert chances[k] == pytest.approx(beta**k)
     assert chances[0] == pytest.approx(1 - beta)
@@ -43,9 +43,9 @@ def test_outcomes_are_a_law(beta: float, k: int) -> None:
 
 def test_hits_are_those_of_the_best_fan_out() -> None:
     """algorithms: B = 24, K = 5, acceptance 0.8 and misses 0.4 / F give 0.9048."""
-    law = round_law(Rates((0.8,)), 5)
-    assert foreseen(law, AheadWays(fan_out=24)) == pytest.approx(0.9048, abs=5e-5)
-    assert foreseen(law, AheadWays(p_hit=0.3)) == 0.3
+    stats = round_stats(Rates((0.8,)), 5)
+    assert foreseen(stats, AheadWays(fan_out=24)) == pytest.approx(0.9048, abs=5e-5)
+    assert foreseen(stats, AheadWays(p_hit=0.3)) == 0.3
     assert foreseen(PLAIN, AheadWays(fan_out=4)) == pytest.approx(0.9)
 
 
@@ -80,9 +80,9 @@ def test_a_shared_memory_takes_the_gain_away() -> None:
     turns = found(0.9, 4, 0.1)
     apart = ahead(costs(0.1), DecodeLoad(), turns, AheadWays(p_hit=1.0, contention=0.0))
     shared = ahead(costs(0.1), DecodeLoad(), turns, AheadWays(p_hit=1.0, contention=1.0))
-    assert apart.speed_up == pytest.approx(turns.law.tokens)
+    assert apart.speed_up == pytest.approx(turns.stats.tokens)
     # One step more than in turns: over the draft that is being verified.
-    assert shared.speed_up == pytest.approx(turns.law.tokens / 1.5)
+    assert shared.speed_up == pytest.approx(turns.stats.tokens / 1.5)
     assert shared.speed_up < turns.speed_up
 
 
@@ -91,7 +91,7 @@ def test_with_no_fallback_hits_come_in_runs() -> None:
     turns = found(0.9, 4, 0.25, batch=8)
     ways = AheadWays(fan_out=8, contention=0.0)
     got = ahead(costs(0.25), DecodeLoad(8), turns, ways)
-    hit, after_miss = foreseen(turns.law, ways), foreseen(PLAIN, ways)
+    hit, after_miss = foreseen(turns.stats, ways), foreseen(PLAIN, ways)
     assert got.fallback == "none"
     assert got.times.p_hit == pytest.approx(after_miss / (1 - hit + after_miss))
     assert got.times.tokens_miss == 1
@@ -138,16 +138,16 @@ def test_how_deep_can_be_hidden() -> None:
 @given(beta=shares, k=st.integers(1, 6), step=st.floats(0.01, 0.5), batch=st.integers(2, 16))
 def test_lanes_of_one_device_gain_nothing(beta: float, k: int, step: float, batch: int) -> None:
     calibration = flat(costs(step))
-    law = round_law(Rates((beta,)), k)
+    stats = round_stats(Rates((beta,)), k)
     drafter, load = calibration.drafters[0], DecodeLoad(batch)
-    turns = forecast(calibration, drafter, load, law, depth=k).times.total
-    shared = lanes(calibration, drafter, load, law, contention=1.0)
-    apart = lanes(calibration, drafter, load, law, contention=0.0)
+    turns = forecast(calibration, drafter, load, stats, depth=k).times.total
+    shared = lanes(calibration, drafter, load, stats, contention=1.0)
+    apart = lanes(calibration, drafter, load, stats, contention=0.0)
     assert shared >= turns - 1e-9
     assert apart == pytest.approx(2 * max(1.0, k * step))
 
 
 def test_one_sequence_cannot_be_in_two_lanes() -> None:
     calibration = flat(costs(0.1))
-    law = round_law(Rates((0.8,)), 4)
-    assert lanes(calibration, calibration.drafters[0], DecodeLoad(), law, contention=0.0) == 1.4
+    stats = round_stats(Rates((0.8,)), 4)
+    assert lanes(calibration, calibration.drafters[0], DecodeLoad(), stats, contention=0.0) == 1.4

@@ -13,7 +13,7 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import PLAIN, RoundStats
 from outrider.planner.advise import RatePoint, frontier
 from outrider.planner.devices import Power, device_sheet
-from outrider.planner.places import Rates, round_law
+from outrider.planner.places import Rates, round_stats
 from outrider.planner.roofline import Energy, PassWork, calibrate, joules_a_token, round_joules
 from outrider.planner.rounds import DecodeLoad, plain_times, round_times
 
@@ -25,12 +25,12 @@ points = st.lists(st.builds(RatePoint, st.just("way"), numbers, numbers), max_si
 
 def test_every_term() -> None:
     energy = Energy(Power(10.0, 1e-9, 1e-12), PassWork(TARGET), PassWork(DRAFT))
-    law, load = round_law(Rates((0.5,)), 2), DecodeLoad(3, 100)
+    stats, load = round_stats(Rates((0.5,)), 2), DecodeLoad(3, 100)
     kv = TARGET.kv_bytes_per_token, DRAFT.kv_bytes_per_token
     moved = 14e9 + 300 * kv[0] + 2 * (6e8 + 300 * kv[1])
     counted = 9 * (14e9 + 100 * 4 * 32 * 32 * 128) + 2 * 3 * (6e8 + 100 * 4 * 8 * 8 * 128)
     wanted = (10 * 0.2 + 1e-9 * moved + 1e-12 * counted) / (3 * 1.75)
-    assert joules_a_token(energy, load, law, 0.2, depth=2) == pytest.approx(wanted)
+    assert joules_a_token(energy, load, stats, 0.2, depth=2) == pytest.approx(wanted)
     alone = Energy(energy.power, PassWork(TARGET))
     plain = (10 * 0.1 + 14.0 + 1e-9 * 300 * kv[0] + 3e-12 * (14e9 + 100 * 4 * 32 * 32 * 128)) / 3
     assert joules_a_token(alone, load, PLAIN, 0.1, depth=0) == pytest.approx(plain)
@@ -39,18 +39,18 @@ def test_every_term() -> None:
 def test_a_drafter_that_rests_moves_nothing() -> None:
     """A share of rounds drafts; its passes are counted in those alone."""
     energy = Energy(Power(0.0, 1e-9, 0.0), PassWork(TARGET), PassWork(DRAFT))
-    law = RoundStats((0.25, 0.125), 0.5, 2.0)
-    found = joules_a_token(energy, DecodeLoad(1, 0), law, 1.0, depth=2)
-    assert found == pytest.approx((14.0 + 0.5 * 2 * 0.6) / law.tokens)
+    stats = RoundStats((0.25, 0.125), 0.5, 2.0)
+    found = joules_a_token(energy, DecodeLoad(1, 0), stats, 1.0, depth=2)
+    assert found == pytest.approx((14.0 + 0.5 * 2 * 0.6) / stats.tokens)
 
 
 def test_a_draft_device_of_its_own_flows_while_it_drafts() -> None:
     """Its watts in all the round's time, its own joules a byte and a FLOP."""
     target, draft = Power(10.0, 1e-9, 1e-12), Power(2.0, 3e-9, 5e-12)
-    law, load = round_law(Rates((0.5,)), 2), DecodeLoad()
+    stats, load = round_stats(Rates((0.5,)), 2), DecodeLoad()
     works = PassWork(TARGET), PassWork(DRAFT)
-    one = round_joules(Energy(target, *works), load, law, 0.2, depth=2)
-    two = round_joules(Energy(target, *works, draft), load, law, 0.2, depth=2)
+    one = round_joules(Energy(target, *works), load, stats, 0.2, depth=2)
+    two = round_joules(Energy(target, *works, draft), load, stats, 0.2, depth=2)
     assert two.static - one.static == pytest.approx(2 * 0.2)
     assert two.moving - one.moving == pytest.approx(2e-9 * 2 * 6e8)
     assert two.counting - one.counting == pytest.approx(4e-12 * 2 * 6e8)
@@ -69,10 +69,10 @@ def by_length(device: str, beta: float, batch: int) -> tuple[list[float], list[f
     energy, load = Energy(sheet.power, PassWork(TARGET), PassWork(DRAFT)), DecodeLoad(batch, 200)
     joules, seconds = list[float](), list[float]()
     for k in range(13):
-        law = round_law(Rates((beta,)), k)
-        took = round_times(calibration, calibration.drafters[0], load, law, depth=k).total
-        joules.append(joules_a_token(energy, load, law, took, depth=k))
-        seconds.append(took / law.tokens)
+        stats = round_stats(Rates((beta,)), k)
+        took = round_times(calibration, calibration.drafters[0], load, stats, depth=k).total
+        joules.append(joules_a_token(energy, load, stats, took, depth=k))
+        seconds.append(took / stats.tokens)
     return joules, seconds
 
 
@@ -99,12 +99,12 @@ def test_a_gain_in_time_need_not_be_one_in_energy() -> None:
     assert sheet.power is not None
     calibration = calibrate(TARGET, DRAFT, sheet)
     energy, load = Energy(sheet.power, PassWork(TARGET), PassWork(DRAFT)), DecodeLoad(64, 500)
-    law = round_law(Rates((0.45,)), 2)
-    took = round_times(calibration, calibration.drafters[0], load, law, depth=2).total
+    stats = round_stats(Rates((0.45,)), 2)
+    took = round_times(calibration, calibration.drafters[0], load, stats, depth=2).total
     plain = plain_times(calibration, load).total
-    assert plain * law.tokens / took > 1
+    assert plain * stats.tokens / took > 1
     before = joules_a_token(energy, load, PLAIN, plain, depth=0)
-    assert joules_a_token(energy, load, law, took, depth=2) > 0.8 * before
+    assert joules_a_token(energy, load, stats, took, depth=2) > 0.8 * before
 
 
 @examples(20)

@@ -15,7 +15,7 @@ from doubles.planned import costs, counts
 from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
 from outrider.estimate.theory import RoundStats, beta_rates, expected_by_place, expected_tokens
-from outrider.planner.places import Rates, believe, fitted_carry, round_law
+from outrider.planner.places import Rates, believe, fitted_carry, round_stats
 from outrider.planner.rounds import likeness, texts_differ
 
 shares = st.floats(0, 1)
@@ -57,12 +57,12 @@ def counted(kept: Sequence[int], k: int) -> tuple[PlaceCount, ...]:
 @examples(20)
 @given(rates=rates, k=st.integers(0, 12))
 def test_a_round_emits_between_one_token_and_all(rates: Rates, k: int) -> None:
-    law = round_law(rates, k)
-    assert 1 <= law.tokens <= k + 1 + 1e-9
-    assert len(law.kept) == k
-    assert all(b <= a + 1e-9 for a, b in pairwise([1.0, *law.kept]))
-    assert 0 <= law.acceptance_rate <= 1 + 1e-9
-    assert law.variance >= 0
+    stats = round_stats(rates, k)
+    assert 1 <= stats.tokens <= k + 1 + 1e-9
+    assert len(stats.kept) == k
+    assert all(b <= a + 1e-9 for a, b in pairwise([1.0, *stats.kept]))
+    assert 0 <= stats.acceptance_rate <= 1 + 1e-9
+    assert stats.variance >= 0
 
 
 @examples(20)
@@ -71,7 +71,7 @@ def test_more_acceptance_never_hurts(rates: Rates, k: int, better: list[float]) 
     raised = tuple(
         rate + (1 - rate) * more for rate, more in zip(rates.accepted, better, strict=False)
     )
-    found = [round_law(Rates(one, rates.offered), k).tokens for one in (rates.accepted, raised)]
+    found = [round_stats(Rates(one, rates.offered), k).tokens for one in (rates.accepted, raised)]
     assert found[1] >= found[0] - 1e-9
 
 
@@ -80,7 +80,7 @@ def test_more_acceptance_never_hurts(rates: Rates, k: int, better: list[float]) 
 def test_equal_rates_give_the_closed_form_wherever_drafts_stand(
     beta: float, k: int, carry: float
 ) -> None:
-    found = round_law(Rates((beta,), carry=carry), k)
+    found = round_stats(Rates((beta,), carry=carry), k)
     assert found.tokens == pytest.approx(expected_tokens(beta, k))
     assert found.num_drafted == pytest.approx(k)
 
@@ -89,7 +89,7 @@ def test_equal_rates_give_the_closed_form_wherever_drafts_stand(
 @given(accepted=st.lists(shares, min_size=1, max_size=9), k=st.integers(1, 9))
 def test_drafts_that_begin_anew_multiply_their_places(accepted: list[float], k: int) -> None:
     longer = [*accepted, *[accepted[-1]] * k][:k]
-    assert round_law(Rates(tuple(accepted)), k).tokens == pytest.approx(expected_by_place(longer))
+    assert round_stats(Rates(tuple(accepted)), k).tokens == pytest.approx(expected_by_place(longer))
 
 
 @examples(20)
@@ -102,7 +102,7 @@ def test_drafts_that_go_on_are_a_renewal(accepted: list[float], k: int) -> None:
     for place in range(500):
         runs.append(runs[-1] * accepted[min(place, last)])
     tokens, rounds = sum(runs), sum(runs[:: k + 1])
-    found = round_law(Rates(tuple(accepted), carry=1.0), k).tokens
+    found = round_stats(Rates(tuple(accepted), carry=1.0), k).tokens
     assert found == pytest.approx(tokens / rounds, rel=1e-4)
 
 
@@ -116,8 +116,8 @@ def test_deep_drafts_foretell_short_ones() -> None:
     for k in (1, 2, 4, 8):
         kept = played(agrees, k)
         measured = 1 + sum(kept) / len(kept)
-        onward = round_law(Rates(accepted, carry=1.0), k).tokens
-        anew = round_law(Rates(accepted), k).tokens
+        onward = round_stats(Rates(accepted, carry=1.0), k).tokens
+        anew = round_stats(Rates(accepted), k).tokens
         assert onward == pytest.approx(measured, rel=0.02)
         assert anew < 0.95 * measured
 
@@ -126,7 +126,7 @@ def test_where_the_next_draft_stands_is_found_from_another_probe() -> None:
     drafter = costs(0.1, [0.3, 0.6, 0.8, 0.9, 0.9])
     mean = believe(drafter, num_draws=0).mean
     for carry in (0.0, 0.4, 1.0):
-        tokens = round_law(Rates(mean.accepted, carry=carry), 2).tokens
+        tokens = round_stats(Rates(mean.accepted, carry=carry), 2).tokens
         assert fitted_carry(drafter, 2, tokens) == pytest.approx(carry, abs=1e-4)
     assert fitted_carry(drafter, 2, 2.9) == 1
     assert fitted_carry(drafter, 2, 1.0) == 0
@@ -140,10 +140,10 @@ def test_many_judgements_are_believed() -> None:
 def test_few_judgements_leave_doubt() -> None:
     few, many = (believe(costs(0.1, [0.8, 0.7], num_rounds=n)) for n in (40, 40_000))
     wide, narrow = (
-        sorted(round_law(draw, 2).tokens for draw in belief.draws) for belief in (few, many)
+        sorted(round_stats(draw, 2).tokens for draw in belief.draws) for belief in (few, many)
     )
     assert wide[-10] - wide[10] > 5 * (narrow[-10] - narrow[10])
-    assert wide[10] < round_law(few.mean, 2).tokens < wide[-10]
+    assert wide[10] < round_stats(few.mean, 2).tokens < wide[-10]
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -153,7 +153,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
         kept = [next((i for i in range(3) if chance.random() >= truth[i]), 3) for _ in range(60)]
         drafter = DrafterCosts("model", (), places=counted(kept, 3))
         draws = believe(drafter, seed=trial, num_draws=80).draws
-        tokens = sorted(round_law(draw, 3).tokens for draw in draws)
+        tokens = sorted(round_stats(draw, 3).tokens for draw in draws)
         held += tokens[2] <= wanted <= tokens[-3]
     assert held >= 43
 
@@ -176,10 +176,10 @@ def test_seldom_reached_places_share_a_rate_that_goes_on() -> None:
 def test_drafts_shorter_than_asked_are_not_refusals_either() -> None:
     """A lookup that finds something in a third of rounds, and is then right."""
     found = believe(DrafterCosts("ngram", (), places=counts([0.9] * 3, 1000), num_rounds=3000))
-    law = round_law(found.mean, 3)
-    assert law.drafting == pytest.approx(1 / 3, abs=1e-2)
-    assert law.num_drafted == pytest.approx(3, abs=0.02)
-    assert law.tokens == pytest.approx(1 + (0.9 + 0.81 + 0.729) / 3, abs=0.02)
+    stats = round_stats(found.mean, 3)
+    assert stats.drafting == pytest.approx(1 / 3, abs=1e-2)
+    assert stats.num_drafted == pytest.approx(3, abs=0.02)
+    assert stats.tokens == pytest.approx(1 + (0.9 + 0.81 + 0.729) / 3, abs=0.02)
 
 
 def test_nothing_is_known_without_counts() -> None:
@@ -214,7 +214,7 @@ def test_texts_that_differ() -> None:
     )
     widths: list[float] = []
     for belief in (together, apart):
-        tokens = sorted(round_law(draw, 4).tokens for draw in belief.draws)
+        tokens = sorted(round_stats(draw, 4).tokens for draw in belief.draws)
         widths.append(tokens[-6] - tokens[5])
     assert widths[1] > 1.5 * widths[0]
 
@@ -233,7 +233,7 @@ def test_texts_that_are_alike() -> None:
 
 
 def test_a_shallower_round() -> None:
-    law = RoundStats((0.8, 0.6, 0.5), 0.9, 3.0)
-    assert law.cut(1) == RoundStats((0.8,), 0.9, 1.0)
-    assert law.cut(0).tokens == 1
-    assert law.cut(5) is law
+    stats = RoundStats((0.8, 0.6, 0.5), 0.9, 3.0)
+    assert stats.cut(1) == RoundStats((0.8,), 0.9, 1.0)
+    assert stats.cut(0).tokens == 1
+    assert stats.cut(5) is stats

@@ -12,7 +12,7 @@ from outrider.estimate.calibration import DrafterCosts
 from outrider.estimate.cost import Curve
 from outrider.estimate.theory import chances, geometric
 from outrider.planner.overlap import AheadWays, ahead
-from outrider.planner.places import Rates, round_law
+from outrider.planner.places import Rates, round_stats
 from outrider.planner.rounds import DecodeLoad, RoundForecast, forecast
 
 KS = (2, 4, 6, 8, 10, 12)
@@ -29,7 +29,7 @@ def drafter(times: tuple[float, ...]) -> DrafterCosts:
 def rounds(times: tuple[float, ...]) -> list[RoundForecast]:
     calibration = flat(drafter(times))
     return [
-        forecast(calibration, drafter(times), DecodeLoad(), round_law(RATES, k), depth=k)
+        forecast(calibration, drafter(times), DecodeLoad(), round_stats(RATES, k), depth=k)
         for k in KS
     ]
 
@@ -52,9 +52,11 @@ def test_a_cheaper_drafter_gains_more_and_hides_less() -> None:
     """Small T_SD: greater speed-up of drafting in turns; T_SD near 1: greater gain of hiding it."""
     small, large = rounds(SMALL), rounds(LARGE)
     assert all(a.speed_up < b.speed_up for a, b in zip(small, large, strict=True))
-    gains = [one.law.tokens / max(1, t) / one.speed_up for one, t in zip(small, SMALL, strict=True)]
+    gains = [
+        one.stats.tokens / max(1, t) / one.speed_up for one, t in zip(small, SMALL, strict=True)
+    ]
     assert max(gains) == gains[2] == pytest.approx(1.98, abs=0.005)
-    assert large[2].law.tokens / large[2].speed_up == pytest.approx(1.12, abs=0.005)
+    assert large[2].stats.tokens / large[2].speed_up == pytest.approx(1.12, abs=0.005)
 
 
 def test_from_six_tokens_on_drafting_cannot_be_hidden() -> None:

@@ -15,7 +15,7 @@ from doubles.planned import costs, flat, sloped
 from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.estimate.theory import PLAIN, RoundStats, expected_tokens
-from outrider.planner.places import Rates, round_law
+from outrider.planner.places import Rates, round_stats
 from outrider.planner.rounds import (
     DecodeLoad,
     binomial,
@@ -44,8 +44,8 @@ def test_where_verifying_is_free_it_is_the_usual_formula(
     beta: float, k: int, step: float, load: DecodeLoad
 ) -> None:
     calibration = flat(costs(step))
-    law = round_law(Rates((beta,)), k)
-    found = forecast(calibration, calibration.drafters[0], load, law, depth=k)
+    stats = round_stats(Rates((beta,)), k)
+    found = forecast(calibration, calibration.drafters[0], load, stats, depth=k)
     assert found.draft_over_plain == pytest.approx(k * step)
     assert found.speed_up == pytest.approx(found.speed_up_if_free)
     assert found.speed_up == pytest.approx(expected_tokens(beta, k) / (1 + k * step))
@@ -60,8 +60,8 @@ def test_every_term_of_a_round() -> None:
         host=0.5,
         rule=0.125,
     )
-    law = round_law(Rates((0.5,)), 3)
-    found = round_times(calibration, calibration.drafters[0], DecodeLoad(2, 100), law, depth=3)
+    stats = round_stats(Rates((0.5,)), 3)
+    found = round_times(calibration, calibration.drafters[0], DecodeLoad(2, 100), stats, depth=3)
     assert found.verify == pytest.approx(8 + 0.01 * 200 + 0.0001 * 800)
     assert found.host == pytest.approx(7 + 2 * 0.5 + 8 * 0.125)
     # E = 1 + 1/2 + 1/4 + 1/8, of each of the two.
@@ -74,19 +74,19 @@ def test_every_term_of_a_round() -> None:
 
 def test_both_meanings_of_t_sd_differ_where_verifying_costs_rows() -> None:
     calibration = sloped(costs(0.1), per_row=0.25)
-    law = round_law(Rates((0.9,)), 4)
-    found = forecast(calibration, calibration.drafters[0], DecodeLoad(), law, depth=4)
+    stats = round_stats(Rates((0.9,)), 4)
+    found = forecast(calibration, calibration.drafters[0], DecodeLoad(), stats, depth=4)
     assert found.draft_over_plain == pytest.approx(0.4)
     assert found.draft_over_verify == pytest.approx(0.4 / 2)
-    assert found.speed_up == pytest.approx(law.tokens / 2.4)
-    assert found.speed_up_if_free == pytest.approx(law.tokens / 1.4)
+    assert found.speed_up == pytest.approx(stats.tokens / 2.4)
+    assert found.speed_up_if_free == pytest.approx(stats.tokens / 1.4)
 
 
 def test_only_those_that_draft_cost_rows() -> None:
     """Two sequences that draft 4 tokens in half of the rounds: 0, 1 or 2 of them at once."""
     calibration = sloped(costs(0.5, each=0.5), per_row=0.1)
-    law = round_law(Rates((0.5,), offered=(0.5, 1.0)), 4)
-    found = round_times(calibration, calibration.drafters[0], DecodeLoad(2), law, depth=4)
+    stats = round_stats(Rates((0.5,), offered=(0.5, 1.0)), 4)
+    found = round_times(calibration, calibration.drafters[0], DecodeLoad(2), stats, depth=4)
     assert found.draft == pytest.approx(0.5 * 2 + 0.25 * 4)
     assert found.verify == pytest.approx(1.1 + 0.1 * 4)
 
@@ -94,9 +94,9 @@ def test_only_those_that_draft_cost_rows() -> None:
 def test_only_those_that_draft_read_what_was_emitted() -> None:
     """Of two sequences one drafts on the mean; rounds bring 1.6 tokens, drafts or not."""
     free = costs(0.5, each=0.5)
-    law = RoundStats((0.4, 0.2), drafting=0.5, num_drafted=2.0)
+    stats = RoundStats((0.4, 0.2), drafting=0.5, num_drafted=2.0)
     without, found = (
-        round_times(flat(one), one, DecodeLoad(2), law, depth=2)
+        round_times(flat(one), one, DecodeLoad(2), stats, depth=2)
         for one in (free, replace(free, per_emitted=0.1))
     )
     assert found.draft - without.draft == pytest.approx(0.1 * 1.6)
@@ -124,8 +124,8 @@ def longest(
     drafter, rates = calibration.drafters[0], Rates((beta,))
 
     def gain(k: int) -> float:
-        law = round_law(rates, k)
-        return forecast(calibration, drafter, DecodeLoad(batch), law, depth=k).speed_up
+        stats = round_stats(rates, k)
+        return forecast(calibration, drafter, DecodeLoad(batch), stats, depth=k).speed_up
 
     k = max(range(most + 1), key=gain)
     return k, gain(k)
@@ -151,11 +151,11 @@ def test_a_full_tile_is_used_to_its_edge() -> None:
 @given(beta=st.floats(0.3, 0.95), step=st.floats(0.01, 0.2), per_row=st.floats(0.001, 0.2))
 def test_gains_end_at_some_batch(beta: float, step: float, per_row: float) -> None:
     calibration = sloped(costs(step), per_row=per_row)
-    law = round_law(Rates((beta,)), 4)
+    stats = round_stats(Rates((beta,)), 4)
 
     def gain(batch: int) -> float:
         return forecast(
-            calibration, calibration.drafters[0], DecodeLoad(batch), law, depth=4
+            calibration, calibration.drafters[0], DecodeLoad(batch), stats, depth=4
         ).speed_up
 
     assert all(b <= a + 1e-9 for a, b in pairwise(gain(2**i) for i in range(9)))
@@ -172,7 +172,7 @@ def test_break_even_of_what_always_or_never_pays() -> None:
 
 @examples(20)
 @given(num=st.integers(1, 40), share=shares)
-def test_binomial_counts_are_a_law(num: int, share: float) -> None:
+def test_binomial_counts_are_a_stats(num: int, share: float) -> None:
     chances = binomial(num, share)
     assert math.fsum(chances) == pytest.approx(1)
     assert math.fsum(n * chance for n, chance in enumerate(chances)) == pytest.approx(num * share)

@@ -187,6 +187,6 @@ def test_poisson_arrivals_come_at_their_rate() -> None:
     assert load.in_flight is None
     assert moments[-1] == pytest.approx(250, rel=0.1)
     gaps = [after - before for before, after in pairwise(moments)]
-    # Of an exponential law the share above its mean is 1 / e.
+    # Of an exponential stats the share above its mean is 1 / e.
     assert sum(gap > 0.25 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), abs=0.04)
     assert load.num_tokens == 5000

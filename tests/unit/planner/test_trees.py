@@ -1,4 +1,4 @@
-"""Trees: their laws, their sizes at tile edges, and which pays."""
+"""Trees: their stats, their sizes at tile edges, and which pays."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from doubles.planned import costs, flat
 from outrider.core.tree import best_shape, chain_shape
 from outrider.estimate.calibration import PassCosts
 from outrider.estimate.cost import Curve
-from outrider.planner.overlap import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_law
-from outrider.planner.places import Rates, round_law
+from outrider.planner.overlap import MOST_NODES, best_tree, chances_of, sizes_to_try, tree_stats
+from outrider.planner.places import Rates, round_stats
 from outrider.planner.rounds import DecodeLoad, forecast
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=3).map(
@@ -27,19 +27,19 @@ falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=3).map(
 def test_a_tree_keeps_what_its_nodes_are_worth(
     chances: list[tuple[float, ...]], num_nodes: int
 ) -> None:
-    law, shape = tree_law(chances, num_nodes), best_shape(chances, num_nodes)
-    assert law.tokens == pytest.approx(1 + shape.expected)
-    assert law.num_drafted == len(shape)
-    assert len(law.kept) <= len(chances)
-    more = tree_law(chances, num_nodes + 1)
-    assert more.tokens >= law.tokens - 1e-12
+    stats, shape = tree_stats(chances, num_nodes), best_shape(chances, num_nodes)
+    assert stats.tokens == pytest.approx(1 + shape.expected)
+    assert stats.num_drafted == len(shape)
+    assert len(stats.kept) <= len(chances)
+    more = tree_stats(chances, num_nodes + 1)
+    assert more.tokens >= stats.tokens - 1e-12
 
 
 @examples(20)
 @given(beta=st.floats(0.01, 1), k=st.integers(1, 8))
 def test_a_tree_of_one_candidate_a_place_is_a_chain(beta: float, k: int) -> None:
-    law = tree_law([(beta,)] * k, k)
-    assert law.tokens == pytest.approx(round_law(Rates((beta,)), k).tokens)
+    stats = tree_stats([(beta,)] * k, k)
+    assert stats.tokens == pytest.approx(round_stats(Rates((beta,)), k).tokens)
     assert best_shape([(beta,)] * k, k).parents == chain_shape(k).parents
 
 
@@ -60,11 +60,11 @@ def test_the_tree_ends_where_the_next_tile_begins() -> None:
     for batch, nodes in ((1, 15), (2, 7)):
         found = best_tree(calibration, counted, DecodeLoad(batch), Rates((0.6,)), depth=5)
         assert found is not None
-        assert found.tokens > round_law(Rates((0.6,)), 5).tokens
-        law = tree_law(counted.chances, nodes)
-        depth = len(law.kept)
+        assert found.tokens > round_stats(Rates((0.6,)), 5).tokens
+        stats = tree_stats(counted.chances, nodes)
+        depth = len(stats.kept)
         assert (found.num_nodes, found.depth, found.is_guess) == (nodes, depth, False)
-        long = forecast(calibration, counted, DecodeLoad(batch), law, depth=depth)
+        long = forecast(calibration, counted, DecodeLoad(batch), stats, depth=depth)
         assert found.speed_up == pytest.approx(long.speed_up)
     guessed = best_tree(calibration, costs(0.01), DecodeLoad(), Rates((0.6,)), depth=5)
     assert guessed is not None
@@ -84,4 +84,4 @@ def test_siblings_are_guessed_where_nobody_counted_them() -> None:
 
 
 def test_no_candidate_no_tree() -> None:
-    assert tree_law([(0.0,)], 4).tokens == 1
+    assert tree_stats([(0.0,)], 4).tokens == 1

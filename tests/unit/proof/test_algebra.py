@@ -18,7 +18,7 @@ from outrider.core.tree import ROOT
 from outrider.proof.algebra import TOLERANCE, prove_rule, total_variation
 from outrider.proof.cases import FIXED, chain, generated
 from outrider.proof.check import Effort
-from outrider.proof.laws import Sampler, exact_samplers, plain_law
+from outrider.proof.distributions import Sampler, exact_samplers, plain_distribution
 from outrider.verify.rules import rule_for
 
 every_sampler = pytest.mark.parametrize("sampler", exact_samplers(), ids=lambda s: s.name)
@@ -52,11 +52,11 @@ class Wrong:
 
 def accept_all(row: VerifyRow) -> Verdict:
     path = tuple(range(len(row.draft)))
-    return Verdict(path, draw(row.laws.law(len(path)), row.noise, len(path) - 1))
+    return Verdict(path, draw(row.distributions.at(len(path)), row.noise, len(path) - 1))
 
 
 def accept_none(row: VerifyRow) -> Verdict:
-    return Verdict((), draw(row.laws.law(0), row.noise, ROOT))
+    return Verdict((), draw(row.distributions.at(0), row.noise, ROOT))
 
 
 def fall_over(row: VerifyRow) -> Verdict:
@@ -71,8 +71,8 @@ def proof_of(judge: Callable[[VerifyRow], Verdict]) -> tuple[bool, str]:
     return proof.holds, proof.finding
 
 
-def test_a_rule_that_accepts_all_emits_the_drafters_law() -> None:
-    """Its distance from the target's law is that of the two laws: 0.3."""
+def test_a_rule_that_accepts_all_emits_the_drafters_distribution() -> None:
+    """Its distance from the target's distribution is that of the two distributions: 0.3."""
     holds, finding = proof_of(accept_all)
     assert not holds
     assert finding == "chain: total variation 3.0e-01"
@@ -103,15 +103,15 @@ def test_generated_cases_are_the_same_again_and_not_with_another_seed() -> None:
     assert any(0 in weights for case in first for weights in case.target)
 
 
-def test_the_plain_law_by_hand() -> None:
+def test_the_plain_distribution_by_hand() -> None:
     logits = [0.0, 1.0, 1.0, float("-inf")]
-    assert plain_law(logits, SamplingParams()) == [0, 1, 0, 0]
+    assert plain_distribution(logits, SamplingParams()) == [0, 1, 0, 0]
     sampled = SamplingParams(temperature=1.0, top_k=1)
-    assert plain_law(logits, sampled) == [0, 0.5, 0.5, 0]
-    banned = plain_law(logits, sampled, text=(3, 0), bad_words=((0, 1), (9, 2)))
+    assert plain_distribution(logits, sampled) == [0, 0.5, 0.5, 0]
+    banned = plain_distribution(logits, sampled, text=(3, 0), bad_words=((0, 1), (9, 2)))
     assert banned == [0, 0, 1, 0]
     biased = SamplingParams(temperature=1.0, logit_bias={0: 1.0}, presence_penalty=1.0, min_p=0.9)
-    assert plain_law(logits, biased, text=(1,)) == pytest.approx([0.5, 0, 0.5, 0])
+    assert plain_distribution(logits, biased, text=(1,)) == pytest.approx([0.5, 0, 0.5, 0])
 
 
 def test_more_effort_is_more() -> None:

@@ -1,4 +1,4 @@
-"""The enumeration: laws come out whole, numbers are used once, races share theirs."""
+"""The enumeration: distributions come out whole, numbers are used once, races share theirs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 
 from outrider.core.rng import KeyedRng, Role
 from outrider.proof.chisquare import p_value
-from outrider.proof.laws import BadDrawError, EveryBranch, joint_winner, law, runs
+from outrider.proof.distributions import BadDrawError, EveryBranch, distribution, joint_winner, runs
 
 weights = st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)
 
 
 @given(first=weights, second=weights)
-def test_the_law_of_two_picks_is_their_product(first: list[int], second: list[int]) -> None:
+def test_the_distribution_of_two_picks_is_their_product(
+    first: list[int], second: list[int]
+) -> None:
     def picks(noise: EveryBranch) -> tuple[int, ...]:
         a = noise.pick(torch.tensor(first), 0, Role.DRAFT)
         return a, noise.pick(torch.tensor(second), a, Role.NEXT)
 
-    found = law(picks)
+    found = distribution(picks)
     total = sum(first) * sum(second)
     wanted = {(a, b): first[a] * second[b] / total for a in range(3) for b in range(3)}
     assert found == pytest.approx({text: share for text, share in wanted.items() if share})
@@ -34,8 +36,8 @@ def test_coins_beyond_their_bounds_are_certain() -> None:
 
 
 @pytest.mark.parametrize("bad", [[0.0, 0.0], [1.0, -0.5], [float("nan"), 1.0], [float("inf"), 1.0]])
-def test_weights_that_are_no_law_are_refused(bad: list[float]) -> None:
-    with pytest.raises(BadDrawError, match="no law"):
+def test_weights_that_are_no_distribution_are_refused(bad: list[float]) -> None:
+    with pytest.raises(BadDrawError, match="no distribution"):
         EveryBranch().pick(torch.tensor(bad), 0, Role.NEXT)
 
 
@@ -52,7 +54,7 @@ def test_a_number_is_used_once_a_round() -> None:
 
 
 @given(p=weights, q=weights)
-def test_winners_of_shared_races_have_each_its_own_law(p: list[int], q: list[int]) -> None:
+def test_winners_of_shared_races_have_each_its_own_distribution(p: list[int], q: list[int]) -> None:
     joint = [[joint_winner(p, q, i, j) for j in range(3)] for i in range(3)]
     assert [sum(row) for row in joint] == pytest.approx([w / sum(p) for w in p])
     assert [sum(column) for column in zip(*joint, strict=True)] == pytest.approx(
@@ -64,12 +66,12 @@ def test_winners_of_shared_races_have_each_its_own_law(p: list[int], q: list[int
 
 
 @given(p=weights, q=weights)
-def test_two_races_at_a_place_follow_the_joint_law(p: list[int], q: list[int]) -> None:
+def test_two_races_at_a_place_follow_the_joint_distribution(p: list[int], q: list[int]) -> None:
     def race(noise: EveryBranch) -> tuple[int, ...]:
         return noise.race_at(torch.tensor(p), 1), noise.race_at(torch.tensor(q), 1)
 
     wanted = {(i, j): joint_winner(p, q, i, j) for i in range(3) for j in range(3)}
-    found = law(race)
+    found = distribution(race)
     assert all(abs(found.get(pair, 0.0) - share) < 1e-12 for pair, share in wanted.items())
     assert sum(found.values()) == pytest.approx(1)
 
@@ -83,7 +85,7 @@ def test_a_third_race_needs_a_new_round() -> None:
     noise.race_at(flat_V, 0)
 
 
-def test_the_joint_law_is_that_of_the_shipped_races() -> None:
+def test_the_joint_distribution_is_that_of_the_shipped_races() -> None:
     p, q = (5, 3, 2), (2, 2, 6)
     p_V, q_V = torch.tensor(p).double(), torch.tensor(q).double()
     counts = [[0] * 3 for _ in range(3)]

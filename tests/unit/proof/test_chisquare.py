@@ -18,15 +18,15 @@ from outrider.verify.batched import ChainNumbers, judge_chains, pick
 
 def null_p_values(seeds: Sequence[int], num_draws: int) -> Tensor:
     """The six pairs' p-values for each seed, of shape SP."""
-    laws = [tuple(table_VV[START] for table_VV in pair.tables()) for pair in PAIRS]
+    distributions = [tuple(table_VV[START] for table_VV in pair.tables()) for pair in PAIRS]
     counts_PSV = torch.zeros(len(PAIRS), len(seeds), VOCAB, dtype=torch.int64)
     for run, seed in enumerate(seeds):
         generator = torch.Generator().manual_seed(seed)
-        for place, (p_V, q_V) in enumerate(laws):
+        for place, (p_V, q_V) in enumerate(distributions):
             uniforms_4B = torch.rand(4, num_draws, generator=generator, dtype=torch.float64)
             first_B = _first_tokens(p_V, q_V, uniforms_4B)
             counts_PSV[place, run] = torch.bincount(first_B, minlength=VOCAB)
-    tested = zip(counts_PSV, laws, strict=True)
+    tested = zip(counts_PSV, distributions, strict=True)
     return torch.stack([p_values(counts_SV, p_V) for counts_SV, (p_V, _) in tested], -1)
 
 

@@ -16,16 +16,22 @@ from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import draw
 from outrider.proof.cases import PAIRS, TEXTS
 from outrider.proof.chisquare import MANY
-from outrider.proof.ensemble import engine_texts, pair_trials, race_trial, text_law, walked_trial
-from outrider.proof.laws import Sampler, exact_samplers
+from outrider.proof.distributions import Sampler, exact_samplers
+from outrider.proof.ensemble import (
+    engine_texts,
+    pair_trials,
+    race_trial,
+    text_distribution,
+    walked_trial,
+)
 
 every_sampler = pytest.mark.parametrize("sampler", exact_samplers(), ids=lambda s: s.name)
 
 
-def test_laws_of_texts_are_whole() -> None:
+def test_distributions_of_texts_are_whole() -> None:
     for pair in PAIRS:
-        assert sum(pair.text_law()) == pytest.approx(1)
-        assert len(pair.text_law()) == len(TEXTS)
+        assert sum(pair.text_distribution()) == pytest.approx(1)
+        assert len(pair.text_distribution()) == len(TEXTS)
         for table_VV in pair.tables():
             assert torch.allclose(table_VV.sum(-1), torch.ones(6, dtype=torch.float64))
 
@@ -55,7 +61,7 @@ class AcceptAll:
 
 def _whole(row: VerifyRow) -> Verdict:
     path = tuple(range(len(row.draft)))
-    return Verdict(path, draw(row.laws.law(len(path)), row.noise, len(path) - 1))
+    return Verdict(path, draw(row.distributions.at(len(path)), row.noise, len(path) - 1))
 
 
 def test_a_wrong_rule_is_found() -> None:
@@ -74,8 +80,8 @@ class OneTokenOnly:
         return [Verdict((), 5) for _ in rows]
 
 
-def beyond_the_vocabulary(law_V: Tensor, *_: object) -> int:
-    return len(law_V)
+def beyond_the_vocabulary(probs_V: Tensor, *_: object) -> int:
+    return len(probs_V)
 
 
 def test_an_impossible_text_and_a_defect_have_p_zero() -> None:
@@ -96,10 +102,10 @@ def test_shared_races() -> None:
 
 @pytest.mark.parametrize("sampler", EXACT_SAMPLERS)
 def test_the_engine_writes_texts_that_can_be(sampler: str) -> None:
-    law = text_law()
-    assert sum(law.values()) == pytest.approx(1)
+    distribution = text_distribution()
+    assert sum(distribution.values()) == pytest.approx(1)
     counts = Counter(engine_texts(sampler, seed=2, num_texts=40))
     assert sum(counts.values()) == 40
-    assert set(counts) <= set(law)
+    assert set(counts) <= set(distribution)
     assert counts == Counter(engine_texts(sampler, seed=2, num_texts=40))
     assert counts != Counter(engine_texts(sampler, seed=3, num_texts=40))

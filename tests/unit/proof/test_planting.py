@@ -15,7 +15,10 @@ from outrider.verify import exact as token
 from outrider.verify.exact import residual
 
 MUTANT = Mutant(
-    "residual is p", "outrider.verify.exact", "= leftover(law, proposal)", "= law.clone(), 1.0"
+    "residual is p",
+    "outrider.verify.exact",
+    "= leftover(distribution, proposal)",
+    "= distribution.clone(), 1.0",
 )
 P_V = torch.tensor([0.5, 0.5])
 Q_V = torch.tensor([1.0, 0.0])
@@ -99,7 +102,7 @@ def test_without_sources_nothing_is_planted(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_source_that_is_not_what_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an edit of the file: its compiled code is not the code in memory."""
     source = inspect.getsource(token)
-    edited = source.replace("total > 0 else law", "total >= 0 else law")
+    edited = source.replace("total > 0 else distribution", "total >= 0 else distribution")
     assert edited != source
 
     def source_on_disk(_: ModuleType) -> str:

@@ -15,7 +15,7 @@ from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher, begin_as
 from outrider.train.hybrid_module import TrainedHybridLayer
 from outrider.train.llama_module import Llama, TrainedLlamaLayer, as_dtype, fresh_llama
 from outrider.train.loop import Export, Trainer, TrainJob, TrainPlan
-from outrider.train.losses import LawCache, distillation, next_token, top_laws
+from outrider.train.losses import DistributionCache, distillation, next_token, top_distributions
 from outrider.train.shapes import config_json, small_hybrid, small_llama
 from outrider.train.target import FrozenTarget
 
@@ -52,7 +52,9 @@ def taught_in(folder: Path) -> Teacher:
     folder.mkdir()
     fill(folder, Export(as_dtype(net.state_dict(), kind), config_json(net.config, kind)), "", {})
     target = FrozenTarget(folder, device=CPU, max_tokens=WINDOW)
-    cache = LawCache(folder, "laws", num_windows=4, window=WINDOW, num_kept=NUM_KEPT)
+    cache = DistributionCache(
+        folder, "distributions", num_windows=4, window=WINDOW, num_kept=NUM_KEPT
+    )
     return Teacher(target, cache)
 
 
@@ -68,8 +70,8 @@ def test_the_loss_is_the_models_and_a_share_of_the_blocks() -> None:
         wanted = next_token(logits_BTV, IDS_BT)
         for turn, draft_BTD in enumerate(net.drafts(IDS_BT, states_BTD, 3)):
             places = slice(turn + 2, WINDOW - 1, 3)
-            laws = top_laws(logits_BTV[:, places].flatten(0, 1), NUM_KEPT)
-            part = distillation(net.logits(draft_BTD[:, places].flatten(0, 1)), laws)
+            distributions = top_distributions(logits_BTV[:, places].flatten(0, 1), NUM_KEPT)
+            part = distillation(net.logits(draft_BTD[:, places].flatten(0, 1)), distributions)
             wanted = wanted + 0.3 * 0.8**turn / (1 + 0.8 + 0.64) * part
     torch.testing.assert_close(loss.detach(), wanted, atol=1e-4, rtol=0)
 

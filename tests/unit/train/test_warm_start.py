@@ -118,7 +118,7 @@ def test_the_fit_is_a_function_of_text_and_seed(tmp_path: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_laws_over_most_ids_are_close_to_laws_over_all() -> None:
+def test_distributions_over_most_ids_are_close_to_distributions_over_all() -> None:
     own = recipe(text=windows())
     net, batch = begun(own), windows().batch(50, CPU)
     everything = replace(own, ids_W=torch.arange(96))

@@ -1,4 +1,4 @@
-"""The residual: the part of the target's law that a refused proposal did not cover."""
+"""The residual: the part of the target's distribution that a refused proposal did not cover."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from checks.law import Weights, normal
+from checks.distribution import Weights, normal
 from outrider.verify.exact import residual
 
 weights = st.tuples(*[st.integers(0, 8)] * 4).filter(any)
 
 
-def values(law: int | Tensor) -> list[float]:
-    assert isinstance(law, Tensor)
-    return [float(value) for value in law]
+def values(distribution: int | Tensor) -> list[float]:
+    assert isinstance(distribution, Tensor)
+    return [float(value) for value in distribution]
 
 
 @given(p=weights, q=weights)
@@ -49,9 +49,9 @@ def test_a_point_mass_stays() -> None:
     assert residual(3, torch.full((4,), 0.25)) == 3
 
 
-def test_nothing_left_leaves_the_law() -> None:
-    law_V = normal((1, 2, 3, 0))
-    assert values(residual(law_V, law_V)) == values(law_V)
+def test_nothing_left_leaves_the_distribution() -> None:
+    probs_V = normal((1, 2, 3, 0))
+    assert values(residual(probs_V, probs_V)) == values(probs_V)
 
 
 def test_the_inputs_are_not_written() -> None:

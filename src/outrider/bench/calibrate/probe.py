@@ -108,7 +108,7 @@ class Probe:
         whole = [[one for one in rounds if one.room == k] for rounds in found]
         return [some or every for some, every in zip(whole, found, strict=True) if every]
 
-    def law(self, k: int) -> RoundStats:
+    def stats(self, k: int) -> RoundStats:
         """Of rounds at depth `k`, by replay."""
         rounds = [one for text in self.rounds(k) for one in text]
         drafted = [one.drafted for one in rounds if one.drafted]
@@ -142,10 +142,10 @@ class Probe:
         )
         if not found.places:
             return found
-        laws = tuple(self.law(k) for k in range(1, self.deepest + 1))
-        middle = laws[min(_MIDDLE_K, self.deepest) - 1]
+        stats = tuple(self.stats(k) for k in range(1, self.deepest + 1))
+        middle = stats[min(_MIDDLE_K, self.deepest) - 1]
         carry = fitted_carry(found, min(_MIDDLE_K, self.deepest), middle.tokens)
-        return replace(found, carry=carry, laws=laws)
+        return replace(found, carry=carry, laws=stats)
 
 
 def probe(

@@ -263,23 +263,23 @@ class Saguaro:
         likely = chances(PRIOR_ALPHA, depth)
         return cls(weight, optimal(budget, likely, Misses())[:depth])
 
-    def __call__(self, laws_NV: Tensor, node: int) -> None:
+    def __call__(self, probs_NV: Tensor, node: int) -> None:
         """A distribution with no mass outside of its likeliest tokens stays as it is where C =
         0."""
         count = self._fan_out[min(node, len(self._fan_out) - 1)]
         if not count:
             return
         with torch.inference_mode():
-            for law_V in laws_NV:
-                self._soften(law_V, count)
+            for probs_V in probs_NV:
+                self._soften(probs_V, count)
 
-    def _soften(self, law_V: Tensor, count: int) -> None:
-        changed_V = law_V.clone()
-        changed_V[likeliest(law_V, count)] *= self._weight
+    def _soften(self, probs_V: Tensor, count: int) -> None:
+        changed_V = probs_V.clone()
+        changed_V[likeliest(probs_V, count)] *= self._weight
         # A running sum adds in one order, whatever the number of threads.
         total = changed_V.cumsum(0, dtype=torch.float64)[-1]
         if float(total) > 0:
-            law_V.copy_(changed_V / total)
+            probs_V.copy_(changed_V / total)
 
 
 def likeliest(scores_V: Tensor, count: int) -> list[int]:

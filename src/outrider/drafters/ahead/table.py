@@ -105,11 +105,11 @@ class ForcedHits:
 def _beginning(draft: Draft, depth: int) -> Draft:
     """Its first `depth` nodes, with distributions of their own: those of its siblings may be
     forgotten."""
-    laws_KV = draft.probs_NV
+    probs_KV = draft.probs_NV
     return Draft(
         draft.tokens[:depth],
         draft.parents[:depth],
-        None if laws_KV is None else laws_KV[:depth].contiguous(),
+        None if probs_KV is None else probs_KV[:depth].contiguous(),
         draft.hit,
     )
 

@@ -20,7 +20,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
 from outrider.core.rng import Rng
-from outrider.core.sampling import empty_laws
+from outrider.core.sampling import empty_probs
 from outrider.drafters.ahead.choices import AheadCapacity
 from outrider.drafters.ahead.table import Branch
 from outrider.drafters.growth import DraftSampler, drawn_params
@@ -85,7 +85,7 @@ class Tree:
     def _drawn(self, logits_BV: Tensor) -> list[int]:
         node, depth = len(self._chains[0]), self.row.budget.depth
         if self._probs_KBV is None:
-            empty = empty_laws(depth * len(self.branches), logits_BV)
+            empty = empty_probs(depth * len(self.branches), logits_BV)
             self._probs_KBV = empty.view(depth, len(self.branches), -1)
         out_BV = self._probs_KBV[node]
         probs_BV = self.sampler.probs(logits_BV, drawn_params(self.row), node, out_BV)

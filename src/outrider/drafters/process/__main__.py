@@ -1,7 +1,7 @@
-"""The start of a drafter's process: python -m outrider.drafters.process OPTIONS LINE LAWS.
+"""The start of a drafter's process: python -m outrider.drafters.process OPTIONS LINE DISTRIBUTIONS.
 
-OPTIONS is the JSON of a `ChildOptions`; LINE and LAWS are descriptors that the engine opened: its
-socket, and the shared memory for distributions. child.py is what the process does.
+OPTIONS is the JSON of a `ChildOptions`; LINE and DISTRIBUTIONS are descriptors that the engine
+opened: its socket, and the shared memory for distributions. child.py is what the process does.
 """
 
 from __future__ import annotations

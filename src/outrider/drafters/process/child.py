@@ -24,7 +24,7 @@ from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.process.frames import Frame, Kind, SharedLaws, receive, send
+from outrider.drafters.process.frames import Frame, Kind, SharedProbs, receive, send
 from outrider.drafters.process.messages import (
     Answer,
     Asked,
@@ -102,19 +102,19 @@ class _Text:
 
 
 class WorkerServer:
-    """Answers one frame at a time. `laws` is where the distributions of an answer go."""
+    """Answers one frame at a time. `distributions` is where the distributions of an answer go."""
 
-    def __init__(self, inner: Inner, laws: SharedLaws) -> None:
+    def __init__(self, inner: Inner, distributions: SharedProbs) -> None:
         self._inner = inner
-        self._laws = laws
+        self._distributions = distributions
         self._texts: dict[int, _Text] = {}
         self._trouble: Frame | None = None
         self._ahead_seconds = 0.0
 
     @property
     def hello(self) -> Hello:
-        num_laws = len(self._laws.laws_LV)
-        return Hello(self._inner.vocab_size, num_laws, self._inner.ahead is not None)
+        num_distributions = len(self._distributions.probs_LV)
+        return Hello(self._inner.vocab_size, num_distributions, self._inner.ahead is not None)
 
     def answer(self, frame: Frame) -> Frame | None:
         """What to answer, if anything. Raises DrafterError for a frame that makes no sense."""
@@ -182,7 +182,7 @@ class WorkerServer:
             if draft.probs_NV is None:
                 placed.append(Proposal(draft, None))
                 continue
-            self._laws.write(end, draft.probs_NV)
+            self._distributions.write(end, draft.probs_NV)
             placed.append(Proposal(draft, end))
             end += len(draft)
         return placed
@@ -239,18 +239,20 @@ class _After:
 
 def serve(
     line: socket.socket,
-    law_file: int,
+    distribution_file: int,
     options: ChildOptions,
     build: Callable[[ChildOptions], Inner] = build_inner,
 ) -> None:
     """Load, say hello, and answer until the engine says EXIT or is gone."""
     try:
         inner = build(options)
-        laws = SharedLaws.over(law_file, options.num_laws, options.vocab_size)
+        distributions = SharedProbs.over(
+            distribution_file, options.num_distributions, options.vocab_size
+        )
     except OutriderError as error:
         send(line, failure(error))
         return
-    server = WorkerServer(inner, laws)
+    server = WorkerServer(inner, distributions)
     try:
         send(line, server.hello.frame())
         while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:

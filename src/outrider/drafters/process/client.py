@@ -67,7 +67,7 @@ class Home:
     up, while a hung process is replaced."""
 
     timeout: float
-    laws_device: str = "cpu"
+    probs_device: str = "cpu"
     pace: RestartBackoff = field(default_factory=RestartBackoff)
     command: Sequence[str] = CHILD
 
@@ -244,17 +244,19 @@ class ProcessDrafter:
         told = Answer.read(answer.body)
         if len(told.proposals) != count:
             raise DrafterError(f"it gave {len(told.proposals)} drafts for {count} rows")
-        drafts = [self._with_laws(line, proposal) for proposal in told.proposals]
+        drafts = [self._with_distributions(line, proposal) for proposal in told.proposals]
         self._draft_seconds += told.draft_seconds
         self._ahead_seconds += told.ahead_seconds
         return drafts
 
-    def _with_laws(self, line: WorkerLine, proposal: Proposal) -> Draft:
+    def _with_distributions(self, line: WorkerLine, proposal: Proposal) -> Draft:
         draft = proposal.draft
-        if proposal.first_law is None:
+        if proposal.first_distribution is None:
             return draft
-        laws_NV = line.laws.read(proposal.first_law, len(draft), self._home.laws_device)
-        return Draft(draft.tokens, draft.parents, laws_NV, draft.hit)
+        probs_NV = line.distributions.read(
+            proposal.first_distribution, len(draft), self._home.probs_device
+        )
+        return Draft(draft.tokens, draft.parents, probs_NV, draft.hit)
 
 
 def _asked_ahead(row: AheadRow) -> AskedAhead:

@@ -181,49 +181,50 @@ def _cut_off() -> DrafterError:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLaws:
+class SharedProbs:
     """float32 throughout, whatever the draft model computes in.
 
     The memory is an anonymous file, mapped by both processes. It has no name, so nothing is left
-    behind however a process ends. Each distribution has a row of fixed size in `laws_LV`; an answer
-    names the rows of its distributions. The process writes them only while it is asked for drafts,
-    and the engine copies what it got before it asks again, so no row is written while it is read.
+    behind however a process ends. Each distribution has a row of fixed size in `probs_LV`; an
+    answer names the rows of its distributions. The process writes them only while it is asked for
+    drafts, and the engine copies what it got before it asks again, so no row is written while it is
+    read.
     """
 
-    laws_LV: Tensor
+    probs_LV: Tensor
 
     @classmethod
-    def over(cls, file: int, num_laws: int, vocab_size: int) -> SharedLaws:
+    def over(cls, file: int, num_distributions: int, vocab_size: int) -> SharedProbs:
         """Over `file`, of the size that `anonymous_file` gave it. It may be closed after that."""
-        memory = mmap.mmap(file, num_bytes(num_laws, vocab_size))
-        flat = torch.frombuffer(memory, dtype=torch.float32, count=num_laws * vocab_size)
-        return cls(flat.view(num_laws, vocab_size))
+        memory = mmap.mmap(file, num_bytes(num_distributions, vocab_size))
+        flat = torch.frombuffer(memory, dtype=torch.float32, count=num_distributions * vocab_size)
+        return cls(flat.view(num_distributions, vocab_size))
 
-    def write(self, first: int, laws_NV: Tensor) -> None:
-        self._rows(first, len(laws_NV)).copy_(laws_NV)
+    def write(self, first: int, probs_NV: Tensor) -> None:
+        self._rows(first, len(probs_NV)).copy_(probs_NV)
 
     def read(self, first: int, count: int, device: str) -> Tensor:
         """A copy on `device`. Raises DrafterError if there are no such rows."""
         return self._rows(first, count).to(device, copy=True)
 
     def _rows(self, first: int, count: int) -> Tensor:
-        if not 0 <= first <= first + count <= len(self.laws_LV):
+        if not 0 <= first <= first + count <= len(self.probs_LV):
             raise DrafterError(
-                f"a drafter's process names laws {first} to {first + count} of shared memory that "
-                f"holds {len(self.laws_LV)}."
+                f"a drafter's process names distributions {first} to {first + count} of shared "
+                f"memory that holds {len(self.probs_LV)}."
             )
-        return self.laws_LV[first : first + count]
+        return self.probs_LV[first : first + count]
 
 
-def num_bytes(num_laws: int, vocab_size: int) -> int:
+def num_bytes(num_distributions: int, vocab_size: int) -> int:
     # An empty mapping is an error.
-    return max(num_laws * vocab_size * 4, 1)
+    return max(num_distributions * vocab_size * 4, 1)
 
 
 def anonymous_file(size: int) -> int:
     """A descriptor of `size` bytes that no name leads to. Pages are taken when first written."""
     if hasattr(os, "memfd_create"):
-        file = os.memfd_create("outrider-laws")
+        file = os.memfd_create("outrider-distributions")
     else:
         with tempfile.TemporaryFile() as opened:
             file = os.dup(opened.fileno())

@@ -36,7 +36,7 @@ _DRAFT = Struct("<Bi")
 _FULL = Struct("<?")
 _BUSY = Struct("<dd")
 
-_NO_LAWS = -1
+_NO_DISTRIBUTIONS = -1
 _HITS: tuple[bool | None, ...] = (None, False, True)
 
 
@@ -46,12 +46,12 @@ class Hello:
     ahead."""
 
     vocab_size: int
-    num_laws: int
+    num_distributions: int
     drafts_ahead: bool
 
     def frame(self) -> Frame:
         writer = BodyWriter()
-        writer.put(_HELLO, self.vocab_size, self.num_laws, self.drafts_ahead)
+        writer.put(_HELLO, self.vocab_size, self.num_distributions, self.drafts_ahead)
         return writer.frame(Kind.HELLO)
 
     @classmethod
@@ -125,14 +125,14 @@ class AskedAhead:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A draft without its distributions, which begin at row `first_law` of the shared memory (None:
-    it has none)."""
+    """A draft without its distributions, which begin at row `first_distribution` of the shared
+    memory (None: it has none)."""
 
     draft: Draft
-    first_law: int | None
+    first_distribution: int | None
 
     def put(self, writer: BodyWriter) -> None:
-        first = _NO_LAWS if self.first_law is None else self.first_law
+        first = _NO_DISTRIBUTIONS if self.first_distribution is None else self.first_distribution
         writer.put(_DRAFT, _HITS.index(self.draft.hit), first)
         _put_draft(writer, self.draft)
 
@@ -143,7 +143,7 @@ class Proposal:
         if hit >= len(_HITS):
             raise DrafterError(f"a drafter's process calls {hit} a hit or a miss.")
         told = Draft(draft.tokens, draft.parents, hit=_HITS[int(hit)])
-        return cls(told, None if first == _NO_LAWS else int(first))
+        return cls(told, None if first == _NO_DISTRIBUTIONS else int(first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ def _take_draft(reader: BodyReader) -> Draft:
 
 # More than any vocabulary has: keeps all, as larger numbers do.
 _MOST = 2**31 - 1
-_LAW = Struct("<qdidd?")
+_FILTERS = Struct("<qdidd?")
 _SHAPE = Struct("<IIdddI")
 _BIAS = Struct("<id")
 
@@ -280,7 +280,7 @@ class SamplingTerms:
         params = self.params
         writer = BodyWriter()
         filters = (params.temperature, min(params.top_k, _MOST), params.top_p, params.min_p)
-        writer.put(_LAW, seq_id, *filters, self.shaper is not None)
+        writer.put(_FILTERS, seq_id, *filters, self.shaper is not None)
         if self.shaper is not None:
             _put_shaper(writer, self.shaper)
         return writer.frame(Kind.TERMS)
@@ -289,7 +289,7 @@ class SamplingTerms:
 def read_terms(body: bytes) -> tuple[int, SamplingTerms]:
     """The sequence, and its terms."""
     reader = BodyReader(body)
-    seq_id, temperature, top_k, top_p, min_p, shaped = reader.take(_LAW)
+    seq_id, temperature, top_k, top_p, min_p, shaped = reader.take(_FILTERS)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     terms = SamplingTerms(params, _take_shaper(reader) if shaped else None)
     reader.end()

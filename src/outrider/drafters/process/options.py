@@ -18,17 +18,18 @@ from outrider.drafters.ahead.choices import AheadChoices
 class ChildOptions:
     """How to load the draft model in `folder`, and what to draft with it.
 
-    With `ahead` it drafts ahead too. `vocab_size` is the target's; at most `num_laws` distributions
-    go into one answer: sequences that draft together times K. `num_slots`, `page_size`, `max_rows`
-    and `max_logits` are the model's room, `max_tokens` is its window, which the engine keeps to,
-    `states` the fields of the room for the states of a hybrid, those left out as usual, and `chunk`
-    how many tokens of a prompt it reads at a time. `sampler` is the acceptance rule that drafts are
-    drawn for. With `cores` the process keeps to these hardware threads.
+    With `ahead` it drafts ahead too. `vocab_size` is the target's; at most `num_distributions`
+    distributions go into one answer: sequences that draft together times K. `num_slots`,
+    `page_size`, `max_rows` and `max_logits` are the model's room, `max_tokens` is its window, which
+    the engine keeps to, `states` the fields of the room for the states of a hybrid, those left out
+    as usual, and `chunk` how many tokens of a prompt it reads at a time. `sampler` is the
+    acceptance rule that drafts are drawn for. With `cores` the process keeps to these hardware
+    threads.
     """
 
     folder: str
     vocab_size: int
-    num_laws: int
+    num_distributions: int
     num_slots: int
     page_size: int
     max_rows: int

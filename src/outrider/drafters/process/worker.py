@@ -22,7 +22,7 @@ from outrider.drafters.process.frames import (
     TICK_SECONDS,
     Frame,
     Kind,
-    SharedLaws,
+    SharedProbs,
     anonymous_file,
     num_bytes,
     receive,
@@ -55,24 +55,26 @@ class WorkerLine:
         self._sending = Lock()
         self._reason = ""
         self._socket, theirs = socket.socketpair()
-        law_file = anonymous_file(num_bytes(options.num_laws, options.vocab_size))
+        distribution_file = anonymous_file(num_bytes(options.num_distributions, options.vocab_size))
         # What the process writes is read when it has ended, for the reason.
         self._written: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - it lives with the line
         weakref.finalize(self, _close, self._socket, self._written)
         self._socket.settimeout(TICK_SECONDS)
         try:
-            self.laws = SharedLaws.over(law_file, options.num_laws, options.vocab_size)
+            self.distributions = SharedProbs.over(
+                distribution_file, options.num_distributions, options.vocab_size
+            )
             self.process = subprocess.Popen(
-                [*command, options.to_json(), str(theirs.fileno()), str(law_file)],
+                [*command, options.to_json(), str(theirs.fileno()), str(distribution_file)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._written,
                 stderr=self._written,
-                pass_fds=(theirs.fileno(), law_file),
+                pass_fds=(theirs.fileno(), distribution_file),
                 process_group=0,
             )
         finally:
             theirs.close()
-            os.close(law_file)
+            os.close(distribution_file)
 
     def greet(self, timeout: float) -> Hello:
         """What it says when it is ready. Raises OutriderError with its reason if it cannot be, or
@@ -86,10 +88,10 @@ class WorkerLine:
         if frame.kind is not Kind.HELLO:
             raise DrafterError(f"it said {frame.kind.name} where HELLO was due")
         hello = Hello.read(frame.body)
-        if (hello.num_laws, hello.vocab_size) != self.laws.laws_LV.shape:
+        if (hello.num_distributions, hello.vocab_size) != self.distributions.probs_LV.shape:
             raise DrafterError(
                 f"its draft model has {hello.vocab_size} tokens, the target "
-                f"{self.laws.laws_LV.shape[1]}"
+                f"{self.distributions.probs_LV.shape[1]}"
             )
         return hello
 

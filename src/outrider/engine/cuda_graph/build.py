@@ -17,7 +17,7 @@ from outrider.engine.cuda_graph.memory import DraftModel, RoundMemory, StackMode
 from outrider.engine.cuda_graph.program import (
     GraphCache,
     Launcher,
-    MakeLaws,
+    MakeProbs,
     RoundSizes,
     launcher_for,
 )
@@ -25,9 +25,9 @@ from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.cuda_graph.sampling import (
     RULES,
     Decisions,
-    GreedyLaws,
-    RoundLaws,
-    TorchRoundLaws,
+    GreedyProbs,
+    RoundProbs,
+    TorchRoundProbs,
 )
 from outrider.engine.stages import Stages
 from outrider.models.gpt2 import GPT2Model
@@ -66,7 +66,7 @@ def captured_round(
         batch_size=config.batch_size,
         page_size=config.page_size,
         num_pages=-(-(window() + k) // config.page_size),
-        makes_laws=config.sampler in RULES,
+        makes_distributions=config.sampler in RULES,
     )
     device = target.scratch.x_ND.device
     table = GraphCache(
@@ -74,9 +74,9 @@ def captured_round(
         target=target,
         draft=None if drafting is None else drafting.model,
         launcher=launcher or launcher_for(device),
-        make_laws=triton_laws(device, config.sampler)
+        make_distributions=triton_distributions(device, config.sampler)
         if _attention(target) == "triton"
-        else partial(torch_laws, config.sampler, k),
+        else partial(torch_distributions, config.sampler, k),
     )
     return GraphRound(stages, table, RoundMemory(target, drafting, k))
 
@@ -121,26 +121,26 @@ def _attention(model: StackModel) -> str:
     return next(choice.name for choice in model.kernels.choices if choice.op == "attention")
 
 
-def torch_laws(sampler: str, k: int, laws_BKV: Tensor | None) -> RoundLaws:
+def torch_distributions(sampler: str, k: int, probs_BKV: Tensor | None) -> RoundProbs:
     """The definition, on any device."""
-    if laws_BKV is None:
-        return GreedyLaws()
-    decisions = Decisions.of_round(k, laws_BKV.device)
-    return TorchRoundLaws(RULES[sampler], decisions, laws_BKV)
+    if probs_BKV is None:
+        return GreedyProbs()
+    decisions = Decisions.of_round(k, probs_BKV.device)
+    return TorchRoundProbs(RULES[sampler], decisions, probs_BKV)
 
 
-def triton_laws(device: torch.device, sampler: str) -> MakeLaws:
+def triton_distributions(device: torch.device, sampler: str) -> MakeProbs:
     """Fused kernels, with a room of their own: the graph's stream is theirs."""
     # Imported here: Triton comes with PyTorch for CUDA alone.
-    from outrider.engine.cuda_graph.triton import TritonRoundLaws, triton_best
+    from outrider.engine.cuda_graph.triton import TritonRoundProbs, triton_best
     from outrider.kernels.triton.launchers import TritonProbs
     from outrider.kernels.triton.scratch import Workspace
 
-    laws = TritonProbs(Workspace(device))
+    distributions = TritonProbs(Workspace(device))
 
-    def make(logits_BKV: Tensor | None) -> RoundLaws:
+    def make(logits_BKV: Tensor | None) -> RoundProbs:
         if logits_BKV is None:
-            return GreedyLaws(partial(triton_best, laws))
-        return TritonRoundLaws(laws, logits_BKV, block=sampler == "block")
+            return GreedyProbs(partial(triton_best, distributions))
+        return TritonRoundProbs(distributions, logits_BKV, block=sampler == "block")
 
     return make

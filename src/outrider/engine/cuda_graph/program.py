@@ -34,7 +34,7 @@ from outrider.engine.cuda_graph.memory import (
     StackModel,
     StaticPass,
 )
-from outrider.engine.cuda_graph.sampling import Judged, RoundLaws, Rows
+from outrider.engine.cuda_graph.sampling import Judged, RoundProbs, Rows
 
 # Libraries choose algorithms and allocate workspaces in their first calls.
 _WARM_UPS = 2
@@ -140,7 +140,7 @@ class RoundProgram:
     wanted_M: Tensor
     places_W: Tensor
     k: int
-    laws: RoundLaws
+    distributions: RoundProbs
 
     def __call__(self) -> None:
         with torch.inference_mode():
@@ -153,9 +153,9 @@ class RoundProgram:
             torch.minimum(state.budget_B, state.room_B - 1).clamp_min(0),
             RoundKeys(state.seed_B, state.sample_B, state.length_B),
         )
-        self.laws.begin(rows)
+        self.distributions.begin(rows)
         tokens_BK, broken_B = self._drafts(rows)
-        judged = self.laws.judge(self._verify(tokens_BK), tokens_BK, rows)
+        judged = self.distributions.judge(self._verify(tokens_BK), tokens_BK, rows)
         self._report(tokens_BK, rows, judged, broken_B)
         self._advance(tokens_BK, judged)
 
@@ -170,7 +170,7 @@ class RoundProgram:
         tokens: list[Tensor] = []
         broken: list[Tensor] = []
         for node in range(self.k):
-            token_B, broken_B = self.laws.draft(logits_MV, rows, node)
+            token_B, broken_B = self.distributions.draft(logits_MV, rows, node)
             broken.append(broken_B)
             # An idle row drafts what the row does whose memory it writes.
             tokens.append(token_B.index_select(0, state.mirror_B))
@@ -223,17 +223,17 @@ MAX_STOPS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSizes:
-    """`makes_laws` says that sampled rows can be judged."""
+    """`makes_distributions` says that sampled rows can be judged."""
 
     k: int
     batch_size: int
     page_size: int
     num_pages: int
-    makes_laws: bool
+    makes_distributions: bool
 
 
-# (rooms for laws_BKV) -> what draws and judges; None: of batches without a sampled row.
-MakeLaws: TypeAlias = Callable[[Tensor | None], RoundLaws]
+# (rooms for probs_BKV) -> what draws and judges; None: of batches without a sampled row.
+MakeProbs: TypeAlias = Callable[[Tensor | None], RoundProbs]
 
 
 @dataclass(slots=True)
@@ -249,7 +249,7 @@ class GraphCache:
     target: StackModel
     draft: StackModel | None
     launcher: Launcher
-    make_laws: MakeLaws
+    make_distributions: MakeProbs
     _memory: _Memory | None = None
     _buffers: RoundBuffers | None = None
     _launches: dict[tuple[int, bool], Callable[[], None]] = field(
@@ -275,9 +275,12 @@ class GraphCache:
             (params.logprobs, "a request asks for log-probabilities"),
             (len(seq.stop_ids) > MAX_STOPS, f"a request has over {MAX_STOPS} stop tokens"),
             (seq.prompt_length + seq.limit + self.k > most, f"a request may pass {most} tokens"),
-            (not params.greedy and filters, "a request filters its law (top_k, top_p, min_p)"),
             (
-                not params.greedy and not self.sizes.makes_laws,
+                not params.greedy and filters,
+                "a request filters its distribution (top_k, top_p, min_p)",
+            ),
+            (
+                not params.greedy and not self.sizes.makes_distributions,
                 "at temperature > 0 only the samplers token and block are captured",
             ),
         )
@@ -317,7 +320,9 @@ class GraphCache:
             wanted_M=memory.wanted_M[:bucket],
             places_W=memory.places_W,
             k=self.k,
-            laws=self.make_laws(memory.laws(self.sizes, bucket) if sampled else None),
+            distributions=self.make_distributions(
+                memory.distributions(self.sizes, bucket) if sampled else None
+            ),
         )
 
     def _static(self) -> _Memory:
@@ -343,7 +348,7 @@ class _Memory:
     draft: StaticPass | None
     wanted_M: Tensor
     places_W: Tensor
-    laws_BKV: Tensor | None = None
+    probs_BKV: Tensor | None = None
 
     @classmethod
     def allocate(cls, sizes: RoundSizes, target: StackModel, draft: StackModel | None) -> _Memory:
@@ -377,8 +382,8 @@ class _Memory:
             places_W=torch.arange(k + 1, device=device),
         )
 
-    def laws(self, sizes: RoundSizes, bucket: int) -> Tensor:
-        if self.laws_BKV is None:
+    def distributions(self, sizes: RoundSizes, bucket: int) -> Tensor:
+        if self.probs_BKV is None:
             vocab_size, device = self.target.logits_MV.shape[1], self.places_W.device
-            self.laws_BKV = torch.zeros(sizes.batch_size, sizes.k, vocab_size, device=device)
-        return self.laws_BKV[:bucket]
+            self.probs_BKV = torch.zeros(sizes.batch_size, sizes.k, vocab_size, device=device)
+        return self.probs_BKV[:bucket]

@@ -1,8 +1,8 @@
 """Sampling and acceptance inside a captured round: logits in, tokens out, without the host.
 
-`RoundLaws` is the interface; `TorchRoundLaws` is the definition, in tensor operators of any device,
-and `TritonRoundLaws` (triton.py) has fused kernels. Decisions are those of verify/exact.py with the
-same numbers, row by row up to its own depth. Greedy rows are judged beside sampled ones.
+`RoundProbs` is the interface; `TorchRoundProbs` is the definition, in tensor operators of any
+device, and `TritonRoundProbs` (triton.py) has fused kernels. Decisions are those of verify/exact.py
+with the same numbers, row by row up to its own depth. Greedy rows are judged beside sampled ones.
 
 Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary, N = numbers of a round or numbers
          of a row.
@@ -50,7 +50,7 @@ class Judged:
     broken_B: Tensor
 
 
-class RoundLaws(Protocol):
+class RoundProbs(Protocol):
     """Draws drafts, node by node, and judges them. Remembers the distributions of a round's
     drafts."""
 
@@ -117,7 +117,7 @@ def torch_best(logits: Tensor) -> Tensor:
     return torch.where(most.isnan(), -1, best)
 
 
-class GreedyLaws:
+class GreedyProbs:
     """For batches without a sampled row: no distribution is made."""
 
     def __init__(self, best: Best = torch_best) -> None:
@@ -139,26 +139,26 @@ class GreedyLaws:
         return Judged(kept_B, next_B.clamp_min(0), within(best_BW < 0, rows))
 
 
-class TorchRoundLaws:
-    """`laws_BKV` is room for the distributions that drafts are drawn from."""
+class TorchRoundProbs:
+    """`probs_BKV` is room for the distributions that drafts are drawn from."""
 
-    def __init__(self, rule: Rule, decisions: Decisions, laws_BKV: Tensor) -> None:
-        self._rule, self._decisions, self._laws_BKV = rule, decisions, laws_BKV
-        self._greedy = GreedyLaws()
+    def __init__(self, rule: Rule, decisions: Decisions, probs_BKV: Tensor) -> None:
+        self._rule, self._decisions, self._probs_BKV = rule, decisions, probs_BKV
+        self._greedy = GreedyProbs()
         self._uniforms_BN = torch.zeros(
-            laws_BKV.shape[0],
+            probs_BKV.shape[0],
             decisions.nodes_N.shape[0],
             dtype=torch.float64,
-            device=laws_BKV.device,
+            device=probs_BKV.device,
         )
 
     def begin(self, rows: Rows) -> None:
         self._uniforms_BN.copy_(keyed_uniforms(rows.keys, self._decisions))
 
     def draft(self, logits_BV: Tensor, rows: Rows, node: int) -> tuple[Tensor, Tensor]:
-        law_BV = self._laws_BKV[:, node]
-        law_BV.copy_(laws(logits_BV[:, None], rows.temperature_B)[:, 0])
-        drawn_B = pick(law_BV, self._uniforms_BN[:, node]).clamp_max(logits_BV.shape[1] - 1)
+        probs_BV = self._probs_BKV[:, node]
+        probs_BV.copy_(distributions(logits_BV[:, None], rows.temperature_B)[:, 0])
+        drawn_B = pick(probs_BV, self._uniforms_BN[:, node]).clamp_max(logits_BV.shape[1] - 1)
         chosen_B, broken_B = self._greedy.draft(logits_BV, rows, node)
         greedy_B = rows.temperature_B == 0
         # An infinite logit still has a place in an order, but no distribution.
@@ -170,8 +170,8 @@ class TorchRoundLaws:
         coins_BK, next_BW = self._uniforms_BN[:, k : 2 * k], self._uniforms_BN[:, 2 * k :]
         drawn = self._rule(
             tokens_BK,
-            self._laws_BKV,
-            laws(logits_BWV, rows.temperature_B),
+            self._probs_BKV,
+            distributions(logits_BWV, rows.temperature_B),
             ChainNumbers(coins_BK, next_BW),
             rows.depth_B,
         )
@@ -186,7 +186,7 @@ class TorchRoundLaws:
         )
 
 
-def laws(logits_BXV: Tensor, temperature_B: Tensor) -> Tensor:
+def distributions(logits_BXV: Tensor, temperature_B: Tensor) -> Tensor:
     """Probabilities at each row's temperature; those of greedy rows mean nothing."""
     safe_B = torch.where(temperature_B > 0, temperature_B.clamp_min(MIN_TEMPERATURE), 1.0)
     return torch.softmax(logits_BXV / safe_B[:, None, None], dim=-1)

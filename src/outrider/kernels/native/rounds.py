@@ -72,7 +72,7 @@ class RoundStruct(Structure):
     _fields_ = struct_fields(
         (c_void_p, "team target draft rows"),
         (c_int32, "num_rows most_depth vocab_size rule"),
-        (c_void_p, "drafts unread_target unread_draft laws leftover best"),
+        (c_void_p, "drafts unread_target unread_draft distributions leftover best"),
         (c_double, "draft_seconds verify_seconds"),
     )
 
@@ -157,11 +157,11 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class DraftedChains:
-    """The drafts of all rows; `laws_BKV` are what those at a temperature were drawn from, None if
+    """The drafts of all rows; `probs_BKV` are what those at a temperature were drawn from, None if
     all are greedy."""
 
     drafted: Sequence[Sequence[int]]
-    laws_BKV: Tensor | None
+    probs_BKV: Tensor | None
 
 
 class NativeChains:
@@ -205,14 +205,14 @@ class NativeChains:
             told.draft_length, told.draft_unread = row.feed.length, len(row.feed.unread)
             at = self._lane.read(index, row.feed, at)
         self._round.num_rows, self._round.most_depth = len(rows), most
-        laws_BKV = None
+        probs_BKV = None
         if any(row.temperature for row in rows):
-            laws_BKV = torch.empty(len(rows), most, self._vocab_size)
-            self._round.laws = laws_BKV.data_ptr()
+            probs_BKV = torch.empty(len(rows), most, self._vocab_size)
+            self._round.distributions = probs_BKV.data_ptr()
         if not self._run(self._address):
             return None
         drafted = [self._drafts[i * most : i * most + row.depth] for i, row in enumerate(rows)]
-        return DraftedChains(drafted, laws_BKV)
+        return DraftedChains(drafted, probs_BKV)
 
 
 RULES = {"token": 0, "block": 1, "match": 2}
@@ -270,7 +270,7 @@ class NativeRounds:
         num_logits, vocab_size = target.logits_MV.shape
         self._best = (c_int64 * num_logits)()
         self._leftover_V = torch.empty(vocab_size)
-        self._laws_LV = torch.empty(0)
+        self._probs_LV = torch.empty(0)
         self._round = RoundStruct(
             target.forward.team,
             self._target.address,
@@ -309,7 +309,7 @@ class NativeRounds:
         self._take(rows, depths, most)
         self._round.num_rows, self._round.most_depth = len(rows), most
         if self._draft is not None and any(row.temperature for row in rows):
-            self._round.laws = self._laws(len(rows) * most)
+            self._round.distributions = self._distributions(len(rows) * most)
         if not self._run(self._address):
             return None
         verdicts = [
@@ -337,9 +337,9 @@ class NativeRounds:
                 told.draft_length, told.draft_unread = row.draft.length, len(row.draft.unread)
                 at_draft = given(self._draft, "draft").read(index, row.draft, at_draft)
 
-    def _laws(self, count: int) -> int:
+    def _distributions(self, count: int) -> int:
         """Room for so many distributions. A longer batch or draft than ever before makes it
         anew."""
-        if self._laws_LV.shape[0] < count:
-            self._laws_LV = torch.empty(count, self._leftover_V.shape[0])
-        return self._laws_LV.data_ptr()
+        if self._probs_LV.shape[0] < count:
+            self._probs_LV = torch.empty(count, self._leftover_V.shape[0])
+        return self._probs_LV.data_ptr()

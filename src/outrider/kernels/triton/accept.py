@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from outrider.core.rng import Role
-from outrider.kernels.triton.sampling import probability, read_law, uniform
+from outrider.kernels.triton.sampling import probability, read_distribution, uniform
 
 _ACCEPT = tl.constexpr(int(Role.ACCEPT))
 _NOWHERE = tl.constexpr(0x7FFFFFFF)
@@ -40,20 +40,20 @@ def ratio_kernel(
     token = tl.load(tokens_ptr + at).to(tl.int64)
     inside = drafted & (token >= 0) & (token < size)
     row = at + chain
-    law = read_law(
+    distribution = read_distribution(
         p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr, row, num_pieces,
         num_drafted + 1, P_READY, PIECES,
     )  # fmt: skip
     value = tl.load(p_ptr + row * size + token, mask=inside, other=0.0).to(tl.float32)
-    p = probability(value, token, law, P_READY).to(tl.float64)
+    p = probability(value, token, distribution, P_READY).to(tl.float64)
     q = tl.full((), 1.0, tl.float64)
     if not POINT:
-        law = read_law(
+        distribution = read_distribution(
             q_temperature_ptr, q_best_ptr, q_total_ptr, q_first_ptr, at, num_pieces,
             num_drafted, Q_READY, PIECES,
         )  # fmt: skip
         value = tl.load(q_ptr + at * size + token, mask=inside, other=0.0).to(tl.float32)
-        q = probability(value, token, law, Q_READY).to(tl.float64)
+        q = probability(value, token, distribution, Q_READY).to(tl.float64)
     ratio = tl.where(q > 0, p / tl.where(q > 0, q, 1.0), 0.0)
     tl.store(ratio_ptr + at, tl.where(inside, ratio, 0.0))
 
@@ -67,17 +67,17 @@ def _times(share, ratio):
 
 @triton.jit
 def _weights(
-    index, mask, share, p_ptr, p_law, q_ptr, q_law, p_row, q_row, covered, token, size,
-    P_READY: tl.constexpr, Q_READY: tl.constexpr, POINT: tl.constexpr
+    index, mask, share, p_ptr, p_distribution, q_ptr, q_distribution, p_row, q_row, covered, token,
+    size, P_READY: tl.constexpr, Q_READY: tl.constexpr, POINT: tl.constexpr
 ):  # fmt: skip
     """(max(share * p - q, 0), p) at `index`, float64; q is 0 unless `covered`."""
     value = tl.load(p_ptr + p_row * size + index, mask=mask, other=0.0).to(tl.float32)
-    p = tl.where(mask, probability(value, index, p_law, P_READY), 0.0).to(tl.float64)
+    p = tl.where(mask, probability(value, index, p_distribution, P_READY), 0.0).to(tl.float64)
     if POINT:
         q = tl.where(index == token, _COVER, 0.0).to(tl.float64)
     else:
         value = tl.load(q_ptr + q_row * size + index, mask=mask & covered, other=0.0)
-        q = probability(value.to(tl.float32), index, q_law, Q_READY).to(tl.float64)
+        q = probability(value.to(tl.float32), index, q_distribution, Q_READY).to(tl.float64)
     left = share * p - tl.where(mask & covered, q, 0.0)
     return tl.where(left < 0, 0.0, left), p
 
@@ -98,18 +98,18 @@ def uncovered_kernel(
         share = tl.full((), 1.0, tl.float64)
         for place in range(kept):
             share = _times(share, tl.load(ratio_ptr + chain * num_drafted + place))
-        p_law = read_law(
+        p_distribution = read_distribution(
             p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr, at + chain, num_pieces,
             num_drafted + 1, P_READY, PIECES,
         )  # fmt: skip
-        q_law = read_law(
+        q_distribution = read_distribution(
             q_temperature_ptr, q_best_ptr, q_total_ptr, q_first_ptr, at, num_pieces,
             num_drafted, Q_READY, PIECES,
         )  # fmt: skip
         index = piece * PIECE + tl.arange(0, PIECE)
         left, _ = _weights(
-            index, index < size, share, p_ptr, p_law, q_ptr, q_law, at + chain, at, True, 0,
-            size, P_READY, Q_READY, POINT,
+            index, index < size, share, p_ptr, p_distribution, q_ptr, q_distribution, at + chain,
+            at, True, 0, size, P_READY, Q_READY, POINT,
         )  # fmt: skip
         tl.store(left_ptr + at * num_pieces + piece, tl.sum(left, 0))
 
@@ -180,18 +180,18 @@ def left_kernel(
     share = tl.full((), 1.0, tl.float64)
     if CHAINS:
         share = tl.load(share_ptr + chain)
-    p_law = read_law(
+    p_distribution = read_distribution(
         p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr, p_row, num_pieces,
         num_drafted + 1, P_READY, PIECES,
     )  # fmt: skip
-    q_law = read_law(
+    q_distribution = read_distribution(
         q_temperature_ptr, q_best_ptr, q_total_ptr, q_first_ptr, q_row, num_pieces,
         num_drafted, Q_READY, PIECES,
     )  # fmt: skip
     index = piece * PIECE + tl.arange(0, PIECE)
     left, p = _weights(
-        index, index < size, share, p_ptr, p_law, q_ptr, q_law, p_row, q_row, covered, token,
-        size, P_READY, Q_READY, POINT,
+        index, index < size, share, p_ptr, p_distribution, q_ptr, q_distribution, p_row, q_row,
+        covered, token, size, P_READY, Q_READY, POINT,
     )  # fmt: skip
     at = (chain * num_pieces + piece) * 2
     tl.store(sums_ptr + at, tl.sum(left, 0))
@@ -243,18 +243,18 @@ def pick_kernel(
     chosen = tl.minimum(tl.min(tl.where(reached, piece, _NOWHERE), 0), last)
     before = tl.sum(tl.where(piece < chosen, sums, 0.0), 0)
 
-    p_law = read_law(
+    p_distribution = read_distribution(
         p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr, p_row, num_pieces,
         num_drafted + 1, P_READY, PIECES,
     )  # fmt: skip
-    q_law = read_law(
+    q_distribution = read_distribution(
         q_temperature_ptr, q_best_ptr, q_total_ptr, q_first_ptr, q_row, num_pieces,
         num_drafted, Q_READY, PIECES,
     )  # fmt: skip
     index = chosen * PIECE + tl.arange(0, PIECE)
     left, p = _weights(
-        index, index < size, share, p_ptr, p_law, q_ptr, q_law, p_row, q_row, covered, token,
-        size, P_READY, Q_READY, POINT,
+        index, index < size, share, p_ptr, p_distribution, q_ptr, q_distribution, p_row, q_row,
+        covered, token, size, P_READY, Q_READY, POINT,
     )  # fmt: skip
     weight = tl.where(any_left, left, p)
     reached = (before + tl.cumsum(weight, 0) > threshold) & (weight > 0)

@@ -26,7 +26,7 @@ class EagerProbs:
     """
 
     def __init__(self, room: Workspace, device: torch.device) -> None:
-        self._laws, self._device = TritonProbs(room), device
+        self._distributions, self._device = TritonProbs(room), device
         self._temperature_1 = torch.ones(1, device=device)
         self._number_1 = torch.zeros(1, dtype=torch.float64, device=device)
         self._token_1 = torch.zeros(1, dtype=torch.int64, device=device)
@@ -36,7 +36,7 @@ class EagerProbs:
     def argmax(self, logits_MV: Tensor) -> list[int]:
         """Waits for the device."""
         chosen_M = torch.empty(logits_MV.shape[0], dtype=torch.int64, device=self._device)
-        self._laws.argmax(logits_MV.contiguous(), chosen_M)
+        self._distributions.argmax(logits_MV.contiguous(), chosen_M)
         return host_ints(chosen_M)
 
     def softmax(self, logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
@@ -44,14 +44,14 @@ class EagerProbs:
             PLAIN.softmax(logits_NV, temperature, out_NV)
             return
         self._temperature_1.fill_(temperature)
-        self._laws.softmax(logits_NV, self._temperature_1, out_NV)
+        self._distributions.softmax(logits_NV, self._temperature_1, out_NV)
 
     def pick(self, weights_V: Tensor, uniform: float) -> int:
         """Waits for the device."""
         if not self._plain(weights_V):
             return PLAIN.pick(weights_V, uniform)
         self._number_1.fill_(uniform)
-        self._laws.pick(ProbRows(weights_V[None], None), self._number_1, self._token_1)
+        self._distributions.pick(ProbRows(weights_V[None], None), self._number_1, self._token_1)
         (token,) = host_ints(self._token_1)
         if token < 0:
             raise NumericsError("the model")
@@ -68,7 +68,7 @@ class EagerProbs:
             self._left_V = torch.empty(size, device=self._device)
             self._sums_C = self._sums_C.new_empty(num_pieces(size))
         self._number_1.fill_(share)
-        self._laws.leftover(p_V, proposal, self._number_1, self._left_V, self._sums_C)
+        self._distributions.leftover(p_V, proposal, self._number_1, self._left_V, self._sums_C)
         return self._left_V, sum(host_floats(self._sums_C))
 
     def _plain(self, tensor: Tensor) -> bool:

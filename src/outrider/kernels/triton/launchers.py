@@ -104,13 +104,13 @@ class TritonProbs:
         one for every so many rows."""
         num_rows, size = logits_RV.shape
         assert out_RV.is_contiguous()
-        cut, rows_per_law = _Pieces(size), num_rows // max(1, temperature_R.shape[0])
-        laws = ProbRows(logits_RV, temperature_R)
-        seen = _look(laws, rows_per_law, self._room.carve(*cut.room(num_rows)))
+        cut, rows_per_distribution = _Pieces(size), num_rows // max(1, temperature_R.shape[0])
+        distributions = ProbRows(logits_RV, temperature_R)
+        seen = _look(distributions, rows_per_distribution, self._room.carve(*cut.room(num_rows)))
         launch(
             sampling.softmax_kernel,
             (num_rows, cut.count),
-            *seen, out_RV, size, cut.count, rows_per_law, **cut.constants(),
+            *seen, out_RV, size, cut.count, rows_per_distribution, **cut.constants(),
         )  # fmt: skip
 
     def argmax(self, logits_RV: Tensor, out_R: Tensor) -> None:
@@ -118,16 +118,18 @@ class TritonProbs:
         cut = _Pieces(logits_RV.shape[-1])
         _argmax(logits_RV, cut, self._room.carve(*cut.room(out_R.numel())), out_R)
 
-    def draw(self, laws: ProbRows, keys: RoundKeys, node: int, role: Role, out_B: Tensor) -> None:
+    def draw(
+        self, distributions: ProbRows, keys: RoundKeys, node: int, role: Role, out_B: Tensor
+    ) -> None:
         """One token of each of B distributions, by the number of (`node`, `role`)."""
         numbers = (keys.seed_B, keys.sample_B, keys.start_B)
-        self._pick(laws, numbers, out_B, node_word=node + 1, GIVEN=False, ROLE=int(role))
+        self._pick(distributions, numbers, out_B, node_word=node + 1, GIVEN=False, ROLE=int(role))
 
-    def pick(self, laws: ProbRows, uniform_B: Tensor, out_B: Tensor) -> None:
+    def pick(self, distributions: ProbRows, uniform_B: Tensor, out_B: Tensor) -> None:
         """One token of each of B distributions, by numbers that are given: float64, in [0, 1)."""
         assert uniform_B.dtype == torch.float64
         numbers = (uniform_B, uniform_B, uniform_B)
-        self._pick(laws, numbers, out_B, node_word=0, GIVEN=True, ROLE=0)
+        self._pick(distributions, numbers, out_B, node_word=0, GIVEN=True, ROLE=0)
 
     def leftover(
         self, p_V: Tensor, proposal: int | Tensor, share_1: Tensor, out_V: Tensor, sums_C: Tensor
@@ -146,19 +148,19 @@ class TritonProbs:
 
     def _pick(
         self,
-        laws: ProbRows,
+        distributions: ProbRows,
         numbers: tuple[Tensor, Tensor, Tensor],
         out_B: Tensor,
         *,
         node_word: int,
         **constants: int,
     ) -> None:
-        num, size = laws.rows_RV.shape
+        num, size = distributions.rows_RV.shape
         cut = _Pieces(size)
         *views, sums_BC2 = self._room.carve(*cut.room(num), ((num, cut.count, 2), torch.float64))
-        seen = _look(laws, 1, views)
+        seen = _look(distributions, 1, views)
         # There is no chain: pointers to what only chains have are not read.
-        flags = _flags(laws, None) | cut.constants() | {"CHAINS": False}
+        flags = _flags(distributions, None) | cut.constants() | {"CHAINS": False}
         before = (out_B, out_B, out_B, out_B, *seen, *seen, sums_BC2)
         launch(accept.left_kernel, (num, cut.count), *before, 0, size, cut.count, **flags)
         launch(
@@ -243,32 +245,32 @@ def _flags(p: ProbRows, q: ProbRows | None) -> dict[str, bool]:
 
 
 def _look(
-    laws: ProbRows, rows_per_law: int, views: Sequence[Tensor]
+    distributions: ProbRows, rows_per_distribution: int, views: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What kernels are told of a distribution: its rows, temperatures and pieces, which are filled
     here."""
-    rows_RV, temperature_B = laws.rows_RV, laws.temperature_B
+    rows_RV, temperature_B = distributions.rows_RV, distributions.temperature_B
     assert rows_RV.is_contiguous()
     if temperature_B is None:
         return rows_RV, rows_RV, rows_RV, rows_RV, rows_RV
-    _fill(rows_RV, temperature_B, rows_per_law, views)
+    _fill(rows_RV, temperature_B, rows_per_distribution, views)
     best_RC, total_RC, first_RC = views
     return rows_RV, temperature_B, best_RC, total_RC, first_RC
 
 
 def _fill(
-    rows_RV: Tensor, temperature_B: Tensor | None, rows_per_law: int, views: Sequence[Tensor]
+    rows_RV: Tensor,
+    temperature_B: Tensor | None,
+    rows_per_distribution: int,
+    views: Sequence[Tensor],
 ) -> None:
     size = rows_RV.shape[-1]
     cut = _Pieces(size)
     tempered = temperature_B is not None
     launch(
-        sampling.pieces_kernel,
-        (rows_RV.numel() // size, cut.count),
-        rows_RV, temperature_B if tempered else rows_RV, *views, size, cut.count, rows_per_law,
-        TEMPERED=tempered,
-        PIECE=cut.piece,
-        num_warps=cut.num_warps,
+        sampling.pieces_kernel, (rows_RV.numel() // size, cut.count), rows_RV, temperature_B if
+        tempered else rows_RV, *views, size, cut.count, rows_per_distribution, TEMPERED=tempered,
+        PIECE=cut.piece, num_warps=cut.num_warps,
     )  # fmt: skip
 
 

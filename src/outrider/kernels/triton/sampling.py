@@ -1,7 +1,7 @@
 """Triton kernels of sampling: probabilities from logits, argmax, residuals, and the keyed RNG.
 
-`read_law` merges what `pieces_kernel` left of a row, in one order, and `probability` makes a
-probability of a logit; every kernel that needs one uses these two, so all see the same bits.
+`read_distribution` merges what `pieces_kernel` left of a row, in one order, and `probability` makes
+a probability of a logit; every kernel that needs one uses these two, so all see the same bits.
 
 Shapes:  as flat pointers; logits are [rows, vocabulary], what pieces leave is [rows, pieces].
 """
@@ -22,18 +22,18 @@ _NOWHERE = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def divisor(temperature_ptr, row, rows_per_law, TEMPERED: tl.constexpr):
+def divisor(temperature_ptr, row, rows_per_distribution, TEMPERED: tl.constexpr):
     """The temperature of a row, and what its logits are divided by; temperature 0 leaves them."""
     temperature = tl.full((), 0.0, tl.float32)
     if TEMPERED:
-        temperature = tl.load(temperature_ptr + row // rows_per_law).to(tl.float32)
+        temperature = tl.load(temperature_ptr + row // rows_per_distribution).to(tl.float32)
     return temperature, tl.where(temperature > 0, tl.maximum(temperature, _LEAST_TEMPERATURE), 1.0)
 
 
-@triton.jit(do_not_specialize=["rows_per_law"])
+@triton.jit(do_not_specialize=["rows_per_distribution"])
 def pieces_kernel(
-    rows_ptr, temperature_ptr, best_ptr, total_ptr, first_ptr, size, num_pieces, rows_per_law,
-    TEMPERED: tl.constexpr, PIECE: tl.constexpr
+    rows_ptr, temperature_ptr, best_ptr, total_ptr, first_ptr, size, num_pieces,
+    rows_per_distribution, TEMPERED: tl.constexpr, PIECE: tl.constexpr
 ):  # fmt: skip
     """For each piece of the vocabulary the kernel leaves the largest logit (divided by the
     temperature), the sum of e^(logit - largest) and the first place of the largest, which is -1 if
@@ -42,7 +42,7 @@ def pieces_kernel(
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = piece * PIECE + tl.arange(0, PIECE)
     mask = index < size
-    _, below = divisor(temperature_ptr, row, rows_per_law, TEMPERED)
+    _, below = divisor(temperature_ptr, row, rows_per_distribution, TEMPERED)
     logit = tl.load(rows_ptr + row * size + index, mask=mask, other=float("-inf"))
     logit = tl.div_rn(logit.to(tl.float32), below)
     has_nan = tl.max(tl.where(logit == logit, 0, 1), 0) == 1
@@ -56,8 +56,8 @@ def pieces_kernel(
 
 
 @triton.jit
-def read_law(
-    temperature_ptr, best_ptr, total_ptr, first_ptr, row, num_pieces, rows_per_law,
+def read_distribution(
+    temperature_ptr, best_ptr, total_ptr, first_ptr, row, num_pieces, rows_per_distribution,
     READY: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     """(temperature, divisor, largest, sum, first largest or -1) of a row; nothing if READY."""
@@ -65,7 +65,7 @@ def read_law(
         zero = tl.full((), 0.0, tl.float32)
         return zero, zero, zero, zero, tl.full((), 0, tl.int32)
     else:
-        temperature, below = divisor(temperature_ptr, row, rows_per_law, True)
+        temperature, below = divisor(temperature_ptr, row, rows_per_distribution, True)
         piece = tl.arange(0, PIECES)
         mask, at = piece < num_pieces, row * num_pieces + piece
         bests = tl.load(best_ptr + at, mask=mask, other=float("-inf"))
@@ -89,31 +89,31 @@ def first_largest(best_ptr, first_ptr, row, num_pieces, PIECES: tl.constexpr):
 
 
 @triton.jit
-def probability(value, index, law, READY: tl.constexpr):
-    """Of a token whose logit is `value`, under what `read_law` gave; float32."""
+def probability(value, index, distribution, READY: tl.constexpr):
+    """Of a token whose logit is `value`, under what `read_distribution` gave; float32."""
     if READY:
         return value
     else:
-        temperature, below, base, total, first = law
+        temperature, below, base, total, first = distribution
         soft = tl.div_rn(tl.exp(tl.div_rn(value, below) - base), total)
         point = tl.where(first < 0, float("nan"), tl.where(index == first, 1.0, 0.0))
         return tl.where(temperature > 0, soft, point)
 
 
-@triton.jit(do_not_specialize=["rows_per_law"])
+@triton.jit(do_not_specialize=["rows_per_distribution"])
 def softmax_kernel(
     rows_ptr, temperature_ptr, best_ptr, total_ptr, first_ptr, out_ptr, size, num_pieces,
-    rows_per_law, PIECE: tl.constexpr, PIECES: tl.constexpr
+    rows_per_distribution, PIECE: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     mask = index < size
-    law = read_law(
-        temperature_ptr, best_ptr, total_ptr, first_ptr, row, num_pieces, rows_per_law,
+    distribution = read_distribution(
+        temperature_ptr, best_ptr, total_ptr, first_ptr, row, num_pieces, rows_per_distribution,
         False, PIECES,
     )  # fmt: skip
     logit = tl.load(rows_ptr + row * size + index, mask=mask, other=0.0).to(tl.float32)
-    out = probability(logit, index, law, False)
+    out = probability(logit, index, distribution, False)
     tl.store(out_ptr + row * size + index, rounded(out, out_ptr.dtype.element_ty), mask=mask)
 
 

@@ -35,7 +35,7 @@ def test_it_learns_how_many_are_kept_of_hits_and_of_misses() -> None:
     budget=st.integers(1, 20),
     depth=st.integers(0, 6),
 )
-def test_chances_are_a_law_and_hits_and_misses_get_equal_sums(
+def test_chances_are_a_distribution_and_hits_and_misses_get_equal_sums(
     verdicts: list[tuple[int, int, bool]], policy: Policy, budget: int, depth: int
 ) -> None:
     forecast = Forecast(policy)

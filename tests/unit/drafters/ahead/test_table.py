@@ -68,7 +68,7 @@ def test_an_entry_is_used_once_and_only_for_its_sequence() -> None:
     assert len(table) == 0
 
 
-def test_a_shorter_budget_gets_the_beginning_and_its_laws() -> None:
+def test_a_shorter_budget_gets_the_beginning_and_its_distributions() -> None:
     found = find(asked(1, 9, depth=2))
     assert found is not None
     assert (found.tokens, found.parents) == ((1, 2), (-1, 0))

@@ -16,7 +16,7 @@ from triton.compiler.compiler import ASTSource, make_backend
 from outrider.core.rng import Role, RoundKeys
 from outrider.kernels.reference.delta import TokenRun
 from outrider.kernels.triton import delta_ops, ops
-from outrider.kernels.triton import launchers as laws
+from outrider.kernels.triton import launchers as distributions
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.launchers import Chains, ProbRows, TritonProbs, Verdicts
 from outrider.kernels.triton.ops import HeadNorms, TritonOps
@@ -95,7 +95,7 @@ def read_ops() -> None:
             out_NO = torch.empty(2, 64)
 
 
-def read_laws(length: int, size: int) -> None:
+def read_distributions(length: int, size: int) -> None:
     one, place_B = TritonProbs(Workspace(CPU)), torch.zeros(2, dtype=torch.int32)
     p_BWV, q_BKV = torch.empty(2, length + 1, size), torch.empty(2, length, size)
     temperature_B, tokens_BK = torch.ones(2), torch.zeros(2, length).long()
@@ -111,7 +111,7 @@ def read_laws(length: int, size: int) -> None:
         one.pick(row, torch.zeros(2, dtype=torch.float64), place_B)
     one.argmax(q_BKV[:, 0].contiguous(), place_B.long())
     one.softmax(q_BKV.view(-1, size), temperature_B, q_BKV)
-    share_1, sums_C = torch.ones(1).double(), torch.ones(laws.num_pieces(size)).double()
+    share_1, sums_C = torch.ones(1).double(), torch.ones(distributions.num_pieces(size)).double()
     for proposal in (p_BWV[0, 1], 5):
         one.leftover(q_BKV[0, 0], proposal, share_1, p_BWV[0, 0], sums_C)
 
@@ -124,9 +124,9 @@ def read_delta(text: Text) -> None:
     layer_of(TritonDelta(Workspace(CPU)), text, runs, some_cells(text.shape))
 
 
-ops.launch = laws.launch = delta_ops.launch = read
+ops.launch = distributions.launch = delta_ops.launch = read
 read_ops()
 read_delta(some_text(3))
 read_delta(some_text(3, WIDE))
-read_laws(3, 9000)
-read_laws(1, 300)
+read_distributions(3, 9000)
+read_distributions(1, 300)

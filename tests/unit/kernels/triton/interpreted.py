@@ -28,7 +28,7 @@ def triton_ops(scheme: str = "none") -> TritonOps:
 
 
 @functools.cache
-def triton_laws() -> TritonProbs:
+def triton_distributions() -> TritonProbs:
     return TritonProbs(Workspace(CPU))
 
 

@@ -18,12 +18,12 @@ from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng, Role, RoundKeys
-from outrider.core.sampling import Laws
-from outrider.kernels.triton import launchers as laws_module
+from outrider.core.sampling import Distributions
+from outrider.kernels.triton import launchers as triton_launchers
 from outrider.kernels.triton.launchers import Chains, ProbRows, Verdicts
 from outrider.verify.exact import BlockRule, TokenRule
 from unit.kernels.implementations import randn
-from unit.kernels.triton.interpreted import triton_laws
+from unit.kernels.triton.interpreted import triton_distributions
 
 pytestmark = pytest.mark.wide
 
@@ -32,12 +32,13 @@ VOCAB, NUM_DRAFTED = 11, 2
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laws_module, "MOST_OF_A_PIECE", 8)
+    monkeypatch.setattr(triton_launchers, "MOST_OF_A_PIECE", 8)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Three chains: greedy, short and whole, drafted by laws that are near the target's."""
+    """Three chains: greedy, short and whole, drafted by distributions that are near the
+    target's."""
 
     seed: int
     lengths: tuple[int, ...] = (2, 1, 2)
@@ -61,13 +62,15 @@ class Case:
         return ProbRows(near_BWV[:, :-1].contiguous(), torch.tensor(self.temperatures))
 
     def drafted(self) -> Tensor:
-        """Drawn by the kernel from the drafter's laws; -1 where there is no token."""
-        laws = self.drafter()
+        """Drawn by the kernel from the drafter's distributions; -1 where there is no token."""
+        distributions = self.drafter()
         tokens_BK = torch.full((len(self.lengths), NUM_DRAFTED), -1)
         for node in range(NUM_DRAFTED):
-            law = ProbRows(laws.rows_RV[:, node].contiguous(), laws.temperature_B)
+            distribution = ProbRows(
+                distributions.rows_RV[:, node].contiguous(), distributions.temperature_B
+            )
             token_B = torch.empty(len(self.lengths), dtype=torch.int64)
-            triton_laws().draw(law, self.keys, node, Role.DRAFT, token_B)
+            triton_distributions().draw(distribution, self.keys, node, Role.DRAFT, token_B)
             tokens_BK[:, node] = torch.where(node < torch.tensor(self.lengths), token_B, -1)
         return tokens_BK
 
@@ -78,7 +81,7 @@ class Case:
         num = len(self.lengths)
         out = Verdicts(torch.full((num,), -9, dtype=torch.int32), torch.full((num,), -9))
         chains = Chains(tokens_BK, torch.tensor(self.lengths, dtype=torch.int32))
-        triton_laws().judge(chains, p, q, self.keys, out, block=block)
+        triton_distributions().judge(chains, p, q, self.keys, out, block=block)
         return list(zip(host_ints(out.num_accepted_B), host_ints(out.next_B), strict=True))
 
     def expected(
@@ -88,16 +91,20 @@ class Case:
         for chain, length in enumerate(self.lengths):
             tokens = host_ints(tokens_BK[chain, :length])
             draft = Draft.chain(tokens, None if q_BKV is None else q_BKV[chain, :length])
-            row = VerifyRow(draft, Laws(probs_NV=p_BWV[chain, : length + 1]), self.noise(chain))
+            row = VerifyRow(
+                draft, Distributions(probs_NV=p_BWV[chain, : length + 1]), self.noise(chain)
+            )
             (verdict,) = rule([row])
             found.append((len(verdict.path), verdict.next_token))
         return found
 
 
-def probabilities(laws: ProbRows) -> Tensor:
-    assert laws.temperature_B is not None
-    out = torch.full_like(laws.rows_RV, torch.nan)
-    triton_laws().softmax(laws.rows_RV.view(-1, VOCAB), laws.temperature_B, out.view(-1, VOCAB))
+def probabilities(distributions: ProbRows) -> Tensor:
+    assert distributions.temperature_B is not None
+    out = torch.full_like(distributions.rows_RV, torch.nan)
+    triton_distributions().softmax(
+        distributions.rows_RV.view(-1, VOCAB), distributions.temperature_B, out.view(-1, VOCAB)
+    )
     return out
 
 
@@ -145,7 +152,7 @@ def test_no_drafts_are_plain_draws() -> None:
 
 def test_a_likely_token_makes_up_for_no_more_than_there_is() -> None:
     """Ratios of 2 and 1/2: the share after the first is 1, so the whole chain is kept half the
-    time. Laws that are probabilities already."""
+    time. Distributions that are probabilities already."""
     case = Case(1, lengths=(2,) * 6)
     p_WV = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.2, 0.4, 0.2, 0.2], [0.25] * 4])
     q_KV = torch.tensor([[0.25] * 4, [0.4, 0.2, 0.2, 0.2]])

@@ -15,14 +15,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.core.rng import Role, RoundKeys
-from outrider.kernels.triton import launchers as laws
+from outrider.kernels.triton import launchers as distributions
 from outrider.kernels.triton import ops
 from outrider.kernels.triton.launchers import Chains, ProbRows, Verdicts
 from outrider.kernels.triton.ops import HeadNorms
 from outrider.kernels.triton.scratch import Workspace
 from unit.kernels.implementations import randn
 from unit.kernels.paged_cases import Heads, Sequenced, make_pass
-from unit.kernels.triton.interpreted import triton_laws, triton_ops
+from unit.kernels.triton.interpreted import triton_distributions, triton_ops
 
 pytestmark = pytest.mark.wide
 
@@ -36,7 +36,7 @@ ALLOCATES = {
 PLAIN = {"int"}
 
 
-@pytest.mark.parametrize("module", [ops, laws])
+@pytest.mark.parametrize("module", [ops, distributions])
 def test_wrappers_call_nothing_that_waits_or_allocates(module: Any) -> None:
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -69,12 +69,12 @@ CASE = make_pass([Sequenced(5, (-1, 0, 0))], heads=Heads(2, 1, 16))
 X_ND, WEIGHT_D, OUT_ND = randn(3, 32), randn(32), torch.empty(3, 32)
 TABLES = (randn(9, 8), randn(9, 8))
 KEYS = RoundKeys(torch.zeros(1).long(), torch.zeros(1).int(), torch.zeros(1).int())
-LAW, TOKEN_1 = ProbRows(randn(1, 9), torch.ones(1)), torch.zeros(1).long()
+DISTRIBUTION, TOKEN_1 = ProbRows(randn(1, 9), torch.ones(1)), torch.zeros(1).long()
 
 
 def _judge() -> None:
     chains = Chains(TOKENS_BK, LENGTHS_B)
-    triton_laws().judge(chains, P, Q, KEYS, Verdicts(TOKEN_1, TOKEN_1))
+    triton_distributions().judge(chains, P, Q, KEYS, Verdicts(TOKEN_1, TOKEN_1))
 
 
 TOKENS_BK, LENGTHS_B = torch.zeros(1, 2).long(), torch.full((1,), 2).int()
@@ -93,8 +93,8 @@ CALLS: dict[str, Callable[[], None]] = {
     ),
     "attention": lambda: triton_ops().attention(CASE.qkv_NE, *ARENA, CASE.plan, 1.0, OUT_ND),
     "gelu": lambda: triton_ops().gelu(X_ND, OUT_ND),
-    "argmax": lambda: triton_laws().argmax(LAW.rows_RV, TOKEN_1),
-    "draw": lambda: triton_laws().draw(LAW, KEYS, 0, Role.DRAFT, TOKEN_1),
+    "argmax": lambda: triton_distributions().argmax(DISTRIBUTION.rows_RV, TOKEN_1),
+    "draw": lambda: triton_distributions().draw(DISTRIBUTION, KEYS, 0, Role.DRAFT, TOKEN_1),
     "judge": _judge,
 }
 
@@ -107,7 +107,7 @@ def test_a_call_runs_no_operator_of_pytorch(name: str, monkeypatch: pytest.Monke
         launched.append(kernel)
 
     monkeypatch.setattr(ops, "launch", note)
-    monkeypatch.setattr(laws, "launch", note)
+    monkeypatch.setattr(distributions, "launch", note)
     CALLS[name]()
     num_launches = len(launched)
     seen: set[str] = set()

@@ -115,16 +115,16 @@ def test_prefixes_are_those_of_the_reference(data: st.DataObject) -> None:
 
 
 def test_other_dtypes_go_to_the_definitions() -> None:
-    law_V = torch.softmax(randn(20).double(), -1)
-    assert eager().pick(law_V, 0.4) == PLAIN.pick(law_V, 0.4)
-    left_V, _ = eager().leftover(law_V, 3)
+    probs_V = torch.softmax(randn(20).double(), -1)
+    assert eager().pick(probs_V, 0.4) == PLAIN.pick(probs_V, 0.4)
+    left_V, _ = eager().leftover(probs_V, 3)
     assert left_V.dtype == torch.float64
     out_1V = torch.empty(1, 20, dtype=torch.float64)
-    eager().softmax(law_V[None], 1.0, out_1V)
-    assert torch.equal(out_1V[0], torch.softmax(law_V, -1))
+    eager().softmax(probs_V[None], 1.0, out_1V)
+    assert torch.equal(out_1V[0], torch.softmax(probs_V, -1))
 
 
-def test_a_law_that_is_not_numbers_is_an_error() -> None:
+def test_a_distribution_that_is_not_numbers_is_an_error() -> None:
     with pytest.raises(NumericsError):
         eager().pick(torch.full((20,), torch.nan), 0.5)
 

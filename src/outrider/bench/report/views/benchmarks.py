@@ -45,7 +45,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "interrupts": ("Interrupts", "Ctrl-C at every line of a short run: what it broke."),
     "limits": ("Limits", "Passes and rounds against a bare read of the weights."),
     "overhead": ("Overhead", "What a round takes beyond drafting and verifying."),
-    "quantise_error": ("Quantised weights", "What fewer bits do to the target's law."),
+    "quantise_error": ("Quantised weights", "What fewer bits do to the target's distribution."),
     "soak": ("Soak", "Thousands of requests, some cancelled: are memory and acceptance steady?"),
 }
 _UNKNOWN = "A benchmark that this report knows no figure for."
@@ -56,8 +56,8 @@ _KINDS: Mapping[str, Callable[[Result], str]] = {
 }
 _ERRORS_NOTE = (
     "An error is predicted over measured speed-up, less 1; bias is the median with sign. "
-    "Predictions are of the very texts, whose rounds are replayed; by law and by places are of "
-    "texts like them, the former as a plan reckons."
+    "Predictions are of the very texts, whose rounds are replayed; by distribution and by places "
+    "are of texts like them, the former as a plan reckons."
 )
 
 

@@ -1,4 +1,4 @@
-// Top-k, top-p and min-p: which tokens of a law may be drawn (core/sampling.py has the definitions).
+// Top-k, top-p and min-p: which tokens of a distribution may be drawn (core/sampling.py has the definitions).
 //
 // A vocabulary is never sorted. Few tokens matter: those above a bound that whole vectors are
 // compared with, and only they are looked at one by one. Rows are shared among threads, and a row's
@@ -78,13 +78,13 @@ void mask_below(const float* from, float edge, float* out, int64_t size) {
 }
 
 // The sum of what is at least `bound`, made in float64 a chunk at a time.
-double mass_above(const float* law, int64_t size, float bound) {
+double mass_above(const float* distribution, int64_t size, float bound) {
     double mass = 0;
     for (int64_t start = 0; start < size; start += CHUNK) {
         Vec sum = {};
         const int64_t end = std::min(start + CHUNK, size);
         for (int64_t i = start; i < end; i += LANES) {
-            const Vec p = load_or(law + i, end - i, 0);
+            const Vec p = load_or(distribution + i, end - i, 0);
             sum += p < bound ? Vec{} : p;
         }
         mass += sum_of_lanes(sum);
@@ -92,10 +92,10 @@ double mass_above(const float* law, int64_t size, float bound) {
     return mass;
 }
 
-float largest(const float* law, int64_t size) {
+float largest(const float* distribution, int64_t size) {
     float most = -INF;
     for (int64_t start = 0; start < size; start += CHUNK)
-        most = std::max(most, largest_of(law + start, std::min(size - start, CHUNK)));
+        most = std::max(most, largest_of(distribution + start, std::min(size - start, CHUNK)));
     return most;
 }
 
@@ -121,16 +121,16 @@ int64_t nucleus(const Candidate* candidates, int64_t count, double top_p, double
 
 // Keeps the likeliest tokens whose mass reaches top_p, then of these what is at least min_p of the
 // likeliest, and makes what is left sum to one each time.
-void keep_nucleus(float* law, int64_t size, double top_p, float min_p, Scratch& scratch) {
-    const float most = largest(law, size);
-    if (!(most > 0 && most < INF)) return;  // no law; whoever draws from it will say so
+void keep_nucleus(float* distribution, int64_t size, double top_p, float min_p, Scratch& scratch) {
+    const float most = largest(distribution, size);
+    if (!(most > 0 && most < INF)) return;  // no distribution; whoever draws from it will say so
     float bound = most * STEP;
-    while (bound > FLT_MIN && mass_above(law, size, bound) < top_p + SLACK) bound *= STEP;
+    while (bound > FLT_MIN && mass_above(distribution, size, bound) < top_p + SLACK) bound *= STEP;
     bound = std::max(bound, FLT_MIN);
     auto* candidates = static_cast<Candidate*>(scratch.take(sizeof(Candidate) * size));
     int64_t count = 0;
-    for_large(law, size, [&] { return bound; },
-              [&](int64_t i) { candidates[count++] = Candidate(law[i], i); });
+    for_large(distribution, size, [&] { return bound; },
+              [&](int64_t i) { candidates[count++] = Candidate(distribution[i], i); });
     std::sort(candidates, candidates + count);
     double sum;
     int64_t kept = nucleus(candidates, count, top_p, &sum);
@@ -141,17 +141,17 @@ void keep_nucleus(float* law, int64_t size, double top_p, float min_p, Scratch& 
     for (; likely < kept && candidates[likely].p() / total >= floor; ++likely)
         rest += candidates[likely].p() / total;
     const float divisor = likely < kept ? static_cast<float>(rest) : 1.0f;
-    std::fill(law, law + size, 0.0f);
+    std::fill(distribution, distribution + size, 0.0f);
     for (int64_t i = 0; i < likely; ++i)
-        law[candidates[i].index()] = candidates[i].p() / total / divisor;
+        distribution[candidates[i].index()] = candidates[i].p() / total / divisor;
 }
 
-void keep_near_likeliest(float* law, int64_t size, float min_p) {
-    const float floor = min_p * largest(law, size);
-    const auto total = static_cast<float>(mass_above(law, size, floor));
+void keep_near_likeliest(float* distribution, int64_t size, float min_p) {
+    const float floor = min_p * largest(distribution, size);
+    const auto total = static_cast<float>(mass_above(distribution, size, floor));
     for (int64_t i = 0; i < size; i += LANES) {
-        const Vec p = load_or(law + i, size - i, 0);
-        store_some(law + i, (p < floor ? Vec{} : p) / total, static_cast<int>(size - i));
+        const Vec p = load_or(distribution + i, size - i, 0);
+        store_some(distribution + i, (p < floor ? Vec{} : p) / total, static_cast<int>(size - i));
     }
 }
 
@@ -176,17 +176,17 @@ void outrider_top_k(Team* team, const float* logits, int64_t k, float* out, int 
     });
 }
 
-// Rows of laws without their unlikely tokens, in place. 1 keeps all of top-p, 0 all of min-p.
-void outrider_keep_likely(Team* team, float* laws, double top_p, double min_p, int num_rows,
+// Rows of distributions without their unlikely tokens, in place. 1 keeps all of top-p, 0 all of min-p.
+void outrider_keep_likely(Team* team, float* distributions, double top_p, double min_p, int num_rows,
                           int64_t size) {
     team = &team->here();
     std::lock_guard<std::mutex> lock(team->entry());
     const auto least = static_cast<float>(min_p);
     team->run(num_rows, 1, [&](int first, int last, int thread) {
         for (int64_t row = first; row < last; ++row) {
-            float* law = laws + row * size;
-            if (top_p < 1) keep_nucleus(law, size, top_p, least, team->own(thread));
-            else if (min_p > 0) keep_near_likeliest(law, size, least);
+            float* distribution = distributions + row * size;
+            if (top_p < 1) keep_nucleus(distribution, size, top_p, least, team->own(thread));
+            else if (min_p > 0) keep_near_likeliest(distribution, size, least);
         }
     });
 }

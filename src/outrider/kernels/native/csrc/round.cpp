@@ -3,7 +3,7 @@
 // Nothing new is computed here. Passes, softmax, draws and leftovers are the operators that the
 // stages in Python call one by one, in the same order, and the rules are those of verify/exact.py
 // and verify/match.py for chains; so the tokens are the same. What is saved is the way through
-// Python between them: a plan, a law and a random number for every drafted token.
+// Python between them: a plan, a distribution and a random number for every drafted token.
 //
 // Memory is not committed here: the text may end before the round does, and only Python knows.
 #include <algorithm>
@@ -19,7 +19,7 @@ void outrider_argmax(Team*, const float* logits, int64_t* out, int num_rows, int
 void outrider_softmax(Team*, const float* logits, float temperature, float* out, int num_rows,
                       int64_t size);
 void outrider_top_k(Team*, const float* logits, int64_t k, float* out, int num_rows, int64_t size);
-void outrider_keep_likely(Team*, float* laws, double top_p, double min_p, int num_rows,
+void outrider_keep_likely(Team*, float* distributions, double top_p, double min_p, int num_rows,
                           int64_t size);
 int64_t outrider_pick(Team*, const float* weights, double uniform, int64_t size);
 double outrider_leftover(Team*, const float* p, const float* q, int64_t token, double share,
@@ -35,7 +35,7 @@ double now() {
     return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-// Rows of laws as core/sampling.py makes them; `out` may be `logits`.
+// Rows of distributions as core/sampling.py makes them; `out` may be `logits`.
 void make_laws(const Round& r, const Row& row, const float* logits, float* out, int num_rows) {
     if (row.top_k > 0 && row.top_k < r.vocab_size) {
         outrider_top_k(r.team, logits, row.top_k, out, num_rows, r.vocab_size);
@@ -58,9 +58,9 @@ bool choose(const Round& r, int depth) {
         const float* logits = memory.logits + static_cast<int64_t>(m) * memory.num_logits;
         int64_t token = memory.token(r.best[m++]);
         if (!row.greedy()) {
-            float* law = r.law(b, depth);
-            make_laws(r, row, memory.spread(logits, law, r.vocab_size), law, 1);
-            token = outrider_pick(r.team, law, row.uniform(row.start, depth, DRAFT), r.vocab_size);
+            float* distribution = r.distribution(b, depth);
+            make_laws(r, row, memory.spread(logits, distribution, r.vocab_size), distribution, 1);
+            token = outrider_pick(r.team, distribution, row.uniform(row.start, depth, DRAFT), r.vocab_size);
         }
         if (token < 0) return false;
         r.drafted(b)[depth] = static_cast<int32_t>(token);
@@ -110,13 +110,13 @@ bool verify(const Round& r) {
     return memory.run();
 }
 
-// A row under judgement: entry i of `p` is the target's law after i drafted tokens.
+// A row under judgement: entry i of `p` is the target's distribution after i drafted tokens.
 class Judge {
   public:
     Judge(const Round& round, int index, float* p)
         : r_(round), row_(round.rows[index]), tokens_(round.drafted(index)), index_(index), p_(p) {}
 
-    // False if the target's law is none.
+    // False if the target's distribution is none.
     bool operator()() const {
         make_laws(r_, row_, p_, p_, row_.depth + 1);
         if (r_.rule == MATCH) return match();
@@ -125,8 +125,8 @@ class Judge {
 
   private:
     float* p(int node) const { return p_ + static_cast<int64_t>(node) * r_.vocab_size; }
-    // Null where the draft was chosen, not drawn: its law is a point mass.
-    const float* q(int node) const { return r_.draft ? r_.law(index_, node) : nullptr; }
+    // Null where the draft was chosen, not drawn: its distribution is a point mass.
+    const float* q(int node) const { return r_.draft ? r_.distribution(index_, node) : nullptr; }
 
     double ratio(int node) const {
         const double drawn = q(node) ? q(node)[tokens_[node]] : 1.0;
@@ -165,15 +165,15 @@ class Judge {
         double shares[MAX_DEPTH + 1] = {1.0};
         for (int node = 0; node < row_.depth; ++node)
             shares[node + 1] = std::min(1.0, shares[node] * ratio(node));
-        const float* law = p(row_.depth);
+        const float* distribution = p(row_.depth);
         double chance = shares[row_.depth];
         for (int length = row_.depth; length > 0; --length) {
-            if (row_.coin(chance, length - 1)) return end(length, law);
+            if (row_.coin(chance, length - 1)) return end(length, distribution);
             const double share = shares[length - 1], rest = left(length - 1, share);
-            law = rest == 0 ? p(length - 1) : r_.leftover;
+            distribution = rest == 0 ? p(length - 1) : r_.leftover;
             chance = rest == 0 ? share == 1 : rest / (rest + 1 - share);
         }
-        return end(0, law);
+        return end(0, distribution);
     }
 
     bool match() const {
@@ -231,7 +231,7 @@ extern "C" int outrider_round(Round* round) {
     return accept(*round);
 }
 
-// Only the drafts of a round, and the laws that those at a temperature were drawn from. Whether all
+// Only the drafts of a round, and the distributions that those at a temperature were drawn from. Whether all
 // numbers were some.
 extern "C" int outrider_drafts(Round* round) { return draft(*round); }
 

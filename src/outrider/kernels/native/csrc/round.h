@@ -103,14 +103,14 @@ struct Round {
     Row* rows;
     int32_t num_rows, most_depth, vocab_size, rule;
     int32_t *drafts, *unread_target, *unread_draft;
-    float* laws;      // [rows][most_depth][vocabulary] of what was drafted at a temperature
+    float* distributions;      // [rows][most_depth][vocabulary] of what was drafted at a temperature
     float* leftover;  // [vocabulary]
     int64_t* best;    // room for an argmax of every logits row
     double draft_seconds, verify_seconds;
 
     int32_t* drafted(int row) const { return drafts + static_cast<int64_t>(row) * most_depth; }
-    float* law(int row, int node) const {
-        return laws + (static_cast<int64_t>(row) * most_depth + node) * vocab_size;
+    float* distribution(int row, int node) const {
+        return distributions + (static_cast<int64_t>(row) * most_depth + node) * vocab_size;
     }
 };
 

@@ -1,4 +1,4 @@
-// From logits to a drawn token: softmax, the inverse CDF, and what a draft leaves of a law.
+// From logits to a drawn token: softmax, the inverse CDF, and what a draft leaves of a distribution.
 //
 // Every sum is made of the sums of fixed blocks, which are added in order by the caller. So threads
 // may split a row, and still its bits depend neither on them nor on the rows beside it.
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t EXP_BLOCK = 4096, SUM_BLOCK = 512;
 // Blocks that a thread takes at once; less work than this runs on the caller alone.
 constexpr int EXP_GRAIN = 2, SUM_GRAIN = 16;
-// How far ahead of its use a law is asked for.
+// How far ahead of its use a distribution is asked for.
 constexpr int64_t AHEAD = SUM_BLOCK;
 // Numbers a thread works on before the rows so far are scaled, while its second cache has them.
 constexpr int64_t GROUP = 1 << 16;
@@ -125,7 +125,7 @@ Part exponentials(const float* logits, float rate, float* out, int64_t size) {
     return {largest, 0.0f, broken ? std::numeric_limits<double>::quiet_NaN() : sum_of(sums)};
 }
 
-// What each block must be scaled by so that the row sums to one: NaN if it has no law.
+// What each block must be scaled by so that the row sums to one: NaN if it has no distribution.
 void share_out(Part* parts, int64_t num_parts, float rate) {
     double largest = -INF, total = 0;
     for (int64_t b = 0; b < num_parts; ++b)
@@ -169,9 +169,9 @@ double leftover(const float* p, const float* q, double share, float* out, int64_
         const int some = static_cast<int>(count);
         __builtin_prefetch(p + at + AHEAD);
         if (q != nullptr) __builtin_prefetch(q + at + AHEAD);
-        const Vec law = load_some(p + at, some);
+        const Vec distribution = load_some(p + at, some);
         const Vec covered = q == nullptr ? Vec{} : load_some(q + at, some);
-        Vec left = law * low + (law * high - covered);
+        Vec left = distribution * low + (distribution * high - covered);
         left = left < FLT_MIN ? Vec{} : left;
         store_some(out + at, left, some);
         chains[chain] += lower_half(left);
@@ -255,7 +255,7 @@ void outrider_softmax(Team* team, const float* logits, float temperature, float*
     }
 }
 
-// The index at which the running sum first exceeds `uniform` of the total; -1 if there is no law.
+// The index at which the running sum first exceeds `uniform` of the total; -1 if there is no distribution.
 int64_t outrider_pick(Team* team, const float* weights, double uniform, int64_t size) {
     team = &team->here();
     std::lock_guard<std::mutex> lock(team->entry());

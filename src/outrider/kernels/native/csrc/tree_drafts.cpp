@@ -2,7 +2,7 @@
 //
 // Passes are those of forward.cpp and nodes are chosen by trees.cpp, so trees are those that Python
 // grows level by level; what is saved is the way through Python between them. Only heads that know
-// fewer ids than the target may differ where worths are all but equal: here a law is summed over
+// fewer ids than the target may differ where worths are all but equal: here a distribution is summed over
 // those ids alone, and ties go to the first of them, not to the lowest id of the target. Memory is
 // not committed here.
 #include <vector>

@@ -12,8 +12,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from checks.distribution import (
+    CASES,
+    Weights,
+    accepted_distribution,
+    chain,
+    check_tree_distribution,
+    floats,
+    normal,
+)
 from checks.effort import examples
-from checks.law import CASES, Weights, accepted_law, chain, check_tree_law, floats, normal
 from checks.noise import (
     check_each_emitted_token_has_its_own_race,
     check_race_frequencies,
@@ -34,7 +42,7 @@ from outrider.core.rng import KeyedRng, race_node
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.proof.chisquare import p_values
-from outrider.proof.laws import joint_winner
+from outrider.proof.distributions import joint_winner
 from outrider.verify.match import CoupledRule
 
 small = st.integers(2, 4).flatmap(
@@ -83,11 +91,11 @@ def test_volumes_closed_forms_and_bounds_agree(pair: tuple[Weights, Weights]) ->
     targets=st.lists(st.tuples(*[st.integers(0, 8)] * 3).filter(any), min_size=3, max_size=3),
     proposals=st.lists(st.tuples(*[st.integers(0, 8)] * 3).filter(any), min_size=2, max_size=2),
 )
-def test_drafts_that_race_along_leave_the_law_alone(
+def test_drafts_that_race_along_leave_the_distribution_alone(
     length: int, targets: list[Weights], proposals: list[Weights]
 ) -> None:
     case = replace(chain(targets[: length + 1], proposals[:length]), races=True)
-    check_tree_law(CoupledRule(), case)
+    check_tree_distribution(CoupledRule(), case)
 
 
 @examples(3)
@@ -98,7 +106,7 @@ def test_drafts_that_race_along_leave_the_law_alone(
 )
 def test_trees(parents: tuple[int, ...], target: Weights, races: bool) -> None:
     case = replace(CASES[8], parents=parents, certain=frozenset({0}), races=races)
-    check_tree_law(CoupledRule(), replace(case, target=(target, *case.target[1:])))
+    check_tree_distribution(CoupledRule(), replace(case, target=(target, *case.target[1:])))
 
 
 @given(p=st.tuples(*[st.integers(0, 8)] * 3).filter(any), q=st.tuples(*[st.integers(0, 8)] * 3))
@@ -106,7 +114,7 @@ def test_a_draft_is_kept_as_often_as_the_closed_form_says(p: Weights, q: Weights
     if any(q):
         case = replace(chain([p, p], [q]), races=True)
         agreed = sum(row[i] for i, row in enumerate(joint(normal(p), normal(q))))
-        assert accepted_law(CoupledRule(), case)[1] == pytest.approx(agreed, abs=1e-12)
+        assert accepted_distribution(CoupledRule(), case)[1] == pytest.approx(agreed, abs=1e-12)
 
 
 PAIRS = (
@@ -123,11 +131,11 @@ PAIRS = (
 @pytest.mark.parametrize("num_races", [200_000, pytest.param(1_000_000, marks=pytest.mark.deep)])
 @pytest.mark.parametrize(("place", "pair"), list(enumerate(PAIRS)))
 def test_many_shipped_races(place: int, pair: tuple[Weights, Weights], num_races: int) -> None:
-    """Both winners of races at as many positions, against their joint law (chi-square)."""
+    """Both winners of races at as many positions, against their joint distribution (chi-square)."""
     p_V, q_V = normal(pair[0]), normal(pair[1])
     counts_VV = race_counts(p_V, q_V, seed=place, num_races=num_races)
-    law_VV = torch.tensor(joint(p_V, q_V), dtype=torch.float64)
-    value = float(p_values(counts_VV.reshape(1, -1), law_VV.flatten())[0])
+    probs_VV = torch.tensor(joint(p_V, q_V), dtype=torch.float64)
+    value = float(p_values(counts_VV.reshape(1, -1), probs_VV.flatten())[0])
     assert value > 1e-6 / len(PAIRS), f"p = {value:.3g}"
 
 

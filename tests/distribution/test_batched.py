@@ -19,14 +19,14 @@ from checks.batched import (
     check_batched_token,
     emitted_counts,
     outcome_counts,
-    outcome_law,
+    outcome_distribution,
 )
-from checks.law import normal
+from checks.distribution import normal
 from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng
-from outrider.core.sampling import Laws
+from outrider.core.sampling import Distributions
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.proof.chisquare import FAMILY_LEVEL, p_values
 from outrider.verify.batched import (
@@ -61,7 +61,9 @@ def test_empty_drafts_are_plain_sampling() -> None:
     ):
         assert verdicts.num_accepted_B.sum() == 0
         for sample in range(9):
-            row = VerifyRow(Draft.empty(), Laws(probs_NV=p_BWV[sample]), KeyedRng(3, sample, 4))
+            row = VerifyRow(
+                Draft.empty(), Distributions(probs_NV=p_BWV[sample]), KeyedRng(3, sample, 4)
+            )
             assert verdicts.next_B[sample] == TokenRule()([row])[0].next_token
 
 
@@ -77,7 +79,9 @@ def test_prefixes_are_greedy_acceptance() -> None:
     for row in range(200):
         best = tuple(int(token) for token in logits_BKV[row].argmax(-1))
         draft = Draft.chain([int(token) for token in ids_BK[row]])
-        verdict = TokenRule()([VerifyRow(draft, Laws(tokens=(*best, 0)), KeyedRng(0, 0, 0))])[0]
+        verdict = TokenRule()(
+            [VerifyRow(draft, Distributions(tokens=(*best, 0)), KeyedRng(0, 0, 0))]
+        )[0]
         assert int(accept_len_B[row]) == len(verdict.path)
         assert [bool(kept) for kept in mask_BK[row]] == [node in verdict.path for node in range(4)]
 
@@ -95,13 +99,13 @@ def test_accepted_and_residual_mass_make_up_the_target() -> None:
     rng = np.random.default_rng(6)
     weights = rng.choice([0.0, 0.0, 1.0, 1.0, 2.0, 3.0, 9.0], (2, 5000, 7))
     weights[:, :500] = np.eye(7)[rng.integers(0, 7, (2, 500))]  # point masses
-    weights[1, 500:600] = weights[0, 500:600]  # equal laws
+    weights[1, 500:600] = weights[0, 500:600]  # equal distributions
     weights[1, 600:700] *= weights[0, 600:700] == 0  # disjoint supports
     weights[:, :, 0] += weights.sum(-1) == 0
     p_BV, q_BV = (torch.as_tensor(w / w.sum(-1, keepdims=True)) for w in weights)
     everything_BV = torch.arange(7).expand(5000, 7)
-    # Each token in turn is the draft: a chain of seven whose laws are all the same.
-    same = [law_BV[:, None].expand(-1, 7, -1) for law_BV in (q_BV, p_BV)]
+    # Each token in turn is the draft: a chain of seven whose distributions are all the same.
+    same = [probs_BV[:, None].expand(-1, 7, -1) for probs_BV in (q_BV, p_BV)]
     accept_BV = ratios(everything_BV, *same).clamp_max(1)
     kept_BV = q_BV * accept_BV
     residual_BV = leftover(p_BV, q_BV)
@@ -114,13 +118,13 @@ def test_accepted_and_residual_mass_make_up_the_target() -> None:
 @pytest.mark.parametrize("num_chains", [200_000, pytest.param(1_000_000, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("place", range(len(PAIRS)))
 def test_many_chains_of_two(place: int, num_chains: int) -> None:
-    """Everything a round may do, by chi-square against the enumerated law of the walk."""
+    """Everything a round may do, by chi-square against the enumerated distribution of the walk."""
     rules: list[AcceptanceRule] = [TokenRule(), BlockRule()]
     judges: list[Judge] = [judge_chains, judge_blocks]
     p_V, q_V = map(normal, PAIRS[place])
     counts = outcome_counts(judges, p_V, q_V, seed=place, num_chains=num_chains)
     for rule, counts_C in zip(rules, counts, strict=True):
-        value = float(p_values(counts_C[None], outcome_law(rule, p_V, q_V))[0])
+        value = float(p_values(counts_C[None], outcome_distribution(rule, p_V, q_V))[0])
         assert value > FAMILY_LEVEL / len(PAIRS), f"{rule}: p = {value:.3g}"
 
 
@@ -132,9 +136,11 @@ def test_no_false_alarm(num_seeds: int) -> None:
     values: list[Tensor] = []
     for first in range(0, num_seeds, 4):
         counts = emitted_counts(range(first, first + 4), num_chains=10_000)
-        laws = [normal(p) for p, _ in PAIRS]
-        tested = zip(counts, laws, strict=True)
-        values.append(torch.stack([p_values(counts_SC, law_C) for counts_SC, law_C in tested], -1))
+        distributions = [normal(p) for p, _ in PAIRS]
+        tested = zip(counts, distributions, strict=True)
+        values.append(
+            torch.stack([p_values(counts_SC, probs_C) for counts_SC, probs_C in tested], -1)
+        )
     values_S6 = torch.cat(values)
     assert values_S6.shape == (num_seeds, len(PAIRS))
     assert float(values_S6.min()) > FAMILY_LEVEL / len(PAIRS)

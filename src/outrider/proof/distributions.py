@@ -27,7 +27,7 @@ from outrider.core.tree import ROOT
 from outrider.verify.rules import rule_for
 
 
-def plain_law(
+def plain_distribution(
     logits: Sequence[float],
     params: SamplingParams,
     *,
@@ -132,7 +132,7 @@ def _piece(lines: Sequence[tuple[float, float]], start: float, end: float) -> fl
 
 
 Tokens = tuple[int, ...]
-Law = dict[Tokens, float]
+Distribution = dict[Tokens, float]
 _Key = tuple[int, int, Role]
 
 
@@ -212,9 +212,9 @@ class EveryBranch:
         return choice
 
 
-def law(experiment: Callable[[EveryBranch], Tokens]) -> Law:
+def distribution(experiment: Callable[[EveryBranch], Tokens]) -> Distribution:
     """The exact distribution of what `experiment` returns."""
-    found: Law = {}
+    found: Distribution = {}
     for value, weight in runs(experiment):
         found[value] = found.get(value, 0.0) + weight
     return found
@@ -238,7 +238,7 @@ def _branch_shares(weights_V: Tensor) -> tuple[float, ...]:
 def _normal(weights: Sequence[float]) -> tuple[float, ...]:
     total = math.fsum(weights)
     if not (total > 0 and min(weights) >= 0 and math.isfinite(total)):
-        raise BadDrawError(f"weights that are no law: {weights}")
+        raise BadDrawError(f"weights that are no distribution: {weights}")
     return tuple(weight / total for weight in weights)
 
 

@@ -1,4 +1,5 @@
-"""Drafters of trees keep the target's law: whole generations, enumerated, and greedy texts."""
+"""Drafters of trees keep the target's distribution: whole generations, enumerated, and greedy
+texts."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from dataclasses import replace
 import pytest
 
 from checks.engine import PROMPT, check_greedy
-from checks.engine_law import FILTERS, LENGTH, VOCAB, check_engine_law, engine_law
+from checks.engine_distribution import (
+    FILTERS,
+    LENGTH,
+    VOCAB,
+    check_engine_distribution,
+    engine_distribution,
+)
 from doubles.rig import BRANCHING, SAMPLER, Rig
 from doubles.toy_heads import ToyBlock, ToyHeads, WithHidden
 from doubles.toy_hybrid import ToyHybrid
@@ -57,34 +64,36 @@ def rig(drafter: Drafter, budget: Budget, rule: AcceptanceRule | None = None) ->
 @pytest.mark.parametrize("make", [medusa, block])
 @pytest.mark.parametrize("params", FILTERS[:3], ids=["temperature", "top-k", "top-p"])
 def test_chains(make: Callable[..., Drafter], params: SamplingParams) -> None:
-    check_engine_law(rig(make(), Budget(2)), ToyHybrid, params)
+    check_engine_distribution(rig(make(), Budget(2)), ToyHybrid, params)
 
 
 @every_drafter
 @pytest.mark.parametrize("rule", [BlockRule(), MatchRule()], ids=lambda rule: rule.name)
 def test_trees(make: Callable[..., Drafter], rule: AcceptanceRule) -> None:
-    check_engine_law(rig(make(), Budget(2, num_nodes=3), rule), ToyHybrid, FILTERS[1])
+    check_engine_distribution(rig(make(), Budget(2, num_nodes=3), rule), ToyHybrid, FILTERS[1])
 
 
-# Filters come before drafters; each drafter and each filter has its law. Other combinations are
-# `deep`.
+# Filters come before drafters; each drafter and each filter has its distribution. Other
+# combinations are `deep`.
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @every_drafter
 @pytest.mark.parametrize("params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"])
 def test_trees_under_other_filters(make: Callable[..., Drafter], params: SamplingParams) -> None:
-    check_engine_law(rig(make(), Budget(2, num_nodes=3), TokenRule()), ToyHybrid, params)
+    check_engine_distribution(rig(make(), Budget(2, num_nodes=3), TokenRule()), ToyHybrid, params)
 
 
 def test_races_in_trees() -> None:
-    check_engine_law(rig(racing(), Budget(2, num_nodes=3), CoupledRule()), ToyHybrid, FILTERS[1])
+    check_engine_distribution(
+        rig(racing(), Budget(2, num_nodes=3), CoupledRule()), ToyHybrid, FILTERS[1]
+    )
 
 
 def test_the_walk_is_not_empty() -> None:
     """Drafts are accepted and refused in it, at both depths."""
     params = SamplingParams(temperature=2.0, max_tokens=LENGTH)
     run = rig(medusa(), Budget(2, num_nodes=3))
-    found = engine_law(run, (0, 1), params)
+    found = engine_distribution(run, (0, 1), params)
     assert sum(found.values()) == pytest.approx(1)
     assert len(found) == VOCAB**LENGTH
 

@@ -1,4 +1,5 @@
-"""The law of a text that was drafted ahead: cached branches, misses, changed laws, enumerated."""
+"""The distribution of a text that was drafted ahead: cached branches, misses, changed
+distributions, enumerated."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ import pytest
 from checks.ahead import (
     ONE_EACH,
     check_ahead_is_exact,
-    check_law_ahead,
+    check_distribution_ahead,
     check_saguaro_is_exact,
-    law_ahead,
+    distribution_ahead,
     no_places,
 )
-from checks.engine_law import FILTERS, PROMPT, target_law
-from checks.law import assert_same_law
+from checks.distribution import assert_same_distribution
+from checks.engine_distribution import FILTERS, PROMPT, target_distribution
 from doubles.toy_hybrid import ToyHybrid
 from outrider.drafters.ahead.forecast import Saguaro
 from outrider.verify.exact import BlockRule, TokenRule
@@ -24,7 +25,7 @@ TOP_K = FILTERS[1]
 
 
 @pytest.mark.slow
-def test_a_cached_branch_keeps_the_law() -> None:
+def test_a_cached_branch_keeps_the_distribution() -> None:
     check_ahead_is_exact()
 
 
@@ -35,13 +36,13 @@ def test_a_cached_branch_keeps_the_law() -> None:
     ids=lambda rule: rule.name,
 )
 def test_so_do_branches_of_two_nodes(rule: TokenRule | BlockRule) -> None:
-    assert True in check_law_ahead(TOP_K, replace(ONE_EACH, k=2), rule)
+    assert True in check_distribution_ahead(TOP_K, replace(ONE_EACH, k=2), rule)
 
 
 @pytest.mark.slow
 def test_so_do_verdicts_of_one_length_that_share_their_numbers() -> None:
     for params in (FILTERS[1], FILTERS[3]):
-        assert True in check_law_ahead(params, replace(ONE_EACH, fan_out=4), TokenRule())
+        assert True in check_distribution_ahead(params, replace(ONE_EACH, fan_out=4), TokenRule())
 
 
 @pytest.mark.slow
@@ -52,14 +53,14 @@ def test_with_fallbacks_that_draw_nothing(fallback: str) -> None:
     for params in FILTERS[1:]:
         for fan_out in (2, 4):
             ways = replace(ONE_EACH, fallback=fallback, fan_out=fan_out)
-            seen |= check_law_ahead(params, ways, TokenRule())
+            seen |= check_distribution_ahead(params, ways, TokenRule())
     assert seen == {None, True, False}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_with_forced_hits(share: float) -> None:
-    check_law_ahead(FILTERS[2], replace(ONE_EACH, force_hits=share), TokenRule())
+    check_distribution_ahead(FILTERS[2], replace(ONE_EACH, force_hits=share), TokenRule())
 
 
 @pytest.mark.slow
@@ -70,16 +71,16 @@ def test_with_saguaro_sampling(weight: float) -> None:
 
 @pytest.mark.slow
 def test_what_saguaro_changes_is_only_what_is_kept() -> None:
-    """Its drafts are others, and yet the text has the same law."""
-    plain, _ = law_ahead(TOP_K, ONE_EACH, TokenRule())
-    changed, _ = law_ahead(TOP_K, ONE_EACH, TokenRule(), change=Saguaro(0.0, [1]))
-    wanted = target_law(ToyHybrid, PROMPT, TOP_K)
-    assert_same_law(plain, wanted)
-    assert_same_law(changed, wanted)
+    """Its drafts are others, and yet the text has the same distribution."""
+    plain, _ = distribution_ahead(TOP_K, ONE_EACH, TokenRule())
+    changed, _ = distribution_ahead(TOP_K, ONE_EACH, TokenRule(), change=Saguaro(0.0, [1]))
+    wanted = target_distribution(ToyHybrid, PROMPT, TOP_K)
+    assert_same_distribution(plain, wanted)
+    assert_same_distribution(changed, wanted)
 
 
 @pytest.mark.slow
 def test_a_refused_token_may_be_foreseen_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which verdicts are foreseen is a matter of time, not of law."""
+    """Which verdicts are foreseen is a matter of time, not of distribution."""
     monkeypatch.setattr("outrider.drafters.ahead.table.masked_places", no_places)
-    check_law_ahead(FILTERS[3], ONE_EACH, TokenRule())
+    check_distribution_ahead(FILTERS[3], ONE_EACH, TokenRule())

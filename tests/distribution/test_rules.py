@@ -1,4 +1,4 @@
-"""Exact proof that every acceptance rule emits the target's law, by enumeration.
+"""Exact proof that every acceptance rule emits the target's distribution, by enumeration.
 
 Vocabulary of three, integer weights (so ties, zeros, point masses and disjoint supports are common)
 and the shipped rules' `__call__`; nothing is sampled and nothing is derived twice.
@@ -12,27 +12,27 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from checks.effort import examples
-from checks.law import (
+from checks.distribution import (
     CASES,
     TreeCase,
     Weights,
-    accepted_law,
+    accepted_distribution,
     best_acceptance,
     chain,
     check_acceptance,
+    check_distribution_cases,
     check_greedy_walk,
-    check_law_cases,
-    check_tree_law,
+    check_tree_distribution,
     normal,
     num_accepted,
     siblings,
 )
-from doubles.every_branch import EveryBranch, Tokens, law
+from checks.effort import examples
+from doubles.every_branch import EveryBranch, Tokens, distribution
 from outrider.core.draft import Draft
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import Role
-from outrider.core.sampling import Laws
+from outrider.core.sampling import Distributions
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 
@@ -50,7 +50,7 @@ all_but_races = pytest.mark.parametrize("rule", RULES[:-1], ids=lambda rule: rul
 
 @every_rule
 def test_fixed_pairs(rule: AcceptanceRule) -> None:
-    check_law_cases(rule)
+    check_distribution_cases(rule)
     assert {len(case.parents) for case in CASES} == {1, 2, 3, 4}
 
 
@@ -62,8 +62,8 @@ def test_fixed_pairs(rule: AcceptanceRule) -> None:
 @example(p=(0, 1, 1), qs=[(0, 1, 1), (1, 0, 0), (0, 1, 1)], distinct=False)
 @example(p=(8, 8, 1), qs=[(8, 1, 8), (1, 8, 8), (3, 0, 0)], distinct=True)
 def test_first_token(rule: AcceptanceRule, p: Weights, qs: list[Weights], distinct: bool) -> None:
-    """Any number of siblings drawn from any laws, independently or without replacement."""
-    check_tree_law(rule, siblings(p, qs, distinct=distinct))
+    """Any number of siblings drawn from any distributions, independently or without replacement."""
+    check_tree_distribution(rule, siblings(p, qs, distinct=distinct))
 
 
 @every_rule
@@ -76,8 +76,8 @@ def test_first_token(rule: AcceptanceRule, p: Weights, qs: list[Weights], distin
 def test_chain(
     rule: AcceptanceRule, length: int, targets: list[Weights], proposals: list[Weights]
 ) -> None:
-    """The joint law of a chain's tokens and the bonus after it."""
-    check_tree_law(rule, chain(targets[: length + 1], proposals[:length]))
+    """The joint distribution of a chain's tokens and the bonus after it."""
+    check_tree_distribution(rule, chain(targets[: length + 1], proposals[:length]))
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_chains_over_four_tokens(rule: AcceptanceRule) -> None:
     """Three drafts: zeros on either side, a point mass, disjoint supports and a tie."""
     targets = [(3, 0, 2, 1), (0, 5, 1, 1), (2, 2, 2, 2), (1, 0, 0, 6)]
     for proposals in ([(1, 1, 0, 4), (2, 1, 2, 1), (1, 0, 3, 1)], [(0, 1, 0, 0), (3, 0, 1, 0)]):
-        check_tree_law(rule, chain(targets[: len(proposals) + 1], proposals))
+        check_tree_distribution(rule, chain(targets[: len(proposals) + 1], proposals))
 
 
 @all_but_races
@@ -109,7 +109,7 @@ def test_tree(
     """Trees of depth two with siblings, some drawn and some certain, or all certain."""
     nodes = frozenset(node for node in certain if node < len(parents))
     drawn_with = tuple(proposals[: len(parents)])
-    check_tree_law(rule, TreeCase(parents, targets, drawn_with, nodes, distinct))
+    check_tree_distribution(rule, TreeCase(parents, targets, drawn_with, nodes, distinct))
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_accepted_and_residual_mass_make_up_the_target(
     rule: AcceptanceRule, p: Weights, q: Weights
 ) -> None:
     """q(x) accept(x) + residual(x) = p(x) to 1e-12, for single drafts over four tokens."""
-    check_tree_law(rule, siblings(p, [q]), TIGHT)
+    check_tree_distribution(rule, siblings(p, [q]), TIGHT)
 
 
 @examples(40)
@@ -149,15 +149,16 @@ def test_the_block_rule_accepts_as_much_as_can_be(
 def test_the_block_rule_accepts_more_where_one_token_makes_up_for_another(
     rule: AcceptanceRule, wanted: float
 ) -> None:
-    """The worked example of Sun et al. 2024, section 3: the same two laws at both places."""
+    """The worked example of Sun et al. 2024, section 3: the same two distributions at both
+    places."""
     p_V, q_V = normal((1, 2)), normal((2, 1))
-    q_NV, laws = q_V.repeat(2, 1), Laws(probs_NV=p_V.repeat(3, 1))
+    q_NV, distributions = q_V.repeat(2, 1), Distributions(probs_NV=p_V.repeat(3, 1))
 
     def accepted(noise: EveryBranch) -> Tokens:
         tokens = [noise.pick(q_V, node, Role.DRAFT) for node in (0, 1)]
-        return (len(rule([VerifyRow(Draft.chain(tokens, q_NV), laws, noise)])[0].path),)
+        return (len(rule([VerifyRow(Draft.chain(tokens, q_NV), distributions, noise)])[0].path),)
 
-    found = law(accepted)
+    found = distribution(accepted)
     assert sum(count * share for (count,), share in found.items()) == pytest.approx(wanted)
 
 
@@ -167,7 +168,9 @@ def test_chains_of_certain_tokens_are_kept_alike(rule: AcceptanceRule) -> None:
     so the block rule leaves them to the token rule's walk."""
     certain = frozenset({0, 1, 2})
     case = replace(CASES[6], certain=certain)
-    assert accepted_law(rule, case) == pytest.approx(accepted_law(TokenRule(), case))
+    assert accepted_distribution(rule, case) == pytest.approx(
+        accepted_distribution(TokenRule(), case)
+    )
 
 
 def test_the_token_and_block_rules_accept_single_drafts_as_much_as_can_be() -> None:
@@ -176,14 +179,14 @@ def test_the_token_and_block_rules_accept_single_drafts_as_much_as_can_be() -> N
 
 
 @every_rule
-def test_greedy_laws_are_followed_without_randomness(rule: AcceptanceRule) -> None:
+def test_greedy_distributions_are_followed_without_randomness(rule: AcceptanceRule) -> None:
     check_greedy_walk(rule)
 
 
 @every_rule
 def test_rows_are_judged_one_by_one(rule: AcceptanceRule) -> None:
     rows = [
-        VerifyRow(Draft.chain([token, 2]), Laws(tokens=(1, 2, 0)), EveryBranch())
+        VerifyRow(Draft.chain([token, 2]), Distributions(tokens=(1, 2, 0)), EveryBranch())
         for token in (1, 0)
     ]
     first, second = rule(rows)

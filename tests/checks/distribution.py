@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.every_branch import Distribution, EveryBranch, Tokens, distribution
 from doubles.racing import Racing
 from outrider.core.draft import Draft, Outcome
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import Rng, Role
-from outrider.core.sampling import Laws, processed_probs
+from outrider.core.sampling import Distributions, processed_probs
 from outrider.core.tree import ROOT
-from outrider.proof.laws import filtered
+from outrider.proof.distributions import filtered
 
 
 def floats(values_V: Tensor) -> list[float]:
@@ -84,17 +84,18 @@ def normal(weights: Sequence[int]) -> Tensor:
     return weights_V / weights_V.sum()
 
 
-def joint_law(conditional: Conditional, length: int) -> Law:
-    """The law of `length` tokens drawn one after another."""
-    found: Law = {(): 1.0}
+def joint_distribution(conditional: Conditional, length: int) -> Distribution:
+    """The distribution of `length` tokens drawn one after another."""
+    found: Distribution = {(): 1.0}
     for _ in range(length):
         found = _extended(found, conditional)
     return found
 
 
-def completed(found: Law, conditional: Conditional, length: int) -> Law:
-    """The law of texts of `found`, each cut at or carried on by `conditional` to `length`."""
-    result: Law = {}
+def completed(found: Distribution, conditional: Conditional, length: int) -> Distribution:
+    """The distribution of texts of `found`, each cut at or carried on by `conditional` to
+    `length`."""
+    result: Distribution = {}
     while found:
         for text, weight in found.items():
             if len(text) >= length:
@@ -103,7 +104,7 @@ def completed(found: Law, conditional: Conditional, length: int) -> Law:
     return result
 
 
-def _extended(found: Law, conditional: Conditional) -> Law:
+def _extended(found: Distribution, conditional: Conditional) -> Distribution:
     return {
         (*text, token): weight * float(share)
         for text, weight in found.items()
@@ -112,7 +113,9 @@ def _extended(found: Law, conditional: Conditional) -> Law:
     }
 
 
-def assert_same_law(found: Law, wanted: Law, tolerance: float = TOLERANCE) -> None:
+def assert_same_distribution(
+    found: Distribution, wanted: Distribution, tolerance: float = TOLERANCE
+) -> None:
     for text in found.keys() | wanted.keys():
         difference = abs(found.get(text, 0.0) - wanted.get(text, 0.0))
         assert difference <= tolerance, f"{text} is off by {difference:.3g}"
@@ -122,10 +125,11 @@ def assert_same_law(found: Law, wanted: Law, tolerance: float = TOLERANCE) -> No
 class TreeCase:
     """A target and a way to draft a tree for it, in small integers.
 
-    `target` gives a law per depth and `proposal` one per node; both are turned round by the tokens
-    before, so every path has laws of its own. Nodes in `certain` are not drawn: they are their
-    law's likeliest token, and the reported law is a point mass. With `distinct`, siblings are drawn
-    without replacement. With `races`, drawn nodes win the race at their place.
+    `target` gives a distribution per depth and `proposal` one per node; both are turned round by
+    the tokens before, so every path has distributions of its own. Nodes in `certain` are not drawn:
+    they are their distribution's likeliest token, and the reported distribution is a point mass.
+    With `distinct`, siblings are drawn without replacement. With `races`, drawn nodes win the race
+    at their place.
     """
 
     parents: tuple[int, ...]
@@ -156,36 +160,38 @@ class TreeCase:
             node = self.parents[node]
         return tuple(reversed(text))
 
-    def proposal_law(self, node: int, tokens: Sequence[int]) -> Tensor:
-        """The law of `node`, given the tokens of all nodes before it."""
-        law_V = normal(_turned(self.proposal[node], self.text(self.parents[node], tokens)))
+    def proposal_distribution(self, node: int, tokens: Sequence[int]) -> Tensor:
+        """The distribution of `node`, given the tokens of all nodes before it."""
+        probs_V = normal(_turned(self.proposal[node], self.text(self.parents[node], tokens)))
         if node in self.certain:
-            return torch.zeros_like(law_V).index_fill(0, law_V.argmax(), 1.0)
+            return torch.zeros_like(probs_V).index_fill(0, probs_V.argmax(), 1.0)
         earlier = [n for n in range(node) if self.parents[n] == self.parents[node]]
-        left_V = law_V.clone()
+        left_V = probs_V.clone()
         left_V[[tokens[n] for n in earlier]] = 0
-        return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else law_V
+        return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else probs_V
 
     def drawn(self, noise: Rng, known: dict[Tokens, Tensor]) -> Draft:
-        """`known` keeps the law after each beginning, for there are few."""
+        """`known` keeps the distribution after each beginning, for there are few."""
         tokens: list[int] = []
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         for node in self.nodes:
             before = tuple(tokens)
             if before not in known:
-                known[before] = self.proposal_law(node, tokens)
-            law_V = known[before]
+                known[before] = self.proposal_distribution(node, tokens)
+            probs_V = known[before]
             depth = len(self.text(self.parents[node], tokens))
             races = self.races and node not in self.certain
-            token = noise.race_at(law_V, depth) if races else noise.pick(law_V, node, Role.DRAFT)
+            token = (
+                noise.race_at(probs_V, depth) if races else noise.pick(probs_V, node, Role.DRAFT)
+            )
             tokens.append(token)
-            laws.append(law_V)
+            distributions.append(probs_V)
         sampled = len(self.certain) < len(self.parents)
-        return Draft(tuple(tokens), self.parents, torch.stack(laws) if sampled else None)
+        return Draft(tuple(tokens), self.parents, torch.stack(distributions) if sampled else None)
 
-    def laws(self, draft: Draft) -> Laws:
+    def distributions(self, draft: Draft) -> Distributions:
         texts = [self.text(node, draft.tokens) for node in (ROOT, *self.nodes)]
-        return Laws(probs_NV=torch.stack([self.conditional(text) for text in texts]))
+        return Distributions(probs_NV=torch.stack([self.conditional(text) for text in texts]))
 
 
 def _turned(weights: Weights, text: Tokens) -> Weights:
@@ -193,46 +199,50 @@ def _turned(weights: Weights, text: Tokens) -> Weights:
     return weights[by:] + weights[:by]
 
 
-def _drawer(case: TreeCase) -> Callable[[Rng], tuple[Draft, Laws]]:
-    """Drafts of `case` and the target's laws for them, which are made once for equal drafts."""
+def _drawer(case: TreeCase) -> Callable[[Rng], tuple[Draft, Distributions]]:
+    """Drafts of `case` and the target's distributions for them, which are made once for equal
+    drafts."""
     known: dict[Tokens, Tensor] = {}
-    laws: dict[Tokens, Laws] = {}
+    distributions: dict[Tokens, Distributions] = {}
 
-    def drawn(noise: Rng) -> tuple[Draft, Laws]:
+    def drawn(noise: Rng) -> tuple[Draft, Distributions]:
         draft = case.drawn(noise, known)
-        if draft.tokens not in laws:
-            laws[draft.tokens] = case.laws(draft)
-        return draft, laws[draft.tokens]
+        if draft.tokens not in distributions:
+            distributions[draft.tokens] = case.distributions(draft)
+        return draft, distributions[draft.tokens]
 
     return drawn
 
 
-def check_tree_law(rule: AcceptanceRule, case: TreeCase, tolerance: float = TOLERANCE) -> None:
-    """What one verified round emits, carried on by the target, follows the target's law."""
+def check_tree_distribution(
+    rule: AcceptanceRule, case: TreeCase, tolerance: float = TOLERANCE
+) -> None:
+    """What one verified round emits, carried on by the target, follows the target's
+    distribution."""
 
     drawn = _drawer(case)
 
     def one_round(noise: Rng) -> Tokens:
-        draft, laws = drawn(noise)
-        verdict = rule([VerifyRow(draft, laws, noise)])[0]
+        draft, distributions = drawn(noise)
+        verdict = rule([VerifyRow(draft, distributions, noise)])[0]
         return Outcome(0, draft, verdict).tokens
 
     found = completed(walked(one_round), case.conditional, case.length)
-    assert_same_law(found, joint_law(case.conditional, case.length), tolerance)
+    assert_same_distribution(found, joint_distribution(case.conditional, case.length), tolerance)
 
 
-def walked(experiment: Callable[[Rng], Tokens]) -> Law:
-    """The exact law of what `experiment` returns, races among its choices."""
-    return law(lambda noise: experiment(Racing(noise)))
+def walked(experiment: Callable[[Rng], Tokens]) -> Distribution:
+    """The exact distribution of what `experiment` returns, races among its choices."""
+    return distribution(lambda noise: experiment(Racing(noise)))
 
 
-def accepted_law(rule: AcceptanceRule, case: TreeCase) -> list[float]:
+def accepted_distribution(rule: AcceptanceRule, case: TreeCase) -> list[float]:
     """The probabilities of 0, 1, 2... accepted tokens."""
     drawn = _drawer(case)
 
     def num_accepted(noise: Rng) -> Tokens:
-        draft, laws = drawn(noise)
-        return (len(rule([VerifyRow(draft, laws, noise)])[0].path),)
+        draft, distributions = drawn(noise)
+        return (len(rule([VerifyRow(draft, distributions, noise)])[0].path),)
 
     found = walked(num_accepted)
     return [found.get((count,), 0.0) for count in range(case.length)]
@@ -240,15 +250,15 @@ def accepted_law(rule: AcceptanceRule, case: TreeCase) -> list[float]:
 
 def num_accepted(rule: AcceptanceRule, case: TreeCase) -> float:
     """The expected number of accepted tokens."""
-    return sum(count * share for count, share in enumerate(accepted_law(rule, case)))
+    return sum(count * share for count, share in enumerate(accepted_distribution(rule, case)))
 
 
 def check_acceptance(rule: AcceptanceRule) -> None:
     """A single draft is accepted as often as any rule can: with the mass p and q share."""
     for case in CASES:
         if len(case.parents) == 1:
-            shared_V = torch.minimum(case.conditional(()), case.proposal_law(0, ()))
-            assert abs(accepted_law(rule, case)[1] - float(shared_V.sum())) <= TOLERANCE
+            shared_V = torch.minimum(case.conditional(()), case.proposal_distribution(0, ()))
+            assert abs(accepted_distribution(rule, case)[1] - float(shared_V.sum())) <= TOLERANCE
 
 
 def best_acceptance(case: TreeCase) -> float:
@@ -263,7 +273,7 @@ def best_acceptance(case: TreeCase) -> float:
     for node in case.nodes:
         longer: list[tuple[Tokens, float, float]] = []
         for text, drafted, share in beginnings:
-            p_V, q_V = case.conditional(text), case.proposal_law(node, text)
+            p_V, q_V = case.conditional(text), case.proposal_distribution(node, text)
             for token, (p, q) in enumerate(zip(floats(p_V), floats(q_V), strict=True)):
                 if q > 0:
                     longer.append(((*text, token), drafted * q, min(1.0, share * p / q)))
@@ -273,7 +283,8 @@ def best_acceptance(case: TreeCase) -> float:
 
 
 def siblings(target: Weights, proposals: Sequence[Weights], *, distinct: bool = False) -> TreeCase:
-    """Any number of candidates for one token; the second target law is for what follows."""
+    """Any number of candidates for one token; the second target distribution is for what
+    follows."""
     parents = (ROOT,) * len(proposals)
     return TreeCase(parents, (target, target), tuple(proposals), distinct=distinct)
 
@@ -299,18 +310,19 @@ CASES = (
 )
 
 
-def check_law_cases(rule: AcceptanceRule) -> None:
+def check_distribution_cases(rule: AcceptanceRule) -> None:
     for case in CASES:
-        check_tree_law(rule, case)
+        check_tree_distribution(rule, case)
 
 
 def check_greedy_walk(rule: AcceptanceRule) -> None:
-    """With point masses the path follows the likeliest tokens, whatever laws the draft reports."""
+    """With point masses the path follows the likeliest tokens, whatever distributions the draft
+    reports."""
     draft = Draft((2, 1, 0, 1, 2), (-1, -1, 1, 1, 3), torch.full((5, 3), 1 / 3))
-    best = Laws(tokens=(1, 0, 1, 2, 2, 0))
+    best = Distributions(tokens=(1, 0, 1, 2, 2, 0))
     for probs_NV in (None, draft.probs_NV):
         row = VerifyRow(Draft(draft.tokens, draft.parents, probs_NV), best, EveryBranch())
         verdict = rule([row])[0]
         assert (verdict.path, verdict.next_token) == ((1, 3, 4), 0)
-    refused = rule([VerifyRow(draft, Laws(tokens=(0, 0, 1, 2, 2, 0)), EveryBranch())])[0]
+    refused = rule([VerifyRow(draft, Distributions(tokens=(0, 0, 1, 2, 2, 0)), EveryBranch())])[0]
     assert (refused.path, refused.next_token) == ((), 0)

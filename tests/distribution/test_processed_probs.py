@@ -1,4 +1,4 @@
-"""The one processed law against a slow and obvious float64 oracle."""
+"""The one processed distribution against a slow and obvious float64 oracle."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from checks.distribution import check_filter_cases, check_filters, floats, near_an_edge
 from checks.effort import examples
-from checks.law import check_filter_cases, check_filters, floats, near_an_edge
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
-from outrider.core.sampling import Laws, processed_probs
-from outrider.proof.laws import filtered
+from outrider.core.sampling import Distributions, processed_probs
+from outrider.proof.distributions import filtered
 
 logits = st.lists(st.integers(-6, 6).map(lambda x: x / 2), min_size=1, max_size=9)
 params = st.builds(
@@ -47,7 +47,7 @@ def test_rows_do_not_see_each_other(rows: list[list[int]]) -> None:
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_vanishing_temperature_is_greedy(temperature: float, dtype: torch.dtype) -> None:
-    """Dividing by it must not overflow into laws that are not numbers."""
+    """Dividing by it must not overflow into distributions that are not numbers."""
     logits_NV = torch.tensor([[1.0, 30.0, 2.0], [-5.0, -5.0, -40.0]], dtype=dtype)
     got = processed_probs(logits_NV, SamplingParams(temperature=temperature))
     assert [floats(row) for row in got] == [[0, 1, 0], [0.5, 0.5, 0]]
@@ -72,15 +72,17 @@ def test_masked_tokens_get_nothing() -> None:
     assert got.sum() == pytest.approx(1)
 
 
-def test_a_law_is_tokens_or_probabilities() -> None:
+def test_a_distribution_is_tokens_or_probabilities() -> None:
     with pytest.raises(ContractError):
-        Laws()
+        Distributions()
     with pytest.raises(ContractError):
-        Laws((1,), torch.ones(1, 1))
+        Distributions((1,), torch.ones(1, 1))
 
 
 @pytest.mark.parametrize("params", [{"top_p": 0.9}, {"min_p": 0.01}, {"top_k": 50, "top_p": 0.8}])
-def test_a_row_s_law_does_not_depend_on_the_rows_beside_it(params: dict[str, float]) -> None:
+def test_a_row_s_distribution_does_not_depend_on_the_rows_beside_it(
+    params: dict[str, float],
+) -> None:
     """At the size of a large vocabulary, where PyTorch splits one long row among threads."""
     generator = torch.Generator().manual_seed(0)
     how = SamplingParams(temperature=0.8, **params)  # pyright: ignore[reportArgumentType]

@@ -14,10 +14,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from checks.law import assert_same_law, floats, joint_law
+from checks.distribution import assert_same_distribution, floats, joint_distribution
 from checks.state import fresh_logits
 from doubles.drafters import random_chains, random_trees
-from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.every_branch import Distribution, EveryBranch, Tokens, distribution
 from doubles.racing import Racing
 from doubles.rig import Request, Rig, model_drafter, walking
 from doubles.toy_hybrid import ToyHybrid
@@ -29,7 +29,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow
 from outrider.core.rng import KeyedRng, race_node
 from outrider.drafters.ngram import NgramDrafter
-from outrider.proof.laws import filtered
+from outrider.proof.distributions import filtered
 
 
 def shaped(
@@ -93,33 +93,35 @@ FILTERS = (
 )
 
 
-def target_law(
+def target_distribution(
     kind: Callable[..., CausalLM],
     prompt: Sequence[int],
     params: SamplingParams,
     vocab_size: int = VOCAB,
-) -> Law:
+) -> Distribution:
     def conditional(text: Tokens) -> Tensor:
         logits_V = fresh_logits(kind, [*prompt, *text], vocab_size)
         return torch.tensor(filtered(floats(logits_V), params), dtype=torch.float64)
 
-    return joint_law(conditional, params.max_tokens)
+    return joint_distribution(conditional, params.max_tokens)
 
 
-def engine_law(rig: Rig, prompt: Sequence[int], params: SamplingParams) -> Law:
+def engine_distribution(rig: Rig, prompt: Sequence[int], params: SamplingParams) -> Distribution:
     def generation(noise: EveryBranch) -> Tokens:
         with walking(Racing(noise)):
             return tuple(rig.run([Request(prompt, params)])[0])
 
-    return law(generation)
+    return distribution(generation)
 
 
-def check_engine_law(rig: Rig, kind: Callable[..., CausalLM], params: SamplingParams) -> None:
-    wanted = target_law(kind, PROMPT, params, rig.target.spec.vocab_size)
-    assert_same_law(engine_law(rig, PROMPT, params), wanted)
+def check_engine_distribution(
+    rig: Rig, kind: Callable[..., CausalLM], params: SamplingParams
+) -> None:
+    wanted = target_distribution(kind, PROMPT, params, rig.target.spec.vocab_size)
+    assert_same_distribution(engine_distribution(rig, PROMPT, params), wanted)
 
 
-def law_drafters() -> dict[str, Callable[[], Drafter]]:
+def distribution_drafters() -> dict[str, Callable[[], Drafter]]:
     return {
         "model": lambda: model_drafter(ToyHybrid(vocab_size=VOCAB, seed=7), chunk=2),
         "ngram": lambda: NgramDrafter(max_n=2, min_n=1),
@@ -128,7 +130,7 @@ def law_drafters() -> dict[str, Callable[[], Drafter]]:
     }
 
 
-def check_penalised_engine_law() -> None:
+def check_penalised_engine_distribution() -> None:
     """Penalties count what each draft node follows, as plain decoding would have counted there."""
     params = SamplingParams(
         temperature=1.1,
@@ -148,8 +150,8 @@ def check_penalised_engine_law() -> None:
         with walking(noise):
             return tuple(rig.run([request])[0])
 
-    rig = Rig(ToyHybrid(vocab_size=VOCAB, seed=0), law_drafters()["model"](), k=2)
-    assert_same_law(law(generation), joint_law(conditional, LENGTH))
+    rig = Rig(ToyHybrid(vocab_size=VOCAB, seed=0), distribution_drafters()["model"](), k=2)
+    assert_same_distribution(distribution(generation), joint_distribution(conditional, LENGTH))
 
 
 def racing_drafter() -> Drafter:
@@ -157,16 +159,19 @@ def racing_drafter() -> Drafter:
     return model_drafter(ToyHybrid(vocab_size=VOCAB, seed=7), chunk=2, draw=race_node)
 
 
-def check_hybrid_engine_law(rule: AcceptanceRule, drafter: Drafter, params: SamplingParams) -> None:
+def check_hybrid_engine_distribution(
+    rule: AcceptanceRule, drafter: Drafter, params: SamplingParams
+) -> None:
     target = ToyHybrid(vocab_size=VOCAB, seed=0)
-    check_engine_law(Rig(target, drafter, rule, k=2, chunk=3), ToyHybrid, params)
+    check_engine_distribution(Rig(target, drafter, rule, k=2, chunk=3), ToyHybrid, params)
 
 
-def check_reported_law(make: Callable[[], Drafter], params: SamplingParams) -> None:
-    """Enumerated drafts of a sampling drafter follow the laws that it reports with them.
+def check_reported_distribution(make: Callable[[], Drafter], params: SamplingParams) -> None:
+    """Enumerated drafts of a sampling drafter follow the distributions that it reports with them.
 
     Node by node: among drafts with the same tokens before it, a node's tokens come with the very
-    frequencies of the law reported for it, and that law does not depend on what was drawn there.
+    frequencies of the distribution reported for it, and that distribution does not depend on what
+    was drawn there.
     """
     text = [*PROMPT, 2]
     reports: dict[Tokens, Draft] = {}
@@ -180,13 +185,13 @@ def check_reported_law(make: Callable[[], Drafter], params: SamplingParams) -> N
         reports[draft.tokens] = draft
         return draft.tokens
 
-    found = law(drafting)
+    found = distribution(drafting)
     assert all(len(draft) == 2 for draft in reports.values())
     for tokens, draft in reports.items():
         assert draft.probs_NV is not None
         wanted = 1.0
-        for token, law_V in zip(tokens, draft.probs_NV, strict=True):
-            wanted *= float(law_V[token])
+        for token, probs_V in zip(tokens, draft.probs_NV, strict=True):
+            wanted *= float(probs_V[token])
         assert abs(found[tokens] - wanted) <= 1e-12
         cousins = [other for other in reports.values() if other.tokens[0] == tokens[0]]
         first, second = draft.probs_NV
@@ -196,14 +201,15 @@ def check_reported_law(make: Callable[[], Drafter], params: SamplingParams) -> N
             assert torch.equal(other.probs_NV[1], second)
 
 
-def check_drafting_law(params: SamplingParams) -> None:
-    """The law a model drafter reports is its own model's, processed as the target's would be."""
+def check_drafting_distribution(params: SamplingParams) -> None:
+    """The distribution a model drafter reports is its own model's, processed as the target's would
+    be."""
     drafter = model_drafter(ToyHybrid(vocab_size=VOCAB, seed=0))
     drafter.open(0, PROMPT)
     noise = KeyedRng(0, 0, len(PROMPT))
     draft = drafter.propose([DraftRow(0, PROMPT, None, Budget(2), params, noise)])[0]
     assert draft.probs_NV is not None
-    for node, law_V in enumerate(draft.probs_NV):
+    for node, probs_V in enumerate(draft.probs_NV):
         logits_V = fresh_logits(ToyHybrid, [*PROMPT, *draft.tokens[:node]], VOCAB)
         wanted = torch.tensor(filtered(floats(logits_V), params), dtype=torch.float64)
-        assert float((law_V - wanted).abs().max()) <= 1e-12
+        assert float((probs_V - wanted).abs().max()) <= 1e-12

@@ -1,4 +1,4 @@
-"""A drafter may draw at another temperature than the text's: the text keeps its law."""
+"""A drafter may draw at another temperature than the text's: the text keeps its distribution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from checks.engine_law import FILTERS, LENGTH, PROMPT, VOCAB, check_engine_law, racing_drafter
+from checks.engine_distribution import (
+    FILTERS,
+    LENGTH,
+    PROMPT,
+    VOCAB,
+    check_engine_distribution,
+    racing_drafter,
+)
 from checks.state import fresh_logits
 from doubles.rig import Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
@@ -36,25 +43,25 @@ def drafted(budget: Budget, params: SamplingParams) -> Draft:
     return own.propose([DraftRow(0, PROMPT, None, budget, params, noise)])[0]
 
 
-# Each rule and each temperature has its law. Other combinations are `deep`.
+# Each rule and each temperature has its distribution. Other combinations are `deep`.
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("temperature", [1.5, 0.5])
-def test_the_text_keeps_its_law(rule: AcceptanceRule, temperature: float) -> None:
+def test_the_text_keeps_its_distribution(rule: AcceptanceRule, temperature: float) -> None:
     make: Callable[[], Drafter] = racing_drafter if isinstance(rule, CoupledRule) else drafter
     controller = FixedController(Budget(2, temperature))
     rig = Rig(ToyHybrid(vocab_size=VOCAB), make(), rule, chunk=3, controller=controller)
-    check_engine_law(rig, ToyHybrid, FILTERS[1])
+    check_engine_distribution(rig, ToyHybrid, FILTERS[1])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.5, 4.0])
-def test_the_law_reported_is_that_of_the_higher_temperature(temperature: float) -> None:
+def test_the_distribution_reported_is_that_of_the_higher_temperature(temperature: float) -> None:
     draft = drafted(Budget(2, temperature), SHARP)
     assert draft.probs_NV is not None
-    for node, law_V in enumerate(draft.probs_NV):
+    for node, probs_V in enumerate(draft.probs_NV):
         logits_V = fresh_logits(ToyHybrid, [*PROMPT, *draft.tokens[:node]], VOCAB)
         wanted = torch.softmax(logits_V.double() / (0.5 * temperature), -1)
-        assert float((law_V - wanted).abs().max()) <= 1e-12
+        assert float((probs_V - wanted).abs().max()) <= 1e-12
 
 
 def test_greedy_drafts_are_drawn_at_none() -> None:

@@ -1,4 +1,4 @@
-"""The law of whole generations under a grammar: that of plain decoding under its masks.
+"""The distribution of whole generations under a grammar: that of plain decoding under its masks.
 
 The masks that plain decoding is given here are written by hand, from the words of the grammar.
 """
@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from checks.engine_law import LENGTH, PROMPT, VOCAB, law_drafters, shaped
-from checks.law import assert_same_law, floats, joint_law
+from checks.distribution import assert_same_distribution, floats, joint_distribution
+from checks.engine_distribution import LENGTH, PROMPT, VOCAB, distribution_drafters, shaped
 from checks.state import fresh_logits
-from doubles.every_branch import EveryBranch, Law, Tokens, law
+from doubles.every_branch import Distribution, EveryBranch, Tokens, distribution
 from doubles.letters import letters
 from doubles.rig import Request, Rig, walking
 from doubles.toy_hybrid import ToyHybrid
@@ -21,7 +21,7 @@ from outrider.api.grammar import Grammar, Grammars
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
-from outrider.proof.laws import filtered
+from outrider.proof.distributions import filtered
 from outrider.verify.exact import BlockRule
 
 A, B, END = range(VOCAB)
@@ -59,7 +59,7 @@ def grammar(name: str) -> Grammar:
     return found
 
 
-def wanted_law(params: SamplingParams, name: str) -> Law:
+def wanted_distribution(params: SamplingParams, name: str) -> Distribution:
     def allowed(text: Tokens) -> Tensor:
         return torch.tensor(GRAMMARS[name][1](text))
 
@@ -68,10 +68,12 @@ def wanted_law(params: SamplingParams, name: str) -> Law:
         masked = shaped(logits, PROMPT, text, params, allowed=lambda ids: allowed(tuple(ids)))
         return torch.tensor(filtered(masked, params), dtype=torch.float64)
 
-    return joint_law(conditional, LENGTH)
+    return joint_distribution(conditional, LENGTH)
 
 
-def check_law(rule: AcceptanceRule, drafter: Drafter, params: SamplingParams, name: str) -> None:
+def check_distribution(
+    rule: AcceptanceRule, drafter: Drafter, params: SamplingParams, name: str
+) -> None:
     rig = Rig(ToyHybrid(vocab_size=VOCAB, seed=0), drafter, rule, k=2, chunk=3)
     made = grammar(name)
 
@@ -80,12 +82,12 @@ def check_law(rule: AcceptanceRule, drafter: Drafter, params: SamplingParams, na
         with walking(noise):
             return tuple(rig.run([Request(PROMPT, params, shaper=shaper)])[0])
 
-    found = law(generation)
-    assert_same_law(found, wanted_law(params, name))
+    found = distribution(generation)
+    assert_same_distribution(found, wanted_distribution(params, name))
     assert all(GRAMMARS[name][1](text[:i])[text[i]] for text in found for i in range(LENGTH))
 
 
-def check_grammar_law() -> None:
+def check_grammar_distribution() -> None:
     for name in GRAMMARS:
         for drafter in ("model", "trees"):
-            check_law(BlockRule(), law_drafters()[drafter](), PARAMS[0], name)
+            check_distribution(BlockRule(), distribution_drafters()[drafter](), PARAMS[0], name)

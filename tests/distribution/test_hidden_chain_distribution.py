@@ -1,11 +1,11 @@
-"""Blocks that read hidden states keep the target's law: whole generations, enumerated."""
+"""Blocks that read hidden states keep the target's distribution: whole generations, enumerated."""
 
 from __future__ import annotations
 
 import pytest
 
-from checks.engine_law import PROMPT, VOCAB, engine_law, target_law
-from checks.law import assert_same_law
+from checks.distribution import assert_same_distribution
+from checks.engine_distribution import PROMPT, VOCAB, engine_distribution, target_distribution
 from doubles.rig import Rig, first_maximum
 from doubles.toy_heads import ToyNet, WithHidden
 from doubles.toy_hybrid import ToyHybrid
@@ -40,6 +40,6 @@ def test_a_generation_follows_the_target(rule: str, depth: int) -> None:
     limits = HeadLimits(chunk=2, reach=3, window=100)
     target = WithHidden(ToyHybrid(vocab_size=VOCAB, seed=0))
     rig = Rig(target, HiddenDrafter("mtp", blocks, sampler, limits), RULES[rule], k=2, chunk=3)
-    found = engine_law(rig, PROMPT, FOUR)
+    found = engine_distribution(rig, PROMPT, FOUR)
     assert max(trace.num_drafted for trace in rig.traces) == 2
-    assert_same_law(found, target_law(ToyHybrid, PROMPT, FOUR))
+    assert_same_distribution(found, target_distribution(ToyHybrid, PROMPT, FOUR))
