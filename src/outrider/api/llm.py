@@ -49,7 +49,8 @@ class LLM:
     unless the configuration names another drafter. Fields of EngineConfig may be given as
     keywords, as in `LLM(model, drafter="ngram", quantise="int8")`. `on_job` hears of every job of
     every lane; `controller`, an object where given, chooses every round's budget in place of the
-    configured one. Raises CheckpointError, VocabularyError, ConfigError or MachineError.
+    configured one. `weights_of` is an LLM of the same target, whose weights it uses where it can.
+    Raises CheckpointError, VocabularyError, ConfigError or MachineError.
 
     It may be used from several threads: their calls take turns, job by job, and their requests
     share passes (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and
@@ -65,6 +66,7 @@ class LLM:
         config: EngineConfig | None = None,
         on_job: Callable[[JobTrace], None] | None = None,
         controller: Controller | str | None = None,
+        weights_of: LLM | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
         named: dict[str, object] = {"model": model, "draft": draft}
@@ -78,7 +80,10 @@ class LLM:
         self.config = with_options(EngineConfig, config, {**options, **by_name})
         self.device = pick_device(self.config.device)
         self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
-        self._pair: LoadedPair = load_pair(str(model), draft and str(draft), self.config)
+        shared = None if weights_of is None else weights_of._pair
+        self._pair: LoadedPair = load_pair(
+            str(model), draft and str(draft), self.config, weights_of=shared
+        )
         self._memory.end_load()
         self._router = RequestRouter(self._memory)
         self._engine = build_engine(

@@ -14,7 +14,7 @@ from outrider.api.memory_plan import fitted, table_of
 from outrider.api.plan import LoadPlan, idle_settings, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError, within_memory
+from outrider.core.errors import CapacityError, CheckpointError, ConfigError, within_memory
 from outrider.core.files import open_regular
 from outrider.core.protocols import CausalLM
 from outrider.drafters.ahead.choices import AheadChoices
@@ -22,7 +22,7 @@ from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.drafters.process.options import ChildOptions
 from outrider.engine.compaction import history_note, keep_of
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, Room, SharedWeights
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
 from outrider.verify.rules import rule_for
@@ -97,17 +97,38 @@ class LoadedPair(LoadedModels):
     def tokenizer(self) -> Tokenizer:
         return self.plan.tokenizer
 
+    def sharer_for(self, plan: LoadPlan) -> SharedWeights | None:
+        """The target, if `plan` has the same one and it can give its weights."""
+        names = ("dtype", "device", "quantise", "force_reference", "threads", "tensor_parallel")
+        own, other = self.plan.settings, plan.settings
+        alike = all(getattr(own, name) == getattr(other, name) for name in names)
+        if plan.folder != self.plan.folder or not alike:
+            return None
+        return self.target if isinstance(self.target, SharedWeights) else None
 
-def load_pair(model: str, draft: str | None, config: EngineConfig) -> LoadedPair:
-    """Everything is checked before weights are read: names, window, vocabulary. Raises ConfigError,
-    CheckpointError, VocabularyError or CapacityError."""
+
+def load_pair(
+    model: str, draft: str | None, config: EngineConfig, *, weights_of: LoadedPair | None = None
+) -> LoadedPair:
+    """Everything is checked before weights are read: names, window, vocabulary. The target of
+    `weights_of` gives its weights, where it is the same one. Raises ConfigError, CheckpointError,
+    VocabularyError or CapacityError."""
     prepare_torch(deterministic=config.deterministic, threads=config.threads)
     rule_for(config.sampler, config.leniency)
     keep_of(config)
-    plan, parts = fitted(plan_pair(model, draft, config))
+    plan = plan_pair(model, draft, config)
+    there = None if weights_of is None else weights_of.sharer_for(plan)
+    try:
+        plan, parts = fitted(plan, has_weights=there is not None)
+    except (CapacityError, CheckpointError):
+        if not plan.is_found:
+            raise
+        # A draft model that nobody asked for is no reason to fail.
+        plan = plan_pair(model, draft, config, search=False)
+        plan, parts = fitted(plan, has_weights=there is not None)
     heads = plan.heads(plan.num_slots)
     with within_memory("loading", parts=table_of(parts)):
-        target, end = _load_target(plan, heads, name=model)
+        target, end = _load_target(plan, heads, name=model, there=there)
         draft_model, child = _load_draft(plan)
     return LoadedPair(
         target=target,
@@ -149,11 +170,15 @@ def _corpus(plan: LoadPlan) -> Texts:
 
 
 def _load_target(
-    plan: LoadPlan, heads: HeadsToLoad | None, *, name: str
+    plan: LoadPlan, heads: HeadsToLoad | None, *, name: str, there: SharedWeights | None
 ) -> tuple[Decoder, Callable[[], object] | None]:
-    """The target, and what ends the other processes that it is shared with, if there are any."""
-    config = plan.settings
-    options = replace(_options(config, target_room(plan, heads)), quantise=config.quantise)
+    """The target, and what ends the other processes that it is shared with, if there are any. Its
+    weights are those of `there`, if it can give them."""
+    config, room = plan.settings, target_room(plan, heads)
+    other = None if there is None else there.beside(room)
+    if other is not None:
+        return other, None
+    options = replace(_options(config, room), quantise=config.quantise)
     if config.tensor_parallel == 1:
         return load_model(plan.folder, options, name=name), None
     # Imported here: few use it, and it brings PyTorch's communication along.

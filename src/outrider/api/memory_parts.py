@@ -105,8 +105,9 @@ def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> Roo
     return replace(room, states=replace(room.states, history=history))
 
 
-def memory_parts(plan: LoadPlan, files: Files) -> tuple[Part, ...]:
-    """What the pair takes with `plan.num_slots` positions; nothing is read or allocated."""
+def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> tuple[Part, ...]:
+    """What the pair takes with `plan.num_slots` positions; nothing is read or allocated. With
+    `has_weights` another engine holds the target's weights already."""
     config = plan.settings
     device = pick_device(config.device).type
     lanes = {"single": 1, "pd": 2}.get(config.schedule, 3)
@@ -124,6 +125,8 @@ def memory_parts(plan: LoadPlan, files: Files) -> tuple[Part, ...]:
         num_lanes=lanes,
     )
     parts = [*_model_parts(target)]
+    if has_weights:
+        parts = [part for part in parts if not part.is_weights and part.when != "loading"]
     if files.draft is not None and files.draft_config is not None:
         home = device if config.drafter_device == "auto" else config.drafter_device
         draft = _Model(

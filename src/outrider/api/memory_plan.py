@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from outrider.api.memory_parts import (
     Part,
@@ -37,25 +38,26 @@ _HEADROOM, _ADVISED = 0.9, 0.8
 _LEAST_TOKENS = 256
 
 
-def fitted(plan: LoadPlan) -> tuple[LoadPlan, tuple[Part, ...]]:
+def fitted(plan: LoadPlan, *, has_weights: bool = False) -> tuple[LoadPlan, tuple[Part, ...]]:
     """`plan`, with a smaller arena if that alone makes it fit and nobody asked for its size; and
-    its parts. Raises CapacityError for what does not fit, CheckpointError for what the files do not
-    hold."""
+    its parts. With `has_weights` another engine holds the target's. Raises CapacityError for what
+    does not fit, CheckpointError for what the files do not hold."""
     files = files_of(plan)
     bounds = _bounds(plan)
+    parts_of = partial(memory_parts, files=files, has_weights=has_weights)
 
     def fits(tried: LoadPlan, share: float) -> bool:
-        return not _lacking(memory_parts(tried, files), bounds, share)
+        return not _lacking(parts_of(tried), bounds, share)
 
     def refuse(tried: LoadPlan) -> CapacityError:
-        parts = memory_parts(tried, files)
+        parts = parts_of(tried)
         ways = _ways(tried, lambda other: fits(other, _ADVISED))
         return _refusal(parts, _lacking(parts, bounds, 1.0)[0], next(ways, None))
 
     if plan.settings.arena_tokens:
         if not fits(plan, 1.0):
             raise refuse(plan)
-        return plan, memory_parts(plan, files)
+        return plan, parts_of(plan)
     least = replace(plan, num_slots=_least_slots(plan))
     if not fits(least, 1.0):
         raise refuse(least)
@@ -65,7 +67,7 @@ def fitted(plan: LoadPlan) -> tuple[LoadPlan, tuple[Part, ...]]:
         plan = _largest_arena(plan, lambda other: fits(other, _HEADROOM)) or least
         note = f"memory is short: the arena holds {plan.num_slots} tokens, not {whole}"
         plan = replace(plan, notes=(*plan.notes, note))
-    return plan, memory_parts(plan, files)
+    return plan, parts_of(plan)
 
 
 def _bounds(plan: LoadPlan) -> dict[str, tuple[MemoryLimit, ...]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.api.companions import companion_of
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
@@ -118,10 +119,10 @@ class LoadPlan:
     """All that is known of a pair before its weights are read.
 
     `folder` and `target` are the target's; `draft_folder` has the model or the heads that draft,
-    called `draft_name`. `translator` is there when the draft has a vocabulary of its own, `own`
-    when the target drafts for itself. `window` is the most tokens that a sequence may hold, for the
-    reason given, and `num_slots` the arena's size in tokens; `notes` say where memory made them
-    smaller.
+    called `draft_name`, and `is_found` says that nobody named them. `translator` is there when the
+    draft has a vocabulary of its own, `own` when the target drafts for itself. `window` is the most
+    tokens that a sequence may hold, for the reason given, and `num_slots` the arena's size in
+    tokens; `notes` say where memory made them smaller.
     """
 
     resolved: ResolvedConfig
@@ -137,6 +138,7 @@ class LoadPlan:
     draft_window: int | None
     num_slots: int
     notes: tuple[str, ...] = ()
+    is_found: bool = False
 
     @property
     def settings(self) -> EngineConfig:
@@ -181,10 +183,17 @@ class LoadPlan:
         return (_num_layers(self.target),) if last else ()
 
 
-def plan_pair(model: str, draft: str | None, config: EngineConfig) -> LoadPlan:
-    """Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
+def plan_pair(
+    model: str, draft: str | None, config: EngineConfig, *, search: bool = True
+) -> LoadPlan:
+    """With `search`, drafter auto takes a draft model that nobody named (api/companions.py).
+    Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
     folder = find_model(model)
     draft = draft or draft_of(model, config.drafter)
+    found = _companion(folder, config) if search and draft is None else None
+    if found is not None:
+        # It stops drafting where that does not pay, since nobody asked for it.
+        draft, config = str(found), replace(config, controller="goodput")
     resolved, draft_folder = resolve_pair(folder, draft, config)
     tokenizer, target = Tokenizer.load(folder), read_config(folder)
     _check_claim(folder, target)
@@ -210,7 +219,23 @@ def plan_pair(model: str, draft: str | None, config: EngineConfig) -> LoadPlan:
         window_reason=f"target {target.max_tokens}, context {context}",
         draft_window=draft_config.max_tokens if draft_config else None,
         num_slots=whole_pages(wanted, config.page_size),
+        notes=() if found is None else (f"drafts with {_told(found)}; --draft none leaves it out",),
+        is_found=found is not None,
     )
+
+
+def _companion(target: Path, config: EngineConfig) -> Path | None:
+    """For drafter auto in one process, unless a controller was named that never stops drafting."""
+    left_to_us = config.drafter == AUTO and config.controller in (AUTO, "goodput")
+    wanted = left_to_us and config.k > 0 and config.tensor_parallel == 1
+    return companion_of(target) if wanted else None
+
+
+def _told(found: Path) -> str:
+    """The model in `found`, which lies in the cache or elsewhere."""
+    store = found.parents[1].name if found.parent.name == "snapshots" else ""
+    name = store.removeprefix("models--").replace("--", "/") or found.name
+    return f"{name}, which {'is in the cache' if store else 'lies beside the target'}"
 
 
 def _fitted(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -47,6 +47,15 @@ class Decoder(CausalLM, Protocol):
     def twin(self) -> Decoder | None:
         """The same model for another lane: weights and memory are shared, buffers are not, so that
         both may run at once for different sequences. None where that cannot be."""
+        ...
+
+
+@runtime_checkable
+class SharedWeights(Protocol):
+    """A Decoder that other engines may use with memory of their own."""
+
+    def beside(self, room: Room, /) -> Decoder | None:
+        """The same weights with memory and buffers for `room`; None where that cannot be."""
         ...
 
 

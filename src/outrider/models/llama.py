@@ -241,7 +241,7 @@ class LlamaModel(PassDecoder):
         self.config, self.kernels = config, kernels
         share = Share(comm.rank, comm.size)
         self._comm, part = comm, share.part(config)
-        self._spec = place.spec(config)
+        self._spec, self._place = place.spec(config), place
         reader = WeightReader(weights, kernels, place)
         self._tables = read_tables(reader, config, share)
         self._layers = [
@@ -284,6 +284,21 @@ class LlamaModel(PassDecoder):
         other = super().twin()
         if other is not None:
             other._made_by, other._forward = other.kernels, other._make_forward()
+        return other
+
+    def beside(self, room: Room) -> Self | None:
+        """The same weights with memory and buffers of its own, for another engine; None where ranks
+        have a share each, or where kernels cannot be doubled."""
+        if self._comm.size > 1 or self.kernels.twin is None:
+            return None
+        other, config, place = copy(self), self.config, self._place
+        turns = turns_of(config, room.num_positions(config.max_tokens), place.device)
+        other.kernels = other._made_by = self.kernels.twin()
+        other._operators = replace(self._operators, turns=turns)
+        other._hidden_layers = room.hidden_layers
+        other._passes = Passes(self._spec, up_size=2 * config.ffn_size, place=place, room=room)
+        other._logit_parts = LogitParts(self._comm, config.vocab_size, other._passes.logits_MV)
+        other._forward = other._make_forward()
         return other
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -216,3 +217,21 @@ def test_a_padded_embedding_is_a_named_error(tmp_path_factory: pytest.TempPathFa
 def test_text_that_is_not_unicode_is_refused(llm: LLM) -> None:
     with pytest.raises(ConfigError, match="UTF-8"):
         llm.stream("a\udcff")
+
+
+@pytest.mark.weights
+def test_two_engines_share_the_weights_of_one_target() -> None:
+    params = SamplingParams(max_tokens=24)
+    plain = LLM(config=EngineConfig(drafter="none"))
+    (alone,) = plain.generate([PROMPT], params)
+    drafting = LLM(config=EngineConfig(drafter="ngram", k=4), weights_of=plain)
+    own: list[Any] = [model.models["target"] for model in (plain, drafting)]
+    first, second = ([part.data_ptr() for part in one.streamed] for one in own)
+    assert first == second
+    assert own[0].state is not own[1].state
+    assert drafting.memory.keys() < plain.memory.keys()
+    for model in (drafting, plain, drafting):
+        assert model.generate([PROMPT], params)[0].token_ids == alone.token_ids
+    # Other weights, or the same in another form, are read anew.
+    for other in (LLM(quantise="int8", weights_of=plain), LLM(weights_of=drafting, threads=1)):
+        assert "weights of the target" in other.memory

@@ -1,0 +1,99 @@
+"""A draft model that a target may have without being told: beside it, or in the cache of the hub.
+
+It must give every id the target's meaning and have at most half of the target's weights. Of several
+the smallest is taken, and those that lie beside the target go before those of the cache. Names and
+sizes are compared first, since a tokenizer takes a moment to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+from outrider.api.tokenizer import Tokenizer, first_differences
+from outrider.core.drafter_kinds import MODEL
+from outrider.core.errors import OutriderError
+from outrider.core.files import FileKind, read_text
+from outrider.models.heads import kind_of
+from outrider.models.hf_config import FAMILIES, read_config
+from outrider.models.json_object import JsonObject
+
+# A draft model that is not this much smaller costs more than it brings.
+MOST_OF_TARGET = 0.5
+_CONFIG = "config.json"
+# Folders of one place that are looked at; a place with more is no place for models.
+_MOST_FOLDERS = 200
+
+
+def companion_of(target: Path) -> Path | None:
+    """The folder of a draft model for the model in `target`, None if there is none."""
+    own = num_weight_bytes(target)
+    for place in (_beside(target), _cached()):
+        sizes = {folder: num_weight_bytes(folder) for folder in place if folder != target}
+        small = [folder for folder, size in sizes.items() if 0 < size <= MOST_OF_TARGET * own]
+        for folder in sorted(small, key=lambda folder: (sizes[folder], folder)):
+            if _runs(folder) and same_ids(target, folder):
+                return folder
+    return None
+
+
+def same_ids(target: Path, draft: Path) -> bool:
+    """Whether `draft` holds a model to which every id means what it means to the target."""
+    try:
+        sizes = [_vocab_size(folder) for folder in (target, draft)]
+        if kind_of(draft) != MODEL or sizes[0] != sizes[1]:
+            return False
+        return not first_differences(Tokenizer.load(target), Tokenizer.load(draft), limit=1)
+    except OutriderError:
+        return False
+
+
+def num_weight_bytes(folder: Path) -> int:
+    """Of the safetensors files in `folder`."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _vocab_size(folder: Path) -> int:
+    return JsonObject.read(folder / _CONFIG).integer("vocab_size", 0, least=0)
+
+
+def _runs(folder: Path) -> bool:
+    """Whether one of our own decoders takes it."""
+    try:
+        return read_config(folder).family in FAMILIES
+    except OutriderError:
+        return False
+
+
+def _beside(target: Path) -> list[Path]:
+    """Folders of models within `target` and beside it."""
+    return [*_models_in(target.glob("*/")), *_models_in(target.parent.glob("*/"))]
+
+
+def _cached() -> list[Path]:
+    """The newest snapshot of each model in the hub's cache."""
+    # Imported here: a target whose draft is named needs no hub client.
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    stores = islice(cache.glob("models--*/"), _MOST_FOLDERS)
+    return _models_in(filter(None, map(_newest, stores)))
+
+
+def _newest(store: Path) -> Path | None:
+    """What the branch `main` means there, or else any commit."""
+    snapshots = store / "snapshots"
+    try:
+        return snapshots / read_text(store / "refs" / "main", FileKind.SYSTEM).strip()
+    except (OSError, ValueError):
+        return next(iter(sorted(snapshots.glob("*/"))), None)
+
+
+def _models_in(folders: Iterable[Path]) -> list[Path]:
+    try:
+        return sorted(
+            folder for folder in islice(folders, _MOST_FOLDERS) if (folder / _CONFIG).is_file()
+        )
+    except OSError:
+        return []

@@ -1,0 +1,128 @@
+"""A draft model that nobody named: which folder is taken, and that greedy text does not depend on
+it, whether its drafts pay or not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from doubles.tiny_checkpoints import variant, write_checkpoint
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api import loading
+from outrider.api.companions import companion_of
+from outrider.api.memory_plan import fitted
+from outrider.api.plan import LoadPlan
+from outrider.control.goodput import WITHOUT_GAIN
+from outrider.core.errors import CapacityError
+from outrider.models.loading import resolve
+
+PARAMS = SamplingParams(max_tokens=3 * WITHOUT_GAIN, ignore_eos=True)
+PROMPT = "def add(a, b):"
+
+
+def copy_of(name: str, place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copytree(resolve(name), place))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub."""
+    from huggingface_hub import constants
+
+    folder = tmp_path / "cache" / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path: Path, cache: Path) -> Path:
+    del cache
+    return copy_of("outrider/embedded", tmp_path / "models" / "target")
+
+
+@pytest.fixture
+def stranger(target: Path) -> Path:
+    """A small model of the same vocabulary beside the target, with weights of chance."""
+    small = variant("llama2")
+    folder = write_checkpoint(
+        target.parent / "small", replace(small, changes={**small.changes, "vocab_size": 8192})
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(target / name, folder)
+    return folder
+
+
+@pytest.mark.weights
+def test_a_model_within_beside_or_cached_is_found_in_this_order(target: Path, cache: Path) -> None:
+    assert companion_of(target) is None
+    store = cache / "models--some--draft"
+    cached = copy_of("outrider/embedded-draft", store / "snapshots" / "abc")
+    assert companion_of(target) == cached
+    (store / "refs").mkdir()
+    (store / "refs" / "main").write_text("abc")
+    assert companion_of(target) == cached
+    beside = copy_of("outrider/embedded-draft", target.parent / "draft")
+    assert companion_of(target) == beside
+
+
+@pytest.mark.weights
+def test_what_has_other_ids_or_is_no_smaller_is_left(target: Path) -> None:
+    copy_of("outrider/embedded", target.parent / "same-size")
+    draft = copy_of("outrider/embedded-draft", target.parent / "draft")
+    words = json.loads((draft / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    first, second = list(vocabulary)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (draft / "tokenizer.json").write_text(json.dumps(words))
+    copy_of("outrider/embedded-eagle", target.parent / "heads")
+    (target.parent / "broken").mkdir()
+    (target.parent / "broken" / "config.json").write_text("{")
+    assert companion_of(target) is None
+
+
+@pytest.mark.weights
+def test_auto_drafts_with_what_lies_beside_and_says_so(target: Path) -> None:
+    copy_of("outrider/embedded-draft", target.parent / "draft")
+    plain = LLM(target, drafter="none").generate([PROMPT], PARAMS)[0]
+    llm = LLM(target)
+    assert llm.drafter == "model"
+    assert any("draft, which lies beside the target" in note for note in llm.notes)
+    assert llm.generate([PROMPT], PARAMS)[0].token_ids == plain.token_ids
+    # Whoever names a drafter or a controller gets that.
+    assert LLM(target, drafter="ngram").drafter == "ngram"
+    assert LLM(target, controller="fixed").drafter == "ngram"
+    assert LLM(target, k=0).drafter == "none"
+
+
+@pytest.mark.weights
+def test_greedy_text_is_the_same_where_nothing_is_ever_kept(target: Path, stranger: Path) -> None:
+    assert companion_of(target) == stranger
+    plain = LLM(target, drafter="none").generate([PROMPT], PARAMS)[0]
+    llm = LLM(target)
+    assert llm.drafter == "model"
+    found = [llm.generate([PROMPT], PARAMS)[0] for _ in range(3)]
+    assert all(one.token_ids == plain.token_ids for one in found)
+    # Whenever drafting is called off, that is said once; what is kept is as good as nothing.
+    assert sum("without gain" in " ".join(one.notes) for one in found) == 1
+
+
+@pytest.mark.weights
+def test_a_draft_model_that_does_not_fit_is_no_reason_to_fail(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_of("outrider/embedded-draft", target.parent / "draft")
+
+    def too_small(plan: LoadPlan, *, has_weights: bool) -> object:
+        if plan.model_folder is not None:
+            raise CapacityError("memory ends", hint="")
+        return fitted(plan, has_weights=has_weights)
+
+    monkeypatch.setattr(loading, "fitted", too_small)
+    assert LLM(target, config=EngineConfig()).drafter == "ngram"
+    with pytest.raises(CapacityError):
+        LLM(target, draft=target.parent / "draft")
