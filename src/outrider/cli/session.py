@@ -64,7 +64,10 @@ class JsonLines(logging.Formatter):
 
 
 # What these warn of in the middle of a text, the result's notes say after it.
-TOLD_BY_NOTES = ("outrider.control.watchdog", "outrider.engine.drafting")
+TOLD_BY_NOTES = (
+    *("outrider.control.goodput", "outrider.control.watchdog"),
+    "outrider.engine.drafting",
+)
 
 
 def open_llm(

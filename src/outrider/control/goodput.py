@@ -9,8 +9,9 @@ round, so every exact rule keeps the target's distribution.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from outrider.control.exploration import DepthSweep, Probes, sweep_depths
@@ -20,6 +21,8 @@ from outrider.estimate.acceptance import Acceptance
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
 from outrider.estimate.online import BySequence, OpenPasses, seconds_of
 from outrider.estimate.worth import LEAST_WEIGHED
+
+_log = logging.getLogger(__name__)
 
 # Seconds of a round by (packed rows, deepest draft, number of sequences that draft).
 RoundSeconds = Callable[[int, int, int], float]
@@ -129,16 +132,24 @@ EARLY = 256
 # Costs are looked at again after each of the first passes, then after so many.
 FREQUENT = 32
 REFRESH = 64
+# Rounds in a row for which plain decoding is the best choice, after which drafting is called off.
+WITHOUT_GAIN = 64
+_REASON = (
+    f"{WITHOUT_GAIN} rounds without gain: plain decoding is faster than any draft that was tried; "
+    "drafts are tried again from time to time, for one hundredth of the time"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GoodputStats:
-    """`probe_share` is the share of the time since the first sweep that looks have cost."""
+    """`probe_share` is the share of the time since the first sweep that looks have cost. `off` says
+    why nothing is drafted, "" while something is."""
 
     costs: CostTable
     is_sweeping: bool
     num_probes: int
     probe_share: float
+    off: str = ""
 
 
 class GoodputController:
@@ -167,13 +178,21 @@ class GoodputController:
         # Sequences whose drafter has read all of their text: they drafted in their last round.
         self._up_to_date: BySequence[None] = BySequence()
         self._num_passes = 0
+        self._without_gain = 0
+        # Requests in flight when drafting was first called off: these say so, later ones need not.
+        self._told: frozenset[int] | None = None
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
         key = tuple(seq_ids)
         found = self._chosen.get(key)
         if found is None:
             found = self._chosen[key] = [self._most.cut(depth) for depth in self._depths(key)]
-        return list(found)
+        self._count_gain(key, drafts=any(budget.depth for budget in found))
+        told = self._told
+        if not told or told.isdisjoint(key):
+            return list(found)
+        pairs = zip(key, found, strict=True)
+        return [replace(one, why=_REASON) if seq_id in told else one for seq_id, one in pairs]
 
     def observe(self, trace: RoundTrace) -> None:
         traces = self._open.add(trace)
@@ -185,7 +204,18 @@ class GoodputController:
     def stats(self) -> GoodputStats:
         probes = self._probes
         share = probes.spent / probes.total if probes.total else 0.0
-        return GoodputStats(self._costs, self._sweep.depth is not None, probes.num_started, share)
+        off = _REASON if self._without_gain >= WITHOUT_GAIN else ""
+        sweeping = self._sweep.depth is not None
+        return GoodputStats(self._costs, sweeping, probes.num_started, share, off)
+
+    def _count_gain(self, seq_ids: tuple[int, ...], *, drafts: bool) -> None:
+        """A round of these begins. Looks say nothing of what pays until they have ended."""
+        if self._is_trying or not self._k:
+            return
+        self._without_gain = 0 if drafts else self._without_gain + 1
+        if self._without_gain == WITHOUT_GAIN and self._told is None:
+            self._told = frozenset(seq_ids)
+            _log.warning("Drafting is off: %s.", _REASON)
 
     @property
     def _is_trying(self) -> bool:

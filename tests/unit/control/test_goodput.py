@@ -10,7 +10,7 @@ import pytest
 from checks.controllers import trace
 from doubles.planned import ToyMachine
 from outrider.control.exploration import SWEEP_ROUNDS
-from outrider.control.goodput import TOGETHER, GoodputController
+from outrider.control.goodput import TOGETHER, WITHOUT_GAIN, GoodputController
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.estimate.cost import CostTable, Curve
@@ -218,3 +218,33 @@ def test_between_decisions_nothing_moves() -> None:
         last = depth
     assert runs[1:-1]
     assert all(length % TOGETHER == 0 for length in runs[1:-1])
+
+
+def test_after_64_rounds_without_gain_drafting_is_off_and_one_request_says_so() -> None:
+    controller = GoodputController(k=K)
+    machine = ToyMachine(flat, 9.0, lambda i, j, n: 0.95)
+    run = machine.run(controller, WITHOUT_GAIN // 2)
+    assert controller.stats().off == ""
+    assert [budget.why for budget in controller.budgets([0])] == [""]
+    run = machine.run(controller, 4 * WITHOUT_GAIN)
+    assert f"{WITHOUT_GAIN} rounds without gain" in controller.stats().off
+    assert run.depths[-1] == [0]
+    assert controller.budgets([0])[0].why == controller.stats().off
+    # A request that comes later finds it in the statistics.
+    assert controller.budgets([7])[0].why == ""
+
+
+def test_gain_ends_what_was_called_off() -> None:
+    controller = GoodputController(k=K)
+    ToyMachine(flat, 0.15, lambda i, j, n: 0.05).run(controller, 4 * WITHOUT_GAIN)
+    assert controller.stats().off
+    better = ToyMachine(flat, 0.15, lambda i, j, n: 0.95)
+    assert better.run(controller, 2000).depths[-1] != [0]
+    assert controller.stats().off == ""
+
+
+def test_a_drafter_that_pays_is_never_called_off() -> None:
+    controller = GoodputController(k=K)
+    ToyMachine(flat, 0.05, lambda i, j, n: 0.8).run(controller, 2000)
+    assert controller.stats().off == ""
+    assert not controller.budgets([0])[0].why
