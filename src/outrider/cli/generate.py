@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from outrider.api.llm import LLM
@@ -135,7 +136,8 @@ NUM_RUNS = MIN_PAIRS
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Tokens a second with (`on`) and without (`off`) speculation, the ratio of their medians, and
-    whether ids agreed. `foreign_cpu_share` is what others used of the machine meanwhile."""
+    whether ids agreed. `foreign_cpu_share` is what others used of the machine meanwhile; `advice`
+    is a command to try where speculation is slower."""
 
     on: float
     off: float
@@ -143,13 +145,23 @@ class Comparison:
     identical: bool
     greedy: bool
     foreign_cpu_share: float | None
+    advice: str = ""
 
     @classmethod
     def of(
-        cls, on: Score, off: Score, *, identical: bool, greedy: bool, share: float | None
+        cls,
+        on: Score,
+        off: Score,
+        *,
+        identical: bool,
+        greedy: bool,
+        share: float | None,
+        advice: str = "",
     ) -> Comparison:
         ratio = ratio_of_medians(_seconds_per_token(off), _seconds_per_token(on))
-        return cls(on.tokens_per_second, off.tokens_per_second, ratio, identical, greedy, share)
+        rates = on.tokens_per_second, off.tokens_per_second
+        slower = ratio.value < 1
+        return cls(*rates, ratio, identical, greedy, share, advice if slower else "")
 
     @property
     def speedup(self) -> float:
@@ -171,6 +183,8 @@ class Comparison:
         interval = "" if low is None else f", 95 % interval {low:.2f} to {high:.2f}"
         ratio = f"{self.speedup:.2f}× vs off"
         told = f"({NUM_RUNS} runs each{interval}; {same})"
+        if self.advice:
+            told += f"; `{self.advice}` measures what would pay"
         if is_busy(self.foreign_cpu_share):
             return f"noise, not judged: {ratio} {told}. {said_of(self.foreign_cpu_share)}"
         doubt = "" if self.verdict != "no measurable difference" else f", {self.verdict}"
@@ -184,6 +198,7 @@ class Comparison:
             "foreign_cpu_share": self.foreign_cpu_share,
             "identical": self.identical,
             "num_runs": NUM_RUNS,
+            "advice": self.advice or None,
             "tokens_per_second": {"on": round(self.on, 3), "off": round(self.off, 3)},
         }
 
@@ -211,7 +226,13 @@ def compare_with_off(
         identical=texts["on"] == texts["off"] and len(texts["on"]) == 1,
         greedy=params.greedy,
         share=neighbours.share,
+        advice=advice_for(resolved.program().target),
     )
+
+
+def advice_for(target: str) -> str:
+    """The command that ranks what could draft for `target`."""
+    return f"outrider draft suggest {quote(target)}"
 
 
 def _seconds_per_token(score: Score) -> list[float]:

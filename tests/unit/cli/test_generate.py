@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from doubles.command_line import Command
 from outrider.api.result import GenerationResult
 from outrider.bench.turns import Score
-from outrider.cli.generate import Comparison
+from outrider.cli.generate import Comparison, advice_for
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
@@ -149,6 +150,23 @@ def test_a_comparison_tells_noise_from_a_gain() -> None:
     assert busy.to_dict()["verdict"] == "not judged"
     assert busy.summary().startswith("noise, not judged: 2.96× vs off (")
     assert "Other programs used 43.0 % of the CPUs meanwhile" in busy.summary()
+
+
+def test_a_comparison_that_lost_says_what_to_try(outrider: Command) -> None:
+    command = advice_for("outrider/embedded")
+
+    def compared(on: float, off: float) -> Comparison:
+        scores = [Score([60] * 5, [seconds] * 5) for seconds in (on, off)]
+        return Comparison.of(*scores, identical=True, greedy=True, share=None, advice=command)
+
+    assert "draft suggest" not in compared(0.1, 0.2).summary()
+    assert compared(0.1, 0.2).to_dict()["advice"] is None
+    lost = compared(0.2, 0.1)
+    assert lost.to_dict()["advice"] == command
+    (told,) = re.findall("`outrider (.*)`", lost.summary())
+    # A path with a space is one word.
+    assert shlex.split(advice_for("a model"))[-1] == "a model"
+    assert outrider(*shlex.split(told), "--json").code == 0
 
 
 def test_a_comparison_in_a_small_window_asks_for_no_more_than_fits(outrider: Command) -> None:
