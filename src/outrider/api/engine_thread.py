@@ -281,4 +281,5 @@ def merge(events: Sequence[TextEvent]) -> TextEvent:
         tuple(origin for event in events for origin in event.origins),
         tuple(piece for event in events for piece in event.pieces),
         tuple(entry for event in events for entry in event.logprobs),
+        tuple(entry for event in events for entry in event.round_events),
     )

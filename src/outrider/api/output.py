@@ -15,7 +15,7 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.draft import Outcome
+from outrider.core.draft import Outcome, RoundEvent
 from outrider.core.errors import ContractError, foreign, told
 from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import LiveSequence
@@ -51,6 +51,7 @@ class OutputStream:
     _events: deque[TextEvent] = field(default_factory=deque[TextEvent])
     _pieces: list[str] = field(default_factory=list[str])
     _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    _round_events: list[RoundEvent] = field(default_factory=list[RoundEvent])
     _arrivals: list[float] = field(default_factory=list[float])
     _started: float = 0.0
 
@@ -64,13 +65,14 @@ class OutputStream:
         arrival = round(self.clock() - self._started, 9)
         self._arrivals += [arrival] * len(outcome.tokens)
         self._logprobs += outcome.logprobs
+        self._round_events += outcome.events
         if not self.live:
             return
         pieces = self.text.take()
         if self.seq.finish in ("stop", "length"):
             pieces = (*pieces[:-1], pieces[-1] + self.text.finish())
         self._pieces += pieces
-        event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs)
+        event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs, outcome.events)
         self._events.append(event)
         if self.on_event is not None:
             self.on_event(self)
@@ -120,6 +122,7 @@ class OutputStream:
             notes=(*self.notes, *self._fate()),
             rounds=tuple(self.traces) if profile else (),
             logprobs=tuple(self._logprobs),
+            round_events=tuple(self._round_events),
             seed=self.seq.params.seed,
             error=None if self.seq.error is None else told(self.seq.error),
             exact=exact,

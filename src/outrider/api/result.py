@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from outrider.core.budget import RoundTrace
-from outrider.core.draft import Origin
+from outrider.core.draft import NodeTrace, Origin, RoundEvent
 from outrider.core.errors import ConfigError, OutriderError, told
 from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import FinishReason
@@ -29,6 +29,7 @@ from outrider.metrics.summary import (
 )
 
 _TRACED = {item.name for item in fields(RoundTrace)}
+_NODE = [item.name for item in fields(NodeTrace)]
 
 
 def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,11 +41,9 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "finish_reason": record["finish_reason"],
         "stats": Stats.from_dict(record["stats"]),
         "notes": tuple(record.get("notes", ())),
-        "rounds": tuple(
-            RoundTrace(**{name: part[name] for name in _TRACED if name in part})
-            for part in record.get("rounds", ())
-        ),
+        "rounds": tuple(_trace(part) for part in record.get("rounds", ())),
         "logprobs": tuple(_logprobs(part) for part in record.get("logprobs", ())),
+        "round_events": tuple(_event(part) for part in record.get("round_events", ())),
         "exact": record.get("exact", True),
         "token_seconds": tuple(record.get("token_seconds", ())),
         "peak_memory_bytes": record.get("peak_memory_bytes"),
@@ -52,6 +51,20 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "seed": record.get("seed"),
         "error": record.get("error"),
     }
+
+
+def event_record(event: RoundEvent) -> dict[str, Any]:
+    """The fields of its trace, and `nodes`; docs/rounds.md says what they mean."""
+    return asdict(event.trace) | {"nodes": [asdict(node) for node in event.nodes]}
+
+
+def _trace(record: Mapping[str, Any]) -> RoundTrace:
+    return RoundTrace(**{name: record[name] for name in _TRACED if name in record})
+
+
+def _event(record: Mapping[str, Any]) -> RoundEvent:
+    nodes = (NodeTrace(**{name: node[name] for name in _NODE}) for node in record["nodes"])
+    return RoundEvent(_trace(record), tuple(nodes))
 
 
 def _logprobs(record: Mapping[str, Any]) -> TokenLogprobs:
@@ -71,13 +84,15 @@ class TextEvent:
 
     A piece is empty while its character is incomplete or may belong to a stop string; the text
     then comes with a later token's piece. The last event of a request whose time was up may have
-    such text alone, without an id.
+    such text alone, without an id. `round_events` say what was drafted and refused, when the
+    request asked for them.
     """
 
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     pieces: tuple[str, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    round_events: tuple[RoundEvent, ...] = ()
 
     @property
     def text(self) -> str:
@@ -90,8 +105,9 @@ class GenerationResult:
     neither stop token nor stop string. `finish_reason` is stop, length, timeout where `max_time`
     was up, error with `error` as its reason where others of a batch went on, or None if the reader
     left early. `seed` is what sampling drew with; greedy decoding may have none. `rounds` holds
-    every trace when the engine was asked to profile, `logprobs` an entry a token when the request
-    asked for them. `exact` is False when a lossy rule may have changed the text.
+    every trace when the engine was asked to profile; `logprobs` an entry a token and `round_events`
+    an entry a round when the request asked for them. `exact` is False when a lossy rule may have
+    changed the text.
 
     `token_seconds` says when each token arrived, in seconds since the request was handed in; the
     tokens of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the most that
@@ -111,6 +127,7 @@ class GenerationResult:
     memory: MemoryTrace | None = None
     seed: int | None = None
     error: str | None = None
+    round_events: tuple[RoundEvent, ...] = ()
 
     @classmethod
     def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
@@ -248,6 +265,8 @@ class GenerationResult:
             record["notes"] = list(self.notes)
         if self.logprobs:
             record["logprobs"] = [asdict(entry) for entry in self.logprobs]
+        if self.round_events:
+            record["round_events"] = [event_record(event) for event in self.round_events]
         if self.rounds:
             record["rounds"] = [asdict(trace) for trace in self.rounds]
         if self.memory:

@@ -16,7 +16,7 @@ from outrider.core.settings import DEFAULT_FILE, SETTINGS, Setting, describe
 # All groups of settings.
 ALL = ("program", "engine", "sampling")
 # Settings that a run with many texts decides for all of them, or has no use for.
-DECIDED = ("profile", "n", "logprobs", "top_logprobs")
+DECIDED = ("profile", "n", "logprobs", "top_logprobs", "round_events")
 HELP_FLAGS = ("--help", "--help-all")
 # Other words for the flag of a setting.
 ALIASES = {"target": ("--model", "-m")}

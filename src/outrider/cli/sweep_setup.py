@@ -245,7 +245,7 @@ def _terms(
     options: SweepOptions, resolved: Resolved, found: Recipe | None, saved: PromptDataset | None
 ) -> Terms:
     params = resolved.repeatable_sampling()
-    params = replace(params, n=1, logprobs=False, top_logprobs=0)
+    params = replace(params, n=1, logprobs=False, top_logprobs=0, round_events=False)
     return Terms(
         params=params,
         prompts=PromptSource(_first(options.prompts, found and found.prompts, NUM_PROMPTS), saved),

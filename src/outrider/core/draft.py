@@ -11,11 +11,15 @@ from typing import Literal
 
 from torch import Tensor
 
+from outrider.core.budget import RoundTrace
 from outrider.core.errors import DrafterError
 from outrider.core.sampling import TokenLogprobs
 from outrider.core.tree import ROOT
 
 Origin = Literal["accepted", "recovered", "bonus", "plain"]
+# Of a drafted token (the last two: the rule refused it, or never came to it or came past the text's
+# end), and of the target's own token.
+NodeVerdict = Literal[Origin, "refused", "unused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +109,44 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTrace:
+    """One node of a round: a drafted token, or the target's own token after them.
+
+    `p` is its probability under the target's processed distribution after its parent, `q` under the
+    distribution that it was drawn from, given its earlier siblings; `q` is None for a token that
+    was not drawn. Greedy decoding gives its choice all of p; `p_soft` is then the probability at
+    temperature 1, as log-probabilities have it, and None otherwise.
+    """
+
+    token_id: int
+    parent: int
+    p: float
+    q: float | None
+    verdict: NodeVerdict
+    p_soft: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEvent:
+    """A round in full, for a request that asked for it: the drafted nodes in their order, then the
+    target's own token, which is missing where the text ended at a drafted token."""
+
+    trace: RoundTrace
+    nodes: tuple[NodeTrace, ...]
+
+    @property
+    def emitted(self) -> tuple[NodeTrace, ...]:
+        """The nodes that became text, in its order."""
+        return tuple(node for node in self.nodes if node.verdict not in ("refused", "unused"))
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """One sequence's round: what was drafted and what became of it.
 
     `logprobs` has an entry for each of `tokens` when the request asked for them. `likely` has the
     target's likeliest tokens, best first, after the root and after each draft node, when the
-    drafter asked for them.
+    drafter asked for them. `nodes` and `trace` are there when the request asked for round events.
     """
 
     seq_id: int
@@ -118,6 +154,13 @@ class Outcome:
     verdict: Verdict
     logprobs: tuple[TokenLogprobs, ...] = ()
     likely: tuple[tuple[int, ...], ...] = ()
+    nodes: tuple[NodeTrace, ...] = ()
+    trace: RoundTrace | None = None
+
+    @property
+    def events(self) -> tuple[RoundEvent, ...]:
+        """The round as an event, if the request asked for it."""
+        return () if self.trace is None else (RoundEvent(self.trace, self.nodes),)
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -275,5 +275,9 @@ class SamplingOptions(TypedDict, total=False):
     top_logprobs: int
     """Report this many likeliest tokens at every place."""
 
+    round_events: bool
+    """Report every round: each drafted token, its probabilities under target and draft, the
+    verdict, and times."""
+
     prediction: str
     """Your guess of the text, for --drafter prediction."""

@@ -96,6 +96,11 @@ class SamplingParams:
         minimum=0,
         maximum=TOP_LOGPROBS.most,
     )
+    round_events: bool = setting(
+        False,
+        "Report every round: each drafted token, its probabilities under target and draft, the "
+        "verdict, and times.",
+    )
     prediction: str = setting("", "Your guess of the text, for --drafter prediction.")
 
     def __post_init__(self) -> None:
@@ -113,6 +118,11 @@ class SamplingParams:
             raise ConfigError(
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}."
             )
+
+    @property
+    def reads_probs(self) -> bool:
+        """Whether its result has probabilities, which only rounds in stages read."""
+        return self.logprobs or self.round_events
 
     @property
     def shapes_logits(self) -> bool:

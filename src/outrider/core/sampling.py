@@ -97,8 +97,13 @@ def leftover(p_V: Tensor, proposal: int | Tensor, share: float = 1.0) -> tuple[T
 
 def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
     """As `Masses` says; waits for the device once."""
+    return probs_at(probs_NV, range(len(tokens)), tokens)
+
+
+def probs_at(probs_NV: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """What row `rows[i]` has for `tokens[i]`; waits for the device once."""
     vocab_size = probs_NV.shape[-1]
-    places = [node * vocab_size + token for node, token in enumerate(tokens)]
+    places = [row * vocab_size + token for row, token in zip(rows, tokens, strict=True)]
     where = torch.tensor(places, dtype=torch.int64, device=probs_NV.device)
     return host_floats(probs_NV.take(where))
 

@@ -1,8 +1,9 @@
 """Native round: a whole round of a batch as one C++ call, for what most requests ask.
 
 The native round takes chains that a draft model draws within the call, or that a drafter chose
-without drawing, of requests without logits processors, log-probabilities or dropped prompt keys.
-All else goes stage by stage. Both ways give the same tokens, so a request may change between them.
+without drawing, of requests without logits processors, reported probabilities or dropped prompt
+keys. All else goes stage by stage. Both ways give the same tokens, so a request may change between
+them.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class NativeRound:
         if self.stages.drops_keys(batch):
             return False
         return all(model.forward() is not None for model in models) and all(
-            seq.shaper is None and seq.pick == self.pick and not seq.params.logprobs
+            seq.shaper is None and seq.pick == self.pick and not seq.params.reads_probs
             for seq in batch
         )
 

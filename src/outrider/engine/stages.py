@@ -23,6 +23,7 @@ from outrider.core.clock import host_rows
 from outrider.core.draft import Outcome, Verdict
 from outrider.core.errors import NumericsError, SequenceError, blaming
 from outrider.core.logits import suffixes_of
+from outrider.core.params import SamplingParams
 from outrider.core.protocols import (
     AcceptanceRule,
     CausalLM,
@@ -47,6 +48,7 @@ from outrider.core.tree import ROOT
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
 from outrider.engine.forced import with_forced
+from outrider.engine.node_traces import node_traces
 from outrider.engine.round import (
     Batch,
     Chunk,
@@ -68,12 +70,16 @@ class TargetRow:
     row: VerifyRow
     log_NV: Tensor | None
 
-    def tell(self, outcome: Outcome, num_top: int) -> Outcome:
-        """`outcome` with the log-probabilities of its tokens."""
-        if self.log_NV is None:
+    def tell(self, outcome: Outcome, verdict: Verdict, params: SamplingParams) -> Outcome:
+        """`outcome`, which is `verdict` up to the text's end, with the probabilities that `params`
+        ask for."""
+        if params.round_events:
+            log_NV = self.log_NV if params.greedy else None
+            outcome = replace(outcome, nodes=node_traces(self.row, verdict, outcome, log_NV))
+        if self.log_NV is None or not params.logprobs:
             return outcome
         distributions = [0, *(node + 1 for node in outcome.verdict.path)][: len(outcome.tokens)]
-        told = token_logprobs(self.log_NV, distributions, outcome.tokens, num_top)
+        told = token_logprobs(self.log_NV, distributions, outcome.tokens, params.top_logprobs)
         return replace(outcome, logprobs=told)
 
 
@@ -144,7 +150,7 @@ def _read(
         soft_NV = (
             logits_NV.softmax(-1) if distributions.probs_NV is None else distributions.probs_NV
         )
-    if seq.params.logprobs:
+    if seq.params.logprobs or (seq.params.round_events and seq.params.greedy):
         log_NV = (
             log_probs(logits_NV) if distributions.probs_NV is None else distributions.probs_NV.log()
         )
@@ -273,10 +279,14 @@ class Stages:
         )
         for row in reads:
             self.report(shared.trace(row.seq_id, len(row.tokens)))
-        for one in settled:
-            spent = _mask_seconds(one.seq)
-            self.report(shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome, spent))
-        return [one.outcome for one in settled]
+        return [self._told(shared, one) for one in settled]
+
+    def _told(self, shared: PassTimes, one: FinishedRow) -> Outcome:
+        """The outcome of one sequence, after its trace was reported."""
+        spent = _mask_seconds(one.seq)
+        trace = shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome, spent)
+        self.report(trace)
+        return replace(one.outcome, trace=trace) if one.outcome.nodes else one.outcome
 
     def drops_keys(self, batch: Batch) -> bool:
         """Whether some of `batch` has fewer rows in memory than tokens, or will have."""
@@ -304,7 +314,7 @@ class Stages:
         start = 0
         for seq, row, reading, verdict in zip(batch, offers, readings, verdicts, strict=True):
             outcome, reason = clamp(Outcome(seq.seq_id, seq.draft, verdict), seq)
-            told = reading.tell(outcome, seq.params.top_logprobs)
+            told = reading.tell(outcome, verdict, seq.params)
             end = start + 1 + len(seq.draft)
             if likely:
                 told = replace(told, likely=tuple(likely[start:end]))

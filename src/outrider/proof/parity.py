@@ -276,6 +276,7 @@ def task(subject: ParitySubject, *, max_tokens: int) -> ParityTask:
         n=1,
         logprobs=False,
         top_logprobs=0,
+        round_events=False,
         temperature=0.0,
     )
     drawn = replace(

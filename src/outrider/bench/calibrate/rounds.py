@@ -246,6 +246,7 @@ def endless(params: SamplingParams) -> SamplingParams:
         n=1,
         logprobs=False,
         top_logprobs=0,
+        round_events=False,
         prediction="",
     )
 

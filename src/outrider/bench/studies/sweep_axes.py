@@ -43,9 +43,10 @@ OF_WAYS = frozenset((
 ))  # fmt: skip
 # Those that make sense only while drafting ahead.
 OF_DRAFTING_AHEAD = frozenset(["fallback", "fan_out", "fan_policy", "force_hits", "saguaro"])
-_NOT_SWEPT = frozenset(
-    ["context", "profile", "prediction", "n", "logprobs", "top_logprobs", "arena_tokens"]
-)
+_NOT_SWEPT = frozenset([
+    "context", "profile", "prediction", "n", "logprobs", "top_logprobs", "round_events",
+    "arena_tokens",
+])  # fmt: skip
 # Fields of a configuration that axes have other names for.
 FIELDS: Mapping[str, str] = {
     "pair": "model_pair_name",

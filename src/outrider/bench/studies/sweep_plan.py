@@ -31,6 +31,7 @@ from outrider.models.loading import resolve
 _IN_CONFIG = frozenset((
     "drafter", "k", "sampler", "dtype", "device", "batch_size", "profile",
     "max_tokens", "temperature", "seed", "n", "logprobs", "top_logprobs",
+    "round_events",
 ))  # fmt: skip
 # Entries of a configuration that differ among the cells of one sweep over K.
 _PER_CELL = ("model_pair_name", "prompt_domain", "prompt_set", "k")

@@ -1,0 +1,70 @@
+"""What became of every node of a draft: probabilities and verdicts, for requests that ask.
+
+Shapes:  N = draft nodes and the root, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from outrider.core.draft import Draft, NodeTrace, NodeVerdict, Outcome, Verdict
+from outrider.core.protocols import VerifyRow
+from outrider.core.sampling import mass, probs_at
+from outrider.core.tree import ROOT
+
+
+def node_traces(
+    row: VerifyRow, verdict: Verdict, outcome: Outcome, log_NV: Tensor | None
+) -> tuple[NodeTrace, ...]:
+    """Of the draft and then the target's own token. `outcome` is `verdict` up to the end of the
+    text. `log_NV` are log-probabilities at temperature 1, given when decoding is greedy."""
+    draft, num_tokens = row.draft, len(outcome.tokens)
+    kept = verdict.path[:num_tokens]
+    tokens, parents = [*draft.tokens], [*draft.parents]
+    verdicts: list[NodeVerdict] = verdicts_of(draft, kept, ended=num_tokens == len(kept))
+    if num_tokens > len(kept):
+        tokens.append(verdict.next_token)
+        parents.append(kept[-1] if kept else ROOT)
+        verdicts.append(_own_verdict(draft, parents[-1]))
+    rows = [parent + 1 for parent in parents]
+    p: Sequence[float]
+    if row.distributions.probs_NV is not None:
+        p = probs_at(row.distributions.probs_NV, rows, tokens)
+    else:
+        p = [
+            mass(row.distributions.at(place), token)
+            for place, token in zip(rows, tokens, strict=True)
+        ]
+    q: list[float | None] = [None] * len(tokens)
+    if draft.probs_NV is not None and len(draft):
+        q[: len(draft)] = probs_at(draft.probs_NV, range(len(draft)), draft.tokens)
+    soft: Sequence[float | None] = [None] * len(tokens)
+    if log_NV is not None:
+        soft = [math.exp(value) for value in probs_at(log_NV, rows, tokens)]
+    each = zip(tokens, parents, p, q, verdicts, soft, strict=True)
+    return tuple(NodeTrace(*fields) for fields in each)
+
+
+def verdicts_of(draft: Draft, kept: Sequence[int], *, ended: bool) -> list[NodeVerdict]:
+    """Of each drafted token, when the nodes `kept` became text. Children of a kept node were tried
+    in order until one was accepted; nothing was tried where the text `ended`."""
+    follower = dict(zip((ROOT, *kept), kept, strict=False))
+    tried = {ROOT, *kept} - ({kept[-1]} if ended and kept else set())
+    verdicts: list[NodeVerdict] = []
+    for node, parent in enumerate(draft.parents):
+        if follower.get(parent) == node:
+            verdicts.append("accepted")
+        elif parent in tried and node < follower.get(parent, len(draft)):
+            verdicts.append("refused")
+        else:
+            verdicts.append("unused")
+    return verdicts
+
+
+def _own_verdict(draft: Draft, leaf: int) -> NodeVerdict:
+    if not len(draft):
+        return "plain"
+    return "recovered" if draft.children(leaf) else "bonus"
