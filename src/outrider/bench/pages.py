@@ -1,4 +1,5 @@
-"""A page of results, said once and written as Markdown or as one HTML file without scripts.
+"""A page of results, said once and written as Markdown or as one HTML file without scripts; and the
+page of a run, round by round, whose script is part of it.
 
 The templates are in templates/. What a page says is text: HTML escapes it where it is put in,
 whatever a results file held, and shows pictures for light and for dark screens.
@@ -6,6 +7,8 @@ whatever a results file held, and shows pictures for light and for dark screens.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.api.rounds import asset, text_of
 from outrider.bench.store import write_text
 
 if TYPE_CHECKING:
@@ -114,6 +118,21 @@ def markdown(page: Page) -> str:
 
 def html(page: Page) -> str:
     return _template("page.html.j2").render(page=page)
+
+
+def run_page(title: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """Runs as `run_of` gives them, round by round: one file whose policy lets nothing be fetched,
+    and whose one script is named in it by its hash."""
+    script = asset("rounds.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _template("run.html.j2").render(
+        page=Page(title, (), whole=True),
+        policy=f"sha256-{digest}",
+        style=asset("rounds.css"),
+        script=script,
+        runs=list(runs),
+        texts=[(run, text_of(run)) for run in runs],
+    )
 
 
 def _is_numeric(column: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ from outrider.cli.call import Call
 from outrider.cli.main import report
 from outrider.cli.output import json_line
 from outrider.cli.paint import Painter
+from outrider.cli.rounds_page import RoundsPage
 from outrider.cli.run_options import ChatOptions
 from outrider.cli.session import interruptible, show, tell_notes
 from outrider.core import settings
@@ -34,7 +35,8 @@ HELP = """\
 /reset           forget the conversation
 /stats           what speculation did so far
 /set             the sampling settings
-/set KEY VALUE   change one, for example /set temperature 0.7"""
+/set KEY VALUE   change one, for example /set temperature 0.7
+/html FILE       show the replies from now on as a page; /html ends that"""
 
 
 def chat(call: Call[ChatOptions]) -> int:
@@ -44,7 +46,8 @@ def chat(call: Call[ChatOptions]) -> int:
     resolved, options = call.resolved, call.options
     llm = open_llm(resolved)
     painter = None if options.json else Painter(resolved.program().color, sys.stdout)
-    conversation = Conversation(llm, resolved.sampling(), painter, options.system)
+    page = RoundsPage(llm, resolved)
+    conversation = Conversation(llm, resolved.sampling(), painter, options.system, page)
     if sys.stdin.isatty() and painter is not None and not call.arguments[1:]:
         painter.line(f"{llm.spec.name}, drafter {llm.drafter}. /help lists the commands.")
     for line in call.arguments[1:] or _lines():
@@ -92,11 +95,17 @@ class Conversation:
     """Takes lines; answers messages and obeys commands."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, painter: Painter | None, system: str | None
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        painter: Painter | None,
+        system: str | None,
+        page: RoundsPage,
     ) -> None:
         self._llm = llm
         self._params = params
         self._painter = painter
+        self._page = page
         self._opening = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._opening)
         self._results: list[GenerationResult] = []
@@ -105,6 +114,7 @@ class Conversation:
             "/reset": lambda _: self._reset(),
             "/stats": lambda _: print(_summary(self._results)),
             "/set": self._set,
+            "/html": lambda name: self._page.turn(name, flag="/html"),
         }
         self.exit_code = 0
 
@@ -131,12 +141,13 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         messages = [*self._messages, {"role": "user", "content": text}]
-        events = self._llm.chat(messages, self._params)
+        events = self._llm.chat(messages, self._page.asking(self._params))
         with interruptible() as interrupted:
             reply = show(self._llm, events, self._painter, stop=interrupted)
         result = reply.result
         self._messages = [*messages, {"role": "assistant", "content": result.text}]
         self._results.append(result)
+        self._page.add(text, [result])
         if self._painter is None:
             print(json_line(result.to_dict()))
             tell_notes([result])

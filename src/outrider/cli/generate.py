@@ -27,7 +27,8 @@ from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
 from outrider.bench.machine import Neighbours, is_busy, provenance, said_of
 from outrider.bench.turns import Score, race
 from outrider.cli.call import Call
-from outrider.cli.output import answer, table
+from outrider.cli.output import answer, say, table
+from outrider.cli.rounds_page import RoundsPage
 from outrider.cli.run_options import GenerateOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.cli.structure import structure_of
@@ -53,9 +54,11 @@ def generate(call: Call[GenerateOptions]) -> int:
     llm = open_llm(resolved)
     if shown.compare and not KINDS[llm.drafter].drafts:
         raise ConfigError("--compare: speculation is off already.", hint="choose a --drafter")
-    params = resolved.sampling()
+    page = RoundsPage(llm, resolved)
+    page.turn(shown.html, flag="--html")
+    params = page.asking(resolved.sampling())
     if params.n > 1:
-        return _several(llm, text, call)
+        return _several(llm, text, call, page)
     painter = None if shown.json else Painter(resolved.program().color, sys.stdout)
     if painter is not None and painter.colored:
         painter.write(text)
@@ -67,6 +70,8 @@ def generate(call: Call[GenerateOptions]) -> int:
     if painter is not None and not shown.quiet:
         verdict = [reply.result.summary(), *([comparison.summary()] if comparison else [])]
         painter.line(" · ".join(verdict))
+    speed_ratio = comparison.summary() if comparison else ""
+    _tell_page(page.add(text, [reply.result], speed_ratio=speed_ratio))
     record = reply.result.to_dict() | {"run": run_record(llm, resolved)}
     if comparison:
         record["compare"] = comparison.to_dict()
@@ -88,7 +93,12 @@ def _profile(
     return profile
 
 
-def _several(llm: LLM, text: str, call: Call[GenerateOptions]) -> int:
+def _tell_page(line: str) -> None:
+    if line:
+        say(line)
+
+
+def _several(llm: LLM, text: str, call: Call[GenerateOptions], page: RoundsPage) -> int:
     """`--n`: all completions at once, shown one after the other."""
     from outrider.cli.paint import Painter
     from outrider.cli.session import run_record, tell_notes
@@ -96,7 +106,8 @@ def _several(llm: LLM, text: str, call: Call[GenerateOptions]) -> int:
     shown = call.options
     if shown.compare:
         raise ConfigError("--compare shows one completion, and --n asks for more.", hint="drop one")
-    results = llm.generate([text], call.resolved.sampling(), **structure_of(shown))
+    params = page.asking(call.resolved.sampling())
+    results = llm.generate([text], params, **structure_of(shown))
     if not shown.json:
         painter = Painter(call.resolved.program().color, sys.stdout)
         for number, result in enumerate(results, start=1):
@@ -104,6 +115,7 @@ def _several(llm: LLM, text: str, call: Call[GenerateOptions]) -> int:
             print(heading, end="")
             painter.pieces([f"{result.text}\n\n"], ["plain"])
     tell_notes(results)
+    _tell_page(page.add(text, results))
     record = {
         "completions": [
             result.to_dict() | ({"profile": result.profile()} if result.rounds else {})

@@ -31,6 +31,9 @@ class GenerateOptions(StructureOption):
     stdin: bool = setting(False, "Read the prompt from stdin; a lone - means the same.")
     compare: bool = setting(False, "Also run without speculation, and print the speed-up.")
     quiet: bool = setting(False, "Print the text and nothing else.")
+    html: str | None = setting(
+        None, "Also write a web page to this file: the text token by token and round by round."
+    )
 
 
 @verb(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checks.html import read
 from doubles import report_results
 from doubles.sweeps import small_sweep
 from outrider.bench import drawing
@@ -21,42 +21,6 @@ from outrider.bench.report.page import render, write_figures
 from outrider.bench.report.parts import Claim, Figure, Origin, Part, Report, Skipped, picture
 
 HOSTILE = '<script>alert("1")</script>\'"&{{ 7 * 7 }}{% raw %}'
-VOID = {"meta", "input", "img", "br", "link"}
-
-
-class Reading(HTMLParser):
-    """What a page has; unbalanced elements fail."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.seen if name == tag]
-
-
-def read(text: str) -> Reading:
-    found = Reading()
-    found.feed(text)
-    found.close()
-    assert found.open == []
-    return found
 
 
 def no_module(_: str) -> None:

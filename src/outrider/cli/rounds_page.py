@@ -1,0 +1,77 @@
+"""The page that shows runs round by round: `generate --html FILE`, and /html in a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.cli.output import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from outrider.api.llm import LLM
+    from outrider.api.result import GenerationResult
+    from outrider.core.params import SamplingParams
+    from outrider.core.settings import Resolved
+
+TITLE = "Outrider: how this text was written"
+
+
+@dataclass(slots=True)
+class RoundsPage:
+    """Rewritten whole with each run that is added. Without a file it is off: nothing is asked for
+    and nothing is written."""
+
+    llm: LLM
+    resolved: Resolved
+    path: Path | None = None
+    _runs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def turn(self, name: str | None, *, flag: str) -> None:
+        """On, to the file `name`, or off. Raises MachineError if the file, which `flag` names,
+        cannot be written."""
+        path = Path(name) if name else None
+        if path is not None:
+            check_writable(path, flag=flag)
+        self.path, self._runs = path, []
+
+    def asking(self, params: SamplingParams) -> SamplingParams:
+        """`params`, with round events where the page is on."""
+        return params if self.path is None else replace(params, round_events=True)
+
+    def add(
+        self, prompt: str, results: Sequence[GenerationResult], *, speed_ratio: str = ""
+    ) -> str:
+        """Write the page with these runs after the others; a line that says so, or nothing."""
+        if self.path is None:
+            return ""
+        from outrider.api.rounds import run_of
+        from outrider.bench.pages import run_page
+
+        facts = self._facts()
+        for result in results:
+            self._runs.append(
+                run_of(
+                    f"Text {len(self._runs) + 1}",
+                    prompt,
+                    result,
+                    self.llm.tokenizer,
+                    facts=facts if result.seed is None else facts | {"seed": str(result.seed)},
+                    speed_ratio=speed_ratio,
+                )
+            )
+        page = run_page(TITLE, self._runs)
+        write_whole(self.path, page)
+        return f"page: {self.path} ({len(page.encode()) / 1e3:.0f} kB)"
+
+    def _facts(self) -> dict[str, str]:
+        """How the texts were written: the model, and what somebody decided."""
+        decided = {name: str(value) for name, value in self.resolved.decided().items()}
+        first = {
+            "model": self.llm.spec.name,
+            "drafter": self.llm.drafter,
+            "sampler": self.llm.config.sampler,
+            "device": str(self.llm.device),
+        }
+        return first | {name: value for name, value in decided.items() if name not in first}
