@@ -32,7 +32,7 @@ from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
 from outrider.kernels.bandwidth import Ceiling, ceilings
-from outrider.kernels.native.build import COMPILERS, trusted_folders
+from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.native.tuning import forget
 from outrider.kernels.registry import Choice, Kernels, choose
@@ -151,7 +151,7 @@ def examine(resolved: Resolved, *, measure: bool = False) -> Report:
         except OutriderError as error:
             problems.append(str(error))
     return Report(
-        facts=_facts(device),
+        facts=_facts(device, kernels),
         kernels=kernels.choices,
         threads=kernels.threads,
         ceilings=_ceiling_lines(kernels),
@@ -171,7 +171,7 @@ def _ceiling_lines(kernels: Kernels) -> Sequence[Ceiling]:
         return ()
 
 
-def _facts(device: torch.device) -> dict[str, str]:
+def _facts(device: torch.device, kernels: Kernels) -> dict[str, str]:
     wanted = compiler() or next((name for name in COMPILERS if shutil.which(name)), None)
     facts = {
         "outrider": __version__,
@@ -180,13 +180,23 @@ def _facts(device: torch.device) -> dict[str, str]:
         "device": str(device),
         "cores": f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)",
         "memory": f"{size(free_bytes(device))} free of {size(total_bytes(device))}",
-        "compiler": wanted or "none: the reference kernels run instead",
+        "compiler": wanted or "none",
+        "native kernels": _origin(kernels),
         "cache": str(cache_folder() or "none"),
         "calibrations": _calibrations(),
     }
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
+
+
+def _origin(kernels: Kernels) -> str:
+    """Where native kernels come from, or why there are none."""
+    if kernels.threads is None:
+        reason = "; ".join(kernels.choices[0].refusals)
+        return f"none, the reference runs instead: {reason.removeprefix('native: ')}"
+    built = built_kernels(compiler(), cache_folder())
+    return f"{built.origin} ({built.unbrought})" if built.unbrought else built.origin
 
 
 def _calibrations() -> str:

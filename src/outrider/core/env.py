@@ -27,7 +27,10 @@ class Variable:
 OTHER_VARIABLES = (
     Variable("OUTRIDER_PYTHON", "scripts/setup", "Interpreter that makes .venv."),
     Variable(
-        "CXX", "outrider", "C++ compiler of the native kernels; c++, g++ or clang++ if unset."
+        "CXX",
+        "outrider",
+        "C++ compiler of the native kernels; if unset, those of the wheel are taken, or else "
+        "c++, g++ or clang++ compiles.",
     ),
     Variable(
         "OUTRIDER_LINEARS",

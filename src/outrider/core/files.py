@@ -50,6 +50,7 @@ class FileKind(Enum):
     TEXT = ("a text to learn from", 4096 * _MIB)
     GRAMMAR = ("a schema or a grammar", _MIB)
     PICTURE = ("a picture", 16 * _MIB)
+    LIBRARY = ("compiled kernels", 64 * _MIB)
     SYSTEM = ("a file of the system", 16 * _MIB)
 
     def __init__(self, what: str, max_bytes: int) -> None:

@@ -50,7 +50,8 @@ def test_no_compiler_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setenv("PATH", str(tmp_path))
     assert attempt(None, tmp_path).refusal == (
-        "no C++ compiler found (looked for c++, g++, clang++)"
+        "no C++ compiler found (looked for c++, g++, clang++); "
+        "this package brings no compiled kernels"
     )
     assert attempt("'c++", tmp_path).refusal == (
         'the C++ compiler "\'c++" is no command: No closing quotation'

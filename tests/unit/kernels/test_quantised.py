@@ -50,10 +50,10 @@ def quantised_kernels(name: str, scheme: str) -> Kernels:
 def plain_dots() -> ctypes.CDLL:
     """The sources of quantised linears alone, compiled without the CPU's instructions for dots."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for source in build._SOURCES.iterdir():  # pyright: ignore[reportPrivateUsage]
+        for source in build.SOURCES.iterdir():
             if source.suffix == ".h" or source.stem in ("linear", "quantised", "team"):
                 shutil.copy(source, folder)
-        patch.setattr(build, "_SOURCES", Path(folder))
+        patch.setattr(build, "SOURCES", Path(folder))
         built = build.built_kernels("c++ -DOUTRIDER_PLAIN_DOTS", env.cache_folder())
     if built.library is None:
         pytest.skip(str(built.refusal))

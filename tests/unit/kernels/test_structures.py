@@ -55,7 +55,7 @@ def test_the_compiler_agrees_on_every_field(source: str, tmp_path: Path) -> None
     check = tmp_path / "check.cpp"
     check.write_text("\n".join(lines))
     command = build._compiler_command(compiler())  # pyright: ignore[reportPrivateUsage]
-    sources = f"-I{build._SOURCES}"  # pyright: ignore[reportPrivateUsage]
+    sources = f"-I{build.SOURCES}"
     flags = [*build.FLAGS, build._tuning(), "-fsyntax-only", "-Wno-invalid-offsetof"]  # pyright: ignore
     done = subprocess.run(
         [*command, *flags, sources, str(check)], capture_output=True, text=True, check=False

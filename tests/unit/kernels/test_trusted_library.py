@@ -232,6 +232,6 @@ def test_a_library_in_a_read_only_cache_is_found(
     def read_only(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(build, "_built_once", read_only)
+    monkeypatch.setattr(build, "_made_once", read_only)
     assert attempt(compiler, cache_dir).folder == cache_dir
     assert num_builds(tmp_path) == 1

@@ -1,11 +1,10 @@
-"""Builds the native CPU library: compiles csrc/ with the system's C++ compiler at first use.
+"""Finds or makes the native CPU library: the wheel's, or csrc/ compiled at first use.
 
-The file name is the SHA-256 of sources, flags, compiler and CPU, so no stale library is ever found.
-A library is loaded only from this user's own folder (core/files.py), with the SHA-256 that was
-recorded when it was built and every function of the sources; any other library is built again. One
-process builds while others wait. Folders are tried in order: the cache, a private folder among
-temporary files, one for this process. Each failure becomes one sentence for the user, who then gets
-the reference kernels.
+A library is loaded from this user's own folder (core/files.py), with the SHA-256 that was recorded
+when it was put there and every function of the sources; any other one is made again. Its name is
+the SHA-256 of what it is made from, so no stale one is found. One process makes it while others
+wait. Folders are tried in order: the cache, a private one among temporary files, one for this
+process. Each failure becomes one sentence for the user, who then gets the reference kernels.
 """
 
 from __future__ import annotations
@@ -23,27 +22,23 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from outrider.core.files import NotPrivateError, locked, private_folder, read_private, write_private
 from outrider.kernels.native.cpu import ENDINGS, cpu_identity, num_physical_cores
+from outrider.kernels.native.levels import FLAGS, SOURCES, sources_digest
+from outrider.kernels.native.packaged import (
+    Brought,
+    DamagedError,
+    NoneBroughtError,
+    brought_library,
+)
 
 COMPILERS = ("c++", "g++", "clang++")
-# Rounding is part of the contract: contraction is asked for by name, -ffast-math never. Tuned for
-# a Zen, GCC fuses some chains of multiply-adds and leaves others, by the shape of the loop, so that
-# a row's bits would depend on how many rows are computed with it: the parameter forbids that.
-FLAGS = (
-    "-std=gnu++17",
-    "-O3",
-    "-fno-math-errno",
-    "-ffp-contract=fast",
-    "--param=avoid-fma-max-bits=0",
-    "-Wno-psabi",
-    "-fPIC",
-    "-pthread",
-)
 TIMEOUT_SECONDS = 300
 # How long to wait for another process that builds; then this one builds for itself.
 WAIT_SECONDS = 120.0
@@ -51,21 +46,23 @@ WAIT_SECONDS = 120.0
 _MAX_LIBRARY_BYTES = 1 << 26
 _LOCK, _BUILDING = ".lock", "build-"
 _FUNCTION = re.compile(rb"\b(outrider_\w+)\(")
-_SOURCES = Path(__file__).parent / "csrc"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """The compiled kernels, or why there are none: exactly one is given. `folder` is ours alone and
-    keeps what else is known of them; None where nothing can be kept."""
+    keeps what else is known of them; None where nothing can be kept. `origin` says who compiled
+    them, and `unbrought` why they are not those of the package, unless a compiler was named."""
 
     library: ctypes.CDLL | None = None
     refusal: str | None = None
     folder: Path | None = None
+    origin: str = ""
+    unbrought: str = ""
 
 
-class _Refusal(Exception):  # noqa: N818 - an answer, not a failure
+class CompileError(Exception):
     """Why the native kernels cannot be used here, in one sentence."""
 
 
@@ -73,34 +70,72 @@ class _Refusal(Exception):  # noqa: N818 - an answer, not a failure
 def built_kernels(compiler: str | None, cache_dir: Path | None) -> Built:
     """Finds or makes the library; asked again, gives the same answer at once.
 
-    `compiler` is a command (as in $CXX); None looks for one on the path. Without a `cache_dir` that
-    can be written and trusted, the library is kept among temporary files.
+    `compiler` is a command (as in $CXX), which compiles; None takes what the wheel brought, or else
+    looks for a compiler on the path. Without a `cache_dir` that can be written and trusted, the
+    library is kept among temporary files.
     """
+    unbrought = ""
+    if compiler is None:
+        try:
+            return _installed(brought_library(), cache_dir)
+        except NoneBroughtError as reason:
+            unbrought = str(reason)
+            if isinstance(reason, DamagedError):
+                _log.warning("The wheel's kernels are not used: %s; reinstall outrider.", reason)
     try:
-        return _found_or_built(compiler, cache_dir)
-    except _Refusal as refusal:
-        return Built(refusal=str(refusal))
+        return replace(_found_or_built(compiler, cache_dir), unbrought=unbrought)
+    except CompileError as error:
+        refusal = str(error)
     except OSError as error:
-        return Built(refusal=f"no folder can hold the compiled kernels: {error}")
+        refusal = f"no folder can hold the compiled kernels: {error}"
+    return Built(refusal="; ".join(filter(None, (refusal, unbrought))))
+
+
+def _installed(brought: Brought, cache_dir: Path | None) -> Built:
+    """The wheel's library, loaded from a copy in a folder of ours: what is tried or measured of it
+    on this CPU is kept beside it, and the bytes that were checked are those that are loaded. Raises
+    DamagedError."""
+    origin = f"the wheel's, for CPUs of level {brought.level}"
+    of_cpu = hashlib.sha256(cpu_identity().encode() + brought.data).hexdigest()
+    folders = trusted_folders(cache_dir)
+    try:
+        found = _kept_or_made(f"kernels-{of_cpu}.so", partial(_keep, brought.data), folders)
+    except CompileError:  # A folder whose files must not be run.
+        found = None
+    try:
+        library, folder = found or (ctypes.CDLL(str(brought.path)), None)
+    except OSError as error:
+        raise DamagedError(f"they do not load: {error}") from error
+    return Built(library, folder=folder, origin=origin)
 
 
 def _found_or_built(compiler: str | None, cache_dir: Path | None) -> Built:
     command = _compiler_command(compiler)
-    name = f"kernels-{_key(command)}.so"
-    folders = trusted_folders(cache_dir)
-    for folder in folders:
-        if (library := _kept(folder / name)) is not None:
-            return Built(library, folder=folder)
-    for folder in folders:
-        try:
-            if (library := _built_once(command, folder / name)) is not None:
-                return Built(library, folder=folder)
-        except OSError as error:
-            _log.warning("No kernels are built in %s: %s.", folder, error.strerror or error)
+    origin = f"compiled here by {shlex.join(command)}"
+    name, make = f"kernels-{_key(command)}.so", partial(_built, command)
+    if (found := _kept_or_made(name, make, trusted_folders(cache_dir))) is not None:
+        library, folder = found
+        return Built(library, folder=folder, origin=origin)
     # The file stays as long as the process: trials of it run in others.
     alone = Path(tempfile.mkdtemp(prefix="outrider-"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
-    return Built(_built(command, alone / name))
+    return Built(make(alone / name), origin=origin)
+
+
+def _kept_or_made(
+    name: str, make: Callable[[Path], ctypes.CDLL], folders: Sequence[Path]
+) -> tuple[ctypes.CDLL, Path] | None:
+    """The library of this name and its folder; None where no folder can hold it."""
+    for folder in folders:
+        if (library := _kept(folder / name)) is not None:
+            return library, folder
+    for folder in folders:
+        try:
+            if (library := _made_once(make, folder / name)) is not None:
+                return library, folder
+        except OSError as error:
+            _log.warning("No kernels are kept in %s: %s.", folder, error.strerror or error)
+    return None
 
 
 def trusted_folders(cache_dir: Path | None) -> list[Path]:
@@ -123,14 +158,14 @@ def _compiler_command(compiler: str | None) -> list[str]:
         try:
             command = shlex.split(compiler)
         except ValueError as error:
-            raise _Refusal(f"the C++ compiler {compiler!r} is no command: {error}") from error
+            raise CompileError(f"the C++ compiler {compiler!r} is no command: {error}") from error
         if not command or shutil.which(command[0]) is None:
-            raise _Refusal(f"the C++ compiler {compiler!r} was not found")
+            raise CompileError(f"the C++ compiler {compiler!r} was not found")
         return command
     for name in COMPILERS:
         if path := shutil.which(name):
             return [path]
-    raise _Refusal(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+    raise CompileError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
 
 
 def _tuning() -> str:
@@ -142,8 +177,7 @@ def _key(command: list[str]) -> str:
     version = _run([*command, "--version"]).stdout
     for text in (*command, version, *FLAGS, _tuning(), cpu_identity()):
         digest.update(text.encode() + b"\0")
-    for source in sorted(_SOURCES.iterdir()):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    digest.update(sources_digest(SOURCES))
     return digest.hexdigest()
 
 
@@ -154,7 +188,7 @@ def _kept(path: Path) -> ctypes.CDLL | None:
     try:
         return _loaded(path)
     except (NotPrivateError, OSError) as error:
-        _log.warning("Building %s again: %s.", path, error)
+        _log.warning("Making %s again: %s.", path, error)
         return None
 
 
@@ -175,10 +209,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 
 def _expected_digest(path: Path) -> str:
-    """What the library at `path` must hash to: its record, written when it was built.
-
-    This is the place where a library that a wheel brings is checked against the wheel's RECORD.
-    """
+    """What the library at `path` must hash to: its record, written when it was put there."""
     return read_private(_record(path), 1024).decode("ascii", "replace").split(" ")[0]
 
 
@@ -191,20 +222,20 @@ def _functions() -> list[bytes]:
     """The names that every library of these sources exports; kinds of linear that need more of a
     CPU say themselves whether they are there."""
     optional = tuple(ending.encode() for ending in ENDINGS.values() if ending)
-    texts = [path.read_bytes() for path in sorted(_SOURCES.glob("*.cpp"))]
+    texts = [path.read_bytes() for path in sorted(SOURCES.glob("*.cpp"))]
     names = {name for text in texts for name in _FUNCTION.findall(text)}
     return sorted(name for name in names if not name.endswith(optional))
 
 
-def _built_once(command: list[str], path: Path) -> ctypes.CDLL | None:
-    """Build `path` unless another process does so first; None where `path` cannot be written.
+def _made_once(make: Callable[[Path], ctypes.CDLL], path: Path) -> ctypes.CDLL | None:
+    """Make `path` unless another process does so first; None where `path` cannot be written.
     Raises OSError, or TimeoutError if the other one takes too long."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return None
     with locked(path.parent / _LOCK, WAIT_SECONDS) as held:
         if held:
             _sweep(path.parent)
-        return _kept(path) or _built(command, path)
+        return _kept(path) or make(path)
 
 
 def _sweep(folder: Path) -> None:
@@ -222,40 +253,47 @@ def _built(command: list[str], path: Path) -> ctypes.CDLL:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=path.parent) as folder:
         output = Path(folder) / path.name
-        _compile(command, output)
-        try:
-            data = output.read_bytes()
-        except FileNotFoundError:
-            raise _Refusal(f"{command[0]} failed: it wrote no library") from None
-    # The record comes last: whoever finds an old one beside a new library builds again.
+        compile_library(command, output, [_tuning()])
+        data = output.read_bytes()
+    _log.info("Compiled %s in %.1f s.", path, time.monotonic() - start)
+    return _keep(data, path)
+
+
+def _keep(data: bytes, path: Path) -> ctypes.CDLL:
+    """Keep a library at `path`, with its record, and load it. Raises OSError."""
+    # The record comes last: whoever finds an old one beside a new library makes it again.
     write_private(path, data)
     digest = hashlib.sha256(data).hexdigest()
     write_private(_record(path), f"{digest}  {path.name}\n".encode())
-    _log.info("Compiled %s in %.1f s.", path, time.monotonic() - start)
     try:
         return _loaded(path)
     except (NotPrivateError, OSError) as error:
-        raise _Refusal(f"the compiled kernels do not load: {error}") from error
+        raise CompileError(f"the compiled kernels do not load: {error}") from error
 
 
-def _compile(command: list[str], output: Path) -> None:
-    sources = sorted(_SOURCES.glob("*.cpp"))
+def compile_library(
+    command: Sequence[str], output: Path, flags: Sequence[str], link_flags: Sequence[str] = ()
+) -> None:
+    """Compile all sources with `flags` besides FLAGS, and link them to `output`, beside which the
+    objects stay. Raises one that says why the compiler failed."""
+    sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(output.with_name(f"{source.stem}.o")) for source in sources]
-    compile_flags = [*command, *FLAGS, _tuning(), "-c"]
     with ThreadPoolExecutor(num_physical_cores()) as pool:
         steps = [
-            pool.submit(_succeed, [*compile_flags, str(source), "-o", target])
+            pool.submit(_succeed, [*command, *FLAGS, *flags, "-c", str(source), "-o", target])
             for source, target in zip(sources, objects, strict=True)
         ]
         for step in steps:
             step.result()
-    _succeed([*command, "-shared", "-pthread", *objects, "-o", str(output)])
+    _succeed([*command, "-shared", "-pthread", *objects, *link_flags, "-o", str(output)])
+    if not output.exists():
+        raise CompileError(f"{command[0]} failed: it wrote no library")
 
 
 def _succeed(command: list[str]) -> None:
     result = _run(command)
     if result.returncode != 0:
-        raise _Refusal(f"{command[0]} failed: {_first_error(result.stderr)}")
+        raise CompileError(f"{command[0]} failed: {_first_error(result.stderr)}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -269,7 +307,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
             timeout=TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _Refusal(f"{command[0]} does not run: {error}") from error
+        raise CompileError(f"{command[0]} does not run: {error}") from error
 
 
 def _first_error(stderr: str) -> str:

@@ -1,0 +1,118 @@
+"""What native kernels are compiled from and for: sources, flags, levels of CPUs. No tensors.
+
+A level is a set of instructions for which the sources have code of their own; a wheel brings one
+library a level. At first use the compiler is told of this very CPU instead (build.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.core.files import FileKind, read_text
+
+SOURCES = Path(__file__).parent / "csrc"
+# Rounding is part of the contract: contraction is asked for by name, -ffast-math never. Tuned for
+# a Zen, GCC fuses some chains of multiply-adds and leaves others, by the shape of the loop, so that
+# a row's bits would depend on how many rows are computed with it: the parameter forbids that.
+FLAGS = (
+    "-std=gnu++17",
+    "-O3",
+    "-fno-math-errno",
+    "-ffp-contract=fast",
+    "--param=avoid-fma-max-bits=0",
+    "-Wno-psabi",
+    "-fPIC",
+    "-pthread",
+)
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """CPUs of `machine` that have all of `needs`, in the words of /proc/cpuinfo; `flags` tell a
+    compiler that it may use them."""
+
+    name: str
+    machine: str
+    flags: tuple[str, ...] = ()
+    needs: frozenset[str] = frozenset()
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SSE4 = _words("cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3")
+_AVX2 = _SSE4 | _words("abm avx avx2 bmi1 bmi2 f16c fma movbe xsave")
+_AVX512 = _AVX2 | _words("avx512bw avx512cd avx512dq avx512f avx512vl")
+# The best first. Code for AMX runs only where the CPU, when it is asked, says that it has tiles, so
+# it needs no level of its own.
+LEVELS = (
+    Level(
+        "avx512-bf16",
+        "x86_64",
+        (
+            "-march=x86-64-v4",
+            "-mavx512vnni",
+            "-mavx512bf16",
+            "-mamx-tile",
+            "-mamx-int8",
+            "-mamx-bf16",
+        ),
+        _AVX512 | {"avx512_vnni", "avx512_bf16"},
+    ),
+    Level(
+        "avx512-vnni",
+        "x86_64",
+        ("-march=x86-64-v4", "-mavx512vnni"),
+        _AVX512 | {"avx512_vnni"},
+    ),
+    Level("avx512", "x86_64", ("-march=x86-64-v4",), _AVX512),
+    Level("avx2-vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
+    Level("avx2", "x86_64", ("-march=x86-64-v3",), _AVX2),
+    Level("x86-64", "x86_64", ("-march=x86-64",)),
+    Level("arm64", "arm64"),
+)
+
+
+def levels_here() -> list[Level]:
+    """Those whose code this CPU can run, the best first."""
+    machine, features = machine_name(platform.machine()), _features()
+    return [one for one in LEVELS if one.machine == machine and one.needs <= features]
+
+
+def machine_name(told: str) -> str:
+    """One name for what systems call x86_64 or AMD64, arm64 or aarch64."""
+    return {"AMD64": "x86_64", "aarch64": "arm64"}.get(told, told)
+
+
+def library_name(level: Level) -> str:
+    """The file of a wheel's library for `level`; other sources or flags have another."""
+    digest = hashlib.sha256()
+    for text in (*FLAGS, *level.flags):
+        digest.update(text.encode() + b"\0")
+    digest.update(sources_digest(SOURCES))
+    return f"kernels-{level.name}-{digest.hexdigest()[:16]}.so"
+
+
+def sources_digest(folder: Path) -> bytes:
+    digest = hashlib.sha256()
+    for source in sorted(folder.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.digest()
+
+
+def _features() -> frozenset[str]:
+    """Of the first core; empty where the system does not tell."""
+    try:
+        text = read_text(_CPUINFO, FileKind.SYSTEM)
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+    words = {"flags", "Features"}
+    lines = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines())
+    return frozenset(
+        found for name, _, told in lines if name.strip() in words for found in told.split()
+    )

@@ -1,0 +1,153 @@
+// Linears and what they multiply, beside plain loops. Included by kernels.cpp alone.
+#pragma once
+
+#include "plain.h"
+
+namespace {
+
+void halves() {
+    Floats all, wide;
+    for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+        const Float16 half{static_cast<uint16_t>(bits)};
+        const float got = load_some(&half, 1)[0], want = Plain<Float16>::read(half);
+        if (bits_of(got) != bits_of(want) && want == want) check(false, "a half is widened");
+        // Every number, its neighbours, and what lies halfway to the next.
+        for (int step : {-1, 0, 1, 0xfff, 0x1000, 0x1001})
+            wide.push_back(cast<float>(bits_of(want) + step));
+    }
+    for (float x : normals(1 << 16, 1e-5f)) wide.push_back(x);
+    int wrong = 0;
+    for (float x : wide) {
+        Float16 got;
+        store_some(&got, load_some(&x, 1), 1);
+        const Float16 want = Plain<Float16>::stored(x);
+        wrong += x == x ? got.bits != want.bits : (got.bits & 0x7c00u) != 0x7c00u;
+    }
+    check(wrong == 0, "float32 rounded to float16");
+}
+
+// Rows of which each must have the bits that it has alone, on one thread and on three.
+void rows_alone(int num_rows, int num_in, int num_out, const std::string& what,
+                const std::function<void(Team*, int, int, float*)>& call) {
+    Floats alone(static_cast<size_t>(num_rows) * num_out);
+    for (int row = 0; row < num_rows; ++row) call(one, row, 1, &alone[row * num_out]);
+    for (int count = 2; count <= num_rows; ++count) {
+        Floats together(static_cast<size_t>(count) * num_out);
+        call(count % 2 ? one : three, 0, count, together.data());
+        same(together, Floats(alone.begin(), alone.begin() + count * num_out),
+              what + ": a row beside others, " + std::to_string(count) + " x "
+                  + std::to_string(num_in));
+    }
+}
+
+template <class T, class Pack, class Linear>
+void linear(int num_out, int num_in, Pack pack, Linear call) {
+    constexpr int ROWS = 18;
+    const std::string what = std::string("linear ") + Plain<T>::NAME;
+    const int block = outrider_block(), padded = (num_out + block - 1) / block * block;
+    const Floats x = normals(ROWS * num_in);
+    const auto weights = stored<T>(normals(num_out * num_in));
+    std::vector<T> packed(static_cast<size_t>(padded) * num_in);
+    pack(three, weights.data(), packed.data(), num_out, num_in);
+    const Floats inputs = rounded<T>(x);
+    Doubles want(ROWS * num_out);
+    for (int n = 0; n < ROWS; ++n)
+        for (int o = 0; o < num_out; ++o)
+            for (int i = 0; i < num_in; ++i)
+                want[n * num_out + o] +=
+                    double{inputs[n * num_in + i]} * Plain<T>::read(weights[o * num_in + i]);
+    Floats got(want.size());
+    const Weights w{three, packed.data(), num_in, num_out};
+    call(&w, x.data(), got.data(), ROWS, 0);
+    close(got, want, 2e-6, what);
+    rows_alone(ROWS, num_in, num_out, what, [&](Team* team, int row, int count, float* out) {
+        const Weights own{team, packed.data(), num_in, num_out};
+        call(&own, &x[row * num_in], out, count, 0);
+    });
+    call(&w, x.data(), got.data(), ROWS, 1);
+    for (double& sum : want) sum *= 2;
+    close(got, want, 2e-6, what + ", accumulated");
+}
+
+// A row as integers of -127 to 127 and what one of them means.
+float integers_of(const float* x, int count, std::vector<int>* to) {
+    float largest = 0;
+    for (int i = 0; i < count; ++i) largest = std::max(largest, std::fabs(x[i]));
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    for (int i = 0; i < count; ++i) {
+        volatile float product = x[i] * inverse;
+        (*to)[i] = static_cast<int>(std::nearbyint(product));
+    }
+    return largest / 127.0f;
+}
+
+// The layout that kernels/native/quantised.py makes; `bits` is 8 or 4. Sums of integers are exact,
+// so results are equal.
+template <class Linear>
+void quantised(int bits, int num_out, int num_in, Linear call) {
+    constexpr int ROWS = 18, GROUP = 32;
+    const std::string what = "linear int" + std::to_string(bits);
+    const int block = outrider_block(), num_blocks = (num_out + block - 1) / block;
+    const int groups = (num_in + GROUP - 1) / GROUP, most = bits == 8 ? 127 : 7;
+    std::uniform_int_distribution<int> integer(-most, most);
+    std::vector<int> values(static_cast<size_t>(num_blocks) * block * groups * GROUP);
+    for (size_t i = 0; i < values.size(); ++i)
+        values[i] = static_cast<int>(i % (groups * GROUP)) < num_in ? integer(random_bits) : 0;
+    Floats scales = normals(static_cast<size_t>(num_blocks) * block * groups);
+    if (bits == 4) scales = rounded<BFloat16>(scales);
+    const auto value = [&](int o, int i) { return values[o * groups * GROUP + i]; };
+    std::vector<uint8_t> packed;
+    const auto append = [&](const void* from, size_t size) {
+        const auto* bytes = static_cast<const uint8_t*>(from);
+        packed.insert(packed.end(), bytes, bytes + size);
+    };
+    for (int first = 0; first < num_blocks * block; first += block) {
+        if (bits == 8) {
+            append(&scales[first], sizeof(float) * block);
+            for (int i = 0; i < groups * GROUP; i += 4)
+                for (int o = first; o < first + block; ++o)
+                    for (int j = i; j < i + 4; ++j)
+                        packed.push_back(static_cast<uint8_t>(value(o, j) + 128));
+            continue;
+        }
+        for (int g = 0; g < groups; ++g) {
+            for (int o = first; o < first + block; ++o) {
+                const BFloat16 scale = Plain<BFloat16>::stored(scales[o * groups + g]);
+                append(&scale, sizeof(scale));
+            }
+            for (int i = g * GROUP; i < (g + 1) * GROUP; i += 8)
+                for (int o = first; o < first + block; ++o)
+                    for (int j = i; j < i + 4; ++j)
+                        packed.push_back(static_cast<uint8_t>((value(o, j) + 8)
+                                                              | (value(o, j + 4) + 8) << 4));
+        }
+    }
+    packed.resize(packed.size() + 4096);  // what is asked for ahead
+    const Floats x = normals(ROWS * num_in);
+    Floats got(ROWS * num_out), want(ROWS * num_out);
+    std::vector<int> inputs(groups * GROUP);
+    for (int n = 0; n < ROWS; ++n) {
+        const float scale = integers_of(&x[n * num_in], num_in, &inputs);
+        for (int o = 0; o < num_out; ++o) {
+            float sum = 0;
+            int64_t whole = 0;
+            for (int g = 0; g < groups; ++g) {
+                int part = 0;
+                for (int i = g * GROUP; i < (g + 1) * GROUP; ++i) part += value(o, i) * inputs[i];
+                whole += part;
+                sum += static_cast<float>(part) * scales[o * groups + g];
+            }
+            volatile float both = scales[o] * scale;
+            want[n * num_out + o] = bits == 8 ? static_cast<float>(whole) * both : sum * scale;
+        }
+    }
+    const Weights w{three, packed.data(), num_in, num_out};
+    call(&w, x.data(), got.data(), ROWS, 0);
+    same(got, want, what + " has the sums of integers");
+    rows_alone(ROWS, num_in, num_out, what, [&](Team* team, int row, int count, float* out) {
+        const Weights own{team, packed.data(), num_in, num_out};
+        call(&own, &x[row * num_in], out, count, 0);
+    });
+}
+
+}  // namespace
