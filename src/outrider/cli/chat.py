@@ -19,7 +19,7 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.cli.call import Call
 from outrider.cli.main import report
-from outrider.cli.output import json_line
+from outrider.cli.output import json_line, say
 from outrider.cli.paint import Painter
 from outrider.cli.rounds_page import RoundsPage
 from outrider.cli.run_options import ChatOptions
@@ -114,7 +114,7 @@ class Conversation:
             "/reset": lambda _: self._reset(),
             "/stats": lambda _: print(_summary(self._results)),
             "/set": self._set,
-            "/html": lambda name: self._page.turn(name, flag="/html"),
+            "/html": self._show_page,
         }
         self.exit_code = 0
 
@@ -159,6 +159,10 @@ class Conversation:
     def _reset(self) -> None:
         self._messages = list(self._opening)
         print("(forgotten)")
+
+    def _show_page(self, name: str) -> None:
+        self._page.turn(name, flag="/html")
+        say(f"(replies from now on are shown in {name})" if name else "(no page any more)")
 
     def _set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")

@@ -64,5 +64,6 @@ def test_a_conversation_is_shown_from_the_command_on(outrider: Command) -> None:
     assert shown.code == 3
     texts = [json.loads(line)["text"] for line in shown.out.splitlines()]
     assert len(texts) == 4
+    assert "(replies from now on are shown in chat.html)\n" in shown.err
     (run,) = runs_of("chat.html")
     assert (run["prompt"], text_of(run)) == ("two <b>", texts[1])

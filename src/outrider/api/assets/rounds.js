@@ -367,6 +367,7 @@ function roundView(root, run) {
     const refused = refusedFor(round, node);
     if (refused) element.append(el("del", {}, visible(refused.token)));
     if (!node.text) element.append(el("small", {}, node.token));
+    if (!node.text?.trim()) element.setAttribute("aria-label", visible(node.token));
     (node.text ?? "").split(/(\n)/).forEach((part) => {
       if (part === "\n") element.append(el("span", { class: "end", "aria-hidden": "true" }, "⏎"));
       element.append(part);
