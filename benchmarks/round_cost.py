@@ -133,8 +133,8 @@ def _drawn_chain(vocab_size: int, k: int, seed: int) -> Chain:
     near_KV = logits_WV[:k] + 0.5 * torch.randn(k, vocab_size, generator=generator)
     params = SamplingParams(temperature=TEMPERATURE, seed=seed)
     q_KV = processed_probs(near_KV, params)
-    noise = KeyedRng(seed, 0, len(PROMPT))
-    tokens = [pick_node(q_KV[node], noise, node, node) for node in range(k)]
+    rng = KeyedRng(seed, 0, len(PROMPT))
+    tokens = [pick_node(q_KV[node], rng, node, node) for node in range(k)]
     return Chain(Draft.chain(tokens, q_KV), logits_WV, params)
 
 
@@ -160,13 +160,13 @@ def _accept_seconds(chain: Chain, side: Sampling, kernels: Kernels) -> tuple[flo
 
 def _draft_seconds(chain: Chain, side: Sampling, kernels: Kernels) -> float:
     """One distribution, where it is to be reported, and one draw from it."""
-    noise = KeyedRng(chain.params.seed, 0, len(PROMPT), side.pick)
+    rng = KeyedRng(chain.params.seed, 0, len(PROMPT), side.pick)
     logits_1V = chain.logits_WV[:1].clone()
     probs_1V = empty_probs(1, logits_1V[0]).zero_()
     _settle(kernels, logits_1V)
     started = perf_counter()
     probs_1V = processed_probs(logits_1V, chain.params, side, probs_1V)
-    pick_node(probs_1V[0], noise, 0, 0)
+    pick_node(probs_1V[0], rng, 0, 0)
     return perf_counter() - started
 
 
@@ -251,7 +251,7 @@ class Growing:
             last=None,
             budget=Budget(self._k),
             params=SamplingParams(),
-            noise=KeyedRng(0, 0, len(self._tokens)),
+            rng=KeyedRng(0, 0, len(self._tokens)),
         )
         started = perf_counter()
         (draft,) = self._drafter.propose([row])

@@ -67,10 +67,10 @@ def distribution_ahead(
     on every branch: what it learned on one must not be known on the next."""
     seen: set[bool | None] = set()
 
-    def generation(noise: EveryBranch) -> Tokens:
+    def generation(rng: EveryBranch) -> Tokens:
         drafter = ahead_drafter(ToyHybrid(vocab_size=VOCAB, seed=7), ways, change=change)
         rig = AheadRig(ToyHybrid(vocab_size=VOCAB, seed=0), drafter, rule, ways.k, ahead=ahead)
-        with walking(SharedNumbers(noise)):
+        with walking(SharedNumbers(rng)):
             text = tuple(rig.run([Request(PROMPT, params)])[0])
         seen.update(rig.hits)
         return text

@@ -105,9 +105,9 @@ def _depths(num_tokens: int) -> Tensor:
 
 def _check_drafts(tokens_BK: Tensor, q_BKV: Tensor) -> None:
     for sample, (tokens_K, q_KV) in enumerate(zip(tokens_BK, q_BKV, strict=True)):
-        noise = KeyedRng(5, sample, START)
+        rng = KeyedRng(5, sample, START)
         for node, (token, q_V) in enumerate(zip(tokens_K, q_KV, strict=True)):
-            assert int(token) == noise.pick(q_V, node, Role.DRAFT)
+            assert int(token) == rng.pick(q_V, node, Role.DRAFT)
 
 
 def _check_same(
@@ -141,10 +141,10 @@ def outcome_distribution(rule: AcceptanceRule, p_V: Tensor, q_V: Tensor) -> Tens
     counts."""
     q_KV, distributions = q_V.repeat(2, 1), Distributions(probs_NV=p_V.repeat(3, 1))
 
-    def emitted(noise: Rng) -> Tokens:
-        tokens = [noise.pick(q_V, node, Role.DRAFT) for node in (0, 1)]
+    def emitted(rng: Rng) -> Tokens:
+        tokens = [rng.pick(q_V, node, Role.DRAFT) for node in (0, 1)]
         draft = Draft.chain(tokens, q_KV)
-        return Outcome(0, draft, rule([VerifyRow(draft, distributions, noise)])[0]).tokens
+        return Outcome(0, draft, rule([VerifyRow(draft, distributions, rng)])[0]).tokens
 
     probs_C = torch.zeros(VOCAB + VOCAB**2 + VOCAB**3, dtype=torch.float64)
     for text, share in walked(emitted).items():

@@ -170,7 +170,7 @@ class TreeCase:
         left_V[[tokens[n] for n in earlier]] = 0
         return left_V / left_V.sum() if self.distinct and left_V.sum() > 0 else probs_V
 
-    def drawn(self, noise: Rng, known: dict[Tokens, Tensor]) -> Draft:
+    def drawn(self, rng: Rng, known: dict[Tokens, Tensor]) -> Draft:
         """`known` keeps the distribution after each beginning, for there are few."""
         tokens: list[int] = []
         distributions: list[Tensor] = []
@@ -181,9 +181,7 @@ class TreeCase:
             probs_V = known[before]
             depth = len(self.text(self.parents[node], tokens))
             races = self.races and node not in self.certain
-            token = (
-                noise.race_at(probs_V, depth) if races else noise.pick(probs_V, node, Role.DRAFT)
-            )
+            token = rng.race_at(probs_V, depth) if races else rng.pick(probs_V, node, Role.DRAFT)
             tokens.append(token)
             distributions.append(probs_V)
         sampled = len(self.certain) < len(self.parents)
@@ -205,8 +203,8 @@ def _drawer(case: TreeCase) -> Callable[[Rng], tuple[Draft, Distributions]]:
     known: dict[Tokens, Tensor] = {}
     distributions: dict[Tokens, Distributions] = {}
 
-    def drawn(noise: Rng) -> tuple[Draft, Distributions]:
-        draft = case.drawn(noise, known)
+    def drawn(rng: Rng) -> tuple[Draft, Distributions]:
+        draft = case.drawn(rng, known)
         if draft.tokens not in distributions:
             distributions[draft.tokens] = case.distributions(draft)
         return draft, distributions[draft.tokens]
@@ -222,9 +220,9 @@ def check_tree_distribution(
 
     drawn = _drawer(case)
 
-    def one_round(noise: Rng) -> Tokens:
-        draft, distributions = drawn(noise)
-        verdict = rule([VerifyRow(draft, distributions, noise)])[0]
+    def one_round(rng: Rng) -> Tokens:
+        draft, distributions = drawn(rng)
+        verdict = rule([VerifyRow(draft, distributions, rng)])[0]
         return Outcome(0, draft, verdict).tokens
 
     found = completed(walked(one_round), case.conditional, case.length)
@@ -233,16 +231,16 @@ def check_tree_distribution(
 
 def walked(experiment: Callable[[Rng], Tokens]) -> Distribution:
     """The exact distribution of what `experiment` returns, races among its choices."""
-    return distribution(lambda noise: experiment(Racing(noise)))
+    return distribution(lambda rng: experiment(Racing(rng)))
 
 
 def accepted_distribution(rule: AcceptanceRule, case: TreeCase) -> list[float]:
     """The probabilities of 0, 1, 2... accepted tokens."""
     drawn = _drawer(case)
 
-    def num_accepted(noise: Rng) -> Tokens:
-        draft, distributions = drawn(noise)
-        return (len(rule([VerifyRow(draft, distributions, noise)])[0].path),)
+    def num_accepted(rng: Rng) -> Tokens:
+        draft, distributions = drawn(rng)
+        return (len(rule([VerifyRow(draft, distributions, rng)])[0].path),)
 
     found = walked(num_accepted)
     return [found.get((count,), 0.0) for count in range(case.length)]

@@ -37,8 +37,8 @@ def row(
     params: SamplingParams = GREEDY,
     last: Outcome | None = None,
 ) -> DraftRow:
-    noise = KeyedRng(params.rng_seed, 0, len(text))
-    return DraftRow(seq_id, list(text), last, Budget(depth), params, noise)
+    rng = KeyedRng(params.rng_seed, 0, len(text))
+    return DraftRow(seq_id, list(text), last, Budget(depth), params, rng)
 
 
 def fresh_draft(

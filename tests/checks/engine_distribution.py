@@ -107,8 +107,8 @@ def target_distribution(
 
 
 def engine_distribution(rig: Rig, prompt: Sequence[int], params: SamplingParams) -> Distribution:
-    def generation(noise: EveryBranch) -> Tokens:
-        with walking(Racing(noise)):
+    def generation(rng: EveryBranch) -> Tokens:
+        with walking(Racing(rng)):
             return tuple(rig.run([Request(prompt, params)])[0])
 
     return distribution(generation)
@@ -145,9 +145,9 @@ def check_penalised_engine_distribution() -> None:
         shares = filtered(shaped(logits, PROMPT, text, params), params)
         return torch.tensor(shares, dtype=torch.float64)
 
-    def generation(noise: EveryBranch) -> Tokens:
+    def generation(rng: EveryBranch) -> Tokens:
         request = Request(PROMPT, params, shaper=LogitsProcessor(params, len(PROMPT)))
-        with walking(noise):
+        with walking(rng):
             return tuple(rig.run([request])[0])
 
     rig = Rig(ToyHybrid(vocab_size=VOCAB, seed=0), distribution_drafters()["model"](), k=2)
@@ -176,10 +176,10 @@ def check_reported_distribution(make: Callable[[], Drafter], params: SamplingPar
     text = [*PROMPT, 2]
     reports: dict[Tokens, Draft] = {}
 
-    def drafting(noise: EveryBranch) -> Tokens:
+    def drafting(rng: EveryBranch) -> Tokens:
         drafter = make()
         drafter.open(0, PROMPT)
-        row = DraftRow(0, text, None, Budget(2), params, noise.at(len(text)))
+        row = DraftRow(0, text, None, Budget(2), params, rng.at(len(text)))
         draft = drafter.propose([row])[0]
         drafter.close(0)
         reports[draft.tokens] = draft
@@ -206,8 +206,8 @@ def check_drafting_distribution(params: SamplingParams) -> None:
     be."""
     drafter = model_drafter(ToyHybrid(vocab_size=VOCAB, seed=0))
     drafter.open(0, PROMPT)
-    noise = KeyedRng(0, 0, len(PROMPT))
-    draft = drafter.propose([DraftRow(0, PROMPT, None, Budget(2), params, noise)])[0]
+    rng = KeyedRng(0, 0, len(PROMPT))
+    draft = drafter.propose([DraftRow(0, PROMPT, None, Budget(2), params, rng)])[0]
     assert draft.probs_NV is not None
     for node, probs_V in enumerate(draft.probs_NV):
         logits_V = fresh_logits(ToyHybrid, [*PROMPT, *draft.tokens[:node]], VOCAB)

@@ -90,7 +90,7 @@ def planted(llm: LLM, fault: Fault) -> Generator[None]:
 
     def in_rule(_: object, rows: Any) -> Sequence[int]:
         seeds = [params.seed for params in PARAMS]
-        return [fault.seq_id - CULPRIT + seeds.index(row.noise.seed) for row in rows]
+        return [fault.seq_id - CULPRIT + seeds.index(row.rng.seed) for row in rows]
 
     def in_commit(store: PagedKV, paths: Any) -> Sequence[int]:
         mine = store is target.state

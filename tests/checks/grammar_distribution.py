@@ -77,9 +77,9 @@ def check_distribution(
     rig = Rig(ToyHybrid(vocab_size=VOCAB, seed=0), drafter, rule, k=2, chunk=3)
     made = grammar(name)
 
-    def generation(noise: EveryBranch) -> Tokens:
+    def generation(rng: EveryBranch) -> Tokens:
         shaper = LogitsProcessor(params, len(PROMPT), STOPS, constraint=made.start())
-        with walking(noise):
+        with walking(rng):
             return tuple(rig.run([Request(PROMPT, params, shaper=shaper)])[0])
 
     found = distribution(generation)

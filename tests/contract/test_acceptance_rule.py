@@ -42,11 +42,11 @@ def _soft(rows: int, seed: int) -> torch.Tensor:
     return logits_NV.softmax(-1)
 
 
-def _row(draft: Draft, probs_NV: torch.Tensor, noise: Rng, *, greedy: bool = False) -> VerifyRow:
+def _row(draft: Draft, probs_NV: torch.Tensor, rng: Rng, *, greedy: bool = False) -> VerifyRow:
     """A row as the engine makes it for any rule."""
     best = tuple(int(token) for token in probs_NV.argmax(-1))
     distributions = Distributions(tokens=best) if greedy else Distributions(probs_NV=probs_NV)
-    return VerifyRow(draft, distributions, noise, probs_NV)
+    return VerifyRow(draft, distributions, rng, probs_NV)
 
 
 @every_rule

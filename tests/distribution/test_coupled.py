@@ -22,7 +22,7 @@ from checks.distribution import (
     normal,
 )
 from checks.effort import examples
-from checks.noise import (
+from checks.rng import (
     check_each_emitted_token_has_its_own_race,
     check_race_frequencies,
     check_race_numbers,
@@ -191,10 +191,10 @@ def test_a_racing_drafter_with_the_targets_model_is_always_right() -> None:
 def test_a_race_is_the_same_for_any_scale_and_any_unlikely_company() -> None:
     weights_V = torch.tensor([0.2, 0.0, 0.5, 0.3])
     for start in range(50):
-        noise = KeyedRng(4, 1, start)
-        winner = noise.race_at(weights_V, 3)
+        rng = KeyedRng(4, 1, start)
+        winner = rng.race_at(weights_V, 3)
         assert winner == KeyedRng(4, 1, start + 2).race_at(weights_V * 1024, 1)
-        assert winner == noise.race_at(torch.cat([weights_V, torch.full((9,), 1e-300)]), 3)
+        assert winner == rng.race_at(torch.cat([weights_V, torch.full((9,), 1e-300)]), 3)
 
 
 def test_the_winner_of_a_race_over_a_large_vocabulary() -> None:

@@ -39,8 +39,8 @@ def drafted(budget: Budget, params: SamplingParams) -> Draft:
     """One draft of the target's own model."""
     own = model_drafter(ToyHybrid(vocab_size=VOCAB, seed=0))
     own.open(0, PROMPT)
-    noise = KeyedRng(0, 0, len(PROMPT))
-    return own.propose([DraftRow(0, PROMPT, None, budget, params, noise)])[0]
+    rng = KeyedRng(0, 0, len(PROMPT))
+    return own.propose([DraftRow(0, PROMPT, None, budget, params, rng)])[0]
 
 
 # Each rule and each temperature has its distribution. Other combinations are `deep`.

@@ -154,9 +154,9 @@ def test_the_block_rule_accepts_more_where_one_token_makes_up_for_another(
     p_V, q_V = normal((1, 2)), normal((2, 1))
     q_NV, distributions = q_V.repeat(2, 1), Distributions(probs_NV=p_V.repeat(3, 1))
 
-    def accepted(noise: EveryBranch) -> Tokens:
-        tokens = [noise.pick(q_V, node, Role.DRAFT) for node in (0, 1)]
-        return (len(rule([VerifyRow(Draft.chain(tokens, q_NV), distributions, noise)])[0].path),)
+    def accepted(rng: EveryBranch) -> Tokens:
+        tokens = [rng.pick(q_V, node, Role.DRAFT) for node in (0, 1)]
+        return (len(rule([VerifyRow(Draft.chain(tokens, q_NV), distributions, rng)])[0].path),)
 
     found = distribution(accepted)
     assert sum(count * share for (count,), share in found.items()) == pytest.approx(wanted)
@@ -196,8 +196,8 @@ def test_rows_are_judged_one_by_one(rule: AcceptanceRule) -> None:
 
 
 def test_the_enumerator_refuses_a_number_used_twice() -> None:
-    noise = EveryBranch()
-    assert noise.coin(0.5, 0, Role.ACCEPT) is False
+    rng = EveryBranch()
+    assert rng.coin(0.5, 0, Role.ACCEPT) is False
     with pytest.raises(AssertionError, match="drawn twice"):
-        noise.coin(0.5, 0, Role.ACCEPT)
-    assert noise.at(7).coin(1.0, 0, Role.ACCEPT) is True
+        rng.coin(0.5, 0, Role.ACCEPT)
+    assert rng.at(7).coin(1.0, 0, Role.ACCEPT) is True

@@ -64,7 +64,7 @@ def random_trees(vocab_size: int, *, num_nodes: int = 4) -> RowDrafter:
             parents.append(rng.choice(open_nodes))
             depths.append(depths[parents[-1] + 1] + 1)
         distributions = [_random_distribution(rng, vocab_size) for _ in parents]
-        tokens = [row.noise.pick(probs_V, n, Role.DRAFT) for n, probs_V in enumerate(distributions)]
+        tokens = [row.rng.pick(probs_V, n, Role.DRAFT) for n, probs_V in enumerate(distributions)]
         return Draft(tuple(tokens), tuple(parents), torch.stack(distributions))
 
     return RowDrafter(draft, num_nodes=num_nodes)

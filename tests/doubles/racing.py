@@ -95,27 +95,27 @@ def _clipped(region: Region, side: Callable[[Point], float]) -> Region:
 
 
 class Racing:
-    """The choices of `noise`, with races of this kind."""
+    """The choices of `rng`, with races of this kind."""
 
-    def __init__(self, noise: EveryBranch) -> None:
-        self._noise = noise
+    def __init__(self, rng: EveryBranch) -> None:
+        self._rng = rng
         self._start = 0
         self._num_races = 0
         self._regions: dict[int, Region] = {}
 
     def at(self, start: int) -> Racing:
         self._start = start
-        self._noise.at(start)
+        self._rng.at(start)
         return self
 
     def coin(self, probability: float, node: int, role: Role) -> bool:
-        return self._noise.coin(probability, node, role)
+        return self._rng.coin(probability, node, role)
 
     def pick(self, weights_V: Tensor, node: int, role: Role) -> int:
-        return self._noise.pick(weights_V, node, role)
+        return self._rng.pick(weights_V, node, role)
 
     def pick_at(self, weights_V: Tensor, depth: int) -> int:
-        return self._noise.pick_at(weights_V, depth)
+        return self._rng.pick_at(weights_V, depth)
 
     def race_at(self, weights_V: Tensor, depth: int) -> int:
         weights = [float(weight) for weight in weights_V.double()]
@@ -123,7 +123,7 @@ class Racing:
         won = [won_by(region, weights, i) if w > 0 else () for i, w in enumerate(weights)]
         shares_V = torch.tensor([volume(part) for part in won], dtype=torch.float64)
         self._num_races += 1
-        winner = self._noise.pick(shares_V, self._num_races, Role.RACE)
+        winner = self._rng.pick(shares_V, self._num_races, Role.RACE)
         self._regions[self._start + depth] = won[winner]
         return winner
 
@@ -136,15 +136,15 @@ _AGAIN = 1 << 16
 
 @dataclass(slots=True)
 class SharedNumbers:
-    """`Rounds` over `noise`; only draft numbers may be drawn with more than once."""
+    """`Rounds` over `rng`; only draft numbers may be drawn with more than once."""
 
-    noise: EveryBranch
+    rng: EveryBranch
     _left: dict[tuple[int, int], tuple[int, float, float]] = field(
         default_factory=dict[tuple[int, int], tuple[int, float, float]]
     )
 
     def at(self, start: int) -> Rng:
-        return _RoundNoise(self, start)
+        return _RoundRng(self, start)
 
     def draft(self, weights_V: Tensor, start: int, node: int) -> int:
         times, low, high = self._left.get((start, node), (0, 0.0, 1.0))
@@ -153,30 +153,30 @@ class SharedNumbers:
         begins_V = torch.cat([ends_V.new_zeros(1), ends_V[:-1]])
         pieces_V = ends_V.clamp(low, high) - begins_V.clamp(low, high)
         pieces_V = torch.where(pieces_V > _TINY, pieces_V, 0.0)
-        token = self.noise.at(start).pick(pieces_V, node + _AGAIN * times, Role.DRAFT)
+        token = self.rng.at(start).pick(pieces_V, node + _AGAIN * times, Role.DRAFT)
         left = max(low, float(begins_V[token])), min(high, float(ends_V[token]))
         self._left[start, node] = (times + 1, *left)
         return token
 
 
 @dataclass(frozen=True, slots=True)
-class _RoundNoise:
+class _RoundRng:
     shared: SharedNumbers
     start: int
 
     def coin(self, probability: float, node: int, role: Role) -> bool:
-        return self.shared.noise.at(self.start).coin(probability, node, role)
+        return self.shared.rng.at(self.start).coin(probability, node, role)
 
     def pick(self, weights_V: Tensor, node: int, role: Role) -> int:
         if role is Role.DRAFT:
             return self.shared.draft(weights_V, self.start, node)
-        return self.shared.noise.at(self.start).pick(weights_V, node, role)
+        return self.shared.rng.at(self.start).pick(weights_V, node, role)
 
     def pick_at(self, weights_V: Tensor, depth: int) -> int:
-        return self.shared.noise.at(self.start).pick_at(weights_V, depth)
+        return self.shared.rng.at(self.start).pick_at(weights_V, depth)
 
     def race_at(self, weights_V: Tensor, depth: int) -> int:
-        return self.shared.noise.at(self.start).race_at(weights_V, depth)
+        return self.shared.rng.at(self.start).race_at(weights_V, depth)
 
 
 @dataclass(frozen=True, slots=True)

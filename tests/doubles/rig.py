@@ -208,12 +208,12 @@ class Rounds(Protocol):
 
 
 @contextmanager
-def walking(noise: Rounds) -> Generator[None]:
-    """Sequences draw from `noise`, under the keys that they choose themselves."""
+def walking(rng: Rounds) -> Generator[None]:
+    """Sequences draw from `rng`, under the keys that they choose themselves."""
 
     def keyed(seed: int, sample: int, start: int, choose: Pick) -> Rng:
         del seed, sample, choose
-        return noise.at(start)
+        return rng.at(start)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("outrider.core.sequence.KeyedRng", keyed)

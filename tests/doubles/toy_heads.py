@@ -192,8 +192,8 @@ def state_row(
 ) -> DraftRow:
     """A row whose states the target has made of all but the pending token."""
     hidden = HiddenStates(len(text) - 1, partial(states_of, tuple(text)))
-    noise = KeyedRng(params.rng_seed, 0, len(text))
-    return DraftRow(seq_id, list(text), None, budget, params, noise, hidden=hidden)
+    rng = KeyedRng(params.rng_seed, 0, len(text))
+    return DraftRow(seq_id, list(text), None, budget, params, rng, hidden=hidden)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,8 +123,8 @@ def test_a_draft_model_without_numbers_is_named_and_does_without(nan_folder: Pat
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [torch.nan, 1.0], [torch.inf, 1.0]])
 def test_no_distribution_draws_nothing(weights: list[float]) -> None:
-    noise = KeyedRng(0, 0, 0)
-    for draw in (noise.pick_at, noise.race_at):
+    rng = KeyedRng(0, 0, 0)
+    for draw in (rng.pick_at, rng.race_at):
         with pytest.raises(NumericsError):
             draw(torch.tensor(weights), 0)
 

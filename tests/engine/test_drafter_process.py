@@ -156,7 +156,7 @@ def test_drafting_ahead_is_told_everything_and_not_waited_for(toy: ProcessDrafte
                 draft=draft,
                 budget=Budget(2),
                 params=params,
-                noise_after=lambda count: KeyedRng(3, 0, 3 + count),
+                rng_after=lambda count: KeyedRng(3, 0, 3 + count),
             )
         ]
     )

@@ -82,13 +82,13 @@ class Request:
     last: Outcome | None = None
 
     def row(self, depth: int) -> DraftRow:
-        noise = self.noise_after(0)
+        rng = self.rng_after(0)
         budget = Budget(depth)
         return DraftRow(
-            self.seq_id, list(self.text), self.last, budget, self.params, noise, (), self.shaper
+            self.seq_id, list(self.text), self.last, budget, self.params, rng, (), self.shaper
         )
 
-    def noise_after(self, count: int) -> KeyedRng:
+    def rng_after(self, count: int) -> KeyedRng:
         return KeyedRng(self.params.rng_seed, 1, len(self.text) + count, self.pick)
 
     def go_on(self, draft: Draft, num_accepted: int, token: int) -> None:
@@ -152,7 +152,7 @@ def test_what_is_drafted_ahead_is_what_would_be_drafted_later(real: ProcessDraft
                     draft,
                     Budget(4),
                     one.params,
-                    one.noise_after,
+                    one.rng_after,
                 )
                 for one, draft in zip(live, drafts, strict=True)
             ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from checks.engine import Kind
-from checks.noise import check_no_number_is_used_twice
+from checks.rng import check_no_number_is_used_twice
 from checks.state import VOCAB
 from doubles.drafters import EMPTY, OUT_OF_STEP, random_chains, random_trees
 from doubles.rig import Request, Rig, model_drafter

@@ -175,7 +175,7 @@ def test_the_distribution_is_the_targets(name: str, num_nodes: int, rule: Accept
     """Enumerated, with a memory that has read the corpus; each generation starts from there."""
     params = DISTRIBUTIONS[0]
 
-    def generation(noise: EveryBranch) -> Tokens:
+    def generation(rng: EveryBranch) -> Tokens:
         one = Rig(
             ToyHybrid(vocab_size=DISTRIBUTION_VOCAB, seed=0),
             DRAFTERS[name](DISTRIBUTION_VOCAB),
@@ -185,7 +185,7 @@ def test_the_distribution_is_the_targets(name: str, num_nodes: int, rule: Accept
             spare=16,
             controller=FixedController(Budget(2, num_nodes=num_nodes)),
         )
-        with walking(noise):
+        with walking(rng):
             return tuple(one.run([Request(DISTRIBUTION_PROMPT, params)])[0])
 
     assert_same_distribution(

@@ -95,9 +95,9 @@ def test_a_shaped_generation_follows_the_shaped_target(feature: str, drafter: st
     params, make = FEATURES[feature]
     rig = Rig(ToyHybrid(vocab_size=VOCAB, seed=0), distribution_drafters()[drafter](), k=2, chunk=3)
 
-    def generation(noise: EveryBranch) -> Tokens:
+    def generation(rng: EveryBranch) -> Tokens:
         request = Request(PROMPT, params, shaper=make(params, len(PROMPT)))
-        with walking(noise):
+        with walking(rng):
             return tuple(rig.run([request])[0])
 
     assert_same_distribution(

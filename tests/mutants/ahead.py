@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "a branch with the numbers of the round before",
         TREE,
-        "self.row.noise_after(branch.accepted + 1)",
-        "self.row.noise_after(branch.accepted)",
+        "self.row.rng_after(branch.accepted + 1)",
+        "self.row.rng_after(branch.accepted)",
         check_ahead_is_the_text_in_turns,
     ),
     Mutant(

@@ -14,15 +14,15 @@ MUTANTS = (
     Mutant(
         "reported distribution at another temperature",
         GROWING,
-        "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
-        "token = self._sampler.draw(probs_V, chain.row.noise, node, node); "
+        "return self._sampler.draw(probs_V, chain.row.rng, node, node)",
+        "token = self._sampler.draw(probs_V, chain.row.rng, node, node); "
         "probs_V.copy_(torch.softmax(logits_V, -1)); return token",
         engine_distribution,
     ),
     Mutant(
         "argmax draft with soft q in the engine",
         GROWING,
-        "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
+        "return self._sampler.draw(probs_V, chain.row.rng, node, node)",
         "return int(logits_V.argmax())",
         engine_distribution,
     ),

@@ -6,7 +6,7 @@ The text still looks right with any of them; only its distribution is not the ta
 from __future__ import annotations
 
 from checks.engine_distribution import check_penalised_engine_distribution
-from checks.noise import check_no_number_is_used_twice
+from checks.rng import check_no_number_is_used_twice
 from checks.runs import (
     block_distribution,
     engine_distribution,
@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "bf16 draft, fp32 accept",
         GROWING,
-        "self._sampler.draw(probs_V, chain.row.noise",
-        "self._sampler.draw(probs_V.bfloat16(), chain.row.noise",
+        "self._sampler.draw(probs_V, chain.row.rng",
+        "self._sampler.draw(probs_V.bfloat16(), chain.row.rng",
         reported_distribution,
     ),
     Mutant(
@@ -69,14 +69,14 @@ MUTANTS = (
     Mutant(
         "one uniform used twice",
         BLOCK,
-        "noise.coin(chance, length - 1, Role.ACCEPT)",
-        "noise.coin(chance, length - 1, Role.DRAFT)",
+        "rng.coin(chance, length - 1, Role.ACCEPT)",
+        "rng.coin(chance, length - 1, Role.DRAFT)",
         check_no_number_is_used_twice,
     ),
     Mutant(
         "argmax draft with soft q",
         GROWING,
-        "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
+        "return self._sampler.draw(probs_V, chain.row.rng, node, node)",
         "return int(logits_V.argmax())",
         reported_distribution,
     ),
@@ -97,8 +97,8 @@ MUTANTS = (
     Mutant(
         "q without its top-p",
         GROWING,
-        "return self._sampler.draw(probs_V, chain.row.noise, node, node)",
-        "token = self._sampler.draw(probs_V, chain.row.noise, node, node); "
+        "return self._sampler.draw(probs_V, chain.row.rng, node, node)",
+        "token = self._sampler.draw(probs_V, chain.row.rng, node, node); "
         "probs_V.copy_(torch.softmax(logits_V / chain.params.temperature, -1)); return token",
         reported_distribution,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from checks.batched import check_batched_block, check_batched_token
 from checks.distribution import check_filter_cases
-from checks.noise import check_each_emitted_token_has_its_own_race
+from checks.rng import check_each_emitted_token_has_its_own_race
 from checks.runs import (
     acceptance,
     block_acceptance,
@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         "acceptance unchecked",
         EXACT,
-        "if noise.coin(ratio, child, Role.ACCEPT)",
+        "if rng.coin(ratio, child, Role.ACCEPT)",
         "if ratio >= 0",
         exact_distribution,
     ),
@@ -111,15 +111,15 @@ MUTANTS = (
     Mutant(
         "number of the draft used again",
         EXACT,
-        "noise.coin(ratio, child, Role.ACCEPT)",
-        "noise.coin(ratio, child, Role.DRAFT)",
+        "rng.coin(ratio, child, Role.ACCEPT)",
+        "rng.coin(ratio, child, Role.DRAFT)",
         exact_distribution,
     ),
     Mutant(
         "siblings share a number",
         EXACT,
-        "noise.coin(ratio, child, Role.ACCEPT)",
-        "noise.coin(ratio, node, Role.ACCEPT)",
+        "rng.coin(ratio, child, Role.ACCEPT)",
+        "rng.coin(ratio, node, Role.ACCEPT)",
         exact_distribution,
     ),
     Mutant(
@@ -132,8 +132,8 @@ MUTANTS = (
     Mutant(
         "match draws all places alike",
         MATCH,
-        "row.noise, len(path))",
-        "row.noise, 0)",
+        "row.rng, len(path))",
+        "row.rng, 0)",
         match_distribution,
     ),
     Mutant(
@@ -153,15 +153,15 @@ MUTANTS = (
     Mutant(
         "coupled draws all places alike",
         COUPLED,
-        "noise.race_at(distribution, depth)",
-        "noise.race_at(distribution, 0)",
+        "rng.race_at(distribution, depth)",
+        "rng.race_at(distribution, 0)",
         coupled_distribution,
     ),
     Mutant(
         "coupled draws anew in each round",
         COUPLED,
-        "noise.race_at(distribution, depth)",
-        "noise.pick(distribution, depth, 2)",
+        "rng.race_at(distribution, depth)",
+        "rng.pick(distribution, depth, 2)",
         check_each_emitted_token_has_its_own_race,
     ),
     Mutant(
@@ -223,8 +223,8 @@ MUTANTS = (
     Mutant(
         "block: coins share a number",
         BLOCK,
-        "noise.coin(chance, length - 1, Role.ACCEPT)",
-        "noise.coin(chance, 0, Role.ACCEPT)",
+        "rng.coin(chance, length - 1, Role.ACCEPT)",
+        "rng.coin(chance, 0, Role.ACCEPT)",
         block_distribution,
     ),
     Mutant(

@@ -17,8 +17,8 @@ from mutants import (
     grammars,
     lookups,
     memory,
-    noise,
     recurrent,
+    rng,
     rounds,
     rules,
     sched,
@@ -29,7 +29,7 @@ from outrider.core.errors import OutriderError
 MUTANTS = (
     *fourteen.MUTANTS,
     *rules.MUTANTS,
-    *noise.MUTANTS,
+    *rng.MUTANTS,
     *memory.MUTANTS,
     *recurrent.MUTANTS,
     *sched.MUTANTS,

@@ -1,7 +1,7 @@
 """Philox4x32-10: random words that are a pure function of a key and a counter. No tensors.
 
-The noise of requests is keyed in core/rng.py. Salmon, Moraes, Dror, Shaw, "Parallel random numbers:
-as easy as 1, 2, 3", SC 2011.
+Random numbers of requests are keyed in core/rng.py. Salmon, Moraes, Dror, Shaw, "Parallel random
+numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 from __future__ import annotations

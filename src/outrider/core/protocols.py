@@ -152,7 +152,7 @@ class DraftRow:
     last: Outcome | None
     budget: Budget
     params: SamplingParams
-    noise: Rng
+    rng: Rng
     prediction: tuple[int, ...] = ()
     shaper: LogitsProcessor | None = None
     hidden: HiddenStates | None = None
@@ -214,7 +214,7 @@ class HasNotes(Protocol):
 @dataclass(frozen=True, slots=True)
 class AheadRow:
     """A round whose verdict is still open: `draft` is being verified after `pending`, the last of
-    `start` tokens. `budget` is that of the round after it, and `noise_after(n)` are the numbers of
+    `start` tokens. `budget` is that of the round after it, and `rng_after(n)` are the numbers of
     that round if this one emits n tokens. `window` is how many seconds such verifications took
     lately, 0 if none did."""
 
@@ -224,7 +224,7 @@ class AheadRow:
     draft: Draft
     budget: Budget
     params: SamplingParams
-    noise_after: Callable[[int], Rng]
+    rng_after: Callable[[int], Rng]
     window: float = 0.0
 
 
@@ -249,7 +249,7 @@ class VerifyRow:
 
     draft: Draft
     distributions: Distributions
-    noise: Rng
+    rng: Rng
     soft_NV: Tensor | None = None
 
 

@@ -186,16 +186,16 @@ def mass(distribution: int | Tensor, token: int) -> float:
     return float(distribution[token])
 
 
-def draw(distribution: int | Tensor, noise: Rng, node: int) -> int:
+def draw(distribution: int | Tensor, rng: Rng, node: int) -> int:
     """The target's own token after draft node `node`."""
     return (
-        distribution if isinstance(distribution, int) else noise.pick(distribution, node, Role.NEXT)
+        distribution if isinstance(distribution, int) else rng.pick(distribution, node, Role.NEXT)
     )
 
 
-def draw_at(distribution: int | Tensor, noise: Rng, depth: int) -> int:
+def draw_at(distribution: int | Tensor, rng: Rng, depth: int) -> int:
     """The target's own token `depth` places after the round's start, keyed by position."""
-    return distribution if isinstance(distribution, int) else noise.pick_at(distribution, depth)
+    return distribution if isinstance(distribution, int) else rng.pick_at(distribution, depth)
 
 
 @dataclass(frozen=True, slots=True)

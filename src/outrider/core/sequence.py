@@ -64,10 +64,10 @@ class LiveSequence:
         return self.limit - self.num_emitted
 
     @property
-    def noise(self) -> KeyedRng:
+    def rng(self) -> KeyedRng:
         """The random numbers of the round that starts now."""
-        return self.noise_at(len(self.tokens))
+        return self.rng_at(len(self.tokens))
 
-    def noise_at(self, start: int) -> KeyedRng:
+    def rng_at(self, start: int) -> KeyedRng:
         """Those of a round that starts when there are `start` tokens."""
         return KeyedRng(self.params.rng_seed, self.sample, start, self.pick)

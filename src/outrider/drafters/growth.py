@@ -163,7 +163,7 @@ class ChainBuilder:
         node = len(chain.tokens)
         out_1V = chain.probs_NV[node : node + 1]
         probs_V = self._sampler.probs(logits_V[None], chain.params, node, out_1V)[0]
-        return self._sampler.draw(probs_V, chain.row.noise, node, node)
+        return self._sampler.draw(probs_V, chain.row.rng, node, node)
 
 
 def drawn_params(row: DraftRow | AheadRow) -> SamplingParams:
@@ -268,7 +268,7 @@ class SampledTree:
         self.row, self.level = row, Level()
         self._params, self._sampler = drawn_params(row), sampler
         self._shape = settled_shape(row).by_depth()
-        self._nodes = SampledNodes(self._shape, row.noise, sampler.draw)
+        self._nodes = SampledNodes(self._shape, row.rng, sampler.draw)
         self._has_children = set(self._shape.parents)
         self._reading: Sequence[int] = (ROOT,)
         self._paths = _Paths(row)

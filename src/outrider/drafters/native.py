@@ -156,15 +156,15 @@ class FusedChains:
         return row.params.greedy or (
             sampler.draw is pick_node
             and sampler.change is None
-            and isinstance(row.noise, KeyedRng)
-            and row.noise.choose == sampler.sampling.pick
+            and isinstance(row.rng, KeyedRng)
+            and row.rng.choose == sampler.sampling.pick
         )
 
     def _row(self, part: TextPart) -> ChainRow:
         row, span = part.row, _span(self._passes.state, part)
         if row.params.greedy:
             return ChainRow(span, row.budget.depth)
-        if not isinstance(row.noise, KeyedRng):
+        if not isinstance(row.rng, KeyedRng):
             raise ContractError("rng is no KeyedRng")
         return ChainRow(
             span,
@@ -173,9 +173,9 @@ class FusedChains:
             top_k=min(row.params.top_k, self._passes.vocab_size),
             top_p=row.params.top_p,
             min_p=row.params.min_p,
-            seed=row.noise.seed,
-            sample=row.noise.sample,
-            start=row.noise.start,
+            seed=row.rng.seed,
+            sample=row.rng.sample,
+            start=row.rng.start,
         )
 
 

@@ -374,6 +374,6 @@ def ahead_row(seq: LiveSequence, window: float = 0.0) -> AheadRow:
         draft=seq.draft,
         budget=seq.budget,
         params=seq.params,
-        noise_after=lambda count: seq.noise_at(start + count),
+        rng_after=lambda count: seq.rng_at(start + count),
         window=window,
     )

@@ -112,11 +112,11 @@ class NativeRound:
         else:
             depth = max(self.stages.depth(seq), 0)
         unread = seq.tokens[self.target.state.length(seq.seq_id) :]
-        noise = seq.noise
+        rng = seq.rng
         return RoundRow(
-            seed=noise.seed,
-            sample=noise.sample,
-            start=noise.start,
+            seed=rng.seed,
+            sample=rng.sample,
+            start=rng.start,
             temperature=_temperature(seq.params),
             # What is no integer of C keeps all as well.
             top_k=min(seq.params.top_k, self.target.spec.vocab_size),

@@ -154,7 +154,7 @@ def _read(
         log_NV = (
             log_probs(logits_NV) if distributions.probs_NV is None else distributions.probs_NV.log()
         )
-    return TargetRow(VerifyRow(seq.draft, distributions, seq.noise, soft_NV), log_NV)
+    return TargetRow(VerifyRow(seq.draft, distributions, seq.rng, soft_NV), log_NV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +342,7 @@ class Stages:
             seq.last,
             budget if budget.depth == depth else replace(budget, depth=depth),
             seq.params,
-            seq.noise,
+            seq.rng,
             prediction=seq.prediction,
             shaper=seq.shaper,
             hidden=self._hidden(seq.seq_id),

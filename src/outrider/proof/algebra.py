@@ -109,11 +109,11 @@ def total_variation(sampler: Sampler, case: RuleCase) -> tuple[float, int]:
     rows: dict[Text, VerifyRow] = {}
     known: dict[Text, Tensor] = {}
 
-    def one_round(noise: EveryBranch) -> Text:
-        draft = case.drawn(noise, sampler.draw, known)
+    def one_round(rng: EveryBranch) -> Text:
+        draft = case.drawn(rng, sampler.draw, known)
         if draft.tokens not in rows:
             rows[draft.tokens] = case.row(draft, exact=sampler.rule.exact)
-        row = replace(rows[draft.tokens], draft=draft, noise=noise)
+        row = replace(rows[draft.tokens], draft=draft, rng=rng)
         return Outcome(0, draft, sampler.rule([row])[0]).tokens
 
     found: Distribution = {}

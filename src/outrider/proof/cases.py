@@ -97,7 +97,7 @@ class RuleCase:
         return tuple(reversed(text))
 
     def drawn(
-        self, noise: Rng, draw: DrawNode = pick_node, known: dict[Text, Tensor] | None = None
+        self, rng: Rng, draw: DrawNode = pick_node, known: dict[Text, Tensor] | None = None
     ) -> Draft:
         """A draft; `draw` is for chains, whose nodes know their place. Trees are always picked.
 
@@ -111,7 +111,7 @@ class RuleCase:
             before = tuple(tokens)
             if before not in known:
                 known[before] = self.proposal_distribution(node, tokens)
-            tokens.append(draw(known[before], noise, node, node))
+            tokens.append(draw(known[before], rng, node, node))
             distributions.append(known[before])
         sampled = len(self.certain) < len(self.parents) and not self.params.greedy
         return Draft(tuple(tokens), self.parents, torch.stack(distributions) if sampled else None)

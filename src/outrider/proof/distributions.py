@@ -225,10 +225,10 @@ def runs(experiment: Callable[[EveryBranch], Tokens]) -> Iterator[tuple[Tokens, 
     of the weights of its choices. It runs again for each option not yet taken."""
     scripts: list[list[int]] = [[]]
     while scripts:
-        noise = EveryBranch(scripts.pop())
-        value = experiment(noise)
-        yield value, noise.weight
-        scripts += noise.branches()
+        rng = EveryBranch(scripts.pop())
+        value = experiment(rng)
+        yield value, rng.weight
+        scripts += rng.branches()
 
 
 def _branch_shares(weights_V: Tensor) -> tuple[float, ...]:

@@ -81,16 +81,16 @@ class Desk:
         params = SamplingParams(temperature=1.0, seed=seed)
         seq = LiveSequence(0, [START], 1, params, limit=LENGTH, sample=sample)
         while seq.num_emitted < LENGTH:
-            noise = seq.noise
-            draft, distributions = self._offer(seq.tokens[-1], noise)
-            verdict = self.sampler.rule([VerifyRow(draft, distributions, noise)])[0]
+            rng = seq.rng
+            draft, distributions = self._offer(seq.tokens[-1], rng)
+            verdict = self.sampler.rule([VerifyRow(draft, distributions, rng)])[0]
             seq.tokens += Outcome(0, draft, verdict).tokens
         return tuple(seq.tokens[1 : 1 + LENGTH])
 
-    def _offer(self, last: int, noise: Rng) -> tuple[Draft, Distributions]:
+    def _offer(self, last: int, rng: Rng) -> tuple[Draft, Distributions]:
         tokens = [last]
         for node in range(K):
-            tokens.append(self.sampler.draw(self.q_VV[tokens[-1]], noise, node, node))
+            tokens.append(self.sampler.draw(self.q_VV[tokens[-1]], rng, node, node))
         context = tuple(tokens)
         if context not in self._offers:
             draft = Draft.chain(context[1:], self.q_VV[tokens[:-1]])
@@ -159,8 +159,8 @@ def race_trial(pair: WeightPair, *, seed: int, num_races: int) -> ChiSquareTrial
 
     def winners() -> Iterator[Text]:
         for sample in range(num_races):
-            noise = KeyedRng(seed, sample, start=1)
-            yield noise.race_at(p_V, 0), noise.race_at(q_V, 0)
+            rng = KeyedRng(seed, sample, start=1)
+            yield rng.race_at(p_V, 0), rng.race_at(q_V, 0)
 
     return count_trial(f"shared races, {pair.name}", winners(), joint)
 

@@ -62,8 +62,8 @@ DECISIONS = (
     Mutant(
         "token: the draft's number used again",
         _EXACT,
-        "noise.coin(ratio, child, Role.ACCEPT)",
-        "noise.coin(ratio, child, Role.DRAFT)",
+        "rng.coin(ratio, child, Role.ACCEPT)",
+        "rng.coin(ratio, child, Role.DRAFT)",
     ),
     Mutant(
         "token: bonus from the wrong row",
@@ -99,8 +99,8 @@ DECISIONS = (
     Mutant(
         "coupled: one race for all places",
         _MATCH,
-        "noise.race_at(distribution, depth)",
-        "noise.race_at(distribution, 0)",
+        "rng.race_at(distribution, depth)",
+        "rng.race_at(distribution, 0)",
     ),
     Mutant(
         "temperature times 0.97",

@@ -38,7 +38,7 @@ class TokenRule:
 
 def walk(row: VerifyRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
     """The verdict on one row of any shape."""
-    draft, noise = row.draft, row.noise
+    draft, rng = row.draft, row.rng
     path: list[int] = []
     node = ROOT
     while True:
@@ -49,13 +49,13 @@ def walk(row: VerifyRow, leftover: Leftover = PLAIN.leftover) -> Verdict:
             # A token that its own distribution gives no mass cannot have been drawn; refuse it.
             drawn = mass(proposal, token)
             ratio = mass(distribution, token) / drawn if drawn > 0 else 0.0
-            if noise.coin(ratio, child, Role.ACCEPT):
+            if rng.coin(ratio, child, Role.ACCEPT):
                 path.append(child)
                 node = child
                 break
             distribution = residual(distribution, proposal, leftover)
         else:
-            return Verdict(tuple(path), draw(distribution, noise, node))
+            return Verdict(tuple(path), draw(distribution, rng, node))
 
 
 def residual(
@@ -107,20 +107,20 @@ def _judge(row: VerifyRow, sampling: Sampling) -> Verdict:
     draft, p_WV = row.draft, row.distributions.probs_NV
     if p_WV is None or draft.probs_NV is None or draft.max_depth < len(draft):
         return walk(row, sampling.leftover)
-    return _judge_chain(draft.tokens, draft.probs_NV, p_WV, row.noise, sampling)
+    return _judge_chain(draft.tokens, draft.probs_NV, p_WV, row.rng, sampling)
 
 
 def _judge_chain(
-    tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor, noise: Rng, sampling: Sampling
+    tokens: Sequence[int], q_NV: Tensor, p_WV: Tensor, rng: Rng, sampling: Sampling
 ) -> Verdict:
     shares = _shares(sampling.masses(p_WV, tokens), sampling.masses(q_NV, tokens))
     probs_V, chance = p_WV[len(tokens)], shares[-1]
     for length in range(len(tokens), 0, -1):
-        if noise.coin(chance, length - 1, Role.ACCEPT):
-            return Verdict(tuple(range(length)), draw(probs_V, noise, length - 1))
+        if rng.coin(chance, length - 1, Role.ACCEPT):
+            return Verdict(tuple(range(length)), draw(probs_V, rng, length - 1))
         p_V, q_V = p_WV[length - 1], q_NV[length - 1]
         probs_V, chance = _refused(shares[length - 1], p_V, q_V, sampling.leftover)
-    return Verdict((), draw(probs_V, noise, ROOT))
+    return Verdict((), draw(probs_V, rng, ROOT))
 
 
 def _shares(p: Sequence[float], q: Sequence[float]) -> list[float]:

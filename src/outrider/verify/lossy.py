@@ -86,7 +86,7 @@ class LossyRule:
         while True:
             child = self._first(row, node)
             if child is None:
-                return Verdict(tuple(path), draw(row.distributions.at(node + 1), row.noise, node))
+                return Verdict(tuple(path), draw(row.distributions.at(node + 1), row.rng, node))
             node = child
             path.append(node)
 

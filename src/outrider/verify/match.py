@@ -31,12 +31,12 @@ class MatchRule:
 
 
 def follow(row: VerifyRow, own: Callable[[int | Tensor, Rng, int], int]) -> Verdict:
-    """Down the tree along the target's `own` tokens: `own(distribution, noise, depth)` is drawn at
+    """Down the tree along the target's `own` tokens: `own(distribution, rng, depth)` is drawn at
     each place that the walk comes to, once."""
     path: list[int] = []
     node = ROOT
     while True:
-        token = own(row.distributions.at(node + 1), row.noise, len(path))
+        token = own(row.distributions.at(node + 1), row.rng, len(path))
         agreeing = (c for c in row.draft.children(node) if row.draft.tokens[c] == token)
         child = next(agreeing, None)
         if child is None:
@@ -68,6 +68,6 @@ class CoupledRule:
         return [follow(row, race) for row in rows]
 
 
-def race(distribution: int | Tensor, noise: Rng, depth: int) -> int:
+def race(distribution: int | Tensor, rng: Rng, depth: int) -> int:
     """The target's own token `depth` places after the round's start."""
-    return distribution if isinstance(distribution, int) else noise.race_at(distribution, depth)
+    return distribution if isinstance(distribution, int) else rng.race_at(distribution, depth)

@@ -97,8 +97,8 @@ def test_a_number_that_has_no_place_is_refused(outrider: Command) -> None:
 def test_the_walk_is_that_of_the_shipped_rule(coins: list[float], last: float) -> None:
     p_NV, q_NV = torch.tensor(P, dtype=torch.float64), torch.tensor(Q, dtype=torch.float64)
     draft = Draft.chain([WORDS.index(word) for word in DRAFT], q_NV)
-    noise = Written(tuple(coins), last)
-    (verdict,) = TokenRule()([VerifyRow(draft, Distributions(probs_NV=p_NV), noise)])
+    rng = Written(tuple(coins), last)
+    (verdict,) = TokenRule()([VerifyRow(draft, Distributions(probs_NV=p_NV), rng)])
     assert walk(coins, last) == (len(verdict.path), WORDS[verdict.next_token])
 
 

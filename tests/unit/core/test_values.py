@@ -98,10 +98,10 @@ def test_a_sequence_counts_what_it_emitted_and_keys_its_rounds() -> None:
     params = SamplingParams(seed=4)
     seq = LiveSequence(1, [5, 6, 7], 2, params, limit=3, sample=2)
     assert (seq.num_emitted, seq.room) == (1, 2)
-    assert seq.noise == KeyedRng(4, 2, 3)
+    assert seq.rng == KeyedRng(4, 2, 3)
     assert seq.draft == Draft.empty()
     seq.tokens.append(8)
-    assert seq.noise == KeyedRng(4, 2, 4)
+    assert seq.rng == KeyedRng(4, 2, 4)
 
 
 def test_a_spec_counts_bytes() -> None:
@@ -113,8 +113,8 @@ def test_a_spec_counts_bytes() -> None:
 @given(token=st.integers(0, 4))
 def test_point_masses_need_no_noise(token: int) -> None:
     distribution = Distributions(tokens=(token,)).at(0)
-    noise = KeyedRng(0, 0, 0)
-    assert draw(distribution, noise, ROOT) == draw_at(distribution, noise, 3) == token
+    rng = KeyedRng(0, 0, 0)
+    assert draw(distribution, rng, ROOT) == draw_at(distribution, rng, 3) == token
     assert [mass(distribution, other) for other in range(5)] == [
         float(other == token) for other in range(5)
     ]

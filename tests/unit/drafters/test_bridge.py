@@ -68,7 +68,7 @@ def test_a_draft_is_chosen_and_not_drawn(params: SamplingParams) -> None:
 def test_shaping_is_not_carried_to_other_ids() -> None:
     shaper = LogitsProcessor(SamplingParams(logit_bias={1: 100.0}), 2)
     plain = row(0, [1, 2], depth=3)
-    shaped = DraftRow(0, [1, 2], None, plain.budget, plain.params, plain.noise, shaper=shaper)
+    shaped = DraftRow(0, [1, 2], None, plain.budget, plain.params, plain.rng, shaper=shaper)
     drafts = [
         opened(bridge(small(), Renaming(VOCAB)), [asked]).propose([asked])
         for asked in (plain, shaped)

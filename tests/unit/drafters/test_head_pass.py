@@ -203,7 +203,7 @@ def row(
     *,
     depth: int = 4,
     params: SamplingParams = GREEDY,
-    noise: Rng | None = None,
+    rng: Rng | None = None,
     shaper: LogitsProcessor | None = None,
 ) -> DraftRow:
     told = tuple(text)
@@ -214,7 +214,7 @@ def row(
         None,
         Budget(depth, temperature=1.3),
         params,
-        noise or KeyedRng(params.rng_seed, 0, len(told)),
+        rng or KeyedRng(params.rng_seed, 0, len(told)),
         hidden=HiddenStates(len(told) - 1, partial(states_of, told, layers)),
         shaper=shaper,
     )
@@ -262,7 +262,7 @@ def test_what_a_call_cannot_choose_the_loop_chooses(
     shaped = row(name, 0, TEXT, params=params, shaper=LogitsProcessor(params, prompt_length=3))
     assert_same(only(shaped, at_once), only(shaped, loop))
     own = KeyedRng(3, 0, len(TEXT), choose=partial(inverse_cdf))
-    foreign = row(name, 0, TEXT, params=DRAWN, noise=own)
+    foreign = row(name, 0, TEXT, params=DRAWN, rng=own)
     assert_same(only(foreign, at_once), only(foreign, loop))
     assert (counted.asked, counted.answered) == (2, 0)
     assert only(row(name, 0, TEXT), at_once).tokens

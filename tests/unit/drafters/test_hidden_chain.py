@@ -47,7 +47,7 @@ def row(
     *,
     depth: int = 4,
     params: SamplingParams = GREEDY,
-    noise: Rng | None = None,
+    rng: Rng | None = None,
 ) -> DraftRow:
     told = tuple(text)
     return DraftRow(
@@ -56,7 +56,7 @@ def row(
         None,
         Budget(depth),
         params,
-        noise or KeyedRng(params.rng_seed, 0, len(told)),
+        rng or KeyedRng(params.rng_seed, 0, len(told)),
         hidden=HiddenStates(len(told) - 1, partial(states_of, told)),
     )
 
@@ -158,7 +158,7 @@ def test_nothing_is_drafted_before_the_target_has_read_the_text(length: int) -> 
     asked.open(0, TEXT)
     early = HiddenStates(length, partial(states_of, TEXT))
     for hidden in (early, None):
-        unread = DraftRow(0, TEXT, None, one.budget, GREEDY, one.noise, hidden=hidden)
+        unread = DraftRow(0, TEXT, None, one.budget, GREEDY, one.rng, hidden=hidden)
         assert asked.propose([unread]) == [Draft.empty()]
     assert_same(asked.propose([one])[0], fresh_draft(1, LIMITS, one))
 
@@ -247,8 +247,8 @@ def test_drafts_follow_the_distributions_that_are_reported(depth: int) -> None:
     params = SamplingParams(temperature=1.3, top_k=3)
     reports: dict[Tokens, Draft] = {}
 
-    def drafting(noise: EveryBranch) -> Tokens:
-        one = row(0, TEXT, depth=3, params=params, noise=noise.at(len(TEXT)))
+    def drafting(rng: EveryBranch) -> Tokens:
+        one = row(0, TEXT, depth=3, params=params, rng=rng.at(len(TEXT)))
         draft = fresh_draft(depth, LIMITS, one)
         reports[draft.tokens] = draft
         return draft.tokens

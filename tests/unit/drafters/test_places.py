@@ -82,10 +82,10 @@ def test_nothing_is_drafted_before_the_target_has_read_the_text(
     """All but the pending token, that is; and a text of one token has nothing else."""
     known = state_row(TEXT, Budget(3), GREEDY)
     for length in (0, len(TEXT) - 2):
-        early = DraftRow(0, TEXT, None, Budget(3), GREEDY, known.noise, hidden=_until(length))
+        early = DraftRow(0, TEXT, None, Budget(3), GREEDY, known.rng, hidden=_until(length))
         assert len(make().propose([early])[0]) == 0
     assert len(make().propose([state_row((2,), Budget(3), GREEDY)])[0]) == 0
-    unasked = DraftRow(0, TEXT, None, Budget(3), GREEDY, known.noise)
+    unasked = DraftRow(0, TEXT, None, Budget(3), GREEDY, known.rng)
     assert [len(d) for d in make().propose([known, unasked, known])] == [3, 0, 3]
 
 
@@ -119,7 +119,7 @@ def test_the_first_head_guesses_the_token_after_the_pending_one() -> None:
     for end in range(2, 8):
         hidden = HiddenStates(end - 1, lambda a, b: torch.arange(a, b).float()[:, None, None])
         asked = state_row(text[:end], Budget(4), GREEDY)
-        known = DraftRow(0, asked.tokens, None, asked.budget, GREEDY, asked.noise, hidden=hidden)
+        known = DraftRow(0, asked.tokens, None, asked.budget, GREEDY, asked.rng, hidden=hidden)
         draft = MedusaDrafter(Knowing(text), places()).propose([known])[0]
         assert draft.tokens == text[end : end + 4]
 
@@ -159,7 +159,7 @@ def test_the_first_place_is_shaped_as_the_target_will_be() -> None:
     params = SamplingParams(logit_bias={best: -100.0})
     shaper = LogitsProcessor(params, 1)
     shaped = DraftRow(
-        0, TEXT, None, Budget(2), params, asked.noise, shaper=shaper, hidden=asked.hidden
+        0, TEXT, None, Budget(2), params, asked.rng, shaper=shaper, hidden=asked.hidden
     )
     assert medusa().propose([shaped])[0].tokens[0] != best
 

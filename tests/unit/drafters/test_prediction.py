@@ -27,9 +27,9 @@ apart = st.permutations(range(80)).map(lambda order: order[:60])
 def ask(
     drafter: PredictionDrafter, text: Sequence[int], guess: Sequence[int], depth: int
 ) -> list[int]:
-    noise = KeyedRng(0, 0, len(text))
+    rng = KeyedRng(0, 0, len(text))
     tokens = [*PROMPT, *text]
-    row = DraftRow(0, tokens, None, Budget(depth), SamplingParams(), noise, tuple(guess))
+    row = DraftRow(0, tokens, None, Budget(depth), SamplingParams(), rng, tuple(guess))
     return list(drafter.propose([row])[0].tokens)
 
 

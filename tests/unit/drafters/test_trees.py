@@ -101,8 +101,8 @@ DISTRIBUTIONS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]], dtype=torch.flo
 BRANCHING = Shape((-1, -1, 0, 0, 1), (0, 1, 0, 1, 0), (0.5, 0.4, 0.3, 0.2, 0.1))
 
 
-def drawn(shape: Shape, noise: EveryBranch, probs_KV: torch.Tensor) -> SampledNodes:
-    tree = SampledNodes(shape, noise)
+def drawn(shape: Shape, rng: EveryBranch, probs_KV: torch.Tensor) -> SampledNodes:
+    tree = SampledNodes(shape, rng)
     for depth in shape.depths:
         tree.grow(probs_KV[depth])
     return tree
@@ -113,8 +113,8 @@ def test_draws_follow_the_distributions_that_are_reported() -> None:
     says."""
     reports: dict[Tokens, torch.Tensor] = {}
 
-    def drawing(noise: EveryBranch) -> Tokens:
-        draft = drawn(BRANCHING, noise, DISTRIBUTIONS).draft()
+    def drawing(rng: EveryBranch) -> Tokens:
+        draft = drawn(BRANCHING, rng, DISTRIBUTIONS).draft()
         assert draft.probs_NV is not None
         reports[draft.tokens] = draft.probs_NV
         return draft.tokens
@@ -141,12 +141,12 @@ def test_what_cannot_be_drawn_is_left_out_with_all_below_it() -> None:
 
 
 def test_a_younger_sibling_is_the_runner_up_of_the_race() -> None:
-    noise = KeyedRng(3, 0, 11)
-    tree = SampledNodes(Shape((-1, -1), (0, 1), (0.5, 0.5)), noise, race_node)
+    rng = KeyedRng(3, 0, 11)
+    tree = SampledNodes(Shape((-1, -1), (0, 1), (0.5, 0.5)), rng, race_node)
     for _ in range(2):
         tree.grow(DISTRIBUTIONS[0])
     draft = tree.draft()
-    assert draft.tokens[0] == noise.race_at(DISTRIBUTIONS[0], 0)
+    assert draft.tokens[0] == rng.race_at(DISTRIBUTIONS[0], 0)
     left_V = without(DISTRIBUTIONS[0], [draft.tokens[0]])
     assert left_V is not None
-    assert draft.tokens[1] == noise.race_at(left_V, 0)
+    assert draft.tokens[1] == rng.race_at(left_V, 0)

@@ -52,11 +52,11 @@ class Wrong:
 
 def accept_all(row: VerifyRow) -> Verdict:
     path = tuple(range(len(row.draft)))
-    return Verdict(path, draw(row.distributions.at(len(path)), row.noise, len(path) - 1))
+    return Verdict(path, draw(row.distributions.at(len(path)), row.rng, len(path) - 1))
 
 
 def accept_none(row: VerifyRow) -> Verdict:
-    return Verdict((), draw(row.distributions.at(0), row.noise, ROOT))
+    return Verdict((), draw(row.distributions.at(0), row.rng, ROOT))
 
 
 def fall_over(row: VerifyRow) -> Verdict:

@@ -18,9 +18,9 @@ weights = st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)
 def test_the_distribution_of_two_picks_is_their_product(
     first: list[int], second: list[int]
 ) -> None:
-    def picks(noise: EveryBranch) -> tuple[int, ...]:
-        a = noise.pick(torch.tensor(first), 0, Role.DRAFT)
-        return a, noise.pick(torch.tensor(second), a, Role.NEXT)
+    def picks(rng: EveryBranch) -> tuple[int, ...]:
+        a = rng.pick(torch.tensor(first), 0, Role.DRAFT)
+        return a, rng.pick(torch.tensor(second), a, Role.NEXT)
 
     found = distribution(picks)
     total = sum(first) * sum(second)
@@ -29,8 +29,8 @@ def test_the_distribution_of_two_picks_is_their_product(
 
 
 def test_coins_beyond_their_bounds_are_certain() -> None:
-    def tosses(noise: EveryBranch) -> tuple[int, ...]:
-        return (noise.coin(7.0, 0, Role.ACCEPT), noise.coin(-1.0, 1, Role.ACCEPT))
+    def tosses(rng: EveryBranch) -> tuple[int, ...]:
+        return (rng.coin(7.0, 0, Role.ACCEPT), rng.coin(-1.0, 1, Role.ACCEPT))
 
     assert list(runs(tosses)) == [((True, False), 1.0)]
 
@@ -42,15 +42,15 @@ def test_weights_that_are_no_distribution_are_refused(bad: list[float]) -> None:
 
 
 def test_a_number_is_used_once_a_round() -> None:
-    noise = EveryBranch()
+    rng = EveryBranch()
     flat_V = torch.ones(2)
-    noise.pick(flat_V, 3, Role.ACCEPT)
+    rng.pick(flat_V, 3, Role.ACCEPT)
     with pytest.raises(BadDrawError, match="drawn twice"):
-        noise.coin(0.5, 3, Role.ACCEPT)
-    noise.pick(flat_V, 3, Role.NEXT)
-    noise.at(4).pick(flat_V, 3, Role.ACCEPT)
+        rng.coin(0.5, 3, Role.ACCEPT)
+    rng.pick(flat_V, 3, Role.NEXT)
+    rng.at(4).pick(flat_V, 3, Role.ACCEPT)
     with pytest.raises(BadDrawError, match="no probability"):
-        noise.coin(float("nan"), 0, Role.DRAFT)
+        rng.coin(float("nan"), 0, Role.DRAFT)
 
 
 @given(p=weights, q=weights)
@@ -67,8 +67,8 @@ def test_winners_of_shared_races_have_each_its_own_distribution(p: list[int], q:
 
 @given(p=weights, q=weights)
 def test_two_races_at_a_place_follow_the_joint_distribution(p: list[int], q: list[int]) -> None:
-    def race(noise: EveryBranch) -> tuple[int, ...]:
-        return noise.race_at(torch.tensor(p), 1), noise.race_at(torch.tensor(q), 1)
+    def race(rng: EveryBranch) -> tuple[int, ...]:
+        return rng.race_at(torch.tensor(p), 1), rng.race_at(torch.tensor(q), 1)
 
     wanted = {(i, j): joint_winner(p, q, i, j) for i in range(3) for j in range(3)}
     found = distribution(race)
@@ -77,12 +77,12 @@ def test_two_races_at_a_place_follow_the_joint_distribution(p: list[int], q: lis
 
 
 def test_a_third_race_needs_a_new_round() -> None:
-    noise, flat_V = EveryBranch(), torch.ones(2)
-    assert noise.at(5).race_at(flat_V, 2) == noise.race_at(flat_V, 2)
+    rng, flat_V = EveryBranch(), torch.ones(2)
+    assert rng.at(5).race_at(flat_V, 2) == rng.race_at(flat_V, 2)
     with pytest.raises(BadDrawError, match="drawn twice"):
-        noise.race_at(flat_V, 2)
-    noise.at(7).race_at(flat_V, 0)
-    noise.race_at(flat_V, 0)
+        rng.race_at(flat_V, 2)
+    rng.at(7).race_at(flat_V, 0)
+    rng.race_at(flat_V, 0)
 
 
 def test_the_joint_distribution_is_that_of_the_shipped_races() -> None:
@@ -90,7 +90,7 @@ def test_the_joint_distribution_is_that_of_the_shipped_races() -> None:
     p_V, q_V = torch.tensor(p).double(), torch.tensor(q).double()
     counts = [[0] * 3 for _ in range(3)]
     for sample in range(2000):
-        noise = KeyedRng(3, sample, 9)
-        counts[noise.race_at(p_V, 1)][noise.race_at(q_V, 1)] += 1
+        rng = KeyedRng(3, sample, 9)
+        counts[rng.race_at(p_V, 1)][rng.race_at(q_V, 1)] += 1
     probs = [joint_winner(p, q, i, j) for i in range(3) for j in range(3)]
     assert p_value([count for row in counts for count in row], probs) > 1e-4

@@ -61,7 +61,7 @@ class AcceptAll:
 
 def _whole(row: VerifyRow) -> Verdict:
     path = tuple(range(len(row.draft)))
-    return Verdict(path, draw(row.distributions.at(len(path)), row.noise, len(path) - 1))
+    return Verdict(path, draw(row.distributions.at(len(path)), row.rng, len(path) - 1))
 
 
 def test_a_wrong_rule_is_found() -> None:

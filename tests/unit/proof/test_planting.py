@@ -76,10 +76,10 @@ def test_methods_are_found_by_their_class() -> None:
     mutant = Mutant("always", "outrider.core.rng", "return probability >= 1 or", "return True or")
     from outrider.core.rng import KeyedRng, Role
 
-    noise = KeyedRng(0, 0, 0)
+    rng = KeyedRng(0, 0, 0)
     with planted(mutant):
-        assert noise.coin(0.0, 0, Role.ACCEPT) is True
-    assert noise.coin(0.0, 0, Role.ACCEPT) is False
+        assert rng.coin(0.0, 0, Role.ACCEPT) is True
+    assert rng.coin(0.0, 0, Role.ACCEPT) is False
 
 
 @pytest.mark.parametrize("old", ["no such text", "return", "torch import Tensor"])

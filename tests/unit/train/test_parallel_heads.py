@@ -53,13 +53,13 @@ def block(texts: tuple[HeldOut, ...] = ()) -> BlockRecipe:
     return BlockRecipe(**fields, config=sizes)
 
 
-def built(own: DrafterRecipe[Any], noise: float) -> nn.Module:
+def built(own: DrafterRecipe[Any], rng: float) -> nn.Module:
     """Away from where training begins, so that each weight matters."""
     generator = torch.Generator().manual_seed(4)
     net: nn.Module = own.build(generator)
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=noise)
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=rng)
     return net.eval()
 
 

@@ -134,8 +134,8 @@ def test_the_token_after_the_path_is_drawn_from_the_target() -> None:
     probs_NV = torch.tensor([(0.5, 0.3, 0.2), (0.2, 0.2, 0.6)], dtype=torch.float64)
     counts = [0, 0, 0]
     for start in range(3000):
-        noise = KeyedRng(0, 0, start)
-        row = VerifyRow(Draft.chain([2]), Distributions(probs_NV=probs_NV), noise, probs_NV)
+        rng = KeyedRng(0, 0, start)
+        row = VerifyRow(Draft.chain([2]), Distributions(probs_NV=probs_NV), rng, probs_NV)
         verdict = rule_for("threshold")([row])[0]
         assert verdict.path == ()
         counts[verdict.next_token] += 1

@@ -47,7 +47,7 @@ class Tree:
     def __post_init__(self) -> None:
         self._chains = [[] for _ in self.branches]
         self._tips = [self.root + branch.accepted for branch in self.branches]
-        self._rngs = [self.row.noise_after(branch.accepted + 1) for branch in self.branches]
+        self._rngs = [self.row.rng_after(branch.accepted + 1) for branch in self.branches]
 
     @property
     def complete(self) -> bool:

@@ -201,7 +201,7 @@ class ProcessDrafter:
     def _queue(self, line: WorkerLine, rows: Sequence[DraftRow]) -> list[int]:
         """Queue the question; the indices of the rows in it, all but those just closed."""
         # Before anything is noted as told.
-        keys = [key_of(row.noise) for row in rows]
+        keys = [key_of(row.rng) for row in rows]
         with self._lock:
             indices = [i for i, row in enumerate(rows) if row.seq_id in self._known]
             frames = [f for i in indices for f in self._introduction(line, rows[i])]
@@ -261,5 +261,5 @@ class ProcessDrafter:
 
 def _asked_ahead(row: AheadRow) -> AskedAhead:
     # Of the numbers after n tokens only where they start depends on n.
-    key = key_of(row.noise_after(0))
+    key = key_of(row.rng_after(0))
     return AskedAhead(row.seq_id, row.start, row.pending, row.draft, row.budget, key, row.window)

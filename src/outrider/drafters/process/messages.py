@@ -217,11 +217,11 @@ def read_failure(body: bytes) -> OutriderError:
     return kind(text, hint=hint or None)
 
 
-def key_of(noise: Rng) -> KeyedRng:
+def key_of(rng: Rng) -> KeyedRng:
     """Raises DrafterError for numbers without a key, which another process cannot make."""
-    if not isinstance(noise, KeyedRng):
+    if not isinstance(rng, KeyedRng):
         raise DrafterError("a drafter in another process needs random numbers that have a key.")
-    return noise
+    return rng
 
 
 def _put_all(writer: BodyWriter, items: Sequence[Asked | AskedAhead | Proposal]) -> None:

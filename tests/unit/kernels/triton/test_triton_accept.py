@@ -49,7 +49,7 @@ class Case:
         chain_B = torch.arange(len(self.lengths))
         return RoundKeys(self.seed * (1 + chain_B), chain_B.int(), (7 + 3 * chain_B).int())
 
-    def noise(self, chain: int) -> KeyedRng:
+    def rng(self, chain: int) -> KeyedRng:
         return KeyedRng(self.seed * (1 + chain) % 2**64, chain, 7 + 3 * chain)
 
     def target(self) -> ProbRows:
@@ -92,7 +92,7 @@ class Case:
             tokens = host_ints(tokens_BK[chain, :length])
             draft = Draft.chain(tokens, None if q_BKV is None else q_BKV[chain, :length])
             row = VerifyRow(
-                draft, Distributions(probs_NV=p_BWV[chain, : length + 1]), self.noise(chain)
+                draft, Distributions(probs_NV=p_BWV[chain, : length + 1]), self.rng(chain)
             )
             (verdict,) = rule([row])
             found.append((len(verdict.path), verdict.next_token))
@@ -146,7 +146,7 @@ def test_no_drafts_are_plain_draws() -> None:
     nothing_BK = torch.zeros(3, NUM_DRAFTED, dtype=torch.int64)
     found = case.verdicts(nothing_BK, case.target(), case.drafter(), block=True)
     assert found == [
-        (0, case.noise(chain).pick(p_BWV[chain, 0], -1, Role.NEXT)) for chain in range(3)
+        (0, case.rng(chain).pick(p_BWV[chain, 0], -1, Role.NEXT)) for chain in range(3)
     ]
 
 

@@ -53,10 +53,10 @@ def test_a_distribution_that_is_not_numbers_draws_minus_one() -> None:
 def test_draws_are_those_of_keyed_noise(seed: int, start: int) -> None:
     distribution_1V, out_1 = probabilities(randn(1, VOCAB), torch.ones(1)), torch.zeros(1).long()
     keys = RoundKeys(torch.tensor([seed]), torch.tensor([2]), torch.tensor([start]))
-    noise = KeyedRng(seed % 2**64, 2, start)
+    rng = KeyedRng(seed % 2**64, 2, start)
     for node, role in ((-1, Role.NEXT), (4, Role.DRAFT)):
         triton_distributions().draw(ProbRows(distribution_1V, None), keys, node, role, out_1)
-        assert host_ints(out_1) == [noise.pick(distribution_1V[0], node, role)]
+        assert host_ints(out_1) == [rng.pick(distribution_1V[0], node, role)]
 
 
 @settings(max_examples=4)

@@ -60,18 +60,18 @@ def number(coin: Callable[[float], bool]) -> float:
     return low
 
 
-def _position(noise: KeyedRng, depth: int) -> float:
-    return number(lambda p: noise.pick_at(torch.tensor([p, 1 - p]).double(), depth) == 0)
+def _position(rng: KeyedRng, depth: int) -> float:
+    return number(lambda p: rng.pick_at(torch.tensor([p, 1 - p]).double(), depth) == 0)
 
 
 def check_keys_do_not_meet() -> None:
     """Every part of the key changes the number: seed, sample, start, node and role."""
     seen: dict[float, tuple[int, ...]] = {}
     for seed, sample, start in itertools.product((0, 1, 2**32, 2**62), (0, 1, 5), (0, 1, 2, 900)):
-        noise = KeyedRng(seed, sample, start)
+        rng = KeyedRng(seed, sample, start)
         for node, role in itertools.product((ROOT, 0, 1, 7), (Role.DRAFT, Role.ACCEPT, Role.NEXT)):
             key = (seed, sample, start, node, role)
-            found = number(lambda p: noise.coin(p, node, role))  # noqa: B023
+            found = number(lambda p: rng.coin(p, node, role))  # noqa: B023
             assert seen.setdefault(found, key) == key
     positions = [_position(KeyedRng(seed, sample, 7), 4) for seed in (0, 1) for sample in (0, 1)]
     assert len({*positions, *seen}) == len(positions) + len(seen)
@@ -79,9 +79,9 @@ def check_keys_do_not_meet() -> None:
 
 def check_picks_and_coins_share_numbers() -> None:
     """A pick is the inverse CDF of the very number that a coin of the same key would compare."""
-    noise = KeyedRng(3, 1, 4)
-    coin = number(lambda p: noise.coin(p, 2, Role.NEXT))
-    pick = number(lambda p: noise.pick(torch.tensor([p, 1 - p]).double(), 2, Role.NEXT) == 0)
+    rng = KeyedRng(3, 1, 4)
+    coin = number(lambda p: rng.coin(p, 2, Role.NEXT))
+    pick = number(lambda p: rng.pick(torch.tensor([p, 1 - p]).double(), 2, Role.NEXT) == 0)
     assert abs(coin - pick) < 1e-9
 
 
@@ -175,9 +175,9 @@ def raced_places() -> Generator[list[int]]:
     places: list[int] = []
     race_at = KeyedRng.race_at
 
-    def recorded(noise: KeyedRng, weights_V: Tensor, depth: int) -> int:
-        places.append(noise.start + depth)
-        return race_at(noise, weights_V, depth)
+    def recorded(rng: KeyedRng, weights_V: Tensor, depth: int) -> int:
+        places.append(rng.start + depth)
+        return race_at(rng, weights_V, depth)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeyedRng, "race_at", recorded)
@@ -233,8 +233,8 @@ def check_race_frequencies() -> None:
     p_V, q_V = torch.tensor([0.5, 0.0, 0.3, 0.2]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     one_by_one_VV = torch.zeros(4, 4, dtype=torch.int64)
     for position in range(300):
-        noise = KeyedRng(9, 0, position)
-        one_by_one_VV[noise.race_at(p_V, 0), noise.race_at(q_V, 0)] += 1
+        rng = KeyedRng(9, 0, position)
+        one_by_one_VV[rng.race_at(p_V, 0), rng.race_at(q_V, 0)] += 1
     assert torch.equal(race_counts(p_V, q_V, seed=9, num_races=300), one_by_one_VV)
     counts_VV = race_counts(p_V, q_V, seed=9, num_races=4000)
     for counts_V, probs_V in ((counts_VV.sum(1), p_V), (counts_VV.sum(0), q_V)):

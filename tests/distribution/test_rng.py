@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.noise import (
+from checks.rng import (
     check_inverse_cdf_edges,
     check_keys_do_not_meet,
     check_picks_and_coins_share_numbers,
@@ -97,7 +97,7 @@ def test_numbers_of_neighbouring_keys_are_independent() -> None:
     first = [KeyedRng(5, 0, start) for start in range(NUM_DRAWS + 1)]
     flat_V = torch.ones(4)
     draws = {
-        (node, role): [noise.pick(flat_V, node, role) for noise in first]
+        (node, role): [rng.pick(flat_V, node, role) for rng in first]
         for node in (ROOT, 0)
         for role in (Role.DRAFT, Role.ACCEPT)
     }
@@ -120,7 +120,7 @@ def test_coins_and_picks_follow_their_weights() -> None:
 
 
 def test_certain_coins_need_no_luck() -> None:
-    noises = [KeyedRng(0, 0, start) for start in range(200)]
-    assert all(noise.coin(1.0, 0, Role.ACCEPT) for noise in noises)
-    assert all(noise.coin(7.5, 0, Role.ACCEPT) for noise in noises)
-    assert not any(noise.coin(0.0, 0, Role.ACCEPT) for noise in noises)
+    rngs = [KeyedRng(0, 0, start) for start in range(200)]
+    assert all(rng.coin(1.0, 0, Role.ACCEPT) for rng in rngs)
+    assert all(rng.coin(7.5, 0, Role.ACCEPT) for rng in rngs)
+    assert not any(rng.coin(0.0, 0, Role.ACCEPT) for rng in rngs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.noise import (
+from checks.rng import (
     check_inverse_cdf_edges,
     check_keys_do_not_meet,
     check_no_number_is_used_twice,
@@ -52,15 +52,15 @@ MUTANTS = (
     Mutant(
         "rounds keyed by the prompt",
         SEQUENCE,
-        "self.noise_at(len(self.tokens))",
-        "self.noise_at(self.prompt_length)",
+        "self.rng_at(len(self.tokens))",
+        "self.rng_at(self.prompt_length)",
         check_no_number_is_used_twice,
     ),
     Mutant(
         "rounds of the engine keyed by the prompt",
         SEQUENCE,
-        "self.noise_at(len(self.tokens))",
-        "self.noise_at(self.prompt_length)",
+        "self.rng_at(len(self.tokens))",
+        "self.rng_at(self.prompt_length)",
         engine_distribution,
     ),
     Mutant(
