@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, Unpack
 
-from outrider.api.loading import LoadedPair, load_pair
+from outrider.api.loading import load_pair
 from outrider.api.memory import MemoryWatch, gauge
 from outrider.api.output import OutputStream, RequestRouter
 from outrider.api.profile import HasKernels
@@ -31,7 +31,7 @@ from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import shown, size, with_options
 from outrider.core.interrupts import deferred, deliver
 from outrider.core.options import EngineOptions
-from outrider.core.params import SamplingParams, params_for_each
+from outrider.core.params import SamplingParams, params_for_each, params_for_one
 from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
 from outrider.engine.build import build_engine
@@ -80,10 +80,8 @@ class LLM:
         self.config = with_options(EngineConfig, config, {**options, **by_name})
         self.device = pick_device(self.config.device)
         self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
-        shared = None if weights_of is None else weights_of._pair
-        self._pair: LoadedPair = load_pair(
-            str(model), draft and str(draft), self.config, weights_of=shared
-        )
+        shared = weights_of and weights_of._pair
+        self._pair = load_pair(str(model), draft and str(draft), self.config, weights_of=shared)
         self._memory.end_load()
         self._router = RequestRouter(self._memory)
         self._engine = build_engine(
@@ -186,9 +184,7 @@ class LLM:
         Raises ConfigError at once when the prompt does not fit the window or `n` is above 1,
         and CapacityError on the first event asked for when the arena could never hold them.
         """
-        params = with_options(SamplingParams, params, sampling_of(options))
-        if params.n > 1:
-            raise ConfigError("a stream has one completion, n asks for more.", hint="use generate")
+        params = params_for_one(params, sampling_of(options))
         with self._turns.call():
             ids = self._requests.ids(one_prompt(prompt))
             masked = self._requests.constraint(allowed, options)
@@ -266,9 +262,7 @@ class LLM:
         """Hand a request in beside others; `advance` runs them all. `sample` tells requests of one
         seed apart, as the `n` completions of `generate` are. Raises ConfigError as `stream` does,
         CapacityError if the arena could never hold it, QueueFullError if too many wait."""
-        params = with_options(SamplingParams, params, sampling_of(options))
-        if params.n > 1:
-            raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
+        params = params_for_one(params, sampling_of(options))
         reader: OutputStream | None = None
         try:
             with self._turns.call():

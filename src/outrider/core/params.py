@@ -171,3 +171,11 @@ def params_for_each(
     if len(params) != count:
         raise ConfigError(f"{len(params)} sampling params for {count} prompts.")
     return [with_options(SamplingParams, item, options) for item in params]
+
+
+def params_for_one(params: SamplingParams | None, options: Mapping[str, object]) -> SamplingParams:
+    """Of a request with one completion. Raises ConfigError for several, and as above."""
+    found = with_options(SamplingParams, params, options)
+    if found.n > 1:
+        raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
+    return found
