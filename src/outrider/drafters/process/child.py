@@ -44,7 +44,7 @@ from outrider.models.loading import LoadOptions, load_model, prepare_torch
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """`pick` is what its rng draws with. `ahead` is the drafter again if it can draft ahead."""
+    """`pick` is what its `rng` draws with. `ahead` is the drafter again if it can draft ahead."""
 
     drafter: Drafter
     vocab_size: int
