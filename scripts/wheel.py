@@ -110,7 +110,10 @@ def _backend(step: str, tree: Path, folder: Path) -> Path:
 
 
 def _compiled(levels: Sequence[Level], scratch: Path) -> dict[str, Path]:
-    command = shlex.split(os.environ.get("CXX", "c++"))  # noqa: TID251 - no part of the program
+    environment = os.environ  # noqa: TID251 - no part of the program
+    # Compiler and linker of macOS read it.
+    environment.setdefault("MACOSX_DEPLOYMENT_TARGET", MAC_VERSION)
+    command = shlex.split(environment.get("CXX", "c++"))
     found: dict[str, Path] = {}
     for level in levels:
         folder = scratch / level.name
@@ -127,7 +130,7 @@ def _compiled(levels: Sequence[Level], scratch: Path) -> dict[str, Path]:
 
 def _link_flags(folder: Path) -> list[str]:
     if sys.platform == "darwin":
-        return [f"-mmacosx-version-min={MAC_VERSION}", "-Wl,-exported_symbol,_outrider_*"]
+        return ["-Wl,-exported_symbol,_outrider_*"]
     (folder / "exported.map").write_text(EXPORTED)
     options = ["-s", "--gc-sections", f"--version-script={folder / 'exported.map'}"]
     return ["-static-libstdc++", *(f"-Wl,{option}" for option in options)]
