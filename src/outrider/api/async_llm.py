@@ -26,6 +26,7 @@ from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import with_options
 from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, params_for_each
+from outrider.core.protocols import Controller
 
 # Threads that turn prompts into ids; the library that does it works outside Python's lock.
 _NUM_ENCODERS = 2
@@ -120,18 +121,19 @@ class AsyncLLM:
         *,
         draft: str | Path | None = None,
         config: EngineConfig | None = None,
+        controller: Controller | str | None = None,
         max_queued: int = 100_000,
         **options: Unpack[EngineOptions],
     ) -> None:
         if isinstance(model, LLM):
-            if draft is not None or config is not None or options:
+            if options or any(given is not None for given in (draft, config, controller)):
                 raise ConfigError(
                     "an LLM that is loaded has its draft model and configuration.",
                     hint="leave everything out but the LLM",
                 )
             self.llm = model
         else:
-            self.llm = LLM(model, draft=draft, config=config, **options)
+            self.llm = LLM(model, draft=draft, config=config, controller=controller, **options)
         self.engine = EngineThread(self.llm, max_queued)
         self._encoders = ThreadPoolExecutor(_NUM_ENCODERS, "outrider-encode")
 
