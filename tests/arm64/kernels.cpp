@@ -203,8 +203,8 @@ void attention(int dim, Attention call) {
 void sampling(int64_t size) {
     const std::string of = " of " + std::to_string(size);
     const Floats logits = normals(2 * size, 3.0f);
-    Floats laws(2 * size), left(size);
-    outrider_softmax(three, logits.data(), 0.7f, laws.data(), 2, size);
+    Floats probs(2 * size), left(size);
+    outrider_softmax(three, logits.data(), 0.7f, probs.data(), 2, size);
     Doubles want(2 * size);
     for (int n = 0; n < 2; ++n) {
         double sum = 0;
@@ -212,22 +212,22 @@ void sampling(int64_t size) {
             sum += want[i] = std::exp(double{logits[i]} / 0.7f);
         for (int64_t i = n * size; i < (n + 1) * size; ++i) want[i] /= sum;
     }
-    close(laws, want, 2e-6, "softmax" + of);
+    close(probs, want, 2e-6, "softmax" + of);
 
-    const double total = std::accumulate(laws.begin(), laws.begin() + size, 0.0);
+    const double total = std::accumulate(probs.begin(), probs.begin() + size, 0.0);
     for (int turn = 0; turn < 50; ++turn) {
         const double uniform = outrider_uniform(7, turn, 1, 2, 3), goal = uniform * total;
-        const int64_t got = outrider_pick(three, laws.data(), uniform, size);
-        const double before = std::accumulate(laws.begin(), laws.begin() + got, 0.0);
-        const bool holds = got >= 0 && laws[got] > 0 && before <= goal + 1e-9;
-        check(holds && before + laws[got] > goal - 1e-9, "pick" + of);
+        const int64_t got = outrider_pick(three, probs.data(), uniform, size);
+        const double before = std::accumulate(probs.begin(), probs.begin() + got, 0.0);
+        const bool holds = got >= 0 && probs[got] > 0 && before <= goal + 1e-9;
+        check(holds && before + probs[got] > goal - 1e-9, "pick" + of);
     }
 
     Doubles rest(size);
     for (int64_t i = 0; i < size; ++i)
-        rest[i] = std::max(0.9 * laws[i] - double{laws[size + i]}, 0.0);
+        rest[i] = std::max(0.9 * probs[i] - double{probs[size + i]}, 0.0);
     const double sum =
-        outrider_leftover(three, laws.data(), &laws[size], 0, 0.9, left.data(), size);
+        outrider_leftover(three, probs.data(), &probs[size], 0, 0.9, left.data(), size);
     close(left, rest, 2e-6, "leftover" + of);
     close(Doubles{sum}, Doubles{std::accumulate(rest.begin(), rest.end(), 0.0)}, 1e-5,
           "the sum of leftover" + of);
@@ -243,15 +243,15 @@ void sampling(int64_t size) {
     std::vector<int64_t> order(size);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return laws[a] > laws[b]; });
+                     [&](int64_t a, int64_t b) { return probs[a] > probs[b]; });
     Doubles likely(size);
     double reached = 0;
     for (int64_t i = 0; i < size && (i == 0 || reached < 0.8); ++i)
-        reached += likely[order[i]] = laws[order[i]];
+        reached += likely[order[i]] = probs[order[i]];
     for (double& p : likely) p /= reached;
-    Floats law(laws.begin(), laws.begin() + size);
-    outrider_keep_likely(three, law.data(), 0.8, 0.0, 1, size);
-    close(law, likely, 2e-6, "keep_likely" + of);
+    Floats filtered(probs.begin(), probs.begin() + size);
+    outrider_keep_likely(three, filtered.data(), 0.8, 0.0, 1, size);
+    close(filtered, likely, 2e-6, "keep_likely" + of);
 }
 
 // A text from its beginning: the formula of kernels/reference/delta.py, token by token.
