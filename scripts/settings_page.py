@@ -61,7 +61,8 @@ written: `no`, `1:30` and `010` are never turned into something else.
 is an error that names the nearest valid one, and a value that cannot be names where it was written.
 A list in a variable is a JSON list, or one text. A switch is 1 or 0 (also true/false, yes/no,
 on/off) in a variable, `--flag` or `--no-flag` on the command line. `--set key=value` gives any of
-them as well, and `--model` or `-m` is `--target`."""
+them as well, and `--model` or `-m` is `--target`. A whole number may be written as `32K` (32,768)
+or `25.6k` (25,600)."""
 
 
 def render() -> str:
@@ -92,7 +93,8 @@ def render() -> str:
     ]
     parts.append(
         "## Names in other projects\n\nFor users who come from other speculative-decoding code. "
-        "None of these names is read: a flag or key is an error that says the name here, and a "
+        "Flags that take the very values of ours are read, with a note ([what people type "
+        "first](guesses.md)); any other flag or key is an error that says the name here, and a "
         "variable is a note. An empty second column means that there is no such switch, for the "
         "reason given.\n\n" + _table(("there", "here", "note"), foreign)
     )

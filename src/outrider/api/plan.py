@@ -275,7 +275,7 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
     raise VocabularyError(
         f"target and draft {name} do not share a vocabulary. The first ids that differ: {listed}.",
         hint="translate with --drafter bridge, choose a draft of the target's own family "
-        "(`outrider pairs`), or draft without a model: --drafter ngram",
+        "(`outrider models pairs`), or draft without a model: --drafter ngram",
     )
 
 

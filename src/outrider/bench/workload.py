@@ -207,7 +207,7 @@ class PromptDataset:
     @classmethod
     def load(cls, path: Path) -> PromptDataset:
         """Raises ConfigError for a file that `save` did not write."""
-        hint = f"write it with `outrider prompts --output {path}`"
+        hint = f"write it with `outrider bench prompts --output {path}`"
         try:
             return _dataset(parse(read_text(path, FileKind.PROMPTS)))
         except OSError as error:

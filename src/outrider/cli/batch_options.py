@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.cli.options import ALL, Argument, StructureOption, verb
+from outrider.cli.options import ALL, Argument, OutputOption, StructureOption, verb
 from outrider.core.fields import setting
 
 
@@ -15,7 +15,7 @@ from outrider.core.fields import setting
     settings=ALL,
     without=("profile",),
 )
-class BatchOptions(StructureOption):
+class BatchOptions(StructureOption, OutputOption):
     """Answer a file of prompts, a JSON line each; goes on where it was stopped.
 
     echo '{"prompt": "x = "}' > in.jsonl && outrider batch in.jsonl out.jsonl

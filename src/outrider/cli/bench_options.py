@@ -35,7 +35,7 @@ class CommOptions(OutputOption):
 class ServedOptions(JsonOption):
     """Of every comparison of engines."""
 
-    max_tokens: int = setting(64, "Emit at most this many tokens (64).", minimum=1)
+    max_tokens: int = setting(64, "Write at most this many tokens (64).", minimum=1)
     prompts: str = setting(
         "mixed",
         "mixed (code, maths and conversation in turns), one of these, summarization, or a file: "
@@ -54,7 +54,7 @@ class EnginesOptions(ServedOptions):
     """
 
     pairs: str | None = setting(
-        None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
+        None, "Pairs of `outrider models pairs`, between commas; else --target and --draft."
     )
     engines: str = setting(
         "off,single,pd,pdv,ssd,auto",
@@ -66,11 +66,11 @@ class EnginesOptions(ServedOptions):
     )
     repeats: int = setting(
         5,
-        "Measure every level this often (5); below 5 there is no verdict.",
+        "Measure every level this often (5); below 5 nothing is concluded.",
         minimum=1,
         maximum=1000,
     )
-    warmup: int = setting(1, "Untimed visits of every level first (1).", minimum=0, maximum=1000)
+    warmup: int = setting(1, "Untimed runs of every level first (1).", minimum=0, maximum=1000)
     requests: int = setting(10, "Requests of a level (10).", minimum=1, maximum=100_000)
     gap: float = setting(
         0.05, "Seconds of rest between requests of level 0 (0.05).", minimum=0, maximum=60
@@ -151,7 +151,7 @@ class PeersOptions(JsonOption):
     prompts: int = setting(
         100, "Prompts of HumanEval and of GSM8K, at most (100).", minimum=1, maximum=10_000
     )
-    max_tokens: int = setting(128, "Emit at most this many tokens (128).", minimum=1)
+    max_tokens: int = setting(128, "Write at most this many tokens (128).", minimum=1)
     minutes: float = setting(
         6.0, "End after the prompt in which these are over (6).", minimum=0.01, maximum=1e5
     )
@@ -201,7 +201,7 @@ class QualityOptions(OutputOption):
         "code,maths", "Prompts, between commas: code, maths, conversation, summarization."
     )
     prompts: int = setting(8, "Prompts of each domain (8).", minimum=1, maximum=10_000)
-    max_tokens: int = setting(64, "Emit at most this many tokens (64).", minimum=1)
+    max_tokens: int = setting(64, "Write at most this many tokens (64).", minimum=1)
 
 
 @verb("bench ssd", "bench_studies:ssd")
@@ -225,10 +225,10 @@ class SsdOptions(JsonOption):
         None, "Rates at which drafts are kept, between commas (0.5,0.7,0.9)."
     )
     hits: str | None = setting(
-        None, "Shares of verdicts foreseen, between commas (0,0.5,0.7,0.9,1)."
+        None, "Shares of outcomes that were drafted for, between commas (0,0.5,0.7,0.9,1)."
     )
     fan_outs: str | None = setting(
-        None, "Verdicts drafted for ahead, between commas (1,2,4,8,16,32)."
+        None, "Outcomes drafted for ahead, between commas (1,2,4,8,16,32)."
     )
     batches: str | None = setting(None, "Sequences at once, between commas (1,2,4,8).")
     costs: str | None = setting(
@@ -286,13 +286,13 @@ class GridOptions(JsonOption):
     )
     prompts: int | None = setting(None, "Prompts of each domain (10).", minimum=1, maximum=10_000)
     prompt_set: str | None = setting(
-        None, "Take the prompts from this file of `outrider prompts --output`."
+        None, "Take the prompts from this file of `outrider bench prompts --output`."
     )
     iterations: int | None = setting(
         None, "Measure every prompt this often (1).", minimum=1, maximum=1_000_000
     )
     warmup: int | None = setting(
-        None, "Untimed visits before the first (1).", minimum=0, maximum=1000
+        None, "Untimed runs before the first (1).", minimum=0, maximum=1000
     )
     output_dir: str | None = setting(
         None, "Folder of results; results/DATE-DEVICE-PAIR-NAME if not given. A run goes on in it."
@@ -316,10 +316,11 @@ class SweepOptions(GridOptions):
     )
     presets: bool = setting(False, "List the presets, and measure nothing.")
     pair: str | None = setting(
-        None, "Pairs of `outrider pairs`, between commas, instead of a preset's or of --target."
+        None,
+        "Pairs of `outrider models pairs`, between commas, instead of a preset's or of --target.",
     )
     requests: int = setting(
-        10, "Requests of one piece of work with --over concurrency.", minimum=1, maximum=10_000
+        10, "Requests that one run has with --over concurrency.", minimum=1, maximum=10_000
     )
     at_once: int = setting(
         8, "Most engines in memory together, besides plain decoding.", minimum=1, maximum=64
@@ -334,7 +335,7 @@ class KSweepOptions(GridOptions):
     """
 
     pairs: str | None = setting(
-        None, "Pairs of `outrider pairs`, between commas; else --target and --draft."
+        None, "Pairs of `outrider models pairs`, between commas; else --target and --draft."
     )
     domains: str | None = setting(
         None,
@@ -344,7 +345,7 @@ class KSweepOptions(GridOptions):
     single_prompt: str | None = setting(None, "Measure this one prompt instead.")
     ks: str | None = setting(None, "Draft lengths, between commas (1,2,4,8); 0 is always measured.")
     max_k: int | None = setting(None, "Measure every K from 1 to this.", minimum=0, maximum=64)
-    max_tokens: int | None = setting(None, "Emit at most this many tokens (64).", minimum=1)
+    max_tokens: int | None = setting(None, "Write at most this many tokens (64).", minimum=1)
     batch_size: int | None = setting(
         None, "Run this many prompts at once (1).", minimum=1, maximum=1024
     )
@@ -370,12 +371,12 @@ class DraftersOptions(JsonOption):
     )
     prompts: int = setting(
         8,
-        "Prompts of each domain; below 5 pieces of work there is no verdict.",
+        "Prompts of each domain; below 5 runs nothing is concluded.",
         minimum=1,
         maximum=10_000,
     )
     repeats: int = setting(1, "Measure every prompt this often.", minimum=1, maximum=1000)
-    max_tokens: int = setting(64, "Emit at most this many tokens.", minimum=1)
+    max_tokens: int = setting(64, "Write at most this many tokens.", minimum=1)
     csv: str | None = setting(None, "Also write a row for every sample to this file.")
     output_dir: str | None = setting(
         None, "New folder of results; results/DATE-DEVICE-MODEL-drafters if not given."

@@ -48,7 +48,7 @@ from outrider.cli.bench_options import CommOptions, QualityOptions, SsdOptions
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import Results, Subject, subject
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import answer, say, table
+from outrider.cli.output import answer, say, screen_table
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
@@ -201,7 +201,7 @@ def _page(report: CommReport, spec: ModelSpec) -> str:
     found = report.topology
     header = ("exercise", "bytes", "median us", "shortest us", "GB/s on the wire", "repeats")
     parts = [
-        table(
+        screen_table(
             [
                 ("ranks", f"{found.ranks} over {found.backend}"),
                 ("devices", ", ".join(found.devices)),
@@ -210,7 +210,7 @@ def _page(report: CommReport, spec: ModelSpec) -> str:
                 ("used by others", _percent(report.foreign_cpu)),
             ]
         ),
-        table([_row(point) for point in report.points], header=header),
+        screen_table([_row(point) for point in report.points], header=header),
         "\n".join(_sentence(found) for found in report.fits),
         f"Sums of one pass of {spec.name}, by this fit: "
         + ", ".join(

@@ -24,7 +24,7 @@ from outrider.cli import engine_setup
 from outrider.cli.bench_options import KSweepOptions, SweepOptions
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED, report
-from outrider.cli.output import json_line, say
+from outrider.cli.output import fitted, json_line, say
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.cli.sweep_setup import Setup, set_up, set_up_k
@@ -87,8 +87,8 @@ def _show(setup: Setup, folder: ResultsFolder) -> None:
         return
     if isinstance(options, KSweepOptions) and options.reference:
         page = replace(page, sections=[*page.sections, references(REFERENCES)])
-    print(engine_setup.page_text(page))
-    print(f"results: {folder.path} ({FILE_NAME}, summary.json, summary.csv, report.html)")
+    print(fitted(engine_setup.page_text(page)))
+    print(fitted(f"results: {folder.path} ({FILE_NAME}, summary.json, summary.csv, report.html)"))
     if drawn:
         print(f"figures: {folder.path / 'figures'} ({len(drawn)} files)")
 
@@ -103,7 +103,7 @@ def _list_presets(options: SweepOptions) -> int:
         return 0
     for name, one in RECIPES.items():
         axes = "; then ".join(" ".join(words) for words in one.grids)
-        print("\n    ".join([f"{name}: {one.text}", axes]))
+        print(fitted("\n    ".join([f"{name}: {one.text}", axes])))
     return 0
 
 

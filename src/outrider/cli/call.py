@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, cast
@@ -42,13 +42,14 @@ _TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[O_co]):
-    """What a verb is called with; `arguments` are its words without a flag, in order, and `given`
-    names the options that the command line has."""
+    """What a verb is called with; `arguments` are its words without a flag, in order, `named` the
+    same by the names of what they are, and `given` names the options that the command line has."""
 
     resolved: Resolved
     options: O_co
     arguments: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def argument(self) -> str | None:
@@ -103,7 +104,7 @@ def _function(verb: Verb) -> Callable[..., int]:
 
     parameters = [
         *map(_positional, verb.arguments),
-        *(_keyword(item, [item.flag]) for item in verb.own_options()),
+        *(_keyword(item, setting_flags(item)) for item in verb.own_options()),
         *(_keyword(item, setting_flags(item)) for item in verb.offered_settings()),
         *(_extra(name, *told) for name, told in _EXTRAS.items() if verb.settings),
     ]
@@ -145,8 +146,9 @@ def _extra(name: str, kind: Any, told: Parameter | str) -> inspect.Parameter:
 
 def call_of(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> Call[Options]:
     """`given` are values by the names of options and settings. Raises ConfigError."""
-    for item, word in zip(verb.arguments, words, strict=False):
-        check_value(item.name, word, Meta("", choices=item.choices))
+    named = verb.named(words, without="" if given.get("prompt") is None else "PROMPT")
+    for item in verb.arguments:
+        check_value(item.name, named.get(item.name), Meta("", choices=item.choices))
     own = {item.name: item for item in verb.own_options()}
     told = {name: Given(value, own[name].flag) for name, value in given.items() if name in own}
     filled = _experiment(verb, own, given)
@@ -155,7 +157,7 @@ def call_of(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> 
     if isinstance(options, OutputOption) and options.output is not None:
         check_writable(Path(options.output))
     layer = {name: item for name, item in filled.items() if name not in own}
-    return Call(_resolve(verb, words, given, layer), options, words, frozenset(told))
+    return Call(_resolve(verb, named, given, layer), options, words, frozenset(told), named)
 
 
 def _experiment(
@@ -195,7 +197,7 @@ def _joined(value: object) -> object:
 
 
 def _resolve(
-    verb: Verb, words: Sequence[str], given: Mapping[str, object], experiment: settings.Layer
+    verb: Verb, named: Mapping[str, str], given: Mapping[str, object], experiment: settings.Layer
 ) -> Resolved:
     """Command line over environment over files over default; defaults for a verb without settings,
     so that a mistake in a file does not stop what never reads it."""
@@ -203,8 +205,8 @@ def _resolve(
         return settings.resolve()
     offered = {item.name for item in verb.offered_settings()}
     chosen = {name: given[name] for name in given if name in offered}
-    for item, word in zip(verb.arguments, words, strict=False):
-        if item.setting:
+    for item in verb.arguments:
+        if item.setting and (word := named.get(item.name)) is not None:
             _add(chosen, item.setting, word, problem=f"two models: {word!r} and")
     for pair in cast("list[str]", given.get("set", ())):
         name, equals, value = pair.partition("=")
@@ -225,7 +227,8 @@ def _add(chosen: dict[str, object], name: str, value: str, *, problem: str) -> N
     """A value that stands for a flag. Raises ConfigError where the flag is there as well."""
     if name in chosen:
         flag = settings.SETTINGS[name].flag
-        raise ConfigError(f"{problem} {flag} {chosen[name]!r}.", hint="drop one")
+        hint = "drop one; a prompt beside a flag for the model is --prompt"
+        raise ConfigError(f"{problem} {flag} {chosen[name]!r}.", hint=hint)
     chosen[name] = value
 
 

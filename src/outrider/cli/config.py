@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from outrider.cli.call import Call, completion_app, needed
 from outrider.cli.options import JsonOption, Options
-from outrider.cli.output import answer, json_line, table
+from outrider.cli.output import answer, json_line, screen_table
 from outrider.core.env import OTHER_VARIABLES
 from outrider.core.fields import LIMITS
 
@@ -22,11 +22,11 @@ def config(call: Call[JsonOption]) -> int:
         for c in chosen
     ]
     lines = [
-        table(rows, header=("setting", "value", "origin", "flag", "variable")),
+        screen_table(rows, header=("setting", "value", "origin", "flag", "variable")),
         "\nOther variables:",
-        table([(v.name, v.reader, v.meaning) for v in OTHER_VARIABLES]),
+        screen_table([(v.name, v.reader, v.meaning) for v in OTHER_VARIABLES]),
         "\nLimits of a request:",
-        table([(name, f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]),
+        screen_table([(name, f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]),
     ]
     answer(call.options, record, "\n".join(lines))
     return 0

@@ -23,9 +23,10 @@ from outrider.bench.calibrate.session import FOLDER, all_of
 from outrider.cache.capacity import free_bytes, total_bytes
 from outrider.cli.call import Call
 from outrider.cli.models import memory_fit, read_spec
-from outrider.cli.output import json_line, table
+from outrider.cli.output import fitted, json_line, screen_table
 from outrider.cli.run_options import DoctorOptions
 from outrider.cli.session import start_logging
+from outrider.cli.verdict import toy_note
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import MachineError, OutriderError
 from outrider.core.fields import size
@@ -46,12 +47,12 @@ def doctor(call: Call[DoctorOptions]) -> int:
     if call.options.json:
         print(json_line(report.to_dict()))
     else:
-        print("\n\n".join(_sections(report)))
+        print(fitted("\n\n".join(_sections(report))))
     return 1 if report.problems else 0
 
 
 def _sections(report: Report) -> Iterator[str]:
-    yield table([(name, value) for name, value in report.facts.items()])
+    yield screen_table([(name, value) for name, value in report.facts.items()])
     yield f"Kernels, first willing wins:\n{_kernels(report)}"
     if report.ceilings:
         yield f"Read ceilings, GB/s (what decoding cannot exceed):\n{_ceilings(report)}"
@@ -62,12 +63,14 @@ def _sections(report: Report) -> Iterator[str]:
             f"{found.gflops:.1f} GFLOP/s in {found.dtype}, {found.threads} threads"
         )
     yield f"Memory:\n{_memory(report)}"
+    toys = filter(None, (toy_note(fit["model"]) for fit in report.fits))
+    yield from (f"note: {toy}" for toy in toys)
     yield from (f"problem: {problem}" for problem in report.problems)
 
 
 def _kernels(report: Report) -> str:
     choices = [*report.kernels, *([report.threads] if report.threads else [])]
-    return table(
+    return screen_table(
         [
             (c.op, f"{c.name} {c.kind}".strip(), "; ".join(filter(None, [*c.refusals, c.why])))
             for c in choices
@@ -82,7 +85,7 @@ def _ceilings(report: Report) -> str:
     for ceiling in report.ceilings:
         rates.setdefault(ceiling.level, []).append(f"{ceiling.gb_per_second:.1f}")
     header = ("level", *(f"{n} thread{'s' if n > 1 else ''}" for n in threads))
-    return table([(level, *found) for level, found in rates.items()], header=header)
+    return screen_table([(level, *found) for level, found in rates.items()], header=header)
 
 
 def _memory(report: Report) -> str:
@@ -97,7 +100,7 @@ def _memory(report: Report) -> str:
         for fit in report.fits
     ]
     header = ("model", "weights", "KV per 1k tokens", "tokens that fit", "full windows")
-    return table(rows, header=header)
+    return screen_table(rows, header=header)
 
 
 @dataclass(frozen=True, slots=True)

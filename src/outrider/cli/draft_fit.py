@@ -91,8 +91,8 @@ class Fit:
             reason = f"distributions over {sizes} ids do not compare"
         return (
             f"it does not fit as it is ({reason}). Either spell drafts anew, with {flags} "
-            "--drafter bridge; or choose a draft of the target's family (outrider pairs); or "
-            "draft without a model, with --drafter ngram."
+            "--drafter bridge; or choose a draft of the target's family (outrider models pairs); "
+            "or draft without a model, with --drafter ngram."
         )
 
 

@@ -21,7 +21,7 @@ from outrider.bench.studies.engines_cells import Taken
 from outrider.bench.studies.engines_plan import Contestant, EnginePlan
 from outrider.bench.studies.engines_run import Loaded, Models, load_engines, run
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import check_writable, json_line, prose, say, screen_table
+from outrider.cli.output import check_writable, fitted, json_line, prose, say, screen_table
 from outrider.cli.paint import taken
 from outrider.cli.session import without_draft
 from outrider.core.config import EngineConfig
@@ -54,11 +54,11 @@ def subject(resolved: Resolved, *, most_in_flight: int) -> Subject:
 
 
 def known_pairs(resolved: Resolved, names: str, *, most_in_flight: int) -> list[Subject]:
-    """Those of `outrider pairs`, each once, in their published precision; --draft replaces their
-    drafts, and none drops them. Raises ConfigError."""
+    """Those of `outrider models pairs`, each once, in their published precision; --draft replaces
+    their drafts, and none drops them. Raises ConfigError."""
     if resolved.chosen["target"].origin.startswith("--"):
         raise ConfigError("--pairs and --target both name models.", hint="drop one of them")
-    pairs = words_of("--pairs", names, hint="`outrider pairs` lists them")
+    pairs = words_of("--pairs", names, hint="`outrider models pairs` lists them")
     engine, draft = _engine(resolved, most_in_flight), resolved.program().draft
     return [_known(get_pair(name), engine, draft, own=_own(resolved)) for name in pairs]
 
@@ -229,9 +229,9 @@ class Results:
             write_rows(self.folder / name, rows)
         write_pages(self.folder, self.page, draw(plots, self.draw))
         if shown:
-            print(page_text(self.page))
+            print(fitted(page_text(self.page)))
             files = (*self.more, RESULTS, *self.rows, "report.md", "report.html")
-            print(f"results: {self.folder} ({', '.join(files)})")
+            print(fitted(f"results: {self.folder} ({', '.join(files)})"))
 
     def end(self, *, as_json: bool) -> int:
         """Print the record if it is asked for; the exit code."""

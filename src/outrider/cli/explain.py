@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib.resources import files
@@ -19,13 +19,13 @@ from rich.style import Style
 
 from outrider.cli.call import Call
 from outrider.cli.explain_topics import WORKED
-from outrider.cli.output import json_line, screen_table, table
+from outrider.cli.output import json_line, line_width, screen_table
 from outrider.cli.paint import QUIET, Painter
 from outrider.cli.run_options import ExplainOptions
 from outrider.core.errors import ConfigError
 from outrider.core.settings import describe
 
-_WIDTH = 80
+_PIPED_WIDTH = 80
 _BOLD, _FORMULA = Style.parse("bold"), Style.parse("cyan")
 # How formulas write the numbers.
 _SIGNS = {
@@ -71,7 +71,7 @@ def _list(*, as_json: bool) -> None:
         return
     rows = [(name, text, " ".join(map(_flag, takes))) for name, text, takes in listed]
     print(screen_table(rows, header=("topic", "explains", "takes")))
-    print("\nOne of them: outrider explain speed-up --alpha 0.8 --k 4 --c 0.1")
+    print("\nOne of them:\n  outrider explain speed-up --alpha 0.8 --k 4 --c 0.1")
 
 
 def _check_given(call: Call[ExplainOptions]) -> None:
@@ -133,25 +133,31 @@ def _show(found: Mapping[str, Any], numbers: ExplainOptions, takes: list[str]) -
         (_SIGNS.get(name, name), f"{getattr(numbers, name):g}", _flag(name), helps[name])
         for name in takes
     ]
-    _block(painter, table(given))
+    _block(painter, _indented_table(given))
     for step in found["steps"]:
         painter.write(f"\n  {step['name']} = {step['worked']} = ", Style.null())
         painter.write(f"{step['value']:.3f} {step['unit']}".rstrip(), _BOLD)
     painter.write("\n", Style.null())
-    _block(painter, table(found["rows"], header=found["header"]) if found["rows"] else "")
+    _block(painter, _indented_table(found["rows"], found["header"]) if found["rows"] else "")
     painter.write("\n", Style.null())
     _paragraph(painter, found["result"])
     painter.line("\n".join(["Read more:", *(f"  {place}" for place in found["more"])]))
 
 
 def _paragraph(painter: Painter, text: str) -> None:
-    wrapped = textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    wrapped = textwrap.fill(
+        text, line_width(_PIPED_WIDTH), break_long_words=False, break_on_hyphens=False
+    )
     painter.write(f"{wrapped}\n\n", Style.null())
 
 
 def _block(painter: Painter, text: str) -> None:
     if text:
         painter.write("\n" + textwrap.indent(text, "  ") + "\n", QUIET)
+
+
+def _indented_table(rows: Sequence[Sequence[object]], header: Sequence[str] = ()) -> str:
+    return screen_table(rows, header=header, indent=2)
 
 
 def _flag(name: str) -> str:

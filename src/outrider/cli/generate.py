@@ -27,11 +27,12 @@ from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
 from outrider.bench.machine import Neighbours, is_busy, provenance, said_of
 from outrider.bench.turns import Score, race
 from outrider.cli.call import Call
-from outrider.cli.output import answer, say, table
+from outrider.cli.output import answer, fitted, prose, say, screen_table
 from outrider.cli.rounds_page import RoundsPage
 from outrider.cli.run_options import GenerateOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.cli.structure import structure_of
+from outrider.cli.verdict import details, headline, is_cut, say_toy
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import size
@@ -49,7 +50,7 @@ def generate(call: Call[GenerateOptions]) -> int:
     from outrider.cli.session import open_llm, run_record, show, tell_notes
 
     shown, resolved = call.options, call.resolved
-    text = _read_stdin(call.argument) if shown.stdin else _given(call.argument)
+    text = _prompt_of(call)
     structure = structure_of(shown)
     llm = open_llm(resolved)
     if shown.compare and not KINDS[llm.drafter].drafts:
@@ -60,16 +61,19 @@ def generate(call: Call[GenerateOptions]) -> int:
     if params.n > 1:
         return _several(llm, text, call, page)
     painter = None if shown.json else Painter(resolved.program().color, sys.stdout)
+    stream = llm.stream(text, params, **structure)
+    if painter is not None and not shown.quiet:
+        say_toy(resolved.program().target)
     if painter is not None and painter.colored:
         painter.write(text)
-    reply = show(llm, llm.stream(text, params, **structure), painter)
+    reply = show(llm, stream, painter)
     if painter is not None:
+        painter.write("" if shown.quiet else painter.mark(cut=is_cut(reply.result)))
         painter.close_text(() if shown.quiet else reply.seen)
     tell_notes([reply.result])
     comparison = compare_with_off(llm, text, resolved, structure) if shown.compare else None
     if painter is not None and not shown.quiet:
-        verdict = [reply.result.summary(), *([comparison.summary()] if comparison else [])]
-        painter.line(" · ".join(verdict))
+        painter.line(verdict(reply.result, comparison, everything=shown.stats))
     speed_ratio = comparison.summary() if comparison else ""
     _tell_page(page.add(text, [reply.result], speed_ratio=speed_ratio))
     record = reply.result.to_dict() | {"run": run_record(llm, resolved)}
@@ -81,6 +85,16 @@ def generate(call: Call[GenerateOptions]) -> int:
     return 0
 
 
+def verdict(
+    result: GenerationResult, comparison: Comparison | None, *, everything: bool = False
+) -> str:
+    speedup, same = (comparison.headline(), comparison.same) if comparison else ("", "")
+    lines = [prose(headline(result, speedup=speedup, same=same, more="--max-tokens N"))]
+    if everything:
+        lines += [details(result), *([comparison.summary()] if comparison else [])]
+    return fitted("\n".join(lines))
+
+
 def _profile(
     llm: LLM, text: str, result: GenerationResult, call: Call[GenerateOptions]
 ) -> dict[str, object]:
@@ -89,7 +103,7 @@ def _profile(
     profile = round_profile(llm, result, call.resolved)
     profile["kernels"] = kernel_profile(llm, text, call.resolved, structure_of(call.options))
     if not call.options.json and not call.options.quiet:
-        print(profile_text(profile))
+        print(fitted(profile_text(profile)))
     return profile
 
 
@@ -109,10 +123,13 @@ def _several(llm: LLM, text: str, call: Call[GenerateOptions], page: RoundsPage)
     params = page.asking(call.resolved.sampling())
     results = llm.generate([text], params, **structure_of(shown))
     if not shown.json:
+        if not shown.quiet:
+            say_toy(call.resolved.program().target)
         painter = Painter(call.resolved.program().color, sys.stdout)
         for number, result in enumerate(results, start=1):
-            heading = "" if shown.quiet else f"── {number} of {len(results)} · {result.summary()}\n"
-            print(heading, end="")
+            if not shown.quiet:
+                told = verdict(result, None, everything=shown.stats)
+                print(fitted(f"── {number} of {len(results)}: {told}"))
             painter.pieces([f"{result.text}\n\n"], ["plain"])
     tell_notes(results)
     _tell_page(page.add(text, results))
@@ -127,15 +144,19 @@ def _several(llm: LLM, text: str, call: Call[GenerateOptions], page: RoundsPage)
     return 0
 
 
-def _given(prompt: str | None) -> str:
-    if prompt is None:
+def _prompt_of(call: Call[GenerateOptions]) -> str:
+    """From the place that has one. Raises ConfigError unless exactly one has."""
+    options, word = call.options, call.named.get("PROMPT")
+    given = [text for text in (word, options.prompt) if text is not None]
+    if len(given) + options.stdin > 1 or len(call.arguments) > len(call.named):
+        raise ConfigError(
+            "two prompts: a word, --prompt and stdin are one each.",
+            hint="drop one; --model names a model",
+        )
+    if given:
+        return given[0]
+    if not options.stdin:
         raise ConfigError("no prompt.", hint='outrider generate "def f(x):", or - to read stdin')
-    return prompt
-
-
-def _read_stdin(prompt: str | None) -> str:
-    if prompt is not None:
-        raise ConfigError("two prompts: one on the command line and one on stdin.", hint="drop one")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError:
@@ -184,17 +205,32 @@ class Comparison:
         """That of the interval, unless the machine was too busy to tell."""
         return "not judged" if is_busy(self.foreign_cpu_share) else self.ratio.verdict
 
-    def summary(self) -> str:
-        if self.identical:
-            same = "identical text"
-        elif self.greedy:
-            same = "DIFFERENT text"
+    def headline(self) -> str:
+        """The ratio as a person says it."""
+        if is_busy(self.foreign_cpu_share):
+            told = f"{self.speedup:.1f}x, which is not judged, for other programs were running"
+        elif self.verdict == "no measurable difference":
+            told = f"no measurable difference to no speculation ({self.speedup:.2f}x)"
+        elif self.speedup > 1:
+            told = f"{self.speedup:.1f}x faster than without speculation"
         else:
-            same = "another sample of the same distribution"
+            told = f"slower than without speculation: {self.speedup:.2f}x"
+        if self.advice:
+            told += f"; `{self.advice}` measures what would pay"
+        return told
+
+    @property
+    def same(self) -> str:
+        """Whether both sides wrote one text."""
+        if self.identical:
+            return "identical text"
+        return "DIFFERENT text" if self.greedy else "another sample of the same distribution"
+
+    def summary(self) -> str:
         low, high = self.ratio.low, self.ratio.high
         interval = "" if low is None else f", 95 % interval {low:.2f} to {high:.2f}"
         ratio = f"{self.speedup:.2f}× vs off"
-        told = f"({NUM_RUNS} runs each{interval}; {same})"
+        told = f"({NUM_RUNS} runs each{interval}; {self.same})"
         if self.advice:
             told += f"; `{self.advice}` measures what would pay"
         if is_busy(self.foreign_cpu_share):
@@ -301,8 +337,8 @@ def profile_text(profile: dict[str, Any]) -> str:
     held = [f"{stage} {size(most)}" for stage, most in profile["memory"].items() if most]
     histogram = profile["counts"]["acceptance_histogram"]
     lines = [
-        table(stages, header=("stage", "total ms", "mean", "std")),
-        table(kernels, header=("kernel", "total ms", "of a second run")),
+        screen_table(stages, header=("stage", "total ms", "mean", "std")),
+        screen_table(kernels, header=("kernel", "total ms", "of a second run")),
         f"peak memory: {', '.join(held)}",
     ]
     if histogram:

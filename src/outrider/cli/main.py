@@ -17,40 +17,16 @@ from typing import NoReturn
 
 from outrider import __version__
 from outrider.cli.gate import gate, gated
-from outrider.cli.options import HELP_FLAGS, Verb
+from outrider.cli.guesses import flags_read, verb_named
+from outrider.cli.options import ASKS, Verb
 from outrider.cli.page import front_page, search_page, verb_page
-from outrider.cli.verbs import VERBS, find, names
 from outrider.core.env import outrider_variables
-from outrider.core.errors import ConfigError, OutriderError, nearest, out_of_memory
-
-# Verbs of other tools, and what does the same here.
-_WORDS_OF_OTHERS = {
-    "complete": "`outrider generate PROMPT`",
-    "cp": "models are folders: copy them as such",
-    "create": "`outrider train --help` makes drafters; models come by `outrider pull`",
-    "help": "`outrider --help`, or `outrider VERB --help`",
-    "launch": "`outrider chat`; nothing runs in the background",
-    "ps": "nothing runs in the background; `outrider list` shows the models of this machine",
-    "run-batch": "`outrider batch INPUT OUTPUT`",
-    "rm": "models lie in the hub cache: `hf cache rm`, or delete the folder",
-    "serve": "there is no server yet; `outrider chat` and `outrider generate` run here and now",
-    "show": "`outrider models inspect MODEL`",
-    "stop": "nothing runs in the background; Ctrl-C ends what runs",
-}
-
-
-def unknown_verb(word: str, verbs: Sequence[Verb], path: Sequence[str]) -> ConfigError:
-    """`path` are the words before it."""
-    page = f"`{' '.join(['outrider', *path])} --help` lists the verbs"
-    hint = None if path else _WORDS_OF_OTHERS.get(word)
-    return ConfigError(f"unknown verb {word!r}.", hint=hint or nearest(word, names(verbs), page))
-
+from outrider.core.errors import OutriderError, out_of_memory
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 # The parser reads a lone hyphen as a nameless option; this is its name.
 STDIN_FLAG = "--stdin"
-ASKS = ("-h", *HELP_FLAGS)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -109,10 +85,13 @@ def _drop_stdout() -> None:
 
 def report(message: str, hint: str | None) -> None:
     """The one form in which errors reach a user."""
+    # Imported here: help has no use for it.
+    from outrider.cli.output import say
+
     sys.stdout.flush()
-    print(f"error: {message}", file=sys.stderr)
+    say(f"error: {message}")
     if hint:
-        print(f"  try: {hint}", file=sys.stderr)
+        say(f"  try: {hint}")
 
 
 def _call(words: Sequence[str]) -> int:
@@ -122,17 +101,20 @@ def _call(words: Sequence[str]) -> int:
     if not words or words[0] in ASKS:
         print(search_page(words[1], None, []) if len(words) > 1 else front_page())
         return 0
-    verb, path = _find_verb(words)
-    rest = list(words[len(path) :])
+    verb, num_words, path, note = verb_named(words)
+    rest = list(words[num_words:])
     num_flags = rest.index("--") if "--" in rest else len(rest)
     flags = [STDIN_FLAG if word == "-" else word for word in rest[:num_flags]]
-    rest[:num_flags] = flags
     asked = next((index for index, word in enumerate(flags) if word in ASKS), None)
     if verb.parts or asked is not None:
         print(_page(verb, path, flags[asked or 0 :]))
         return 0
     from outrider.cli.call import run_verb
+    from outrider.cli.output import say
 
+    rest[:num_flags], more = flags_read(verb, flags)
+    for told in filter(None, (note, more)):
+        say(f"note: {told}")
     return run_verb(verb, path, rest)
 
 
@@ -142,19 +124,6 @@ def _page(verb: Verb, path: Sequence[str], asked: Sequence[str]) -> str:
     if word.startswith("-"):
         return verb_page(verb, path, everything=asked[:1] == ["--help-all"])
     return search_page(word, verb, path)
-
-
-def _find_verb(words: Sequence[str]) -> tuple[Verb, list[str]]:
-    """The verb, and the words that name it. Raises ConfigError if there is none."""
-    verb = find(VERBS, words[0])
-    if verb is None:
-        raise unknown_verb(words[0], VERBS, [])
-    if not verb.parts or len(words) == 1 or words[1] in ASKS:
-        return verb, [words[0]]
-    part = find(verb.parts, words[1])
-    if part is None:
-        raise unknown_verb(words[1], verb.parts, [words[0]])
-    return part, list(words[:2])
 
 
 def _wants_debug(arguments: Sequence[str]) -> bool:

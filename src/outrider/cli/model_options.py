@@ -27,8 +27,8 @@ class DraftCheckOptions(JsonOption):
 
     measure: bool = setting(False, "Also write some shipped prompts with it: is anything accepted?")
     prompts: int = setting(6, "So many of them, with --measure.", minimum=1, maximum=1000)
-    max_tokens: int = setting(32, "Emit at most this many tokens of each.", minimum=1)
-    k: int = setting(4, "Draft at most this many tokens a round.", minimum=1, maximum=64)
+    max_tokens: int = setting(32, "Write at most this many tokens of each.", minimum=1)
+    k: int = setting(4, "Draft at most this many tokens at once.", minimum=1, maximum=64)
 
 
 @verb("draft suggest", "draft:suggest", _TARGET)
@@ -53,7 +53,7 @@ class PullOptions(JsonOption):
 
     draft: str = setting(
         "auto",
-        "Fetch this draft model or these heads too; auto is what `outrider pairs` knows for "
+        "Fetch this draft model or these heads too; auto is what `outrider models pairs` knows for "
         "TARGET, none is none.",
     )
     revision: str | None = setting(
@@ -157,7 +157,7 @@ class ListOptions(JsonOption):
 class PairsOptions(JsonOption):
     """List known pairs of target and draft, or show one.
 
-    outrider pairs gpt2_dev
+    outrider models pairs gpt2_dev
     """
 
 

@@ -25,7 +25,7 @@ from outrider.cli.model_options import (
     PingOptions,
 )
 from outrider.cli.options import JsonOption
-from outrider.cli.output import answer, table
+from outrider.cli.output import answer, screen_table
 from outrider.cli.paint import Meter
 from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.fields import size
@@ -41,8 +41,13 @@ LOADER_PROMPT = "The quick brown fox"
 def list_models(call: Call[JsonOption]) -> int:
     found = local_models()
     records = [asdict(model) | {"folder": str(model.folder)} for model in found]
-    rows = [(m.name, m.family, size(m.num_bytes), m.refusal or "ready") for m in found]
-    answer(call.options, records, table(rows, header=("model", "family", "weights", "state")))
+    toys = dict.fromkeys(ALIASES, "ready; a toy, to try the program with")
+    rows = [
+        (m.name, m.family, size(m.num_bytes), m.refusal or toys.get(m.name, "ready")) for m in found
+    ]
+    answer(
+        call.options, records, screen_table(rows, header=("model", "family", "weights", "state"))
+    )
     return 0
 
 
@@ -53,7 +58,7 @@ def inspect_model(call: Call[JsonOption]) -> int:
         (key.replace("_", " "), size(value) if key.endswith("_bytes") else value)
         for key, value in facts.items()
     ]
-    lines = [table(rows), *(f"note: {note}" for note in notes)]
+    lines = [screen_table(rows), *(f"note: {note}" for note in notes)]
     answer(call.options, facts | {"notes": notes}, "\n".join(lines))
     return 0
 
@@ -167,7 +172,7 @@ def ollama(call: Call[OllamaOptions]) -> int:
     rows = [(m.name, m.parameters, m.quantization, size(m.num_bytes)) for m in models]
     lines = [f"Ollama is running at {asked.host}, with {len(models)} models."]
     if rows:
-        lines.append(table(rows, header=("model", "params", "quant", "size")))
+        lines.append(screen_table(rows, header=("model", "params", "quant", "size")))
     if asked.model:
         reply = server.generate(asked.model, asked.prompt, max_tokens=asked.max_tokens)
         record["reply"] = asdict(reply)

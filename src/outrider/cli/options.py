@@ -6,7 +6,7 @@ alike; since they are of one run, they have no variable and no file key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -18,8 +18,9 @@ ALL = ("program", "engine", "sampling")
 # Settings that a run with many texts decides for all of them, or has no use for.
 DECIDED = ("profile", "n", "logprobs", "top_logprobs", "round_events")
 HELP_FLAGS = ("--help", "--help-all")
-# Other words for the flag of a setting.
-ALIASES = {"target": ("--model", "-m")}
+ASKS = ("-h", *HELP_FLAGS)
+# Other words for the flag of a setting or of an option.
+ALIASES = {"target": ("--model", "-m"), "prompt": ("-p",)}
 CONFIG_TEXT = f"Read settings from this TOML or YAML file, not ./{DEFAULT_FILE}."
 SET_TEXT = "Give any setting by its key, as in --set k=4; may be repeated."
 
@@ -34,13 +35,14 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Argument:
     """A word that a verb may take without a flag; the last one of a verb may be `many` words. It
-    may stand for the flag of a `setting`."""
+    may stand for the flag of a `setting`. An `optional` one is there where all others are."""
 
     name: str
     text: str
     choices: tuple[str, ...] = ()
     many: bool = False
     setting: str = ""
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,13 @@ class Verb:
     without: tuple[str, ...] = ()
     parts: tuple[Verb, ...] = ()
 
+    def named(self, words: Sequence[str], *, without: str = "") -> dict[str, str]:
+        """`words` by the names of the arguments that they are, if none is for `without`."""
+        arguments = [item for item in self.arguments if item.name != without]
+        if len(words) < len(arguments):
+            arguments = [item for item in arguments if not item.optional]
+        return {item.name: word for item, word in zip(arguments, words, strict=False)}
+
     def own_options(self) -> list[Setting]:
         return list(describe(self.options, group="").values())
 
@@ -76,7 +85,7 @@ class Verb:
 
     def flags(self) -> list[str]:
         """Every flag it takes."""
-        own = [item.flag for item in self.own_options()]
+        own = [name for item in self.own_options() for name in setting_flags(item)]
         offered = [name for item in self.offered_settings() for name in setting_flags(item)]
         return [*own, *offered, *(["--config", "--set"] if self.settings else []), *HELP_FLAGS]
 
@@ -95,8 +104,9 @@ class OutputOption(JsonOption):
     output: str | None = setting(None, "Also write the JSON object to this file.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StructureOption(OutputOption):
+# Without slots, for a class has but one base with some.
+@dataclass(frozen=True, kw_only=True)
+class StructureOption(Options):
     """Of verbs that write text: what the whole text must be, at most one of these."""
 
     schema: str | None = setting(

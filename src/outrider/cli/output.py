@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from outrider.cli.gate import in_line
 from outrider.cli.options import JsonOption, OutputOption
+from outrider.cli.wrap import column_widths, wrapped, wrapped_table
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.files import draft_of, replacing
 
 # Sentences are no wider than that on any terminal.
-_WIDEST = 100
+_WIDEST = 120
 
 
 def json_line(value: object) -> str:
@@ -31,14 +32,15 @@ def answer(options: JsonOption, record: object, text: str | None) -> None:
     """Print the record for programs, or else `text` for people, if it was not printed as it came.
     The record also goes to the file of --output, where a verb has one."""
     if options.json or text is not None:
-        print(json_line(record) if options.json else text)
+        print(json_line(record) if options.json or text is None else fitted(text))
     if isinstance(options, OutputOption) and options.output is not None:
         write_whole(Path(options.output), json_line(record) + "\n")
 
 
 def say(text: str) -> None:
     """What is beside the answer goes to stderr."""
-    print(text, file=sys.stderr)
+    width = _terminal_width(sys.stderr)
+    print(text if width is None else fitted(text, width), file=sys.stderr)
 
 
 def check_writable(path: Path, *, flag: str = "--output") -> None:
@@ -85,16 +87,26 @@ def table(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> st
 
 
 def screen_table(
-    rows: Sequence[Sequence[object]], *, header: Sequence[str] = (), width: int | None = None
+    rows: Sequence[Sequence[object]],
+    *,
+    header: Sequence[str] = (),
+    width: int | None = None,
+    indent: int = 0,
 ) -> str:
-    """`table`, for people. Where it is wider than the terminal it becomes several, one below the
-    other, and each begins with the columns that tell rows apart. What is piped stays whole."""
+    """`table`, for people. Where it is wider than the terminal, columns of sentences wrap at words,
+    and what is too wide still becomes several tables, one below the other, each of which begins
+    with the columns that tell rows apart. `indent` blanks will stand before each line. What is
+    piped stays whole."""
     limit = _terminal_width() if width is None else width
+    limit = None if limit is None else limit - indent
     whole = table(rows, header=header)
     if limit is None or all(len(line) <= limit for line in whole.splitlines()):
         return whole
     cells = [[in_line(str(cell)) for cell in row] for row in ([header, *rows] if header else rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    narrower = wrapped_table(cells, limit)
+    if narrower is not None:
+        return narrower
+    widths = column_widths(cells)
     num_keys = _num_keys(cells, widths, limit // 2)
     room = limit - sum(widths[:num_keys]) - 2 * num_keys
     parts: list[list[int]] = [[]]
@@ -104,9 +116,8 @@ def screen_table(
             parts.append([])
         parts[-1].append(column)
     keys = range(num_keys)
-    return "\n\n".join(
-        table([[row[column] for column in (*keys, *part)] for row in cells]) for part in parts
-    )
+    tables = [[[row[column] for column in (*keys, *part)] for row in cells] for part in parts]
+    return "\n\n".join(wrapped_table(one, limit) or fitted(table(one), limit) for one in tables)
 
 
 def _num_keys(cells: Sequence[Sequence[str]], widths: Sequence[int], limit: int) -> int:
@@ -125,15 +136,23 @@ def prose(text: str, *, width: int | None = None) -> str:
     if limit is None:
         return text
     kept = text.replace(" %", "\u00a0%")
-    filled = textwrap.fill(
-        kept, min(limit, _WIDEST), break_long_words=False, break_on_hyphens=False
-    )
-    return filled.replace("\u00a0", " ")
+    return fitted(kept, min(limit, _WIDEST)).replace("\u00a0", " ")
 
 
-def _terminal_width() -> int | None:
-    """None where nobody looks on."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def fitted(page: str, width: int | None = None) -> str:
+    """A page whose lines fit the terminal (wrap.py); what is piped stays as it is."""
+    limit = _terminal_width() if width is None else width
+    return page if limit is None else wrapped(page, limit)
+
+
+def line_width(piped: int) -> int:
+    """Of sentences: the terminal's, or else `piped`."""
+    return min(_terminal_width() or piped, _WIDEST)
+
+
+def _terminal_width(out: TextIO | None = None) -> int | None:
+    """Of stdout, if it is no other stream; None where nobody looks on."""
+    return shutil.get_terminal_size().columns if (out or sys.stdout).isatty() else None
 
 
 def figure_file(name: str | None) -> Path | None:

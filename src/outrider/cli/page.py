@@ -12,13 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from outrider.cli.options import CONFIG_TEXT, SET_TEXT, Verb, setting_flags
 from outrider.cli.verbs import GROUPS, VERBS
+from outrider.cli.wrap import wrapped
 from outrider.core.errors import ConfigError
 from outrider.core.settings import Setting
 
 SYNOPSIS = "Speculative decoding that never changes the text."
 TITLES = {"program": "Models and output", "engine": "Engine", "sampling": "Sampling"}
-MAX_WIDTH = 100
+MAX_WIDTH = 120
 MOST_LINES = 45
+# Columns that are left to what an option means.
+_LEAST_TEXT = 44
 # Settings that many need, the most needed first.
 DAILY = (
     *("target", "draft", "drafter", "max_tokens", "temperature", "top_p", "k", "quantise", "seed"),
@@ -99,7 +102,8 @@ def _head(verb: Verb, path: Sequence[str]) -> str:
     names = (f"[{item.name}{' ...' if item.many else ''}]" for item in verb.arguments)
     words = ["VERB"] if verb.parts else ["[OPTIONS]", *names]
     usage = f"Usage: outrider {' '.join([*path, *words])}"
-    return f"{usage}\n\n{_filled(verb.text)}\n\nExample:\n  {verb.example}"
+    example = wrapped(f"  {verb.example}", _width())
+    return f"{usage}\n\n{_filled(verb.text)}\n\nExample:\n{example}"
 
 
 def _daily(verb: Verb) -> list[Row]:
@@ -146,8 +150,7 @@ def _arguments(verb: Verb) -> list[tuple[str, list[Row]]]:
 def _usage(item: Setting) -> str:
     if item.kind is bool:
         return f"--[no-]{item.flag[2:]}" if item.group else item.flag
-    names = setting_flags(item) if item.group else [item.flag]
-    return f"{', '.join(names)} {item.metavar}"
+    return f"{', '.join(setting_flags(item))} {item.metavar}"
 
 
 def _details(item: Setting) -> str:
@@ -171,24 +174,24 @@ def _filled(text: str) -> str:
 
 
 def _tables(sections: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
-    """Two columns of one width for all sections; the second one wraps."""
-    left = max(len(name) for _, rows in sections for name, _ in rows)
-    indent = " " * (left + 4)
+    """Two columns of one width for all sections; the second one wraps, and leaves its line to a
+    long name."""
+    longest = max(len(name) for _, rows in sections for name, _ in rows)
+    left = min(longest, max(_width() - _LEAST_TEXT, 10))
     return [
-        "\n".join(
-            [
-                f"{title}:",
-                *(
-                    textwrap.fill(
-                        f"  {name:<{left}}  {text}",
-                        max(_width(), left + 40),
-                        subsequent_indent=indent,
-                        break_long_words=False,
-                        break_on_hyphens=False,
-                    )
-                    for name, text in rows
-                ),
-            ]
-        )
+        "\n".join([f"{title}:", *(_row(name, text, left) for name, text in rows)])
         for title, rows in sections
     ]
+
+
+def _row(name: str, text: str, left: int) -> str:
+    indent = " " * (left + 4)
+    start = f"  {name:<{left}}  " if len(name) <= left else indent
+    filled = textwrap.fill(
+        text,
+        _width(),
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+    return filled if len(name) <= left else f"  {name}\n{filled}"

@@ -107,6 +107,7 @@ class Painter:
         console = GatedConsole(out)
         self._out = behind(out)
         self._is_terminal = console.is_terminal
+        self._width = console.width
         self._system: ColorSystem | None = None
         if color == "always":
             self._system = ColorSystem.STANDARD
@@ -135,15 +136,27 @@ class Painter:
         self._out.write("\n")
         self._out.flush()
 
+    def mark(self, *, cut: bool) -> str:
+        """What a text that was cut ends with, where a person reads it."""
+        return "…" if cut and self._is_terminal else ""
+
     def close_text(self, seen: Collection[Origin]) -> None:
         """End the text's last line and, in colours, name the styles that occurred."""
         self._out.write("\n")
         if self.colored and seen:
             self._out.write("\n")
+            width = self._width
             shown: list[Origin] = [origin for origin in LABELS if origin in seen]
-            for index, origin in enumerate(shown):
-                self.write(" · " if index else "")
-                self.write(LABELS[origin], STYLES[origin])
+            for origin in shown:
+                label = LABELS[origin]
+                if width < self._width and len(label) + 3 > width:
+                    self._out.write("\n")
+                    width = self._width
+                elif width < self._width:
+                    self.write(" · ")
+                    width -= 3
+                self.write(label, STYLES[origin])
+                width -= len(label)
             self._out.write("\n")
         self._out.flush()
 

@@ -22,7 +22,7 @@ from outrider.bench.workload import builtin_texts
 from outrider.cache.capacity import free_bytes
 from outrider.cli.call import Call
 from outrider.cli.models import read_spec
-from outrider.cli.output import check_writable, json_line, write_whole
+from outrider.cli.output import check_writable, fitted, json_line, write_whole
 from outrider.cli.paint import Meter
 from outrider.cli.plan_page import Origin, elsewhere, is_sheet, page_of, record_of
 from outrider.cli.run_options import PlanOptions
@@ -79,7 +79,7 @@ def plan(call: Call[PlanOptions]) -> int:
     record = record_of(made, program, engine, origin)
     if output is not None:
         write_whole(output, json_line(record) + "\n")
-    print(json_line(record) if options.json else page_of(made, program, engine, origin))
+    print(json_line(record) if options.json else fitted(page_of(made, program, engine, origin)))
     return 1 if isinstance(origin, Found) and False in origin.same.values() else 0
 
 

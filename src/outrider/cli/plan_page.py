@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from outrider.bench.calibrate.session import Found
 from outrider.cli.models import read_spec
 from outrider.cli.options import setting_flags
-from outrider.cli.output import prose, screen_table
+from outrider.cli.output import line_width, prose, screen_table
 from outrider.cli.run_options import DECIDED_BY_PLANS, PlanOptions
 from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.drafter_kinds import MODEL
@@ -159,7 +159,7 @@ def _places(rates: Sequence[float]) -> tuple[PlaceCount, ...]:
     return tuple(PlaceCount(drafted=_SURE, accepted=round(rate * _SURE)) for rate in rates)
 
 
-_WIDTH = 80
+_PIPED_WIDTH = 80
 _HEADER = (
     *("drafter", "K", "speed-up", "95 %", "tok/round"),
     *("draft", "verify", "rest", "tok/s"),
@@ -279,7 +279,7 @@ def _of_device(plan: AdvisedPlan, origin: Elsewhere) -> Iterator[str]:
 
 
 def _words(text: str) -> str:
-    return prose(text, width=_WIDTH)
+    return prose(text, width=line_width(_PIPED_WIDTH))
 
 
 def _rate(tokens_per_second: float) -> str:

@@ -1,4 +1,4 @@
-"""`outrider prompts`: how long the benchmark prompts are, and a set of them as a file."""
+"""`outrider bench prompts`: how long the benchmark prompts are, and a set of them as a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.bench.published import PUBLISHED, published_texts, questions_of
 from outrider.bench.workload import PER_DOMAIN, PromptDataset, builtin_texts
 from outrider.cli.call import Call
-from outrider.cli.output import check_writable, json_line, table
+from outrider.cli.output import answer, check_writable, screen_table
 from outrider.cli.run_options import PromptsOptions
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.models.loading import resolve
@@ -32,12 +32,8 @@ def prompts(call: Call[PromptsOptions]) -> int:
     stats = found.statistics()
     record = {"tokenizer": found.tokenizer, "domains": [asdict(one) for one in stats]}
     rows = [(s.domain, s.source, s.n, s.min, f"{s.mean:.1f}", s.max) for s in stats]
-    shown = table(rows, header=("domain", "source", "n", "min", "mean", "max"))
-    print(
-        json_line(record)
-        if options.json
-        else f"tokens by the tokenizer of {found.tokenizer}\n{shown}"
-    )
+    shown = screen_table(rows, header=("domain", "source", "n", "min", "mean", "max"))
+    answer(options, record, f"tokens by the tokenizer of {found.tokenizer}\n{shown}")
     for name, saved in ((options.output, found), (options.tiny_output, found.tiny())):
         if name:
             saved.save(Path(name))

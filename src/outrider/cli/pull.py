@@ -1,6 +1,6 @@
 """`outrider models pull`: fetch a target and its draft into the local cache of models.
 
-`outrider pairs`: targets and drafts that work together, and how to run them.
+`outrider models pairs`: targets and drafts that work together, and how to run them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TextIO
 
+from huggingface_hub import constants
+
 from outrider.cli.call import Call, needed
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.model_options import PullOptions
 from outrider.cli.options import JsonOption
-from outrider.cli.output import answer, table
+from outrider.cli.output import answer, say, screen_table
 from outrider.cli.paint import Meter
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import size
@@ -82,11 +84,11 @@ def pull(call: Call[PullOptions]) -> int:
         sides.append(_find_draft(draft, known=options.draft == "auto"))
     free = check_room([side.model for side in sides if side.model])
     for line in _intentions(sides, free):
-        print(line, file=sys.stderr)
+        say(line)
     try:
         folders = _fetch_all(sides)
     except KeyboardInterrupt:
-        print("stopped: the same command goes on from here", file=sys.stderr)
+        say("stopped: the same command goes on from here")
         return INTERRUPTED
     command = _command(target, draft)
     found = list(zip(sides, folders, strict=True))
@@ -94,11 +96,30 @@ def pull(call: Call[PullOptions]) -> int:
         f"{one.role} {one.name}: {one.here or f'fetched into {place}'}" for one, place in found
     ]
     if options.draft == "auto" and draft is None:
-        say = f"`outrider draft suggest {target}` says what could draft"
-        lines.append(f"no draft is known for it: {say}")
+        hint = f"`outrider draft suggest {target}` says what could draft"
+        lines.append(f"no draft is known for it: {hint}")
     record = {"models": [_record(side, folder) for side, folder in found], "command": command}
     answer(options, record, "\n".join([*lines, "", command]))
     return 0
+
+
+def fetch_missing(name: str) -> None:
+    """Fetch a hub model that is not in the cache, unless that is forbidden. What else a name may be
+    is left to who loads it."""
+    is_here = Path(name).expanduser().exists() or name in HEAD_ALIASES
+    if is_here or constants.HF_HUB_OFFLINE or HUB_ID.fullmatch(name) is None:
+        return
+    if local_copy(_hub_name(name)) is None:
+        side = _find("model", name)
+        if side.model:
+            for line in _intentions([side], check_room([side.model])):
+                say(line)
+        _fetch_all([side])
+
+
+def _hub_name(name: str) -> HubName:
+    repo, _, revision = name.partition("@")
+    return HubName(repo, revision) if revision else HubName(repo)
 
 
 def _fetch_all(sides: Sequence[_Side]) -> list[Path | None]:
@@ -144,10 +165,9 @@ def _find(role: str, name: str) -> _Side:
     if HUB_ID.fullmatch(name) is None:
         raise CheckpointError(
             f"{name!r} is no hub id of the form org/name, and no folder.",
-            hint="`outrider pairs` lists some that work",
+            hint="`outrider models pairs` lists some that work",
         )
-    repo, _, revision = name.partition("@")
-    wanted = HubName(repo, revision) if revision else HubName(repo)
+    wanted = _hub_name(name)
     try:
         model = look(wanted)
     except HubUnreachableError:
@@ -217,8 +237,8 @@ def pairs(call: Call[JsonOption]) -> int:
         )
         for pair in found
     ]
-    shown = table(rows, header=("pair", "target", "draft", "weights", "licence", "note"))
-    more = "Details and the command of one: outrider pairs NAME"
+    shown = screen_table(rows, header=("pair", "target", "draft", "weights", "licence", "note"))
+    more = "Details and the command of one: outrider models pairs NAME"
     answer(call.options, [_pair_record(pair) for pair in found], f"{shown}\n\n{more}")
     return 0
 
@@ -231,7 +251,9 @@ def _details(pair: ModelPair) -> Iterator[str]:
     ]
     with_kv = f"with KV of {ESTIMATE_TOKENS} tokens"
     total = ("both", "", "", _memory(pair.weights_gb), _memory(pair.memory_gb()))
-    yield table([*rows, total], header=(pair.pair_name, "model", "dtype", "weights", with_kv))
+    yield screen_table(
+        [*rows, total], header=(pair.pair_name, "model", "dtype", "weights", with_kv)
+    )
     yield f"\n{pair.notes}\nlicence: {pair.licence}\nvocabulary: {_VOCABULARY[pair.vocabulary]}"
     for model_id in dict.fromkeys(model.model_id for _, model in sides if model.gated):
         yield f"{model_id} is {LOGIN}"

@@ -18,19 +18,22 @@ from outrider.core.fields import setting
 @verb(
     "generate",
     "generate:generate",
+    Argument("MODEL", "The same as --target, before a prompt.", setting="target", optional=True),
     Argument("PROMPT", "Text to go on from."),
     group="Write text",
     settings=ALL,
 )
-class GenerateOptions(StructureOption):
+class GenerateOptions(StructureOption, OutputOption):
     """Complete a prompt, coloured by where each token came from.
 
     outrider generate "def quicksort(items):" --max-tokens 64
     """
 
+    prompt: str | None = setting(None, "The same as PROMPT.")
     stdin: bool = setting(False, "Read the prompt from stdin; a lone - means the same.")
     compare: bool = setting(False, "Also run without speculation, and print the speed-up.")
     quiet: bool = setting(False, "Print the text and nothing else.")
+    stats: bool = setting(False, "Say all that was counted: times, rounds, memory.")
     html: str | None = setting(
         None, "Also write a web page to this file: the text token by token and round by round."
     )
@@ -45,13 +48,15 @@ class GenerateOptions(StructureOption):
     alias="run",
     settings=ALL,
 )
-class ChatOptions(JsonOption):
-    """Talk to a model, with history and commands such as /stats.
+class ChatOptions(StructureOption, JsonOption):
+    """Talk to a model, with history and commands such as /help.
 
-    echo "What is 3 plus 4?" | outrider chat --max-tokens 32
+    outrider run outrider/embedded "What is 3 plus 4?" --max-tokens 32
     """
 
+    prompt: str | None = setting(None, "The same as PROMPT.")
     system: str | None = setting(None, "System message that opens the conversation.")
+    stats: bool = setting(False, "Say all that was counted of each reply.")
 
 
 @verb(
@@ -63,14 +68,14 @@ class ChatOptions(JsonOption):
     without=DECIDED,
 )
 class TraceOptions(JsonOption):
-    """Record what lanes do while prompts run, for Perfetto.
+    """Record what runs when while prompts are answered, for Perfetto.
 
     outrider trace "def quicksort(items):" "Once upon a time" --schedule pdv --max-tokens 24
     """
 
     output: str = setting("trace.json", "Write the trace to this file.")
     figure: str | None = setting(
-        None, "Also draw the lanes over time: an .svg file; .png and dark ones come beside it."
+        None, "Also draw what ran when: an .svg file; .png and dark ones come beside it."
     )
     figure_seconds: float = setting(
         0.0, "Draw so much from the beginning; 0 is as much as can be told apart.", minimum=0
@@ -147,7 +152,7 @@ class ReportOptions(JsonOption):
 class PromptsOptions(JsonOption):
     """Count the tokens of the benchmark prompts, and save a set of them.
 
-    outrider prompts --tiny-output tiny.json
+    outrider bench prompts --tiny-output tiny.json
     """
 
     tokenizer: str = setting("outrider/embedded", "Model whose tokenizer counts.")
@@ -237,13 +242,13 @@ class PlanOptions(JsonOption):
 class SimulateOptions(JsonOption):
     """Run engines on an invented clock: machines that one does not have, and what-ifs.
 
-    outrider simulate --target llama-8b --draft llama-1b --device h100 --alpha .8
+    outrider bench simulate --target llama-8b --draft llama-1b --device h100 --alpha .8
     """
 
     target: str | None = setting(
         None,
         "Sizes of the target: llama-8b (if none is named), another known name, a model of "
-        "`outrider pairs`, or a config.json.",
+        "`outrider models pairs`, or a config.json.",
     )
     draft: str | None = setting(None, "Sizes of the draft model, the same way (llama-1b).")
     device: str | None = setting(
@@ -271,12 +276,12 @@ class SimulateOptions(JsonOption):
     )
     p_hit: float | None = setting(
         None,
-        "How often ssd foresees a verdict; by default what its fan-out is expected to reach.",
+        "How often ssd drafted for the right outcome; if not given, what its fan-out should reach.",
         minimum=0,
         maximum=1,
     )
     fan_out: int = setting(
-        16, "Verdicts that ssd drafts for ahead, a sequence and round.", minimum=1, maximum=256
+        16, "Outcomes that ssd drafts for ahead, at once for a sequence.", minimum=1, maximum=256
     )
     batch: int = setting(1, "Run at most this many requests at once.", minimum=1, maximum=1024)
     context: int = setting(512, "Mean tokens of a prompt.", minimum=1, maximum=1_000_000)
@@ -295,12 +300,12 @@ class SimulateOptions(JsonOption):
     )
     contention: float = setting(
         0.0,
-        "0 gives every lane a device of its own; 1 has all share one memory's bandwidth.",
+        "0 gives drafter and target a device each; 1 has both share one memory's bandwidth.",
         minimum=0,
         maximum=1,
     )
     sync_us: float = setting(
-        0.0, "Microseconds of a hand-over between drafting and verifying lanes.", minimum=0
+        0.0, "Microseconds of a hand-over between drafter and target.", minimum=0
     )
     prefill_chunk: int = setting(
         256, "Prompt tokens in one target pass at most.", minimum=1, maximum=65536
@@ -317,15 +322,15 @@ class SimulateOptions(JsonOption):
     verify_batch: int = setting(
         0, "Sequences in one verifying job at most; 0 is --batch.", minimum=0, maximum=1024
     )
-    seed: int = setting(0, "Of verdicts, hits, lengths and arrivals.", minimum=0)
+    seed: int = setting(0, "Of acceptance, hits, lengths and arrivals.", minimum=0)
     sweep: str | None = setting(
         None, "Run once for each value of one of these options, as in k=1,2,4,8."
     )
     figure: str | None = setting(
-        None, "Draw the sweep, or else each engine's lanes over time: an .svg file."
+        None, "Draw the sweep, or else what each engine ran when: an .svg file."
     )
     trace: str | None = setting(
-        None, "Write what lanes did to this file, one for each engine, for Perfetto."
+        None, "Write what ran when to this file, one for each engine, for Perfetto."
     )
 
 
@@ -356,9 +361,9 @@ class ExplainOptions(JsonOption):
         0, "Tokens that each sequence has already (0).", minimum=0, maximum=10_000_000
     )
     p_hit: float = setting(
-        0.9, "Share of the verdicts that are foreseen (0.9).", minimum=0, maximum=1
+        0.9, "Share of the outcomes that were drafted for (0.9).", minimum=0, maximum=1
     )
-    branches: int = setting(24, "Verdicts that are drafted for (24).", minimum=1, maximum=10_000)
+    branches: int = setting(24, "Outcomes that are drafted for (24).", minimum=1, maximum=10_000)
     parameters: float = setting(
         7.0, "Parameters of the target, in billions (7).", minimum=0.001, maximum=100_000
     )

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, cast
 
 from outrider import __version__
+from outrider.cli.output import say
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, KINDS, OFF
 from outrider.core.env import variables_with
@@ -40,8 +41,8 @@ def start_logging(program: ProgramConfig) -> None:
     text = logging.Formatter("outrider: %(message)s")
     handler.setFormatter(JsonLines() if program.log_format == "json" else text)
     logging.basicConfig(level=program.log_level.upper(), handlers=[handler])
-    if sys.stderr.isatty():
-        # The first run compiles, which takes a while; whoever waits is told.
+    # The first run compiles, which takes a while; whoever waits is told.
+    if program.log_level != "error":
         logging.getLogger("outrider.kernels.native.build").setLevel(logging.INFO)
     for note in notes_on(variables_with(VARIABLES_OF_OTHERS)):
         logging.getLogger(__name__).warning(note)
@@ -88,14 +89,24 @@ def open_llm(
     if drafter is not None:
         engine = replace(engine, drafter=drafter)
     draft = None if program.draft in ("auto", "none") else program.draft
+    fetch_missing(program.target, draft)
 
     from outrider.api.llm import LLM
 
     llm = LLM(program.target, draft=draft, config=engine, on_job=on_job)
     if drafter is None:
         for note in llm.notes:
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}")
     return llm
+
+
+def fetch_missing(*names: str | None) -> None:
+    """Fetch what is on the hub and not here, and show how far it is."""
+    for name in names:
+        if name is not None and "/" in name and not name.startswith("outrider/"):
+            from outrider.cli.pull import fetch_missing as fetch
+
+            fetch(name)
 
 
 def _check_flags(resolved: Resolved) -> None:
@@ -103,6 +114,11 @@ def _check_flags(resolved: Resolved) -> None:
     for the one would be ignored. A flag may override a file, which is not seen as a mistake."""
     draft, drafter = resolved.chosen["draft"], resolved.chosen["drafter"]
     named = draft.value not in ("auto", "none") and draft.origin == draft.setting.flag
+    if named and str(draft.value).isdecimal():
+        raise ConfigError(
+            f"--draft names a model, got {draft.value!r}.",
+            hint=f"`outrider generate PROMPT --k {draft.value}` drafts so many tokens a round",
+        )
     kind = KINDS.get(str(drafter.value))
     modelless = kind is not None and not kind.reads_draft
     if named and modelless and drafter.origin == drafter.setting.flag:
@@ -156,7 +172,7 @@ def show(
 def tell_notes(results: Iterable[GenerationResult]) -> None:
     """What happened to requests on their way, each sentence once, on stderr."""
     for note in dict.fromkeys(note for result in results for note in result.notes):
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
 
 
 def run_record(llm: LLM, resolved: Resolved) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`outrider simulate`: engines on a machine that one does not have, or on measured costs.
+"""`outrider bench simulate`: engines on a machine that one does not have, or on measured costs.
 
 Neither weights nor tensors are needed, so torch is not imported. Printed are the machine in a few
 numbers and a row for each engine; a sweep is drawn as a line for each engine.
@@ -19,9 +19,9 @@ from outrider.cli.call import Call
 from outrider.cli.output import (
     check_writable,
     figure_file,
+    fitted,
     json_line,
     screen_table,
-    table,
     write_whole,
 )
 from outrider.cli.run_options import SimulateOptions
@@ -78,8 +78,9 @@ def sweep_page(sweep: Sweep, found: Sequence[SimulatedComparison]) -> str:
     return "\n\n".join(
         [
             f"{about(found[0].study, varies=sweep.name)}; {sweep.name} varies",
-            "speed-up over plain decoding\n" + table(ups, header=(sweep.name, *engines)),
-            "latency of a request, p95\n" + table(late, header=(sweep.name, PLAIN, *engines)),
+            "speed-up over plain decoding\n" + screen_table(ups, header=(sweep.name, *engines)),
+            "latency of a request, p95\n"
+            + screen_table(late, header=(sweep.name, PLAIN, *engines)),
         ]
     )
 
@@ -123,7 +124,7 @@ def machine(study: SimulatedStudy) -> str:
             ("drafting ahead", f"{_ms(times.ahead)} for {study.fan_out} verdicts a sequence"),
             ("window", _window(study)),
         ]
-    return table(lines)
+    return screen_table(lines)
 
 
 def _window(study: SimulatedStudy) -> str:
@@ -236,7 +237,7 @@ def simulate(call: Call[SimulateOptions]) -> int:
     if options.json:
         print(json_line(_record(sweep, found) | {"files": written}))
         return 0
-    print(sweep_page(sweep, found) if sweep else page(found[0]))
+    print(fitted(sweep_page(sweep, found) if sweep else page(found[0])))
     if (note := too_large(asked[0], studies[0])) is not None:
         print(f"note: {note}", file=sys.stderr)
     for name in written:

@@ -42,7 +42,7 @@ def known_sizes() -> Mapping[str, Mapping[str, Any]]:
 
 
 def known_ids() -> Mapping[str, str]:
-    """What `outrider pairs` calls them."""
+    """What `outrider models pairs` calls them."""
     return _table()["names"]
 
 
@@ -55,7 +55,7 @@ def _config(sizes: Mapping[str, Any]) -> LlamaConfig | GPT2Config:
 
 
 def spec_named(name: str) -> ModelSpec:
-    """A known name, a model of `outrider pairs`, a config.json, or the folder of one. Raises
+    """A known name, a model of `outrider models pairs`, a config.json, or the folder of one. Raises
     ConfigError for another name and CheckpointError for a file that cannot be read."""
     known = known_ids().get(name, name)
     if known in known_sizes():

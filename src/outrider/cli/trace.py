@@ -18,7 +18,14 @@ from outrider.bench.pages import percent
 from outrider.bench.workload import DOMAINS, builtin_texts
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import check_writable, figure_file, json_line, table, write_whole
+from outrider.cli.output import (
+    check_writable,
+    figure_file,
+    fitted,
+    json_line,
+    screen_table,
+    write_whole,
+)
 from outrider.cli.run_options import TraceOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.core.budget import JobTrace, RoundTrace
@@ -75,7 +82,7 @@ def _lanes(record: Mapping[str, Any]) -> str:
         )
         for lane, use in record["timeline"]["lanes"].items()
     ]
-    return table(rows, header=header)
+    return screen_table(rows, header=header)
 
 
 def _queues(record: Mapping[str, Any]) -> str:
@@ -88,7 +95,7 @@ def _queues(record: Mapping[str, Any]) -> str:
         )
         for name, use in record["timeline"]["queues"].items()
     ]
-    return table(rows, header=("waiting for", "mean", "p95", "max"))
+    return screen_table(rows, header=("waiting for", "mean", "p95", "max"))
 
 
 def _sentences(record: Mapping[str, Any]) -> Iterator[str]:
@@ -192,7 +199,7 @@ def trace(call: Call[TraceOptions]) -> int:
     figures = _draw(recording, figure, call) if figure is not None and recording.jobs else []
     found = summary(llm, recording)
     found |= {"trace": str(output), "figures": [str(path) for path in figures], "run": about}
-    print(json_line(found) if options.json else page(found))
+    print(json_line(found) if options.json else fitted(page(found)))
     for error in recording.errors:
         print(f"note: a request failed: {error}", file=sys.stderr)
     if recording.interrupted:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.call import Call
-from outrider.cli.output import answer
+from outrider.cli.output import answer, line_width
 from outrider.cli.paint import Meter
 from outrider.cli.run_options import VerifyOptions
 from outrider.core.settings import DEFAULT, Resolved
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.proof.certificate import Certificate, ProofStep
     from outrider.proof.check import Check, Effort
 
-WIDTH = 100
+_PIPED_WIDTH = 100
 _TITLE = 21
 _MARKS = {True: "ok", False: "FAILED", None: "not checked"}
 
@@ -100,19 +100,20 @@ def _line(check: Check) -> str:
 
 
 def _box(certificate: Certificate) -> str:
-    lines = textwrap.wrap(certificate.verdict, WIDTH - 4)
+    width = line_width(_PIPED_WIDTH) - 4
+    lines = textwrap.wrap(certificate.verdict, width)
     following = certificate.next_command
     if following is not None:
-        lines += textwrap.wrap(f"next: {following}", WIDTH - 4)
-    edge = "─" * (WIDTH - 2)
-    inside = [f"│ {line:<{WIDTH - 4}} │" for line in lines]
+        lines += textwrap.wrap(f"next: {following}", width)
+    edge = "─" * (width + 2)
+    inside = [f"│ {line:<{width}} │" for line in lines]
     return "\n".join(["", f"┌{edge}┐", *inside, f"└{edge}┘"])
 
 
 def _wrapped(start: str, text: str, *, indent: int) -> str:
     return textwrap.fill(
         text,
-        WIDTH,
+        line_width(_PIPED_WIDTH),
         initial_indent=start,
         subsequent_indent=" " * indent,
         break_long_words=False,

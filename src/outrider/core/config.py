@@ -41,7 +41,7 @@ class EngineConfig:
         "What proposes tokens; auto takes the draft model or heads if there are any, else ngram.",
         choices=DRAFTERS,
     )
-    k: int = setting(4, "Draft at most this many tokens a round.", minimum=0, maximum=64)
+    k: int = setting(4, "Draft at most this many tokens at once.", minimum=0, maximum=64)
     tree_nodes: int = setting(
         0,
         "Draft trees of at most this many tokens, where the drafter can branch; 0 drafts chains.",

@@ -263,10 +263,23 @@ class FieldKind:
     read: Callable[[object], Value]
 
 
+# As in 25.6k and 32K: decimal small, binary capital.
+_MULTIPLES = {"k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
+
+
 def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(value)
-    return int(value)
+    multiple = _MULTIPLES.get(value[-1:]) if isinstance(value, str) else None
+    if multiple is None or isinstance(value, int):
+        return int(value)
+    whole, _, fraction = value[:-1].partition(".")
+    if not all(part.isascii() and part.isdigit() for part in (whole, fraction or "0")):
+        raise ValueError(value)
+    number, rest = divmod(int(whole + fraction) * multiple, 10 ** len(fraction))
+    if rest:
+        raise ValueError(value)
+    return number
 
 
 def _number(value: object) -> float:

@@ -1,7 +1,9 @@
 """What other speculative-decoding projects call our settings, for hints and for docs/settings.md.
 
-A name of another project is never read as ours: two names for one setting are two places to look
-for a mistake. It is recognised, and answered with the name that it has here.
+In files, variables and Python, a name of another project is never read as ours: two names for one
+setting are two places to look for a mistake. It is recognised, and answered with the name that it
+has here. On the command line, flags that take the very same values are read, with a note
+(cli/guesses.py).
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ class Foreign:
         if not self.here:
             return ""
         if self.name.startswith("-"):
-            return "--" + self.here.replace("_", "-")
+            return self.spelled_flag
         return PREFIX + self.here.upper() if self.name.isupper() else self.here
+
+    @property
+    def spelled_flag(self) -> str:
+        return "--" + self.here.replace("_", "-")
 
     @property
     def hint(self) -> str:
@@ -75,21 +81,48 @@ FOREIGN: tuple[Foreign, ...] = (
     *_all("state_history", "SHARPI_MTP_BATCH_MAX", "one less: drafts a hybrid can return to"),
     *_all("", "SHARPI_BATCH_DECODE_MMQ", "outrider doctor shows which kernels this machine has"),
     *_all("device", "SHARPI_CPU_GDN", "cpu: a hybrid's recurrence runs where its model does"),
-    *_all("target", "--base-model --verifier-model --target-model"),
-    *_all("draft", "--draft-model --assistant-model", "without one, --drafter none"),
+    *_all("target", "--base-model --verifier-model --target-model -hf --hf-repo"),
+    *_all(
+        "draft",
+        "--draft-model --assistant-model --model-draft -md --hf-repo-draft -hfd "
+        "--speculative-model",
+        "without one, --drafter none",
+    ),
     *_all("drafter", "--draft-lookup", "ngram"),
     *_all("drafter", "--spec-type --draft-mode", "model, ngram, mtp, eagle, medusa, none or auto"),
-    *_all("k", "--spec-draft-n-max --draft-max --num-speculative-tokens --gamma"),
+    *_all(
+        "k",
+        "--spec-draft-n-max --draft-max --num-speculative-tokens --gamma --num-draft-tokens "
+        "--num-assistant-tokens",
+    ),
+    *_all("k", "--prompt-lookup-num-tokens", "with --drafter ngram"),
+    *_all("draft", "--speculative-config", "with --k; both are flags of their own"),
     *_all("min_k", "--spec-draft-n-min --draft-min --min-draft", "with --controller band or slo"),
     *_all("k", "--max-draft", "the most that a controller chooses"),
     *_all("least_confidence", "--spec-draft-p-min --draft-p-min", "with --drafter block alone"),
     *_all("sampler", "--policy", "token for longest_prefix; threshold, top_k, typical are lossy"),
     *_all("leniency", "--tau", "with --sampler threshold"),
     *_all("controller", "--adaptive-K --adaptive-k", "band"),
-    *_all("max_tokens", "--max-new-tokens --n-predict -n"),
+    *_all("max_tokens", "--max-new-tokens --n-predict -n --predict"),
     *_all("temperature", "--temp"),
     *_all("threads", "-t --num-threads"),
-    *_all("", "-p", "the prompt is a word of its own, as in outrider generate PROMPT"),
+    *_all("repetition_penalty", "--repeat-penalty"),
+    *_all("seed", "-s"),
+    *_all("stop", "-r --reverse-prompt --stop-strings"),
+    *_all("quantise", "--quantization --quantize", "int8 or int4"),
+    *_all("quantise", "--load-in-8bit", "int8"),
+    *_all("quantise", "--load-in-4bit", "int4"),
+    *_all("batch_size", "--max-num-seqs -np --parallel"),
+    *_all("tensor_parallel", "--tensor-parallel-size -tp"),
+    *_all("arena_tokens", "--gpu-memory-utilization", "counted in tokens"),
+    *_all("device", "-ngl --n-gpu-layers --gpu-layers", "cuda has all layers, cpu none"),
+    *_all("", "--num-beams", "texts are sampled, or greedy"),
+    *_all("", "-f --file", "a prompt is read from stdin: `outrider generate - < FILE`"),
+    *_all("", "--format", "`outrider generate PROMPT --json-object`, or --schema"),
+    *_all("", "-i --interactive -cnv --conversation", "`outrider chat`"),
+    *_all(
+        "", "--port --host --api-key", "there is no server yet; `outrider chat` runs here and now"
+    ),
     *_all("temperature", "--do-sample", "0 is greedy, anything else samples"),
     *_all("fused_round", "--cuda-graph"),
     *_all("profile", "--metrics-detailed"),
@@ -97,7 +130,7 @@ FOREIGN: tuple[Foreign, ...] = (
         "", "--impl", "the scripted model is a class for tests, outrider.lab.scripted.ScriptedLM"
     ),
     *_all("", "--test-mode", "recipes/test.yaml, with --config, is a run of seconds"),
-    *_all("context", "-c --ctx-size --max-model-len"),
+    *_all("context", "-c --ctx-size --max-model-len --context-length --max-kv-size"),
     *_all("target", "base_model target_model verifier_model"),
     *_all("draft", "draft_model assistant_model"),
     *_all("drafter", "draft_mode", "vanilla is model; eagle and medusa are themselves, of heads"),

@@ -16,7 +16,7 @@ class EngineOptions(TypedDict, total=False):
     """What proposes tokens; auto takes the draft model or heads if there are any, else ngram."""
 
     k: int
-    """Draft at most this many tokens a round."""
+    """Draft at most this many tokens at once."""
 
     tree_nodes: int
     """Draft trees of at most this many tokens, where the drafter can branch; 0 drafts chains."""
@@ -220,7 +220,7 @@ class SamplingOptions(TypedDict, total=False):
     """Fields of SamplingParams."""
 
     max_tokens: int
-    """Emit at most this many tokens."""
+    """Write at most this many tokens."""
 
     temperature: float
     """0 is greedy; higher is more random."""
@@ -229,7 +229,7 @@ class SamplingOptions(TypedDict, total=False):
     """Keep the k likeliest tokens; 0 keeps all."""
 
     top_p: float
-    """Keep the likeliest tokens that together reach this mass."""
+    """Keep the likeliest tokens that together reach this probability."""
 
     min_p: float
     """Drop tokens below this share of the likeliest one's mass."""

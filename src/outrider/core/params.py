@@ -36,11 +36,11 @@ class SamplingParams:
     and `bad_words` may be one text or any sequence of texts.
     """
 
-    max_tokens: int = setting(128, "Emit at most this many tokens.", minimum=1, maximum=WHOLE)
+    max_tokens: int = setting(128, "Write at most this many tokens.", minimum=1, maximum=WHOLE)
     temperature: float = setting(0.0, "0 is greedy; higher is more random.", minimum=0, maximum=100)
     top_k: int = setting(0, "Keep the k likeliest tokens; 0 keeps all.", minimum=0, maximum=WHOLE)
     top_p: float = setting(
-        1.0, "Keep the likeliest tokens that together reach this mass.", minimum=0, maximum=1
+        1.0, "Keep the likeliest tokens that together reach this probability.", minimum=0, maximum=1
     )
     min_p: float = setting(
         0.0, "Drop tokens below this share of the likeliest one's mass.", minimum=0, maximum=1

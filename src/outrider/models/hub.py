@@ -271,7 +271,7 @@ def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[st
         )
     else:
         there = ", ".join(every[:5]) or "no files"
-        hint = "is it the repository of a whole model? `outrider pairs` lists some"
+        hint = "is it the repository of a whole model? `outrider models pairs` lists some"
     raise CheckpointError(
         f"{name} has no config.json with safetensors beside it; there are {there}.", hint=hint
     )

@@ -145,7 +145,7 @@ def _kind(value: object) -> str:
     return "a list" if isinstance(value, list) else f"{value!r:.40}"
 
 
-OTHER_CHECKPOINT = "choose another checkpoint; `outrider pairs` lists some that load"
+OTHER_CHECKPOINT = "choose another checkpoint; `outrider models pairs` lists some that load"
 CONTRADICTION = "config.json contradicts itself: download it again, or choose another checkpoint"
 
 # What is read of a file is bounded before anything is made of it. No model has so many layers.

@@ -7,6 +7,7 @@ that is fetched is ever executed.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ from outrider.models.parallel.shard import check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weights import EMBEDDINGS, Placement, Weights
+from outrider.pairs.catalog import is_called, models_called
+
+_log = logging.getLogger(__name__)
 
 ALIASES = {
     "outrider/embedded": "target",
@@ -222,12 +226,34 @@ def resolve(name: str) -> Path:
             hint=f"try its folder, {folder.resolve().parent}",
         )
     if HUB_ID.fullmatch(name) is None:
-        raise CheckpointError(
-            f"no model {name!r}: there is no such folder, and it is not a hub id of the form "
-            "org/name.",
-            hint=_suggest(folder, name),
-        )
+        return _from_hub(_called(name, folder), folder)
     return _from_hub(name, folder)
+
+
+@cache
+def _called(name: str, folder: Path) -> str:
+    """The one model of the hub cache that `name` is short for. Raises CheckpointError, with what to
+    fetch, if none is or several are."""
+    here = [model for model in _cached_models() if name and is_called(model, name)]
+    if len(here) == 1:
+        _log.warning("%s: taking %s, which is on this machine.", name, here[0])
+        return here[0]
+    if here:
+        raise CheckpointError(f"{name!r} may be one of {', '.join(here)}.", hint="name one in full")
+    fetched = [f"`outrider pull {model}`" for model in models_called(name)[:2]]
+    raise CheckpointError(
+        f"no model {name!r}: there is no such folder, and it is not a hub id of the form org/name.",
+        hint=f"{' or '.join(fetched)} fetches one" if fetched else _suggest(folder, name),
+    )
+
+
+def _cached_models() -> list[str]:
+    """Hub ids of what is in the cache, whole or not."""
+    # Imported here: a local model needs no hub client.
+    from huggingface_hub import constants
+
+    folders = sorted(Path(constants.HF_HUB_CACHE).expanduser().glob("models--*--*"))
+    return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
 
 
 def _as_path(name: str) -> Path:

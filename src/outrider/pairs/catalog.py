@@ -6,6 +6,7 @@ at two bytes a number: 2 x layers x KV heads x head size x 2.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -215,6 +216,8 @@ _PAIRS = (
 )
 
 PAIRS: Mapping[str, ModelPair] = {pair.pair_name: pair for pair in _PAIRS}
+# The smallest published model that answers, for whoever has none yet.
+FIRST_MODEL = PAIRS["smollm2"].draft_model_id
 
 
 class UnknownPairError(ConfigError, KeyError):
@@ -230,11 +233,25 @@ def list_pairs() -> tuple[ModelPair, ...]:
     return tuple(PAIRS.values())
 
 
+def is_called(model_id: str, name: str) -> bool:
+    """Whether `name` is short for the model: "smollm2:135m" for org/SmolLM2-135M-Instruct."""
+    parts = [part for part in re.split(r"[^a-z0-9.]+", name.lower()) if part]
+    model = model_id.rpartition("/")[2].lower()
+    return bool(parts) and model.startswith(parts[0]) and all(part in model for part in parts)
+
+
+def models_called(name: str) -> list[str]:
+    """Models of pairs that `name` is short for, the smallest first."""
+    sides = [side for pair in _PAIRS for side in (pair.target, pair.draft) if "/" not in name]
+    sides.sort(key=lambda side: side.weights_gb)
+    return list(dict.fromkeys(s.model_id for s in sides if is_called(s.model_id, name)))
+
+
 def get_pair(name: str) -> ModelPair:
     """Raises UnknownPairError, a ConfigError and a KeyError, which lists the names."""
     if name not in PAIRS:
         hint = did_you_mean(name, PAIRS)
-        raise UnknownPairError(f"no pair {name!r}. {hint}", hint="outrider pairs")
+        raise UnknownPairError(f"no pair {name!r}. {hint}", hint="outrider models pairs")
     return PAIRS[name]
 
 

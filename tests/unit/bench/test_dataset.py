@@ -84,7 +84,7 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"prompts\.json") as caught:
         PromptDataset.load(path)
     assert caught.value.hint is not None
-    assert "outrider prompts" in caught.value.hint
+    assert "outrider bench prompts" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -191,8 +191,8 @@ def test_any_words_are_answered(words: list[str]) -> None:
     ("words", "hint"),
     [
         (("--draft-lookup",), "did you mean '--drafter'?"),
-        (("--max-new-tokens", "5"), "did you mean '--max-tokens'?"),
-        (("-c", "512"), "did you mean '--context'?"),
+        (("--draft-min", "5"), "did you mean '--min-k'?"),
+        (("--spec-type", "ngram"), "did you mean '--drafter'?"),
         (("--impl", "fake"), "no counterpart here"),
     ],
 )

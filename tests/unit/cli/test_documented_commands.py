@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from doubles.command_line import Command
+from doubles.command_line import Command, nothing
 from outrider.cli import call
-from outrider.cli.call import Call
-from outrider.cli.options import Options
 
 pytestmark = pytest.mark.wide
 
@@ -32,23 +30,6 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 COMMANDS = sorted(set(documented()))
-
-
-class NothingRuns:
-    """Stands for the module of any verb: settings are typed and checked, and that is all."""
-
-    def __getattr__(self, name: str) -> Callable[[Call[Options]], int]:
-        def verb(asked: Call[Options]) -> int:
-            asked.resolved.program()
-            asked.resolved.engine()
-            asked.resolved.sampling()
-            return 0
-
-        return verb
-
-
-def nothing(_: str) -> NothingRuns:
-    return NothingRuns()
 
 
 def test_there_are_commands_to_look_at() -> None:

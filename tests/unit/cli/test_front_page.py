@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from doubles.command_line import Command
+from doubles.command_line import Command, nothing
 from outrider import __version__
+from outrider.cli import call
 from outrider.cli.options import Verb
 from outrider.cli.verbs import VERBS
 
@@ -101,13 +102,18 @@ def test_the_version_is_the_package_version(outrider: Command) -> None:
     assert outrider("--version").out == f"outrider {__version__}\n"
 
 
+def pasted(page: str) -> str:
+    """With commands that go on after a backslash as a shell reads them."""
+    return re.sub(r" \\\n +", " ", page)
+
+
 @pytest.mark.parametrize("words", PATHS, ids=" ".join)
 def test_help_of_a_verb_names_every_option_and_an_example(
     outrider: Command, words: tuple[str, ...]
 ) -> None:
     shown = outrider(*words, "--help-all")
     assert shown.code == 0
-    assert f"\nExample:\n  {PATHS[words].example}\n" in shown.out
+    assert f"\nExample:\n  {PATHS[words].example}\n" in pasted(shown.out)
     before, _, _ = shown.out.partition("Example:")
     assert max(map(len, before.splitlines())) <= 100
     shown_flags = shown.out + shown.out.replace("[no-]", "no-") + shown.out.replace("[no-]", "")
@@ -124,7 +130,35 @@ def test_help_of_a_verb_fits_a_screen(
     shown = outrider(*words, "--help")
     assert (shown.code, outrider(*words, "-h").out) == (0, shown.out)
     assert shown.out.count("\n") <= 45
-    assert PATHS[words].example in shown.out
+    assert PATHS[words].example in pasted(shown.out)
+    assert max(map(len, shown.out.splitlines())) <= int(columns)
+
+
+# Words that mean something else, or nothing, to whoever has not read docs/vocabulary.md.
+OWN_WORDS = {
+    *("arena", "carry", "contestant", "emit", "exam", "foreseen", "foresees", "glue", "lane"),
+    *("lanes", "law", "laws", "ledger", "mass", "piece", "pieces", "scene", "shaper"),
+    *("staged", "trunk", "verdict", "verdicts", "visit", "visits"),
+}
+
+
+@pytest.mark.parametrize("words", [(), *PATHS], ids=" ".join)
+def test_help_has_no_word_of_our_own(outrider: Command, words: tuple[str, ...]) -> None:
+    shown = outrider(*words, "--help").out
+    assert not OWN_WORDS & set(re.findall(r"(?<![-\w])[a-z]+(?![-\w])", shown.lower()))
+
+
+@pytest.mark.parametrize(
+    "words", [words for words, verb in PATHS.items() if verb.settings], ids=" ".join
+)
+def test_every_verb_with_settings_takes_them_by_key(
+    outrider: Command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "import_module", nothing)
+    given = outrider(*words, "--set", "log_level=info", "--set", "nobody=1")
+    assert (given.code, "no setting 'nobody'" in given.err) == (2, True)
+    assert outrider(*words, "--set", "log_level=info").code == 0
+    assert "--log-level" in outrider(*words, "--help", "log level").out
 
 
 def test_help_searches_for_a_word(outrider: Command) -> None:
@@ -226,7 +260,7 @@ def test_an_interrupt_ends_quietly_with_130() -> None:
         "import signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from outrider.cli.main import main\n"
-        "main(['generate', 'x', '--max-tokens', '1900'])\n"
+        "main(['generate', 'x', '--quiet', '--max-tokens', '1900'])\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -267,23 +301,21 @@ def test_a_defect_is_one_block_that_names_debug() -> None:
         (["chat", "--sytem", "x"], "unknown option '--sytem'", "'--system'"),
         (["models", "lst"], "lst", "list"),
         (["models", "list", "--jsn"], "unknown option '--jsn'", "'--json'"),
-        (["generate", "x", "y"], "'y': one word too many", "outrider generate --help"),
+        (["generate", "x", "y", "z"], "'z': one word too many", "outrider generate --help"),
         (["generate", "x", "--k"], "--k", "outrider generate --help"),
         (["generate", "x", "--k", "1", "--k", "2"], "--k", "outrider generate --help"),
         (["completion", "tcsh"], "tcsh", "bash"),
         (["models", "inspect"], "MODEL is missing", "--help"),
         (["ps"], "unknown verb 'ps'", "outrider list"),
         (["serve"], "unknown verb 'serve'", "outrider chat"),
-        (["generate", "x", "-n", "3"], "unknown option '-n'", "'--max-tokens'"),
-        (["generate", "x", "--temp", "1"], "'--temp'", "'--temperature'"),
-        (["generate", "x", "-t", "1"], "'-t'", "'--threads'"),
-        (["generate", "x", "-c", "64"], "'-c'", "'--context'"),
-        (["generate", "x", "--draft-model", "y"], "'--draft-model'", "'--draft'"),
-        (["generate", "x", "--num-speculative-tokens", "2"], "'--num-spec", "'--k'"),
+        (["list", "-n", "3"], "unknown option '-n'", "'--max-tokens'"),
+        (["generate", "x", "y", "-p", "z"], "two prompts", "drop one"),
+        (["run", "x", "y", "--prompt", "z"], "two prompts", "drop one"),
+        (["generate", "x", "--draft", "5"], "--draft names a model, got '5'", "--k 5"),
         (["generate", "x", "--set", "kk=2"], "no setting 'kk'", "'k'"),
         (["generate", "x", "--set", "k"], "no value", "--set k=4"),
         (["generate", "x", "--set", "k=2", "--k", "3"], "--set k=2 and --k", "drop one"),
-        (["chat", "a", "--target", "b"], "two models: 'a' and --target 'b'", "drop one"),
+        (["chat", "a", "--target", "b"], "two models: 'a' and --target 'b'", "--prompt"),
     ],
 )
 def test_words_that_mean_nothing_are_explained(

@@ -6,8 +6,7 @@ import ast
 import json
 import logging
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 import outrider
 from doubles.command_line import Command
 from doubles.json_server import Answer, serving
+from doubles.terminal import Terminal
 from doubles.tiny_checkpoints import Variant, random_tensors, save_tensors, write_checkpoint
 from outrider.cli import main as program
 from outrider.cli.gate import Gate, behind, gate, gated, visible
@@ -106,22 +106,6 @@ def check(shown: str, *, some: str = "") -> None:
     """Nothing to obey; `some` of what was foreign is there, and still says what it was."""
     assert not OBEYED & set(shown)
     assert some in shown
-
-
-class Terminal(StringIO):
-    """Both streams at once, within `watched`."""
-
-    def isatty(self) -> bool:
-        return True
-
-    @contextmanager
-    def watched(self) -> Generator[None]:
-        before = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = self
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = before
 
 
 @pytest.fixture

@@ -34,9 +34,10 @@ def test_the_text_is_followed_by_one_verdict_line(outrider: Command) -> None:
     assert shown.code == 0
     text, verdict = shown.out[:-1].rsplit("\n", 1)
     assert text == record["text"]
-    assert verdict.startswith("16 tokens · ")
-    assert "drafts accepted" in verdict
-    assert "×" not in verdict
+    assert verdict.startswith("16 tokens, ")
+    assert "guesses right" in verdict
+    assert verdict.endswith("; cut at 16 tokens; --max-tokens N for more")
+    assert "faster" not in verdict
 
 
 def test_json_has_the_promised_shape(outrider: Command) -> None:
@@ -212,7 +213,7 @@ def test_several_completions_are_shown_one_after_the_other(outrider: Command) ->
     words = (PROMPT, *SHORT, "--n", "2", "--temperature", "0.9", "--seed", "0")
     shown = outrider("generate", *words)
     assert shown.code == 0
-    assert shown.out.count("of 2 · 16 tokens") == 2
+    assert shown.out.count("of 2: 16 tokens, ") == 2
     record = run_json(outrider, *words)
     texts = [completion["text"] for completion in record["completions"]]
     assert len(set(texts)) == 2

@@ -6,12 +6,8 @@ from io import StringIO
 
 import pytest
 
+from doubles.terminal import Terminal
 from outrider.cli.paint import Painter
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""`outrider pairs` and `outrider draft check`: what fits what, and the command that uses it."""
+"""`outrider models pairs` and `outrider draft check`: what fits what, and the command for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def test_the_list_has_every_pair_and_says_what_is_special(outrider: Command) -> None:
-    shown = outrider("pairs").out
+    shown = outrider("models", "pairs").out
     for pair in PAIRS.values():
         assert pair.target_model_id in shown
         assert pair.draft_model_id in shown
@@ -50,7 +50,7 @@ def test_the_list_has_every_pair_and_says_what_is_special(outrider: Command) -> 
 
 
 def test_one_pair_is_shown_with_memory_and_command(outrider: Command) -> None:
-    shown = outrider("pairs", "gpt2_dev").out
+    shown = outrider("models", "pairs", "gpt2_dev").out
     assert "250 MB" in shown
     assert "3.0 GB" in shown
     assert "KV of 4096 tokens" in shown
@@ -63,7 +63,7 @@ def test_one_pair_is_shown_with_memory_and_command(outrider: Command) -> None:
 
 
 def test_a_target_that_drafts_for_itself_loads_no_draft(outrider: Command) -> None:
-    shown = outrider("pairs", "llama3_self").out
+    shown = outrider("models", "pairs", "llama3_self").out
     assert get_pair("llama3_self").command() in shown
     assert "--draft " not in shown
     assert shown.count("is gated") == 1
@@ -77,7 +77,7 @@ def test_a_pair_that_does_not_run_yet_says_why_and_has_no_command(
 ) -> None:
     refused = replace(get_pair("gpt2_dev"), refusal="no kernel for it")
     monkeypatch.setattr(cli_pairs, "get_pair", {"gpt2_dev": refused}.__getitem__)
-    shown = outrider("pairs", "gpt2_dev").out
+    shown = outrider("models", "pairs", "gpt2_dev").out
     assert "not supported yet: no kernel for it" in shown
     assert "outrider generate" not in shown
     record = read(outrider, "pairs", "gpt2_dev")
@@ -85,7 +85,7 @@ def test_a_pair_that_does_not_run_yet_says_why_and_has_no_command(
 
 
 def test_an_unknown_pair_is_bad_input(outrider: Command) -> None:
-    shown = outrider("pairs", "gtp2_dev")
+    shown = outrider("models", "pairs", "gtp2_dev")
     assert shown.code == 2
     assert "did you mean 'gpt2_dev'?" in shown.err
 

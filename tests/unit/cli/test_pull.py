@@ -287,7 +287,7 @@ FAILURES: list[tuple[str, Repo | None, str, str]] = [
     ("gated", Repo(WHOLE.files, gated=True), "org/x is gated", "accept its licence"),
     ("gguf", GGUF, "GGUF files, such as m-q4.gguf", "made from"),
     ("pickle", PICKLE, "pickle files, such as pytorch_model.bin", "--revision refs/pr/1"),
-    ("empty", Repo({}), "there are no files", "outrider pairs"),
+    ("empty", Repo({}), "there are no files", "outrider models pairs"),
     ("down", Repo({}, status=503), "cannot answer about org/x now (503)", "later"),
     ("token", Repo({}, status=403), "does not give org/x to the token", "hf auth login"),
 ]

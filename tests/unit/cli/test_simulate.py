@@ -1,4 +1,4 @@
-"""`outrider simulate`: a page for people, a record for programs, and answers to bad words."""
+"""`outrider bench simulate`: a page for people, a record for programs, and answers to bad words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORT = ("--requests", "2", "--max-tokens", "20", "--context", "16")
 
 
 def run_json(outrider: Command, *words: str) -> dict[str, Any]:
-    shown = outrider("simulate", *SHORT, "--json", *words)
+    shown = outrider("bench", "simulate", *SHORT, "--json", *words)
     assert shown.code == 0, shown.err
     record: dict[str, Any] = json.loads(shown.out)
     return record
@@ -47,7 +47,7 @@ def stored(path: Path, places: tuple[PlaceCount, ...] = ()) -> str:
 
 
 def test_a_row_for_each_engine_and_plain_decoding(outrider: Command) -> None:
-    shown = outrider("simulate", *SHORT, "--batch", "2", "--engines", "single,ssd")
+    shown = outrider("bench", "simulate", *SHORT, "--batch", "2", "--engines", "single,ssd")
     assert shown.code == 0, shown.err
     lines = shown.out.splitlines()
     assert lines[:2] == [
@@ -62,7 +62,7 @@ def test_a_row_for_each_engine_and_plain_decoding(outrider: Command) -> None:
 
 
 def test_what_does_not_fit_on_the_device_is_said(outrider: Command) -> None:
-    shown = outrider("simulate", *SHORT, "--target", "llama-70b", "--engines", "single")
+    shown = outrider("bench", "simulate", *SHORT, "--target", "llama-70b", "--engines", "single")
     assert shown.code == 0
     assert "GB, and h100 has 80 GB" in shown.err
 
@@ -114,7 +114,7 @@ def test_a_sweep_runs_once_for_each_value(outrider: Command) -> None:
     assert ups == sorted(ups)
     # Its prompts take a pass of their own, which the single lane spares.
     assert ups[0] < by_engine(record["simulations"][0])["single"]["speedup"] < ups[2]
-    page = outrider("simulate", *SHORT, *words).out
+    page = outrider("bench", "simulate", *SHORT, *words).out
     assert "p_hit varies" in page
     rows = [line.split()[0] for line in page.splitlines() if line and line[0] in "0.1"]
     assert rows == ["0", ".5", "1"] * 2
@@ -225,7 +225,7 @@ def test_torch_is_not_imported() -> None:
 def test_what_cannot_work_is_said(
     outrider: Command, words: list[str], problem: str, hint: str
 ) -> None:
-    shown = outrider("simulate", *words)
+    shown = outrider("bench", "simulate", *words)
     assert shown.code in (2, 3)
     assert shown.err.startswith("error: ")
     assert problem in shown.err
@@ -238,23 +238,23 @@ def test_a_calibration_must_have_what_is_asked_of_it(outrider: Command, tmp_path
     stored(path)
     assert (
         "no drafter 'ngrm'"
-        in outrider("simulate", "--calibration", str(path), "--drafter", "ngrm").err
+        in outrider("bench", "simulate", "--calibration", str(path), "--drafter", "ngrm").err
     )
     record = json.loads(path.read_text())["calibration"]
     record["drafters"] = []
     path.write_text(json.dumps(record))
-    assert "no drafter" in outrider("simulate", "--calibration", str(path)).err
+    assert "no drafter" in outrider("bench", "simulate", "--calibration", str(path)).err
     path.write_bytes(b"\xff\xfe")
-    assert "is no JSON" in outrider("simulate", "--calibration", str(path)).err
+    assert "is no JSON" in outrider("bench", "simulate", "--calibration", str(path)).err
     path.write_text("[1]")
-    assert outrider("simulate", "--calibration", str(path)).code == 2
+    assert outrider("bench", "simulate", "--calibration", str(path)).code == 2
     path.write_text("{}")
-    shown = outrider("simulate", "--calibration", str(path))
+    shown = outrider("bench", "simulate", "--calibration", str(path))
     assert shown.code == 2
     assert f"{path}: no calibration: it has no 'schema'." in shown.err
     assert "outrider plan TARGET --save FILE" in shown.err
     path.write_text('{"schema": "outrider-calibration/99"}')
-    shown = outrider("simulate", "--calibration", str(path))
+    shown = outrider("bench", "simulate", "--calibration", str(path))
     assert f"{path}: the calibration is of another version.\n" in shown.err
 
 

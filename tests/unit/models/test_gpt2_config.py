@@ -56,12 +56,20 @@ def test_a_missing_size_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said", "hint"),
     [
-        ({"activation_function": "gelu"}, "activation_function 'gelu' is not", "outrider pairs"),
-        ({"activation_function": "relu"}, "this decoder has gelu_new", "outrider pairs"),
-        ({"scale_attn_weights": False}, "scale_attn_weights false is not", "outrider pairs"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx true is not", "outrider pairs"),
-        ({"reorder_and_upcast_attn": True}, "this decoder has false", "outrider pairs"),
-        ({"add_cross_attention": True}, "add_cross_attention true is not", "outrider pairs"),
+        (
+            {"activation_function": "gelu"},
+            "activation_function 'gelu' is not",
+            "outrider models pairs",
+        ),
+        ({"activation_function": "relu"}, "this decoder has gelu_new", "outrider models pairs"),
+        ({"scale_attn_weights": False}, "scale_attn_weights false is not", "outrider models pairs"),
+        (
+            {"scale_attn_by_inverse_layer_idx": True},
+            "layer_idx true is not",
+            "outrider models pairs",
+        ),
+        ({"reorder_and_upcast_attn": True}, "this decoder has false", "outrider models pairs"),
+        ({"add_cross_attention": True}, "add_cross_attention true is not", "outrider models pairs"),
         ({"quantization_config": {"bits": 4}}, "quantised", "unquantised"),
         ({"n_head": 3}, "n_embd 64 does not divide into 3 heads", "contradicts itself"),
         ({"n_head": 64}, "64 heads (n_head) of an even size", "contradicts itself"),

@@ -230,7 +230,7 @@ def test_qwen_layers_of_another_kind_are_refused() -> None:
     with pytest.raises(CheckpointError, match="layer_types has 'linear_attention'") as caught:
         qwen(layer_types=["linear_attention", "full_attention"])
     assert caught.value.hint is not None
-    assert "outrider pairs" in caught.value.hint
+    assert "outrider models pairs" in caught.value.hint
     with pytest.raises(CheckpointError, match="the key sliding_window is missing"):
         qwen(layer_types=SLIDING, sliding_window=None)
 
@@ -264,7 +264,7 @@ def test_the_smallest_window_is_the_one_that_is_told() -> None:
     [
         ({"num_key_value_heads": 3}, "contradicts itself"),
         ({"head_dim": 15}, "contradicts itself"),
-        ({"hidden_act": "gelu"}, "outrider pairs"),
+        ({"hidden_act": "gelu"}, "outrider models pairs"),
         ({"quantization_config": {"bits": 4}}, "unquantised"),
     ],
 )

@@ -1,0 +1,293 @@
+"""The state behind `outrider chat`: messages, models, settings, and commands that change them.
+
+An error of a command or of a model is reported, changes nothing, and the conversation goes on;
+`exit_code` remembers it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from outrider.cli.main import report
+from outrider.cli.output import fitted, json_line, prose, say, screen_table, write_whole
+from outrider.cli.rounds_page import RoundsPage
+from outrider.cli.session import interruptible, open_llm, show, tell_notes
+from outrider.cli.verdict import details, guesses, headline, is_cut, toy_note
+from outrider.core import settings
+from outrider.core.errors import ConfigError, OutriderError, did_you_mean
+from outrider.core.files import FileKind, read_json
+from outrider.core.settings import SETTINGS, Chosen, Given, Resolved
+
+if TYPE_CHECKING:
+    from outrider.api.llm import LLM
+    from outrider.api.result import GenerationResult
+    from outrider.api.structure import StructureOptions
+    from outrider.cli.paint import Painter
+
+Message: TypeAlias = dict[str, str]
+LEAVE = ("/bye", "/exit", "/quit")
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a command is given, what it does, and the function that takes what it was given."""
+
+    takes: str
+    text: str
+    run: Callable[[str], None]
+
+
+class Conversation:
+    """Takes lines; answers messages and obeys commands.
+
+    `messages` may begin with a system message; `results` are those of all replies, the newest last.
+    Without a painter, replies are JSON lines.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        painter: Painter | None,
+        structure: StructureOptions,
+        *,
+        system: str | None,
+        stats: bool,
+    ) -> None:
+        self.llm: LLM = open_llm(resolved)
+        self._resolved = resolved
+        self._painter = painter
+        self._structure = structure
+        self._stats = stats
+        self._file: Path | None = None
+        self._params = resolved.sampling()
+        self.messages: list[Message] = _system_message(system)
+        self.results: list[GenerationResult] = []
+        self._page = RoundsPage(self.llm, resolved)
+        self.commands = self._commands()
+        self.exit_code = 0
+
+    def _commands(self) -> dict[str, Command]:
+        return {
+            "/help": Command("", "this list; so does /?", lambda _: print(self._help())),
+            "/bye": Command("", "leave; so do /exit and Ctrl-D", _leave),
+            "/retry": Command("", "answer the last message anew", self._retry),
+            "/reset": Command("", "forget all messages but the system message", self._reset),
+            "/system": Command("TEXT", "change the system message; - takes it out", self._system),
+            "/save": Command("FILE", "write the messages to a new file", self._save),
+            "/load": Command("FILE", "go on with the messages of a file", self._load),
+            "/model": Command("NAME", "go on with another model", self._model),
+            "/drafter": Command("NAME", "let something else guess tokens, or none", self._drafter),
+            "/k": Command("NUMBER", "guess so many tokens at once", self._k),
+            "/set": Command("KEY VALUE", "change a sampling setting; alone, show all", self._set),
+            "/html": Command(
+                "FILE", "show replies from now on as a page; alone, end that", self._html
+            ),
+            "/stats": Command("", "what all replies took so far", lambda _: print(self._total())),
+        }
+
+    @property
+    def banner(self) -> str:
+        drafter = "none" if self.llm.drafter == "none" else f"drafter {self.llm.drafter}"
+        toy = " (a toy)" if toy_note(self.llm.spec.name) else ""
+        return f"{self.llm.spec.name}{toy}, {drafter}. /? lists the commands, /bye leaves."
+
+    def take(self, text: str) -> bool:
+        """Act on one message or command; False if the user wants to leave."""
+        if text in LEAVE:
+            return False
+        return self._within(self._obey, text) if text.startswith("/") else self.say(text)
+
+    def say(self, text: str) -> bool:
+        """Answer a message, whatever it begins with; True."""
+        return self._within(self._answer, text) if text else True
+
+    def _within(self, act: Callable[[str], None], text: str) -> bool:
+        try:
+            act(text)
+        except OutriderError as error:
+            report(str(error), error.hint)
+            self.exit_code = error.exit_code
+        return True
+
+    def _obey(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        name = {"/?": "/help", "/clear": "/reset"}.get(name, name)
+        command = self.commands.get(name)
+        if command is None:
+            known = {*self.commands, *LEAVE}
+            raise ConfigError(f"unknown command {name!r}.", hint=did_you_mean(name, known))
+        command.run(rest.strip())
+
+    def _help(self) -> str:
+        rows = [(f"{name} {one.takes}", one.text) for name, one in self.commands.items()]
+        rows.append(('"""', "begins and ends a message of several lines"))
+        return screen_table(rows)
+
+    def _answer(self, text: str) -> None:
+        self._reply([*self.messages, {"role": "user", "content": text}])
+
+    def _reply(self, messages: list[Message]) -> None:
+        """Answer the last of `messages`, which are kept once there is an answer."""
+        events = self.llm.chat(messages, self._page.asking(self._params), **self._structure)
+        with interruptible() as interrupted:
+            reply = show(self.llm, events, self._painter, stop=interrupted)
+        result = reply.result
+        self.messages = [*messages, {"role": "assistant", "content": result.text}]
+        self.results.append(result)
+        self._page.add(messages[-1]["content"], [result])
+        if self._painter is None:
+            print(json_line(result.to_dict()))
+        else:
+            stopped = " (stopped)" if interrupted() else ""
+            told = prose(headline(result, more="/set max_tokens N"))
+            told = f"{told}\n{fitted(details(result))}" if self._stats else told
+            self._painter.line(f"{self._painter.mark(cut=is_cut(result))}{stopped}\n{told}\n")
+        tell_notes([result])
+
+    def _retry(self, _: str) -> None:
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            raise ConfigError("there is no reply to replace.", hint="ask something first")
+        self._reply(self.messages[:-1])
+
+    def _reset(self, _: str) -> None:
+        self.messages = [one for one in self.messages[:1] if one["role"] == "system"]
+        print("(forgotten)")
+
+    def _system(self, text: str) -> None:
+        opening = self.messages[:1] if self.messages[:1] and self._system_now() is not None else []
+        if not text:
+            print(self._system_now() or "(no system message)")
+            return
+        rest = self.messages[len(opening) :]
+        self.messages = [*_system_message(None if text == "-" else text), *rest]
+        print("(no system message)" if text == "-" else "(from now on)")
+
+    def _system_now(self) -> str | None:
+        first = next(iter(self.messages), None)
+        return first["content"] if first and first["role"] == "system" else None
+
+    def _save(self, name: str) -> None:
+        path = Path(_named(name, "/save talk.json")).expanduser()
+        if path.exists() and path != self._file:
+            raise ConfigError(f"{path} is there already.", hint="name a new file")
+        record = {"model": self._resolved.program().target, "messages": self.messages}
+        write_whole(path, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+        self._file = path
+        print(fitted(f"({len(self.messages)} messages in {path})"))
+
+    def _load(self, name: str) -> None:
+        path = Path(_named(name, "/load talk.json")).expanduser()
+        self.messages = messages_of(path)
+        self._file = path
+        print(fitted(f"({len(self.messages)} messages from {path})"))
+
+    def _model(self, name: str) -> None:
+        if not name:
+            print(self._resolved.program().target)
+            return
+        self._open({"target": name, "draft": "auto"})
+
+    def _drafter(self, name: str) -> None:
+        if not name:
+            print(self.llm.drafter)
+            return
+        self._open({"drafter": name})
+
+    def _k(self, number: str) -> None:
+        if not number:
+            print(self._resolved.engine().k)
+            return
+        self._open({"k": number})
+
+    def _open(self, changes: Mapping[str, str]) -> None:
+        """Go on with other models; these stay if the others cannot be opened."""
+        chosen = dict(self._resolved.chosen)
+        for name, text in changes.items():
+            item, origin = SETTINGS[name], f"/{'model' if name == 'target' else name}"
+            chosen[name] = Chosen(item, settings.typed(item, Given(text, origin)), origin)
+        resolved = Resolved(chosen)
+        opened = open_llm(resolved)
+        before, self.llm, self._resolved = self.llm, opened, resolved
+        self._page.llm, self._page.resolved = opened, resolved
+        before.close()
+        print(prose(f"({self.banner})"))
+
+    def _html(self, name: str) -> None:
+        self._page.turn(name, flag="/html")
+        say(f"(replies from now on are shown in {name})" if name else "(no page any more)")
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        if name == "parameter":
+            name, _, value = value.partition(" ")
+        sampling = [item.name for item in SETTINGS.values() if item.group == "sampling"]
+        if not name:
+            print("\n".join(f"{key} {getattr(self._params, key)}" for key in sampling))
+            return
+        if name not in sampling:
+            raise _not_sampling(name, sampling)
+        chosen = settings.typed(SETTINGS[name], Given(value.strip(), name))
+        self._params = replace(self._params, **{name: chosen})
+
+    def _total(self) -> str:
+        """What all replies cost together."""
+        num_tokens = sum(len(result.token_ids) for result in self.results)
+        seconds = sum(result.stats.seconds["total"] for result in self.results)
+        return prose(
+            f"{len(self.results)} replies · {num_tokens} tokens · "
+            f"{num_tokens / seconds if seconds else 0.0:.0f} tok/s · {guesses(self.results)}"
+        )
+
+
+def _leave(_: str) -> None:
+    """Never called: `take` ends before."""
+
+
+def _system_message(text: str | None) -> list[Message]:
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _named(name: str, example: str) -> str:
+    if not name:
+        raise ConfigError("no file is named.", hint=example)
+    return name
+
+
+def _not_sampling(name: str, sampling: Sequence[str]) -> ConfigError:
+    if name in ("k", "drafter", "target", "model"):
+        command = "/model" if name == "target" else f"/{name}"
+        return ConfigError(f"{name} is fixed once a model is loaded.", hint=f"{command} loads anew")
+    fixed = f"{name} is fixed once a model is loaded." if name in SETTINGS else ""
+    return ConfigError(fixed or f"unknown setting {name!r}.", hint=did_you_mean(name, sampling))
+
+
+def messages_of(path: Path) -> list[Message]:
+    """Those of a file of /save, or a JSON list of messages. Raises ConfigError for others."""
+    try:
+        found: Any = read_json(path, FileKind.PROMPTS)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror or error}.", hint="/save FILE makes one"
+        ) from None
+    except ValueError:
+        raise ConfigError(f"{path} is no JSON.", hint="/save FILE writes such a file") from None
+    listed = cast("dict[str, Any]", found).get("messages") if isinstance(found, dict) else found
+    messages = cast("list[object]", listed) if isinstance(listed, list) else None
+    if messages is None or not all(map(_is_message, messages)):
+        raise ConfigError(
+            f"{path} has no list of messages.",
+            hint='each is {"role": "user", "content": "..."}, or of system or assistant',
+        )
+    return [{key: one[key] for key in ("role", "content")} for one in cast("Any", messages)]
+
+
+def _is_message(found: object) -> bool:
+    if not isinstance(found, dict):
+        return False
+    one = cast("dict[str, object]", found)
+    return one.get("role") in _ROLES and isinstance(one.get("content"), str)

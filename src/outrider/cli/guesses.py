@@ -1,0 +1,144 @@
+"""What people type who know another tool: read as ours with a note, or answered with our command.
+
+Only a word that means exactly the same here is read; docs/guesses.md lists what happens to which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from outrider.cli.options import ASKS, Verb
+from outrider.cli.verbs import VERBS, find, names
+from outrider.core.errors import ConfigError, nearest
+from outrider.core.foreign import FOREIGN
+
+# Verbs of other tools that take the same words here under another name.
+VERBS_READ = {
+    "collect-env": ("doctor",),
+    "complete": ("generate",),
+    "download": ("pull",),
+    "env": ("doctor",),
+    "get": ("pull",),
+    "ls": ("list",),
+    "show": ("models", "inspect"),
+}
+# Other verbs of theirs, and what does the same here.
+_ANSWERS = {
+    "convert": "`outrider models export MODEL FILE` writes GGUF; safetensors are read as they are",
+    "cp": "models are folders, copied as such: `outrider list --json` says where they are",
+    "create": "`outrider train --help` makes models; `outrider pull MODEL` fetches them",
+    "help": "`outrider --help`, or `outrider VERB --help`",
+    "launch": "nothing runs in the background; `outrider chat MODEL`",
+    "load": "a model is loaded when it is used: `outrider chat MODEL`",
+    "lora": "adapters are not read; `outrider train --help` makes models that draft",
+    "ps": "nothing runs in the background; `outrider list` shows the models of this machine",
+    "push": "models are folders, which `hf upload` sends; `outrider list --json` says where",
+    "quantize": "while loading: `outrider generate PROMPT --quantise int8`",
+    "rm": "`outrider list --json` says in which folders models are; `hf cache rm` deletes them",
+    "run-batch": "`outrider batch INPUT OUTPUT`",
+    "serve": "it comes later: there is no server yet; `outrider chat`, `outrider generate PROMPT` "
+    "and `outrider batch INPUT OUTPUT` run here and now",
+    "server": "it comes later: there is no server yet; `outrider chat` runs here and now",
+    "status": "nothing runs in the background; `outrider doctor` shows this machine",
+    "stop": "nothing runs in the background, Ctrl-C ends what runs; `outrider list` shows models",
+    "unload": "memory is free when a command ends; `outrider doctor` shows how much",
+}
+# Flags of other tools that take the very values that ours take: those of settings are in
+# core/foreign.py with their names here, and these are of options.
+_OF_SETTINGS = (
+    "--target-model -hf --hf-repo "
+    "--draft-model --assistant-model --model-draft -md --hf-repo-draft -hfd --speculative-model "
+    "--spec-draft-n-max --draft-max --num-speculative-tokens --num-draft-tokens --gamma "
+    "--num-assistant-tokens "
+    "--max-new-tokens --n-predict -n --predict --temp -t --num-threads "
+    "-c --ctx-size --max-model-len --context-length --max-kv-size "
+    "--max-num-seqs -np --parallel --repeat-penalty -s -r --reverse-prompt --stop-strings "
+    "--quantization --quantize --tensor-parallel-size -tp"
+)
+_OF_OPTIONS = {
+    "-j": "--schema",
+    "--grammar-file": "--grammar",
+    "--guided-choice": "--choice",
+    "--guided-json": "--schema",
+    "--guided-regex": "--regex",
+    "--json-schema": "--schema",
+    "-o": "--output",
+    "--output-file": "--output",
+    "-sys": "--system",
+    "--system-prompt": "--system",
+    "--verbose": "--stats",
+}
+FLAGS_READ = {
+    **{item.name: item.spelled_flag for item in FOREIGN if item.name in _OF_SETTINGS.split()},
+    **_OF_OPTIONS,
+}
+# Flags without a value that ask for what always happens.
+_ALWAYS = {"--stream": "text is always shown as it comes"}
+_DTYPES = {
+    **dict.fromkeys(("half", "fp16", "f16"), "float16"),
+    "bf16": "bfloat16",
+    **dict.fromkeys(("float", "fp32", "f32"), "float32"),
+}
+
+
+def verb_named(words: Sequence[str]) -> tuple[Verb, int, list[str], str | None]:
+    """The verb, how many words name it, the words that are its name here, and a note if they are
+    others. Raises ConfigError if there is none."""
+    read = VERBS_READ.get(words[0])
+    path = [*read] if read else [words[0]]
+    verb = find(VERBS, path[0])
+    if verb is None:
+        raise _unknown(words[0], VERBS, [])
+    num_words = 1
+    if read is None and verb.parts and len(words) > 1 and words[1] not in ASKS:
+        path, num_words = [*words[:2]], 2
+    if len(path) > 1:
+        part = find(verb.parts, path[1])
+        if part is None:
+            raise _unknown(path[1], verb.parts, path[:1])
+        return part, num_words, path, _note(words[0], path) if read else None
+    newer = _newer_place(verb)
+    return verb, num_words, path, _note(words[0], newer or path) if newer or read else None
+
+
+def _note(theirs: str, ours: Sequence[str]) -> str:
+    return f"`outrider {theirs}` is `outrider {' '.join(ours)}`"
+
+
+def _newer_place(verb: Verb) -> list[str] | None:
+    """Where a verb is now that was at the top level; None of the others."""
+    if verb.group:
+        return None
+    return next(([group.name, verb.name] for group in VERBS if verb in group.parts), None)
+
+
+def _unknown(word: str, verbs: Sequence[Verb], path: Sequence[str]) -> ConfigError:
+    """`path` are the words before it."""
+    page = f"`{' '.join(['outrider', *path])} --help` lists the verbs"
+    hint = None if path else _ANSWERS.get(word)
+    return ConfigError(f"unknown verb {word!r}.", hint=hint or nearest(word, names(verbs), page))
+
+
+def flags_read(verb: Verb, words: Iterable[str]) -> tuple[list[str], str | None]:
+    """`words` with the flags and values of others in our spelling, and a note that says which."""
+    known, read, told = {*verb.flags()}, list[str](), dict[str, str]()
+    for word in words:
+        flag, equals, value = word.partition("=")
+        ours = flag if flag in known else _flag_here(flag, known)
+        if ours is None and flag in _ALWAYS:
+            told[flag] = f"{flag}: {_ALWAYS[flag]}"
+        elif read[-1:] == ["--dtype"] and word in _DTYPES:
+            read.append(_DTYPES[word])
+            told[word] = f"{word} is {read[-1]}"
+        else:
+            read.append(f"{ours or flag}{equals}{value}")
+            told |= {flag: f"{flag} is {ours}"} if ours not in (None, flag) else {}
+    return read, f"{', '.join(told.values())} here" if told else None
+
+
+def _flag_here(theirs: str, known: set[str]) -> str | None:
+    if not theirs.startswith("-"):
+        return None
+    hyphens = theirs[:2] + theirs[2:].replace("_", "-")
+    ours = hyphens if hyphens in known else FLAGS_READ.get(hyphens)
+    return ours if ours in known else None

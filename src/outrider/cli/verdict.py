@@ -1,0 +1,81 @@
+"""What a reply cost, as people read it: one line after the text, and what `--stats` adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from outrider.cli.output import say
+from outrider.core.fields import size
+from outrider.models.loading import ALIASES
+from outrider.pairs.catalog import FIRST_MODEL
+
+if TYPE_CHECKING:
+    from outrider.api.result import GenerationResult
+
+
+def headline(result: GenerationResult, *, speedup: str = "", same: str = "", more: str = "") -> str:
+    """`speedup` is a ratio that was measured, "" where none was, with whether the texts were the
+    `same`; `more` is how to raise the limit of a reply that ended there."""
+    cost = f"{result.num_tokens} tokens, {result.stats.tokens_per_second:.0f} a second"
+    right = [guesses([result])] if result.stats.num_drafted else []
+    parts = [speedup, *right, cost, same] if speedup else [cost, *right]
+    if not result.exact:
+        parts.append("LOSSY: the text may differ from the target's own")
+    if is_cut(result) and more:
+        parts.append(f"cut at {result.num_tokens} tokens; {more} for more")
+    return "; ".join(parts)
+
+
+def is_cut(result: GenerationResult) -> bool:
+    """Whether the limit ended it, not the model."""
+    return result.finish_reason == "length"
+
+
+def guesses(results: Sequence[GenerationResult]) -> str:
+    drafted = sum(result.stats.num_drafted for result in results)
+    accepted = sum(result.stats.num_accepted for result in results)
+    return f"{accepted} of {drafted} guesses right"
+
+
+def details(result: GenerationResult) -> str:
+    """Everything that was counted, a line a subject."""
+    return "\n".join(_details(result))
+
+
+def _details(result: GenerationResult) -> Iterator[str]:
+    stats = result.stats
+    yield result.summary()
+    times = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in stats.seconds.items()]
+    yield f"time: {', '.join(times)}"
+    if result.time_to_first_token is not None:
+        yield (
+            f"tokens: first after {1e3 * result.time_to_first_token:.0f} ms, then one each "
+            f"{1e3 * result.latency_p50:.1f} ms (median; p95 {1e3 * result.latency_p95:.1f} ms)"
+        )
+    if stats.acceptance_histogram:
+        right = ", ".join(map(str, range(len(stats.acceptance_histogram))))
+        rounds = ", ".join(map(str, stats.acceptance_histogram))
+        yield (
+            f"rounds: {stats.num_rounds} with drafter {stats.drafter}; with {right} guesses right: "
+            f"{rounds}"
+        )
+    if result.peak_memory_bytes is not None:
+        yield f"memory: {size(result.peak_memory_bytes)} at most"
+
+
+def say_toy(target: str) -> None:
+    """Once, beside a text of a toy."""
+    note = toy_note(target)
+    if note is not None:
+        say(f"note: {note}")
+
+
+def toy_note(target: str) -> str | None:
+    """That the models in this package are toys, where `target` is one of them."""
+    if target not in ALIASES:
+        return None
+    return (
+        f"{target} is a toy that shows speed, not sense; "
+        f"`outrider pull {FIRST_MODEL}` fetches a real model"
+    )
