@@ -260,7 +260,7 @@ def test_an_interrupt_ends_quietly_with_130() -> None:
         "import signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from outrider.cli.main import main\n"
-        "main(['generate', 'x', '--quiet', '--max-tokens', '1900'])\n"
+        "main(['generate', 'x', '--quiet', '--log-level', 'error', '--max-tokens', '1900'])\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
