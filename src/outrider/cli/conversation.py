@@ -139,7 +139,6 @@ class Conversation:
         result = reply.result
         self.messages = [*messages, {"role": "assistant", "content": result.text}]
         self.results.append(result)
-        self._page.add(messages[-1]["content"], [result])
         if self._painter is None:
             print(json_line(result.to_dict()))
         else:
@@ -148,6 +147,7 @@ class Conversation:
             told = f"{told}\n{fitted(details(result))}" if self._stats else told
             self._painter.line(f"{self._painter.mark(cut=is_cut(result))}{stopped}\n{told}\n")
         tell_notes([result])
+        self._page.add(messages[-1]["content"], [result])
 
     def _retry(self, _: str) -> None:
         if not self.messages or self.messages[-1]["role"] != "assistant":

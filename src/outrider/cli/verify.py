@@ -11,6 +11,7 @@ from outrider.cli.call import Call
 from outrider.cli.output import answer, line_width
 from outrider.cli.paint import Meter
 from outrider.cli.run_options import VerifyOptions
+from outrider.cli.session import fetch_missing
 from outrider.core.settings import DEFAULT, Resolved
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def verify(call: Call[VerifyOptions]) -> int:
 
     resolved, shown = call.resolved, call.options
     program = resolved.program()
+    fetch_missing(program.target, None if program.draft in ("auto", "none") else program.draft)
     subject = subject_of(
         program.target, program.draft, resolved.engine(), resolved.repeatable_sampling()
     )
