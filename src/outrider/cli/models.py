@@ -41,7 +41,7 @@ LOADER_PROMPT = "The quick brown fox"
 def list_models(call: Call[JsonOption]) -> int:
     found = local_models()
     records = [asdict(model) | {"folder": str(model.folder)} for model in found]
-    toys = dict.fromkeys(ALIASES, "ready; a toy, to try the program with")
+    toys = dict.fromkeys(ALIASES, "ready (a toy)")
     rows = [
         (m.name, m.family, size(m.num_bytes), m.refusal or toys.get(m.name, "ready")) for m in found
     ]
