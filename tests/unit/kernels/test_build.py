@@ -27,7 +27,7 @@ from doubles.posing_compiler import (
     script,
 )
 from outrider.core import env
-from outrider.kernels.native import build
+from outrider.kernels.native import build, levels
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.ops import NativeOps
 from unit.kernels.paged_cases import Heads, chain, make_pass
@@ -185,7 +185,7 @@ def test_another_cpu_or_source_has_another_library(
     attempt(compiler, cache_dir)
     monkeypatch.setattr(build, "cpu_identity", lambda: "another CPU")
     attempt(compiler, cache_dir)
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    monkeypatch.setattr(build, "FLAGS", (*levels.FLAGS, "-g"))
     attempt(compiler, cache_dir)
     assert len(libraries(cache_dir)) == 3
 

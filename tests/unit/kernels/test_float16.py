@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core import env
-from outrider.kernels.native import build
+from outrider.kernels.native import build, levels
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.ops import NativeOps
 from unit.kernels.implementations import kernels_named, randn
@@ -26,7 +26,7 @@ def library(version: str) -> ctypes.CDLL:
     """The kernels as they are, or with the conversions that every CPU has."""
     with pytest.MonkeyPatch.context() as patch:
         if version == "plain":
-            patch.setattr(build, "FLAGS", (*build.FLAGS, "-O1", "-DOUTRIDER_PLAIN_HALVES"))
+            patch.setattr(build, "FLAGS", (*levels.FLAGS, "-O1", "-DOUTRIDER_PLAIN_HALVES"))
         built = built_kernels(env.compiler(), env.cache_folder())
     if built.library is None:
         pytest.skip(str(built.refusal))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core import env
-from outrider.kernels.native import build
+from outrider.kernels.native import build, levels
 from outrider.kernels.native.quantised import NativeQuantised
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.linear import (
@@ -50,7 +50,7 @@ def quantised_kernels(name: str, scheme: str) -> Kernels:
 def plain_dots() -> ctypes.CDLL:
     """The sources of quantised linears alone, compiled without the CPU's instructions for dots."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for source in build.SOURCES.iterdir():
+        for source in levels.SOURCES.iterdir():
             if source.suffix == ".h" or source.stem in ("linear", "quantised", "team"):
                 shutil.copy(source, folder)
         patch.setattr(build, "SOURCES", Path(folder))

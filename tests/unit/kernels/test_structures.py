@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.core.env import cache_folder, compiler
-from outrider.kernels.native import build, forward
+from outrider.kernels.native import build, forward, levels
 from outrider.kernels.native.ops import PassStruct
 from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row
 from outrider.kernels.native.trees import TreeDrafts, TreeRow, TreeStruct
@@ -55,8 +55,8 @@ def test_the_compiler_agrees_on_every_field(source: str, tmp_path: Path) -> None
     check = tmp_path / "check.cpp"
     check.write_text("\n".join(lines))
     command = build._compiler_command(compiler())  # pyright: ignore[reportPrivateUsage]
-    sources = f"-I{build.SOURCES}"
-    flags = [*build.FLAGS, build._tuning(), "-fsyntax-only", "-Wno-invalid-offsetof"]  # pyright: ignore
+    sources = f"-I{levels.SOURCES}"
+    flags = [*levels.FLAGS, build._tuning(), "-fsyntax-only", "-Wno-invalid-offsetof"]  # pyright: ignore
     done = subprocess.run(
         [*command, *flags, sources, str(check)], capture_output=True, text=True, check=False
     )

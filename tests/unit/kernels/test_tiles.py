@@ -18,7 +18,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core import env
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels import registry
-from outrider.kernels.native import build
+from outrider.kernels.native import build, levels
 from outrider.kernels.native.build import Built, built_kernels
 from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, refused_kinds
 from outrider.kernels.native.ops import NativeOps
@@ -54,7 +54,7 @@ def library_of(built: Built) -> ctypes.CDLL:
 def software() -> ctypes.CDLL:
     """The kernels with both in software; compiled in half the time, to be run a few seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "FLAGS", (*build.FLAGS, "-O1"))
+        patch.setattr(build, "FLAGS", (*levels.FLAGS, "-O1"))
         return library_of(built_kernels(f"c++ {SOFTWARE}", env.cache_folder()))
 
 

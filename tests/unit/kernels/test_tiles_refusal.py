@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.core import env
-from outrider.kernels.native import build
+from outrider.kernels.native import build, levels
 from outrider.kernels.native import cpu as tiles
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import tiles_refusal
@@ -132,6 +132,6 @@ def test_the_trial_passes_on_emulated_instructions(tmp_path: Path) -> None:
     program = tmp_path / "trial"
     sources = [CSRC / f"{name}.cpp" for name in TRIED]
     amx = ("-march=native", "-mamx-tile", "-mamx-int8", "-mamx-bf16")
-    words = [*build.FLAGS, "-O1", *amx, f"-I{CSRC}", *map(str, sources), str(EMULATOR)]
+    words = [*levels.FLAGS, "-O1", *amx, f"-I{CSRC}", *map(str, sources), str(EMULATOR)]
     compile_with(*words, "-o", str(program))
     assert subprocess.run([program], check=False, timeout=60).returncode == 0
