@@ -29,7 +29,7 @@ _MOST_FOLDERS = 200
 def companion_of(target: Path) -> Path | None:
     """The folder of a draft model for the model in `target`, None if there is none."""
     own = num_weight_bytes(target)
-    for place in (_beside(target), _cached()):
+    for place in (models_beside(target), _cached()):
         sizes = {folder: num_weight_bytes(folder) for folder in place if folder != target}
         small = [folder for folder, size in sizes.items() if 0 < size <= MOST_OF_TARGET * own]
         for folder in sorted(small, key=lambda folder: (sizes[folder], folder)):
@@ -66,7 +66,7 @@ def _runs(folder: Path) -> bool:
         return False
 
 
-def _beside(target: Path) -> list[Path]:
+def models_beside(target: Path) -> list[Path]:
     """Folders of models within `target` and beside it."""
     return [*_models_in(target.glob("*/")), *_models_in(target.parent.glob("*/"))]
 

@@ -42,6 +42,9 @@ class ProcessGauge:
         raised, self._high = high > self._high, high
         return high if raised else now
 
+    def now(self) -> int:
+        return _resident_bytes()[0]
+
     def peak(self) -> int:
         return _resident_bytes()[1]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 from cyclopts import App, CycloptsError, Parameter
@@ -43,13 +44,15 @@ _TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}
 @dataclass(frozen=True, slots=True)
 class Call(Generic[O_co]):
     """What a verb is called with; `arguments` are its words without a flag, in order, `named` the
-    same by the names of what they are, and `given` names the options that the command line has."""
+    same by the names of what they are, and `given` names the options that the command line has.
+    `began` is before the verb's module is imported."""
 
     resolved: Resolved
     options: O_co
     arguments: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
     named: Mapping[str, str] = field(default_factory=dict[str, str])
+    began: float = field(default_factory=perf_counter)
 
     @property
     def argument(self) -> str | None:
@@ -99,8 +102,9 @@ def _function(verb: Verb) -> Callable[..., int]:
 
     def command(*words: str, **given: object) -> int:
         module, _, function = verb.target.partition(":")
+        call = call_of(verb, words, given)
         target = getattr(import_module(module), function)
-        return cast("int", target(call_of(verb, words, given)))
+        return cast("int", target(call))
 
     parameters = [
         *map(_positional, verb.arguments),

@@ -1,232 +1,189 @@
 """`outrider draft`: what can draft for a target, and whether a certain draft fits it.
 
-Suggestions come in the order in which they are worth trying: what was trained for this target, then
-draft models that share its vocabulary, then the target itself in fewer bits, then its text. What is
-not here yet says how to get it. What each gains is measured by `outrider bench drafters`.
+What can draft is found first: what was trained for this target, draft models that share its
+vocabulary, the target itself in fewer bits, its text; what is not here yet says how to get it. The
+planner then ranks all of them by costs and acceptance that are measured within some seconds, or
+guessed, and says which. What each gains in fact is measured by `outrider bench drafters`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from shlex import quote
+from typing import Any
 
-from outrider.api.tokenizer import Tokenizer, first_differences
-from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
-from outrider.bench.studies.drafters_lineup import available
+from outrider.api.companions import num_weight_bytes
+from outrider.bench.calibrate.answer import COUNTED_TOKENS, Answer, Found, answer
+from outrider.bench.studies.drafters_lineup import PLAIN, Drafts, available, contestants_named
+from outrider.cli.advice import ProgressMeter, Wish, bounds_sentence, prompt_texts, with_trees
 from outrider.cli.call import Call, needed
-from outrider.cli.draft_fit import SMALL_FILES, Fit, Measured, compare, measure
+from outrider.cli.draft_fit import Fit, Measured, compare, measure
 from outrider.cli.model_options import DraftCheckOptions, DraftSuggestOptions
-from outrider.cli.models import local_models, small_files
-from outrider.cli.output import answer, table
+from outrider.cli.models import read_spec, small_files
+from outrider.cli.output import answer as answer_with
+from outrider.cli.output import prose, screen_table, table
+from outrider.cli.plan_page import bounds_record
+from outrider.cli.suggestions import Suggestion, suggestions
 from outrider.core.config import EngineConfig
-from outrider.core.errors import CheckpointError
-from outrider.models.families import LLAMA_FAMILIES
-from outrider.models.heads import kind_of
-from outrider.models.json_object import JsonObject
-from outrider.pairs.catalog import draft_of, list_pairs
-from outrider.train.llama_module import read_llama_config
+from outrider.core.drafter_kinds import KINDS
+from outrider.core.env import cache_folder
+from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.params import SamplingParams
+from outrider.planner.advise import Question, advise
+from outrider.planner.candidates import Option, PlannedJob
+from outrider.planner.suppose import GUESSED
+from outrider.planner.suppose import Origin as OriginOfFigure
 
-# A draft model that is not this much smaller costs more than it brings.
-_MOST_OF_TARGET = 0.5
+# A text that is planned for where no prompt was read.
+_CONTEXT, _NEW_TOKENS = 128, 128
+# Sources of drafts by what it takes to load them.
+_LOADED_LATE = ("text", "draft", "heads", "model", "copy")
+# Seconds for which rounds of a drafter are timed at most.
+_TIMING_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suggestion:
-    """`draft` is what --draft names, None where the drafter needs nothing. `ready` says that it is
-    on this machine."""
+class Ranked:
+    """A suggestion with what the planner expects of it at its best K, `low` to `high` in 95 % of
+    cases, and where the two figures that it rests on come from; None where nothing is known."""
 
-    drafter: str
-    draft: str | None
-    ready: bool
-    reason: str
-    command: str
+    suggestion: Suggestion
+    option: Option | None
+    draft_seconds: OriginOfFigure = GUESSED
+    acceptance: OriginOfFigure = GUESSED
 
     @property
-    def contestant(self) -> str:
-        """The word of `outrider bench drafters` for it."""
-        return f"{self.drafter}={self.draft}" if self.draft else self.drafter
+    def order(self) -> tuple[bool, float]:
+        """The fastest first; what is not here yet comes last."""
+        gain = 0.0 if self.option is None else self.option.speed_up
+        return not self.suggestion.ready, -gain
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        one, option = self.suggestion, self.option
+        found = ("", "", "") if option is None else _figures(option)
+        known = f"{self.draft_seconds}, {self.acceptance}" if option is not None else ""
+        return (one.drafter, one.draft or "", *found, known, "" if one.ready else "not here")
+
+    def as_record(self) -> dict[str, Any]:
+        option = self.option
+        keys = ("k", "speed_up", "low", "high", "tokens", "draft_seconds", "verify_seconds")
+        expected = None if option is None else {key: getattr(option, key) for key in keys}
+        origins = {"draft_seconds": self.draft_seconds, "acceptance": self.acceptance}
+        return asdict(self.suggestion) | {"expected": expected, "figures": origins}
 
 
-def suggestions(target: str) -> list[Suggestion]:
-    """In the order in which they are worth trying. Raises CheckpointError if there is no such
-    target."""
-    folder = small_files(target, *SMALL_FILES)
-    asked: list[Callable[[str, Path], Iterator[Suggestion]]] = [
-        _own_mtp,
-        _heads,
-        _pairs,
-        _local,
-        _without_files,
-        _training,
+def _figures(option: Option) -> tuple[str, str, str]:
+    return str(option.k), f"{option.speed_up:.2f}", f"{option.low:.2f} to {option.high:.2f}"
+
+
+def ranked(found: Sequence[Suggestion], known: Found | None) -> list[Ranked]:
+    """By the planner's costs for one text, the fastest first; as they were suggested, which is by
+    how much they usually bring, where nothing was measured."""
+    if known is None:
+        return [Ranked(suggestion=one, option=None) for one in found]
+    job = PlannedJob(batch=1, context=known.context or _CONTEXT, new_tokens=_NEW_TOKENS)
+    question = Question(job=job, trees=with_trees(known.calibration))
+    best: dict[str, Option] = {}
+    for option in advise(known.calibration, question).options:
+        best.setdefault(option.drafter, option)
+    every = [
+        Ranked(
+            suggestion=one,
+            option=best.get(one.contestant),
+            draft_seconds=known.origins.of(one.contestant)[0],
+            acceptance=known.origins.of(one.contestant)[1],
+        )
+        for one in found
     ]
-    found: dict[tuple[str, str | None], Suggestion] = {}
-    for ask in asked:
-        for one in ask(target, folder):
-            found.setdefault((one.drafter, one.draft), one)
-    return list(found.values())
+    is_guess = known.origins.target_pass == GUESSED
+    return every if is_guess else sorted(every, key=lambda one: one.order)
 
 
-def _generate(target: str, *flags: str) -> str:
-    return " ".join(["outrider generate", f"--target {quote(target)}", *flags, "PROMPT"])
-
-
-def _own_mtp(target: str, folder: Path) -> Iterator[Suggestion]:
-    """Of a model that is not cached only the small files are here, and its config is believed."""
-    announced = own_mtp_depth(folder) > 0
-    here = any(folder.glob("*.safetensors"))
-    there = has_own_mtp(folder) if here else announced
-    if there or announced:
-        yield Suggestion(
-            drafter="mtp",
-            draft=None,
-            ready=here and there,
-            reason="the checkpoint has an MTP block of its own, trained with it"
-            if there
-            else "config.json announces an MTP block, and its tensors are not in the files: fetch "
-            "the whole checkpoint",
-            command=_generate(target, "--drafter mtp"),
-        )
-
-
-def _heads(target: str, folder: Path) -> Iterator[Suggestion]:
-    for kind, heads in heads_beside(folder).items():
-        name = name_of(heads)
-        yield Suggestion(
-            drafter=kind,
-            draft=name,
-            ready=True,
-            reason=f"{kind} heads of the target's sizes lie beside it",
-            command=_generate(target, f"--draft {quote(name)}"),
-        )
-
-
-def _pairs(target: str, folder: Path) -> Iterator[Suggestion]:
-    """By the target's hub id, or by a folder that has its name."""
-    names = {target.lower(), Path(target).name.lower()} if folder.exists() else {target.lower()}
-    here = {model.name for model in local_models() if model.refusal is None}
-    for pair in list_pairs():
-        known = pair.target_model_id.lower()
-        if not pair.supported or not names & {known, known.rpartition("/")[2]}:
-            continue
-        draft = pair.draft_to_load
-        if draft is None:
-            # The target drafts for itself, which is suggested of every target.
-            continue
-        flags = [f"--draft {quote(draft)}"]
-        flags += [f"--drafter {pair.drafter}"] if pair.drafter != "auto" else []
-        built_in = draft_of(target) == draft
-        yield Suggestion(
-            drafter="model" if pair.drafter == "auto" else pair.drafter,
-            draft=draft,
-            ready=draft in here,
-            reason=f"known pair {pair.pair_name}: {pair.notes}",
-            command=_generate(target, *([] if built_in else flags)),
-        )
-
-
-def _local(target: str, folder: Path) -> Iterator[Suggestion]:
-    """Smaller models on this machine with the same vocabulary."""
-    own_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    num_ids = JsonObject.read(folder / "config.json").integer("vocab_size", 0, least=0)
-    for model in local_models():
-        if model.refusal or model.folder == folder or not own_bytes:
-            continue
-        share = model.num_bytes / own_bytes
-        if share > _MOST_OF_TARGET or not _same_ids(folder, model.folder, num_ids):
-            continue
-        yield Suggestion(
-            drafter="model",
-            draft=model.name,
-            ready=True,
-            reason=f"on this machine, the same vocabulary, {100 * share:.0f} % of the target's "
-            "bytes",
-            command=_generate(target, f"--draft {quote(model.name)}"),
-        )
-
-
-def _same_ids(target: Path, other: Path, num_ids: int) -> bool:
+def known_of(
+    call: Call[DraftSuggestOptions], target: str, found: Sequence[Suggestion]
+) -> Found | None:
+    """What is known of those of `found` that are here, measured within the seconds and memory; None
+    of a target whose sizes cannot be read."""
+    options, notes = call.options, list[str]()
+    here = [one for one in found if one.ready and one.drafter in available()]
+    # What takes no time to load comes first, a copy of the target last.
+    here.sort(key=lambda one: _LOADED_LATE.index(KINDS[one.drafter].source))
+    ready = [one.contestant for one in here]
+    contestants = contestants_named(",".join(ready)) if ready else [PLAIN]
+    drafts = None
     try:
-        if kind_of(other) != "model":
-            return False
-        if JsonObject.read(other / "config.json").integer("vocab_size", 0, least=0) != num_ids:
-            return False
-        return not first_differences(Tokenizer.load(target), Tokenizer.load(other), limit=1)
+        spec = read_spec(target)
     except CheckpointError:
-        return False
-
-
-# Drafters that need no file, in the order in which they are worth trying.
-_WITHOUT_FILES = {
-    "quantised-self": "the target's own matrices in fewer bits draft over its memory: no file, "
-    "high acceptance; pays where the target is read from memory and not from a cache",
-    "layer-skip": "the target drafts with some of its layers left out: no file and no memory; "
-    "acceptance depends on how much the layers that are left out do",
-    "suffix": "copies what followed the longest part of the text that came before: for edits, "
-    "logs, code; costs next to nothing where nothing repeats",
-    "recycling": "goes by which tokens followed which in this run: needs no model",
-    "ngram": "copies from the text so far: for texts that repeat themselves",
-}
-_OF_LLAMAS = ("quantised-self", "layer-skip")
-
-
-def _without_files(target: str, folder: Path) -> Iterator[Suggestion]:
-    family = JsonObject.read(folder / "config.json").text("model_type", "")
-    for drafter, reason in _WITHOUT_FILES.items():
-        if drafter in available() and (drafter not in _OF_LLAMAS or family in LLAMA_FAMILIES):
-            yield Suggestion(
-                drafter=drafter,
-                draft=None,
-                ready=True,
-                reason=reason,
-                command=_generate(target, f"--drafter {drafter}"),
-            )
-
-
-def _training(target: str, folder: Path) -> Iterator[Suggestion]:
+        return None
     try:
-        read_llama_config(folder)
-    except CheckpointError:
-        # It cannot teach.
-        return
-    yield Suggestion(
-        drafter="model",
-        draft="my-draft",
-        ready=False,
-        reason="a draft model trained on your own text, on this machine",
-        command=f"outrider train draft my-draft TEXTS --target {quote(target)}",
+        drafts = Drafts.of(target, None) if num_weight_bytes(small_files(target)) else None
+    except CheckpointError as error:
+        notes.append(f"nothing was measured: {error}")
+    wish = Wish(
+        target=target,
+        spec=spec,
+        engine=EngineConfig(),
+        contestants=contestants,
+        drafts=drafts,
+        batch=1,
+        texts=prompt_texts(options.prompts, options.domains),
+        params=SamplingParams(max_tokens=COUNTED_TOKENS, temperature=options.temperature, seed=0),
+        timing=_TIMING_SECONDS * len(contestants),
+        compares=False,
     )
-    if "eagle" not in heads_beside(folder):
-        yield Suggestion(
-            drafter="eagle",
-            draft="my-eagle",
-            ready=False,
-            reason="EAGLE heads trained on your own text; mtp, medusa and block are made alike",
-            command=f"outrider train eagle my-eagle TEXTS --target {quote(target)}",
-        )
+    asked = wish.asked(options.seconds, call.began)
+    if drafts is None:
+        return replace(Answer(asked, 0).found(), notes=(*notes, f"{target} is not here as a whole"))
+    with ProgressMeter() as meter:
+        watch = meter.watch(lambda known: _so_far(ranked(found, known)))
+        try:
+            return answer(asked, cache=cache_folder(), fresh=False, watch=watch)
+        except (CheckpointError, ConfigError) as error:
+            # What cannot be loaded here may still be suggested.
+            return replace(Answer(asked, 0).found(), notes=(f"nothing was measured: {error}",))
+
+
+def _told(known: Found) -> list[str]:
+    """Where the figures come from, and what they took."""
+    notes = [prose(f"note: {note}") for note in known.notes]
+    return [prose(known.origins.sentence), bounds_sentence(known), *notes]
+
+
+def _so_far(found: Sequence[Ranked]) -> str:
+    names = [one.suggestion.contestant for one in found if one.option is not None]
+    return f"the best two would be {' and '.join(names[:2])}."
 
 
 def suggest(call: Call[DraftSuggestOptions]) -> int:
-    """What fits TARGET, the most promising first, each with its reason and its command."""
+    """What fits TARGET, the fastest first, each with its figures, its reason and its command."""
     target = needed(call, "TARGET")
     found = suggestions(target)
-    ready = [one.contestant for one in found if one.ready and one.drafter in available()]
+    known = known_of(call, target, found)
+    every = ranked(found, known)
+    names = [one.suggestion.contestant for one in every if one.suggestion.ready]
+    names = [name for name in names if name.partition("=")[0] in available()]
     command = (
-        f"outrider bench drafters --target {quote(target)} --drafters {quote(','.join(ready))}"
+        f"outrider bench drafters --target {quote(target)} --drafters {quote(','.join(names))}"
     )
-    rows = [
-        (one.drafter, one.draft or "", "here" if one.ready else "to be made or fetched", one.reason)
-        for one in found
-    ]
+    header = ("drafter", "draft", "K", "times as fast", "95 %", "times, acceptance", "")
     lines = [
-        table(rows, header=("drafter", "draft", "", "why")),
+        screen_table([one.row for one in every], header=header),
+        "",
+        *(prose(f"{one.suggestion.contestant}: {one.suggestion.reason}") for one in every),
+        "",
+        *([] if known is None else _told(known)),
         "\nTry them:",
-        *(f"  {one.command}" for one in found),
+        *(f"  {one.suggestion.command}" for one in every),
         f"\nMeasure those that are here:\n  {command}",
     ]
-    record = {"suggestions": [asdict(one) for one in found], "measure": command}
-    answer(call.options, record, "\n".join(lines))
+    record = {
+        "suggestions": [one.as_record() for one in every],
+        "measure": command,
+        **({} if known is None else {"notes": list(known.notes), **bounds_record(known)}),
+    }
+    answer_with(call.options, record, "\n".join(lines))
     return 0
 
 
@@ -247,7 +204,7 @@ def check(call: Call[DraftCheckOptions]) -> int:
             "dead acceptance: next to nothing that this draft proposes is kept, although ids and "
             "sizes agree. Was it trained for this target?"
         )
-    answer(call.options, record, "\n".join(lines))
+    answer_with(call.options, record, "\n".join(lines))
     return 0 if fit.fits and not dead else 1
 
 

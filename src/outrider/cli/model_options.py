@@ -33,10 +33,28 @@ class DraftCheckOptions(JsonOption):
 
 @verb("draft suggest", "draft:suggest", _TARGET)
 class DraftSuggestOptions(JsonOption):
-    """Say what can draft for TARGET, why, and how: pairs, heads, itself, its text.
+    """Rank what can draft for TARGET by measured costs: pairs, heads, itself, its text.
 
-    outrider draft suggest outrider/embedded
+    outrider draft suggest outrider/embedded --seconds 0
     """
+
+    seconds: float = setting(
+        30.0,
+        "Answer in so many seconds, loading included; what is not measured by then is guessed, and "
+        "says so. 0 guesses all.",
+        minimum=0,
+        maximum=600,
+    )
+    prompts: str | None = setting(
+        None,
+        "Your prompts, whose acceptance counts: question.jsonl, or a text file with one a line.",
+    )
+    domains: str = setting(
+        "code,maths",
+        "Shipped prompts instead, between commas: code, maths, conversation, summarization, echo, "
+        "adversarial.",
+    )
+    temperature: float = setting(0.0, "Count acceptance at this temperature.", minimum=0)
 
 
 @verb(

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from shlex import quote
 from typing import Any, TypeAlias
 
-from outrider.bench.calibrate.session import Found
+from outrider.bench.calibrate.answer import Found
+from outrider.cli.advice import bounds_sentence
 from outrider.cli.models import read_spec
 from outrider.cli.options import setting_flags
 from outrider.cli.output import line_width, prose, screen_table
@@ -184,16 +185,29 @@ def record_of(
 ) -> dict[str, Any]:
     """For programs to read."""
     found = origin if isinstance(origin, Found) else None
+    kept = None if found is None else found.calibrated
     return {
         "target": program.target,
         "plan": plan.as_record(),
         "command": command_of(plan, program, engine, found),
         "calibration": json.loads(origin.calibration.to_json()),
         "limits": None if isinstance(origin, Found) else asdict(origin.limits),
-        "stored": None if found is None else str(found.calibrated.path),
-        "measured_before": None if found is None else found.calibrated.is_old,
+        "stored": None if kept is None else str(kept.path),
+        "measured_before": None if kept is None else kept.is_old,
         "same_texts": None if found is None else found.same,
         "notes": [] if found is None else list(found.notes),
+        **({} if found is None else bounds_record(found)),
+    }
+
+
+def bounds_record(found: Found) -> dict[str, Any]:
+    """What is measured, and what that took."""
+    return {
+        "partial": not found.origins.is_whole,
+        "figures": found.origins.as_record(),
+        "seconds": round(found.seconds, 3),
+        "peak_memory_bytes": found.peak_bytes,
+        "memory_limit_bytes": found.most_bytes,
     }
 
 
@@ -306,13 +320,16 @@ def _costs_from(origin: Origin) -> Iterator[str]:
         yield "Costs follow from a data sheet and the models' sizes; nothing was measured."
         return
     found, calibration, whole = origin, origin.calibration, origin.calibrated
-    when = "measured before" if whole.is_old else "measured now"
-    kept = f", kept in {whole.path}" if whole.path else ""
-    yield (
-        f"Costs: {when} in {calibration.seconds:.1f} s{kept}. Times scatter by "
-        f"{100 * calibration.scatter:.1f} %."
-    )
-    yield f"Measured on: {_machine_words(calibration)}"
+    yield bounds_sentence(found)
+    yield found.origins.sentence
+    if whole is not None:
+        when = "measured before" if whole.is_old else "measured now"
+        kept = f", kept in {whole.path}" if whole.path else ""
+        yield (
+            f"Costs: {when} in {calibration.seconds:.1f} s{kept}. Times scatter by "
+            f"{100 * calibration.scatter:.1f} %."
+        )
+        yield f"Measured on: {_machine_words(calibration)}"
     others = calibration.provenance.get("foreign_cpu_share") or 0.0
     if others > _BUSY:
         yield (

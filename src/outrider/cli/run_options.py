@@ -232,7 +232,11 @@ class PlanOptions(JsonOption):
         "place, between commas.",
     )
     seconds: float = setting(
-        20.0, "Time rounds for so long at most, if they were not before.", minimum=0.5, maximum=600
+        30.0,
+        "Answer in so many seconds, loading included; what is not measured by then is guessed, and "
+        "says so.",
+        minimum=0.5,
+        maximum=600,
     )
     fresh: bool = setting(False, "Measure anew what was measured before on this machine.")
     save: str | None = setting(None, "Also write the plan as JSON to this file.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,7 @@ from outrider.bench.calibrate.rounds import (
     Pass,
     Phase,
     Request,
+    Span,
     Timed,
     passes_of,
 )
@@ -373,23 +374,25 @@ class Phased:
         *,
         number: int,
         turns: range,
-        until: float,
-        clock: Callable[[], float],
+        span: Span,
     ) -> list[Timed]:
+        clock = span.clock
         assert isinstance(clock, Watch)
         assert not engines
         assert phase.prompts == [[number]]
         self.numbers.append(number)
         self.turns.append(turns)
-        self.ends.append(until)
-        clock.now = max(clock.now + self.least, until)
+        self.ends.append(span.until)
+        clock.now = max(clock.now + self.least, span.until)
         return [timed(turns[0], 0, 1.0)]
 
 
 def timing_of(num_phases: int) -> Timing:
     engines: Any = None
     plans = [Plan(1, 66, (), (1,), 1, alike=False)] * num_phases
-    return Timing(engines, plans, [Phase([[n]], {}, 1) for n in range(num_phases)], Watch())
+    return Timing(
+        engines, plans, [Phase([[n]], {}, 1) for n in range(num_phases)], Watch(), Pace(0.01, 0.001)
+    )
 
 
 def test_all_phases_are_gone_through_three_times(monkeypatch: pytest.MonkeyPatch) -> None:

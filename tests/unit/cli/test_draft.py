@@ -15,6 +15,8 @@ import outrider.pairs as pairs
 from doubles.command_line import Command
 from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import variant, write_checkpoint
+from outrider.cli import advice
+from outrider.cli import draft as verb
 from outrider.cli.draft_fit import DEAD, Measured, some_prompts, upper_bound
 
 pytestmark = pytest.mark.wide
@@ -24,7 +26,9 @@ EMBEDDED = ("outrider/embedded", "outrider/embedded-draft")
 
 
 def read(outrider: Command, *words: str, code: int = 0) -> Any:
-    shown = outrider("draft", *words, "--json")
+    """Of suggestions what is guessed at once."""
+    at_once = ("--seconds", "0") if words[0] == "suggest" else ()
+    shown = outrider("draft", *words, *at_once, "--json")
     assert shown.code == code, shown.err
     return json.loads(shown.out)
 
@@ -58,9 +62,48 @@ def test_the_embedded_target_has_a_pair_and_its_text(outrider: Command) -> None:
     assert not found["model", "my-draft"]["ready"]
     assert "outrider train draft my-draft" in found["model", "my-draft"]["command"]
     assert f"model={EMBEDDED[1]}" in record["measure"]
-    shown = outrider("draft", "suggest", EMBEDDED[0]).out
+    shown = outrider("draft", "suggest", EMBEDDED[0], "--seconds", "0").out
     assert "Try them:" in shown
     assert record["measure"] in shown
+
+
+def test_without_time_every_figure_is_guessed_and_says_so(outrider: Command) -> None:
+    record = read(outrider, "suggest", EMBEDDED[0])
+    assert record["partial"] is True
+    assert record["figures"]["target_pass"] == "guessed"
+    ready = [one for one in record["suggestions"] if one["ready"]]
+    assert all(one["expected"]["speed_up"] > 0 for one in ready)
+    assert all(set(one["figures"].values()) == {"guessed"} for one in ready)
+    assert len({one["draft"] for one in ready if one["drafter"] == "model"}) == 1
+    # What is not here has no figures.
+    last = record["suggestions"][-1]
+    assert (last["ready"], last["expected"]) == (False, None)
+    assert record["peak_memory_bytes"] > 0
+    assert "nothing was measured: loading" in record["notes"][0]
+    shown = outrider("draft", "suggest", EMBEDDED[0], "--seconds", "0").out
+    assert "All figures are guessed" in shown
+    assert "guessed, guessed" in shown
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_what_was_measured_says_so(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With so much time that any machine has it."""
+    # The limit is for a process that did nothing else before.
+    monkeypatch.setattr(advice, "BESIDE_WEIGHTS", 1 << 40)
+    monkeypatch.setattr(verb, "_TIMING_SECONDS", 0.3)
+    monkeypatch.setattr(verb, "COUNTED_TOKENS", 16)
+    monkeypatch.setattr(verb, "cache_folder", lambda: None)
+    words = ("--seconds", "600", "--domains", "code")
+    record = json.loads(outrider("draft", "suggest", EMBEDDED[0], *words, "--json").out)
+    by_name = {(one["drafter"], one["draft"]): one for one in record["suggestions"]}
+    model = by_name["model", EMBEDDED[1]]
+    assert model["figures"] == {"draft_seconds": "measured", "acceptance": "measured"}
+    assert record["figures"]["target_pass"] == "measured"
+    ready = [one for one in record["suggestions"] if one["ready"]]
+    gains = [one["expected"]["speed_up"] for one in ready if one["expected"]]
+    assert gains == sorted(gains, reverse=True)
+    assert not record["suggestions"][-1]["ready"]
 
 
 def test_heads_beside_a_target_come_first(outrider: Command, target: Path) -> None:

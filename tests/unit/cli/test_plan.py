@@ -12,6 +12,7 @@ import pytest
 from doubles.command_line import Command
 from doubles.planned import costs, flat
 from doubles.tiny_hybrids import HYBRIDS
+from outrider.cli import advice
 from outrider.cli import plan as verb
 from outrider.cli.plan_page import command_of
 from outrider.core.config import EngineConfig
@@ -22,7 +23,7 @@ from outrider.planner.candidates import DraftOption
 pytestmark = pytest.mark.wide
 
 SMALL = (
-    *("plan", "--drafters", "ngram", "--domains", "code", "--seconds", "0.5"),
+    *("plan", "--drafters", "ngram", "--domains", "code", "--seconds", "600"),
     *("--max-tokens", "6", "--batch", "2"),
 )
 
@@ -34,6 +35,10 @@ SO_LONG = ("--context", "100000000")
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setattr(verb, "cache_folder", lambda: folder)
+    # Rounds are timed for a moment, of more seconds than any machine needs for the rest. The limit
+    # of memory is for a process that did nothing else before.
+    monkeypatch.setattr(verb, "_TIMING_SHARE", 0.002)
+    monkeypatch.setattr(advice, "BESIDE_WEIGHTS", 1 << 40)
     return folder
 
 
@@ -57,6 +62,9 @@ def test_a_plan_is_measured_once_and_said_in_words(outrider: Command, cache: Pat
     (drafter,) = found["drafters"]
     assert drafter["name"] == "ngram"
     assert drafter["num_rounds"] > 0
+    assert record["partial"] is False
+    assert record["figures"]["accepted"] == {"ngram": "measured"}
+    assert record["peak_memory_bytes"] > 0
     plan = record["plan"]
     assert plan["job"]["batch"] == 2
     assert {option["k"] for option in plan["options"]} >= {1, 4, 16}
@@ -64,9 +72,28 @@ def test_a_plan_is_measured_once_and_said_in_words(outrider: Command, cache: Pat
     again = outrider(*SMALL)
     assert again.code == 0, again.err
     assert "measured before in" in again.out
+    assert "All figures are measured here." in again.out
+    assert "It took" in again.out
     assert "Every drafter wrote the text of plain decoding." in again.out
     assert "Run it:\n    outrider generate" in again.out
     assert ("Speculate: ngram" in again.out) != ("Do not speculate, because" in again.out)
+
+
+def test_without_the_time_to_load_a_plan_is_guessed_and_says_so(
+    outrider: Command, cache: Path
+) -> None:
+    del cache
+    words = (*SMALL[:-5], "0.5", *SMALL[-4:])
+    record = json.loads(outrider(*words, "--json").out)
+    assert record["partial"] is True
+    assert record["stored"] is None
+    assert record["figures"]["target_pass"] == "guessed"
+    assert record["plan"]["options"]
+    page = outrider(*words).out
+    assert "All figures are guessed" in page
+    assert "note: nothing was measured: loading outrider/embedded would take" in " ".join(
+        page.split()
+    )
 
 
 def test_a_device_that_is_not_here_is_planned_for(outrider: Command) -> None:

@@ -1,12 +1,12 @@
 """Engines to be measured: plain decoding and each drafter, with a K that changes while they run.
 
-Each has models of its own, as users' engines do. A drafter that cannot be loaded is left out, with
-the reason.
+Each has models of its own, as users' engines do, or all of them share the weights of one target. A
+drafter that cannot be loaded is left out, with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,14 +100,19 @@ def open_engines(
     base: EngineConfig,
     *,
     most_k: int,
+    admit: Callable[[Contestant], None] | None = None,
 ) -> TimedEngines:
-    """Load them all, ready for drafts of up to `most_k` tokens. Raises OutriderError if not even
-    plain decoding can run, or none of the drafters."""
+    """Load them all, ready for drafts of up to `most_k` tokens. With `admit`, which raises a
+    CapacityError for one that is not to be loaded, all have the weights of one target. Raises
+    OutriderError if not even plain decoding can run, or none of the drafters."""
     dials: list[Dial] = []
+    first: LLM | None = None
 
     def opener(target: str, draft: str | None, config: EngineConfig) -> LLM:
+        nonlocal first
         dial = Dial()
-        llm = LLM(target, draft=draft, config=config, controller=dial)
+        llm = LLM(target, draft=draft, config=config, controller=dial, weights_of=first)
+        first = first or (llm if admit is not None else None)
         dials.append(dial)
         return llm
 
@@ -121,7 +126,7 @@ def open_engines(
         reserve=0.0,
     )
     chains = [replace(one, k=None, tree_nodes=0) for one in contestants]
-    lineup = line_up(chains, target, drafts, base, opener=opener)
+    lineup = line_up(chains, target, drafts, base, opener=opener, admit=admit)
     by_name = {one.name: one for one in chains}
     present = [
         TimedEngine(by_name[runner.name], llm, dial, runner.facts)

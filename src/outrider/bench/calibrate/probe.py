@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from outrider.api.request import RequestHandle
 from outrider.api.result import GenerationResult
 from outrider.bench.calibrate.engines import TimedEngine
 from outrider.core.budget import RoundTrace
@@ -167,6 +168,42 @@ def probe(
             tuple(tuple(ahead_of(result.rounds, deepest=deepest)) for result in results),
             same if comparable(engine) else None,
         )
+
+
+def written_until(
+    engine: TimedEngine,
+    prompts: Prompts,
+    params: SamplingParams,
+    k: int,
+    *,
+    at_once: int,
+    go_on: Callable[[], bool],
+) -> list[GenerationResult]:
+    """What `engine` wrote of the first prompts while `go_on`, `at_once` of them at a time."""
+    engine.dial.set((k,))
+    engine.llm.forget()
+    handles: list[RequestHandle] = []
+    try:
+        while go_on():
+            running = sum(not handle.done for handle in handles)
+            if running < at_once and len(handles) < len(prompts):
+                handles.append(engine.llm.submit(prompts[len(handles)], params))
+            elif running:
+                engine.llm.advance()
+            else:
+                break
+    finally:
+        for handle in handles:
+            engine.llm.cancel(handle)
+    return [handle.result() for handle in handles]
+
+
+def probe_of(
+    name: str, results: Sequence[GenerationResult], *, deepest: int, same: bool | None
+) -> Probe | None:
+    """None where nothing was written."""
+    texts = tuple(tuple(ahead_of(result.rounds, deepest=deepest)) for result in results)
+    return Probe(name, deepest, texts, same) if any(texts) else None
 
 
 def _written(

@@ -10,6 +10,7 @@ draft say what the drift is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
@@ -251,32 +252,43 @@ def endless(params: SamplingParams) -> SamplingParams:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A phase's time: it lasts until about `until`, and never begins a turn after `stop`. `tick` is
+    called between turns."""
+
+    until: float
+    clock: Callable[[], float] = perf_counter
+    stop: float = math.inf
+    tick: Callable[[], None] = lambda: None
+
+
 def run_phase(
-    engines: Sequence[TimedEngine],
-    phase: Phase,
-    *,
-    number: int,
-    turns: range,
-    until: float,
-    clock: Callable[[], float] = perf_counter,
+    engines: Sequence[TimedEngine], phase: Phase, *, number: int, turns: range, span: Span
 ) -> list[Timed]:
-    """What was timed until about `until`, in `turns` at most; fewer where the window ends before
-    and prompts are long. Every engine has its first turn, whatever that takes."""
-    runs = [_Run(engine, []) for engine in engines]
+    """What was timed in `turns` at most; fewer where the window ends before and prompts are long.
+    Every engine has its first turn, whatever that takes, unless the span stops before."""
+    runs: list[_Run] = []
+    clock, until, stop = span.clock, span.until, span.stop
     try:
-        for run in runs:
-            run.begin(phase)
+        for engine in engines:
+            if clock() > stop:
+                break
+            runs.append(_Run(engine, []))
+            runs[-1].begin(phase)
         started = clock()
         for done, turn in enumerate(turns, start=1):
             for place in range(len(runs)):
-                if done > 1 and clock() > until + _LATE * (until - started):
+                span.tick()
+                late = done > 1 and clock() > until + _LATE * (until - started)
+                if late or clock() > stop:
                     break
                 run = runs[(turn + place) % len(runs)]
                 if run.is_over and phase.again:
                     run.begin_anew(phase)
                 run.turn(phase, turn)
             now = clock()
-            late = now + (now - started) / done > until
+            late = now + (now - started) / done > min(until, stop)
             if late or (not phase.again and any(run.is_over for run in runs)):
                 break
         return [timed for run in runs for timed in run.passes(number)]

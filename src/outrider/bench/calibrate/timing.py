@@ -31,6 +31,7 @@ from outrider.bench.calibrate.rounds import (
     MOST_TURNS,
     WARM_SECONDS,
     Phase,
+    Span,
     Timed,
     run_phase,
 )
@@ -65,6 +66,8 @@ _SEVERAL = 4
 # Tokens of a long text that may be emitted while others are read.
 _OPENING_ROOM = 128
 _PILOT_TOKENS, _PILOT_ROUNDS = 128, 16
+# Of the time of a glance, what the text that is repeated may take to be written.
+_PILOT_SHARE = 0.1
 # Rounds of drafts that take as long as the pass.
 _DRAFTING = 2.0
 # How often all phases are gone through.
@@ -75,14 +78,19 @@ Tell = Callable[[str, float], None]
 _WRITTEN, _REPEATED = 128, 32
 
 
-def repetition(llm: LLM) -> list[int]:
-    """The last tokens of what `llm` wrote after a text with a copy in it. A model that writes
-    greedily soon repeats itself: what it wrote last, again and again, is a prompt that it goes on
-    with, so that every drafter, lookups too, has something to draft, as deep as asked."""
+def repetition(llm: LLM, go_on: Callable[[], bool] = lambda: True) -> list[int]:
+    """The last tokens of what `llm` wrote after a text with a copy in it, while `go_on`. A model
+    that writes greedily soon repeats itself: what it wrote last, again and again, is a prompt that
+    it goes on with, so that every drafter, lookups too, has something to draft as deep as asked."""
     ids = llm.tokenizer.encode(builtin_texts(ECHO)[0])
     params = SamplingParams(max_tokens=_WRITTEN, ignore_eos=True)
-    (result,) = llm.generate([ids], params)
-    return [*ids, *result.token_ids][-_REPEATED:]
+    handle = llm.submit(ids, params)
+    try:
+        while not handle.done and go_on():
+            llm.advance()
+    finally:
+        llm.cancel(handle)
+    return [*ids, *handle.result().token_ids][-_REPEATED:]
 
 
 def prompts_of(piece: Sequence[int], *, length: int, count: int) -> list[list[int]]:
@@ -94,12 +102,17 @@ def prompts_of(piece: Sequence[int], *, length: int, count: int) -> list[list[in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which points, with tokens drawn by `params`; `seconds` is how long all of it may take."""
+    """Which points, with tokens drawn by `params`; `seconds` is how long all of it may take. With
+    `is_glance` short texts come first, and phases are left out that would not end in time; then
+    `least_ks` are tried of any drafter. `room` is how many tokens an engine may hold."""
 
     batches: Sequence[int] = BATCHES
     ks: Sequence[int] = KS
     seconds: float = SECONDS
     params: SamplingParams = field(default_factory=SamplingParams)
+    is_glance: bool = False
+    least_ks: tuple[int, ...] = ()
+    room: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +123,22 @@ class Pace:
     row: float
 
     @classmethod
-    def of(cls, engine: TimedEngine, piece: Sequence[int], clock: Callable[[], float]) -> Pace:
-        """From reading a prompt and going on from it."""
-        (prompt,) = prompts_of(piece, length=_PILOT_TOKENS, count=1)
-        params = SamplingParams(max_tokens=_PILOT_ROUNDS + 1, ignore_eos=True)
+    def of(
+        cls,
+        engine: TimedEngine,
+        piece: Sequence[int],
+        clock: Callable[[], float],
+        *,
+        is_glance: bool = False,
+    ) -> Pace:
+        """From reading a prompt and going on from it, both short for a glance."""
+        num_tokens, num_rounds = (_SHORT, 6) if is_glance else (_PILOT_TOKENS, _PILOT_ROUNDS)
+        (prompt,) = prompts_of(piece, length=num_tokens, count=1)
+        params = SamplingParams(max_tokens=num_rounds + 1, ignore_eos=True)
         started = clock()
         (result,) = engine.llm.generate([prompt], params)
         seconds, first = clock() - started, result.token_seconds[0]
-        return cls((seconds - first) / _PILOT_ROUNDS, first / _PILOT_TOKENS)
+        return cls((seconds - first) / num_rounds, first / num_tokens)
 
     def opening(self, batch: int) -> float:
         """Seconds of the rounds of a turn before those that count."""
@@ -147,6 +168,12 @@ class Plan:
     most_ks: int
     alike: bool
 
+    def least_seconds(self, pace: Pace) -> float:
+        """Of reading the texts and of a turn of every engine."""
+        read = self.context * (1 if self.alike else self.batch) * pace.row
+        rounds = sum(pace.rounds(self.batch, k) for k in (0, *sorted(self.ks)[: self.most_ks]))
+        return len(self.engines) * (read + pace.opening(self.batch) + rounds / _DRAFTING)
+
     def phase(self, piece: Sequence[int], warm: int, params: SamplingParams) -> Phase:
         count = 1 if self.alike else self.batch
         prompts = prompts_of(piece, length=self.context, count=count)
@@ -162,6 +189,7 @@ def plans_of(engines: TimedEngines, wanted: Wanted, pace: Pace) -> list[Plan]:
     every = engines.present
     reading = _READING_SHARE * wanted.seconds / pace.row
     window = engines.plain.llm.spec.max_tokens
+    room = math.inf if wanted.room is None else wanted.room
     # Where not all engines can read a long text, one that drafts tells what contexts cost.
     readers = every if reading / len(every) >= _LEAST_LONG else every[1:2]
     found: list[Plan] = []
@@ -171,7 +199,8 @@ def plans_of(engines: TimedEngines, wanted: Wanted, pace: Pace) -> list[Plan]:
         ks, most_ks = _affordable(wanted, pace, batch, len(readers), num_phases)
         # Half of what may be read goes to several texts, if it is worth that.
         tokens = share / 2 / batch if batch > 1 or found else share
-        long = min(window - _room(ks, most_ks, pace.warm(batch)), int(tokens))
+        fits = min(window, room // batch) - _room(ks, most_ks, pace.warm(batch))
+        long = int(min(fits, tokens))
         if long >= _LEAST_LONG:
             found.append(Plan(batch, long, readers, ks, most_ks, alike=False))
     for batch in wanted.batches:
@@ -180,6 +209,9 @@ def plans_of(engines: TimedEngines, wanted: Wanted, pace: Pace) -> list[Plan]:
         read = batch * _SHORT * pace.row * len(every)
         alike = read > _OPENING_SHARE * wanted.seconds / num_phases
         found.append(Plan(batch, _SHORT, every, ks, most_ks, alike))
+    if wanted.is_glance:
+        first = wanted.batches[0]
+        found.sort(key=lambda plan: (plan.context > _SHORT, plan.batch != first, plan.batch))
     return found
 
 
@@ -206,6 +238,8 @@ def _affordable(
     share -= pace.opening(batch) + pace.rounds(batch, 0)
     ks = sorted((*(wanted.ks if batch <= _FEW else wanted.ks[::2]), *edges))
     fitting = [k for k in ks if pace.rounds(batch, k) <= share] or ks[:1]
+    if len(fitting) < len(wanted.least_ks):
+        return wanted.least_ks, len(wanted.least_ks)
     mean = statistics.fmean(pace.rounds(batch, k) for k in fitting)
     return tuple(fitting), max(1, min(len(fitting), int(share / mean)))
 
@@ -230,6 +264,8 @@ class Timing:
     plans: Sequence[Plan]
     phases: Sequence[Phase]
     clock: Callable[[], float]
+    pace: Pace
+    is_glance: bool = False
     timed: list[Timed] = field(default_factory=list[Timed])
     num_cycles: int = 0
     seconds: float = 0.0
@@ -240,31 +276,43 @@ class Timing:
     ) -> Timing:
         """Nothing is timed yet but what a round takes roughly."""
         started = clock()
-        piece = repetition(engines.plain.llm)
-        pace = Pace.of(engines.plain, piece, clock)
+        until = started + (_PILOT_SHARE * wanted.seconds if wanted.is_glance else math.inf)
+        piece = repetition(engines.plain.llm, lambda: clock() < until)
+        pace = Pace.of(engines.plain, piece, clock, is_glance=wanted.is_glance)
         plans = plans_of(engines, wanted, pace)
         phases = [plan.phase(piece, pace.warm(plan.batch), wanted.params) for plan in plans]
-        return cls(engines, plans, phases, clock, seconds=clock() - started)
+        seconds = clock() - started
+        return cls(engines, plans, phases, clock, pace, wanted.is_glance, seconds=seconds)
 
-    def run(self, seconds: float, *, tell: Tell = lambda _what, _share: None) -> None:
-        """For `seconds`, or until each phase was run once. `tell` hears what is being measured, and
-        which share of the time has gone."""
+    def run(
+        self,
+        seconds: float,
+        *,
+        tell: Tell = lambda _what, _share: None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """For `seconds`, or until each phase was run once; a glance ends in time whatever was not
+        run. `tell` hears what is being measured, and which share of the time has gone; `tick` is
+        called often."""
         started = self.clock()
+        stop = started + seconds if self.is_glance else math.inf
         for cycle in range(_CYCLES):
             first = MOST_TURNS * self.num_cycles
             self.num_cycles += 1
             for number, plan in enumerate(self.plans):
                 gone = self.clock() - started
+                if self.timed and gone + plan.least_seconds(self.pace) > stop - started:
+                    continue
                 left = (_CYCLES - cycle) * len(self.plans) - number
                 share = min(gone / seconds, 1.0) if seconds > 0 else 1.0
                 tell(f"{plan.batch} x {plan.context} tokens", share)
+                until = started + gone + (seconds - gone) / left
                 self.timed += run_phase(
                     plan.engines,
                     self.phases[number],
                     number=number,
                     turns=range(first, first + MOST_TURNS),
-                    until=started + gone + (seconds - gone) / left,
-                    clock=self.clock,
+                    span=Span(until, self.clock, stop, tick),
                 )
             if self.clock() - started > seconds:
                 break

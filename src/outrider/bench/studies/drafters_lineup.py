@@ -25,7 +25,13 @@ from outrider.bench.turns import facts_of
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import KINDS, DrafterKind
 from outrider.core.drafter_kinds import OFF as NONE
-from outrider.core.errors import CheckpointError, ConfigError, OutriderError, did_you_mean
+from outrider.core.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    OutriderError,
+    did_you_mean,
+)
 from outrider.core.params import SamplingParams
 from outrider.models.heads import HeadKind, kind_of
 from outrider.models.loading import resolve
@@ -229,8 +235,10 @@ def line_up(
     base: EngineConfig,
     *,
     opener: Opener = lambda target, draft, config: LLM(target, draft=draft, config=config),
+    admit: Callable[[Contestant], None] | None = None,
 ) -> Lineup:
-    """Load every contestant. Raises the first one's error if none but plain decoding can run."""
+    """Load every contestant. Raises the first one's error if none but plain decoding can run, but
+    for what `admit` refuses, by a CapacityError."""
     runners: list[Runner] = []
     llms: list[LLM] = []
     errors: list[OutriderError] = []
@@ -240,6 +248,8 @@ def line_up(
             draft = contestant.draft
             if draft is None:
                 draft = drafts.of_drafter(contestant.drafter)
+            if admit is not None:
+                admit(contestant)
             llm = opener(target, draft, config)
         except OutriderError as error:
             if contestant.name == OFF:
@@ -249,6 +259,8 @@ def line_up(
             continue
         llms.append(llm)
         runners.append(_runner(contestant, llm, draft))
+    if admit is not None:
+        errors = [error for error in errors if not isinstance(error, CapacityError)]
     if len(llms) == 1 and errors:
         raise errors[0]
     return Lineup(runners, llms)

@@ -109,6 +109,15 @@ def _installed(brought: Brought, cache_dir: Path | None) -> Built:
     return Built(library, folder=folder, origin=origin)
 
 
+def must_compile(compiler: str | None, cache_dir: Path | None) -> bool:
+    """Whether `built_kernels` would run a compiler, which takes a while."""
+    try:
+        name = f"kernels-{_key(_compiler_command(compiler))}.so"
+        return not any((folder / name).exists() for folder in trusted_folders(cache_dir))
+    except (_Refusal, OSError):
+        return False
+
+
 def _found_or_built(compiler: str | None, cache_dir: Path | None) -> Built:
     command = _compiler_command(compiler)
     origin = f"compiled here by {shlex.join(command)}"

@@ -1,0 +1,217 @@
+"""Rankings of `outrider draft suggest` against measured speed: `run.py suggest [--output FILE]`."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from common import TARGET, Report, in_turns, study, tier_folders
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.machine import Neighbours
+from outrider.bench.store import write_json
+from outrider.bench.workload import builtin_texts
+from outrider.core.env import cache_folder
+from outrider.core.errors import OutriderError
+
+# Prompts of a domain by which the command counts acceptance; speed is measured on later ones.
+RANKED_ON = 8
+FIRST_TWO = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A target, a kind of prompts and a temperature. `num_prompts` texts of `num_tokens` are
+    written `repeats` times by every drafter."""
+
+    tier: str
+    domain: str
+    temperature: float = 0.0
+    num_prompts: int = 3
+    num_tokens: int = 64
+    repeats: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.tier} {self.domain} t={self.temperature:g}"
+
+
+CELLS = (
+    Cell("a", "code", repeats=6),
+    Cell("a", "maths", repeats=6),
+    Cell("a", "echo", repeats=6),
+    Cell("a", "conversation", 1.0, repeats=6),
+    Cell("b", "code", num_prompts=2, num_tokens=48),
+    Cell("b", "maths", num_prompts=2, num_tokens=48),
+    Cell("b", "code", 1.0, num_prompts=2, num_tokens=48),
+    Cell("r", "conversation"),
+    Cell("r", "code"),
+    Cell("r", "echo"),
+    Cell("r", "conversation", 1.0),
+)
+
+
+@study(tiers=True, seconds=30.0, real="")
+def suggest(options: Namespace, report: Report) -> None:
+    """Is the fastest drafter among the first two that `outrider draft suggest` names?
+
+    Each cell runs the command as a user does, in a process of its own, and then every drafter that
+    it ranked, at the K that it advises, in turns with plain decoding, on prompts that the command
+    did not see. Tier R is a real model, the folder that scripts/real_model writes (--real). Cells
+    that --output has already are not measured again.
+    """
+    report["cells"] = _before(options.output)
+    done = {cell["cell"] for cell in report["cells"]}
+    folders = {"r": Path(options.real) if options.real else _real_folder()}
+    with tier_folders(options) as made:
+        folders |= made
+        for cell in _cells(options.quick):
+            if cell.name in done or not folders[cell.tier].is_dir():
+                continue
+            target = TARGET if cell.tier == "a" else str(folders[cell.tier])
+            found = _measured(cell, target, 0.0 if options.quick else options.seconds)
+            report["cells"].append(found)
+            report |= _summary(report["cells"])
+            if options.output:
+                write_json(options.output, report)
+            print(_line(found), flush=True)
+    report |= _summary(report["cells"])
+
+
+def _cells(quick: bool) -> Sequence[Cell]:
+    return (Cell("a", "code", num_prompts=1, num_tokens=8),) if quick else CELLS
+
+
+def _before(output: Path | None) -> list[dict[str, Any]]:
+    """The cells that a run before this one has measured."""
+    if output is None or not output.exists():
+        return []
+    return json.loads(output.read_text())["cells"]
+
+
+def _real_folder() -> Path:
+    return (cache_folder() or Path()) / "real" / "SmolLM2-135M-Instruct"
+
+
+def _measured(cell: Cell, target: str, seconds: float) -> dict[str, Any]:
+    with Neighbours() as neighbours:
+        ranking, took, peak = _ranked(cell, target, seconds)
+        ratios = dict(_ratios(cell, target, ranking["suggestions"]))
+    names = [_name(one) for one in ranking["suggestions"] if _name(one) in ratios]
+    best = max(ratios, key=lambda name: ratios[name])
+    chosen = max(ratios[name] for name in names[:FIRST_TWO])
+    return {
+        "cell": cell.name,
+        **asdict(cell),
+        "ranking": names,
+        "expected": {_name(one): one["expected"] for one in ranking["suggestions"]},
+        "figures": {_name(one): one["figures"] for one in ranking["suggestions"]},
+        "measured": {name: round(ratio, 4) for name, ratio in ratios.items()},
+        "best": best,
+        "hit": best in names[:FIRST_TWO],
+        "of_the_best": round(chosen / ratios[best], 4),
+        "seconds": round(took, 2),
+        "peak_memory_bytes": peak,
+        "memory_limit_bytes": ranking["memory_limit_bytes"],
+        "told_seconds": ranking["seconds"],
+        "told_peak_bytes": ranking["peak_memory_bytes"],
+        "notes": ranking["notes"],
+        "foreign_cpu_share": neighbours.share,
+    }
+
+
+def _ranked(cell: Cell, target: str, seconds: float) -> tuple[dict[str, Any], float, int]:
+    """What the command says, its seconds from start to end, and the most memory that it held."""
+    words = [sys.executable, "-m", "outrider", "draft", "suggest", target, "--json"]
+    words += ["--seconds", f"{seconds:g}", "--domains", cell.domain]
+    words += ["--temperature", f"{cell.temperature:g}"]
+    started = perf_counter()
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    took = perf_counter() - started
+    # The largest child so far: each has its own peak in its record.
+    most = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return json.loads(done.stdout), took, most
+
+
+def _ratios(
+    cell: Cell, target: str, suggestions: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, float]]:
+    """Of every drafter that can be loaded: its speed over that of plain decoding."""
+    params = SamplingParams(max_tokens=cell.num_tokens, temperature=cell.temperature, seed=1)
+    prompts = builtin_texts(cell.domain)[RANKED_ON : RANKED_ON + cell.num_prompts]
+    config = EngineConfig(drafter="none", context=1024, batch_size=1)
+    off = LLM(target, config=config)
+    sides = {"off": _Side(off, params)}
+    for one in suggestions:
+        if not one["ready"] or one["expected"] is None:
+            continue
+        own = EngineConfig(drafter=one["drafter"], k=one["expected"]["k"], context=1024)
+        try:
+            llm = LLM(target, draft=one["draft"], config=own, weights_of=off)
+        except OutriderError as error:
+            print(f"{_name(one)} cannot run: {error}", file=sys.stderr)
+        else:
+            sides[_name(one)] = _Side(llm, params)
+    for prompt in prompts:
+        turns = {name: partial(side.write, prompt) for name, side in sides.items()}
+        in_turns(turns, cell.repeats, warm_ups=0)
+    for side in sides.values():
+        side.llm.close()
+    yield from (
+        (name, side.rate / sides["off"].rate) for name, side in sides.items() if name != "off"
+    )
+
+
+@dataclass(slots=True)
+class _Side:
+    """One drafter, and the seconds of all its tokens after the first of each text."""
+
+    llm: LLM
+    params: SamplingParams
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def write(self, prompt: str) -> None:
+        self.llm.forget()
+        (result,) = self.llm.generate([prompt], self.params)
+        self.seconds += result.token_seconds[-1] - result.token_seconds[0]
+        self.tokens += result.num_tokens - 1
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    return f"{one['drafter']}={one['draft']}" if one["draft"] else str(one["drafter"])
+
+
+def _summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "num_cells": len(cells),
+        "num_hits": sum(cell["hit"] for cell in cells),
+        "most_seconds": max((cell["seconds"] for cell in cells), default=None),
+        "all_in_memory": all(
+            cell["told_peak_bytes"] <= (cell["memory_limit_bytes"] or cell["told_peak_bytes"])
+            for cell in cells
+        ),
+    }
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    first = ", ".join(found["ranking"][:FIRST_TWO])
+    verdict = "hit" if found["hit"] else f"MISS ({found['of_the_best']:.2f} of the best)"
+    return (
+        f"{found['cell']}: {verdict}; named {first}; fastest {found['best']}, "
+        f"{found['measured'][found['best']]:.2f}; {found['seconds']:.1f} s, "
+        f"{found['told_peak_bytes'] / 1e9:.2f} GB"
+    )

@@ -1,0 +1,274 @@
+"""Costs and acceptance that are supposed of a target and its drafters until they are measured.
+
+A drafter's step is taken to read so many bytes and to take the share of a target's pass that these
+are of the target's weights, with a quarter more and a fixed time for calling it. Acceptance is a
+prior by the kind of drafter, as weak as a few drafts that were counted. `Origins` says of every
+figure whether it was measured here or guessed like that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from outrider.core.drafter_kinds import KINDS, DrafterKind
+from outrider.core.spec import ModelSpec
+from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
+from outrider.estimate.cost import Curve
+from outrider.planner.devices import SHEETS, DeviceSheet
+from outrider.planner.roofline import PassWork, pass_costs
+
+Origin = Literal["measured", "guessed"]
+MEASURED: Origin = "measured"
+GUESSED: Origin = "guessed"
+
+# The share of first tokens that is kept, by drafter; later tokens fare alike. Round numbers.
+_PRIOR: Mapping[str, float] = {
+    "model": 0.65,
+    "bridge": 0.55,
+    "portfolio": 0.65,
+    "eagle": 0.65,
+    "eagle-lite": 0.2,
+    "medusa": 0.5,
+    "medusa-lite": 0.2,
+    "block": 0.55,
+    "mtp": 0.65,
+    "quantised-self": 0.95,
+    "layer-skip": 0.4,
+    "recycling": 0.3,
+}
+_PRIOR_OF_LOOKUPS = 0.5
+# The share of rounds in which drafters find something to draft; others always do.
+_OFFERED: Mapping[str, float] = {
+    "ngram": 0.3,
+    "prediction": 0.5,
+    "suffix": 0.4,
+    "lookup": 0.4,
+    "recycling": 0.8,
+}
+# Drafts that a prior is worth.
+_PRIOR_DRAFTS = 8
+# Rounds below which counts say less than the prior.
+_LEAST_ROUNDS = 6
+# A step of a small model takes more than its bytes do, and a call takes some time of its own.
+_SLOWER, _CALL_SECONDS = 1.25, 5e-5
+_DEEPEST = 64
+# Deviation of times that nobody measured.
+_SCATTER = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A drafter as it may be named, the weights that it adds in bytes, and what a step of it reads.
+    `once` says that one step drafts all tokens."""
+
+    name: str
+    kind: DrafterKind
+    num_bytes: int = 0
+    step_bytes: int = 0
+    once: bool = False
+
+    @classmethod
+    def of(cls, name: str, drafter: str, target: ModelSpec, num_bytes: int = 0) -> Candidate:
+        """`num_bytes` are those of its draft model or heads."""
+        kind = KINDS[drafter]
+        head = target.vocab_size * target.hidden_size * target.bytes_per_weight
+        if kind.source == "copy":
+            half = target.weight_bytes // 2
+            return cls(
+                name=name,
+                kind=kind,
+                num_bytes=half if kind.fewer_bits else 0,
+                step_bytes=half,
+            )
+        if kind.source == "heads":
+            # A block for several tokens is read once for all of them.
+            once = kind.name in ("medusa", "block")
+            return cls(
+                name=name, kind=kind, num_bytes=num_bytes, step_bytes=num_bytes + head, once=once
+            )
+        return cls(name=name, kind=kind, num_bytes=num_bytes, step_bytes=num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where figures come from: the target's pass, and by drafter the seconds of a draft and what is
+    accepted of it. `counted` has how many rounds of a drafter were counted."""
+
+    target_pass: Origin = GUESSED
+    drafts: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
+    accepted: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
+    counted: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def of(self, drafter: str) -> tuple[Origin, Origin]:
+        """Of its seconds and of its acceptance."""
+        return self.drafts.get(drafter, GUESSED), self.accepted.get(drafter, GUESSED)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was guessed."""
+        every = (self.target_pass, *self.drafts.values(), *self.accepted.values())
+        return GUESSED not in every
+
+    def words(self, drafter: str) -> str:
+        """For a table: what of this drafter is measured."""
+        times, accepted = self.of(drafter)
+        if times == accepted:
+            return times
+        return f"times {times}, acceptance {accepted}"
+
+    @property
+    def sentence(self) -> str:
+        """What is measured and what is guessed, in one sentence."""
+        if self.is_whole:
+            return "All figures are measured here."
+        every: dict[str, Mapping[str, Origin]] = {
+            "the target's pass": {"": self.target_pass},
+            "times": self.drafts,
+            "acceptance": self.accepted,
+        }
+        measured = _listed(every, MEASURED)
+        if not measured:
+            return "All figures are guessed from sizes and from what such drafters usually bring."
+        return f"Measured here: {measured}. Guessed: {_listed(every, GUESSED)}."
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _listed(every: Mapping[str, Mapping[str, Origin]], origin: Origin) -> str:
+    """The figures of `origin`, and of which drafters, unless it is all of them."""
+    parts: list[str] = []
+    for figure, by_name in every.items():
+        names = [name for name, own in by_name.items() if own == origin]
+        if len(names) == len(by_name) and names:
+            parts.append(f"{figure}{' of all drafters' if names[0] else ''}")
+        elif names:
+            parts.append(f"{figure} of {', '.join(names)}")
+    return "; ".join(parts)
+
+
+def supposed(
+    target: ModelSpec, sheet: DeviceSheet, candidates: Sequence[Candidate], *, machine: str
+) -> Calibration:
+    """Of a target that nobody has run: its pass as `sheet` says, its drafters as their bytes say.
+    Raises ConfigError for a dtype that the sheet does not have."""
+    costs = pass_costs(PassWork(target), sheet)
+    return Calibration(
+        machine=machine,
+        target_name=target.name,
+        target=costs,
+        drafters=tuple(_drafter(one, target, costs.rows.at(1)) for one in candidates),
+        scatter=_SCATTER,
+        memory_bytes=target.weight_bytes,
+        kv_bytes_per_token=target.kv_bytes_per_token,
+        provenance={"sheet": sheet.name, "measured": False},
+    )
+
+
+def sheet_like(device: str, gpu: str | None) -> DeviceSheet:
+    """The sheet that is nearest to a device that is here."""
+    if device == "cpu":
+        return SHEETS["cpu-2core"]
+    name = (gpu or "").lower().replace(" ", "")
+    known = (sheet for key, sheet in SHEETS.items() if key in name)
+    return next(known, SHEETS["m2-max" if device == "mps" else "a100"])
+
+
+def scaled(calibration: Calibration, pass_seconds: float) -> Calibration:
+    """With all times in the proportion in which a plain pass that was measured stands to the one
+    that was supposed."""
+    factor = pass_seconds / calibration.target.rows.at(1)
+    own = calibration.target
+    drafters = tuple(
+        replace(one, draft=tuple((batch, curve.scaled(factor)) for batch, curve in one.draft))
+        for one in calibration.drafters
+    )
+    rows = PassCosts(own.rows.scaled(factor), own.per_context * factor, own.per_read * factor)
+    return replace(calibration, target=rows, drafters=drafters)
+
+
+def joined(
+    guessed: Calibration,
+    measured: Calibration | None,
+    counted: Mapping[str, DrafterCosts],
+    *,
+    pass_seconds: float | None = None,
+) -> tuple[Calibration, Origins]:
+    """What is known by now: times of `measured` where it has them, acceptance of `counted` by
+    drafter; the rest is guessed, in proportion to the pass that was measured. A plain pass alone
+    takes `pass_seconds`, if nothing more is known."""
+    if measured is not None:
+        pass_seconds = measured.target.rows.at(1)
+    if pass_seconds:
+        guessed = scaled(guessed, pass_seconds)
+    base = guessed if measured is None else measured
+    timed = {} if measured is None else {one.name: one for one in measured.drafters}
+    drafters: list[DrafterCosts] = []
+    origins = Origins(MEASURED if pass_seconds else GUESSED)
+    drafts, accepted, rounds = dict[str, Origin](), dict[str, Origin](), dict[str, int]()
+    for one in guessed.drafters:
+        own, counts = _extended(timed.get(one.name, one), one), counted.get(one.name)
+        drafts[one.name] = MEASURED if one.name in timed else GUESSED
+        rounds[one.name] = 0 if counts is None else _num_counted(counts)
+        enough = counts is not None and rounds[one.name] >= _LEAST_ROUNDS
+        accepted[one.name] = MEASURED if enough else GUESSED
+        source = one if counts is None or not enough else _seen(one, counts)
+        drafters.append(
+            replace(
+                own,
+                places=source.places,
+                num_rounds=source.num_rounds,
+                requests=source.requests,
+                carry=source.carry,
+                laws=source.laws,
+                memory_bytes=own.memory_bytes or one.memory_bytes,
+            )
+        )
+    origins = replace(origins, drafts=drafts, accepted=accepted, counted=rounds)
+    return replace(base, drafters=tuple(drafters)), origins
+
+
+def _extended(own: DrafterCosts, guess: DrafterCosts) -> DrafterCosts:
+    """With depths beyond the deepest that was timed in the proportion that is guessed: few points
+    close together make no line."""
+    shape = guess.draft[0][1]
+    curves: list[tuple[int, Curve]] = []
+    for batch, curve in own.draft:
+        last, seconds = curve.points[-1]
+        if last < _DEEPEST:
+            most = seconds * shape.at(_DEEPEST) / max(shape.at(last), 1e-12)
+            curves.append((batch, Curve((*curve.points, (float(_DEEPEST), max(most, seconds))))))
+        else:
+            curves.append((batch, curve))
+    return replace(own, draft=tuple(curves))
+
+
+def _seen(prior: DrafterCosts, counts: DrafterCosts) -> DrafterCosts:
+    """`counts`; where nothing was drafted in all of its rounds, those make a draft less likely."""
+    if counts.places:
+        return counts
+    return replace(prior, num_rounds=(prior.num_rounds or _PRIOR_DRAFTS) + counts.num_rounds)
+
+
+def _num_counted(counts: DrafterCosts) -> int:
+    return counts.num_rounds or (counts.places[0].drafted if counts.places else 0)
+
+
+def _drafter(one: Candidate, target: ModelSpec, pass_seconds: float) -> DrafterCosts:
+    share = one.step_bytes / max(target.weight_bytes, 1)
+    step = _CALL_SECONDS + _SLOWER * share * pass_seconds
+    points = ((1.0, step), (float(_DEEPEST), step if one.once else _DEEPEST * step))
+    if not one.step_bytes:
+        points = ((1.0, _CALL_SECONDS),)
+    kind = one.kind.name
+    kept = round(_PRIOR_DRAFTS * _PRIOR.get(kind, _PRIOR_OF_LOOKUPS))
+    offered = _OFFERED.get(kind)
+    return DrafterCosts(
+        name=one.name,
+        draft=((1, Curve(points)),),
+        places=(PlaceCount(drafted=_PRIOR_DRAFTS, accepted=kept),),
+        num_rounds=0 if offered is None else round(_PRIOR_DRAFTS / offered),
+        memory_bytes=one.num_bytes,
+    )
