@@ -28,7 +28,7 @@ from doubles.posing_compiler import (
 )
 from outrider.core import env
 from outrider.kernels.native import build, levels
-from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.build import built_kernels, must_compile
 from outrider.kernels.native.ops import NativeOps
 from unit.kernels.paged_cases import Heads, chain, make_pass
 
@@ -56,6 +56,15 @@ def test_no_compiler_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert attempt("'c++", tmp_path).refusal == (
         'the C++ compiler "\'c++" is no command: No closing quotation'
     )
+
+
+def test_whether_a_compiler_would_run_is_known_before(tmp_path: Path) -> None:
+    compiler, cache = empty_library(tmp_path), tmp_path / "cache"
+    assert must_compile(compiler, cache)
+    assert attempt(compiler, cache).library is not None
+    assert not must_compile(compiler, cache)
+    # Without one nothing is compiled.
+    assert not must_compile("no-such-c++", cache)
 
 
 def test_a_failing_compiler_is_quoted(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -111,10 +112,14 @@ def _installed(brought: Brought, cache_dir: Path | None) -> Built:
 
 def must_compile(compiler: str | None, cache_dir: Path | None) -> bool:
     """Whether `built_kernels` would run a compiler, which takes a while."""
+    if compiler is None:
+        with suppress(NoneBroughtError):
+            brought_library()
+            return False
     try:
         name = f"kernels-{_key(_compiler_command(compiler))}.so"
         return not any((folder / name).exists() for folder in trusted_folders(cache_dir))
-    except (_Refusal, OSError):
+    except (CompileError, OSError):
         return False
 
 
