@@ -419,3 +419,12 @@ def test_a_cache_that_cannot_be_written(outrider: Command, hub: Hub) -> None:
 
 def test_nothing_that_runs_code_is_among_what_is_fetched() -> None:
     assert not {"*", "*.py", "*.bin", "*.pt", "*.pkl"} & set(HUB_FILES)
+
+
+def test_a_model_that_is_not_here_is_fetched_where_it_is_used(outrider: Command, hub: Hub) -> None:
+    shown = outrider("generate", "hi", "--target", "org/m")
+    assert shown.code == 3  # what came is no model that loads
+    assert hub.files("org/m") == READ
+    assert "model org/m: 5 of 5 files to fetch, 5 kB" in shown.err
+    assert "100 %" in shown.err
+    assert "to fetch" not in outrider("generate", "hi", "--target", "org/m").err
