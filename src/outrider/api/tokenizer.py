@@ -25,6 +25,7 @@ from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
 from outrider.api.tokenizer_patterns import try_out
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.files import FileKind, parse_json, read_text
+from outrider.models.json_object import JsonObject, is_in_gguf, is_there
 
 _FILES = (
     "tokenizer.json",
@@ -82,7 +83,8 @@ class Tokenizer:
 
         Raises CheckpointError for a missing or damaged file.
         """
-        return _load(folder.resolve(), tuple(_identity(folder / name) for name in _FILES))
+        files = (folder, *(folder / name for name in _FILES))
+        return _load(folder.resolve(), tuple(map(_identity, files)))
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """`add_special` lets the checkpoint put its BOS before the text; text of the chat
@@ -308,11 +310,16 @@ def _num_bytes(text: str) -> int:
 
 
 def _load_backend(path: Path) -> tuple[Backend, Growth]:
-    if not path.exists():
+    if not is_there(path):
         raise CheckpointError(f"{path}: no such file.", hint=_FILE_HINT)
-    text = _read_text(path, FileKind.TOKENIZER)
     try:
-        growth = check(parse_json(text), str(path))
+        if is_in_gguf(path):
+            loaded: object = JsonObject.read(path).values
+            text = json.dumps(loaded)
+        else:
+            text = _read_text(path, FileKind.TOKENIZER)
+            loaded = parse_json(text)
+        growth = check(loaded, str(path))
     except ValueError as error:
         raise CheckpointError(f"{path}: not a tokenizer: {error}", hint=_FILE_HINT) from None
     reason = try_out(growth.patterns)
@@ -349,8 +356,10 @@ def _read_text(path: Path, kind: FileKind) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in `path`; empty if there is no such file."""
-    if not path.exists():
+    if not is_there(path):
         return {}
+    if is_in_gguf(path):
+        return dict(JsonObject.read(path).values)
     try:
         data = parse_json(_read_text(path, FileKind.of(path)))
     except ValueError as error:

@@ -18,7 +18,7 @@ from outrider.models.families import (
     parse_gpt2,
     parse_llama,
 )
-from outrider.models.json_object import JsonObject
+from outrider.models.json_object import JsonObject, is_there
 from outrider.models.qwen_hybrid_config import (
     HYBRID_FAMILIES,
     QwenHybridConfig,
@@ -52,7 +52,7 @@ def read_native_config(folder: Path) -> NativeConfig:
     """As `read_config`, for a family that a decoder of ours runs."""
     generation = folder / "generation_config.json"
     return parse_config(
-        _read_json(folder), JsonObject.read(generation) if generation.exists() else None
+        _read_json(folder), JsonObject.read(generation) if is_there(generation) else None
     )
 
 
@@ -78,7 +78,7 @@ def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> Nativ
 
 
 def _read_json(folder: Path) -> JsonObject:
-    if not (folder / "config.json").exists():
+    if not is_there(folder / "config.json"):
         raise CheckpointError(
             f"{folder} has no config.json.", hint="is it a Hugging Face model folder?"
         )

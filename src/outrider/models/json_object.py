@@ -17,6 +17,8 @@ from outrider.core.files import FileKind, read_json
 
 MAX_INTEGER = 2**31 - 1
 MAX_NUMBER = 1e30
+# Files of a folder that a GGUF file stands for.
+GGUF_DOCUMENTS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,13 @@ class JsonObject:
 
     @classmethod
     def read(cls, path: Path) -> JsonObject:
-        """Raises CheckpointError unless `path` is a readable file that holds one JSON object."""
+        """Raises CheckpointError unless `path` is a readable file that holds one JSON object. The
+        files in a GGUF file are those of the folder that it stands for."""
+        if is_in_gguf(path):
+            # Imported here: it reads tensors too, and this module none.
+            from outrider.models.gguf.folder import document
+
+            return cls(str(path.parent), document(path))
         try:
             loaded = read_json(path, FileKind.of(path))
         except OSError as error:
@@ -132,6 +140,15 @@ class JsonObject:
         if not 0 < value < MAX_NUMBER:
             raise CheckpointError(f"{self.where}: {key} must be above 0, got {value!r:.40}.")
         return float(value)
+
+
+def is_there(path: Path) -> bool:
+    """Whether a folder, or the GGUF file that stands for one, has the document `path`."""
+    return path.name in GGUF_DOCUMENTS if is_in_gguf(path) else path.exists()
+
+
+def is_in_gguf(path: Path) -> bool:
+    return path.parent.is_file()
 
 
 def _is_integer(value: object) -> TypeGuard[int]:

@@ -22,6 +22,7 @@ from outrider.core.errors import CheckpointError, ConfigError, MachineError, did
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
+from outrider.models.gguf.folder import gguf_in, is_gguf, parts_of
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.hf_config import FAMILIES, read_model_type, read_native_config
 from outrider.models.llama import ALONE, LlamaModel
@@ -207,7 +208,8 @@ def pick_dtype(name: str, own: str, folder: Path) -> torch.dtype:
 
 
 def resolve(name: str) -> Path:
-    """The folder that `name` means, downloaded if need be. Raises CheckpointError if none."""
+    """The folder or GGUF file that `name` means, downloaded if need be. Raises CheckpointError if
+    none."""
     shipped_as = {**ALIASES, **HEAD_ALIASES}
     if name in shipped_as:
         shipped = Path(str(files("outrider.pairs") / "tiny" / shipped_as[name]))
@@ -219,10 +221,13 @@ def resolve(name: str) -> Path:
         return shipped
     folder = _as_path(name)
     if name and folder.is_dir():
-        return folder
+        return gguf_in(folder) or folder
     if name and folder.exists():
+        if is_gguf(folder):
+            return parts_of(folder)[0]
         raise CheckpointError(
-            f"{name} is a file; a model is a folder with config.json, safetensors and tokenizer.",
+            f"{name} is a file, and no GGUF file; a model is one, or a folder with config.json, "
+            "safetensors and tokenizer.",
             hint=f"try its folder, {folder.resolve().parent}",
         )
     if HUB_ID.fullmatch(name) is None:

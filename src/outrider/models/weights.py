@@ -1,4 +1,4 @@
-"""Checkpoint weights: tensors mapped from safetensors files, fused and packed for a decoder.
+"""Checkpoint weights: tensors of safetensors and GGUF files, fused and packed for a decoder.
 
 Formats that run code when they are read (pickle, under all its file names) are never opened. A
 mapped tensor is pages of the file, so loading needs no second copy in memory. Every tensor is asked
@@ -28,6 +28,7 @@ from outrider.core.files import FileKind, open_regular
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels
+from outrider.models.gguf.folder import GgufTensors, parts_of
 from outrider.models.json_object import JsonObject
 
 HEAD = "lm_head.weight"
@@ -48,18 +49,19 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Sizes of a folder's weights in its files: in all, and of the largest. `has_head` says that an
-    output head is among them."""
+    """Sizes of a folder's weights in its files: in all, and of the largest. `most_values` is how
+    many weights they can hold. `has_head` says that an output head is among them."""
 
     folder: Path
     num_bytes: int
+    most_values: int
     largest_file: int
     has_head: bool
 
     def check_claim(self, num_weights: int) -> None:
-        """Raise CheckpointError for a model of more weights than the files have bytes: nothing is
-        to be allocated for what is not there."""
-        if num_weights > self.num_bytes:
+        """Raise CheckpointError for a model of more weights than the files can hold, one a byte or
+        as many as a table lists: nothing is to be allocated for what is not there."""
+        if num_weights > self.most_values:
             raise CheckpointError(
                 f"{self.folder}: config.json implies {num_weights} weights, and the files have "
                 f"{self.num_bytes} bytes.",
@@ -78,7 +80,7 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._readers = {path: _open(path) for path in _files(folder)}
+        self._readers = {path: self._open(path) for path in _files(folder)}
         self._file_of = {
             name: path for path, file in self._readers.items() for name in list(file.keys())
         }
@@ -103,7 +105,11 @@ class Weights:
     @property
     def stored(self) -> StoredWeights:
         sizes = [path.stat().st_size for path in self._readers]
-        return StoredWeights(self.folder, sum(sizes), max(sizes), HEAD in self)
+        most = sum(
+            file.num_values if isinstance(file, GgufTensors) else size
+            for file, size in zip(self._readers.values(), sizes, strict=True)
+        )
+        return StoredWeights(self.folder, sum(sizes), most, max(sizes), HEAD in self)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`: a view of its file, not to be written. Raises for another shape."""
@@ -155,7 +161,12 @@ class Weights:
 
     def stored_dtype(self, name: str) -> torch.dtype:
         path = self._file_of.get(name)
-        return torch.float32 if path is None else self._read(path, name).dtype
+        if path is None:
+            return torch.float32
+        file = self._readers[path]
+        return (
+            file.dtype_of(name) if isinstance(file, GgufTensors) else self._read(path, name).dtype
+        )
 
     def check_all_taken(
         self, *, ignored: tuple[str, ...] = DERIVED, beside: tuple[str, ...] = ()
@@ -189,10 +200,13 @@ class Weights:
         """Map a file anew when much of it has been read, or another's turn has come."""
         last, self._last = self._last, path
         if last is not None and last != path:
-            self._readers[last], self._num_mapped = _open(last), 0
+            self._readers[last], self._num_mapped = self._open(last), 0
         self._num_mapped += num_bytes
         if self._num_mapped > _MAX_MAPPED:
-            self._readers[path], self._num_mapped = _open(path), 0
+            self._readers[path], self._num_mapped = self._open(path), 0
+
+    def _open(self, path: Path) -> _File:
+        return GgufTensors(path, self.folder) if self.folder.is_file() else _open(path)
 
     def _near(self, name: str) -> str:
         close = difflib.get_close_matches(name, self._file_of, n=1)
@@ -238,7 +252,9 @@ def _damaged(path: Path, error: Exception) -> OutriderError:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The safetensors files of `folder`, or an error that says what is there instead."""
+    """The files with weights of `folder`, or an error that says what is there instead."""
+    if folder.is_file():
+        return list(parts_of(folder))
     for name in (WEIGHTS, MEDUSA_WEIGHTS):
         if (folder / name).exists():
             return [folder / name]

@@ -1,0 +1,200 @@
+"""Numbers of GGUF's blocks: each type's definition, for all blocks of a piece at once.
+
+A block begins or ends with its scale d, mostly a float16; q are its integers and x its numbers, in
+float32. Two integers of 4 bits share a byte: the lower halves come first, then the upper ones.
+
+    Q4_0:  x = d (q - 8)         Q4_1:  x = d q + m         Q8_0:  x = d q
+    Q5_0:  x = d (q - 16)        Q5_1:  x = d q + m         (fifth bits lie in 4 bytes)
+    Q2_K, Q4_K, Q5_K:  x = (d s) q - (e t), with s and t for each 16 or 32 of 256 numbers
+    Q3_K, Q6_K:        x = (d s) q, with s for each 16 numbers
+    IQ4_NL, IQ4_XS, MXFP4:  x = d v[q] or (d s) v[q], by a table v
+
+Products are rounded in the order of the brackets, as the reference implementation rounds them.
+
+Shapes:  N = blocks, B = bytes of a block, X = numbers of a block, S = parts of a block, P = numbers
+         of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.models.gguf.types import TensorType
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+# Numbers that are made at once: what they pass through stays in the cache.
+_AT_ONCE = 1 << 17
+
+
+def decode(raw: Bytes, kind: TensorType) -> Floats:
+    """The numbers of `raw`, whole blocks of a quantised type, one after another. By one thread, and
+    not by PyTorch's, which wait for each other after every step."""
+    blocks_NB = raw.reshape(-1, kind.block_bytes)
+    out_NX = np.empty((len(blocks_NB), kind.block), np.float32)
+    step = _AT_ONCE // kind.block
+    # A damaged scale may be infinite or no number: whoever runs the model is told.
+    with np.errstate(all="ignore"):
+        for first in range(0, len(blocks_NB), step):
+            part_NB = blocks_NB[first : first + step]
+            DECODERS[kind.name](part_NB, out_NX[first : first + step])
+    return out_NX.reshape(-1)
+
+
+def _half(blocks_NB: Bytes, at: int) -> Floats:
+    """The float16 at byte `at` of each block, N by 1."""
+    return blocks_NB[:, at : at + 2].copy().view(np.float16).astype(np.float32)
+
+
+def _nibbles(bytes_NB: Bytes) -> Bytes:
+    # A copy first: operations on rows that lie apart take several times as long.
+    bytes_NB = bytes_NB.copy()
+    return np.concatenate([bytes_NB & 15, bytes_NB >> 4], axis=-1)
+
+
+def _bits(bytes_NB: Bytes, num_bits: int) -> Bytes:
+    """Integers of `num_bits` bits, by their place in the byte and then by the byte."""
+    shifts_S1 = np.arange(0, 8, num_bits, dtype=np.uint8)[:, None]
+    return (bytes_NB.copy()[..., None, :] >> shifts_S1) & ((1 << num_bits) - 1)
+
+
+def _fifth(bytes_N4: Bytes) -> Bytes:
+    """32 bits in their order, each as 0 or 16."""
+    return np.unpackbits(bytes_N4, axis=1, bitorder="little") << 4
+
+
+def _q4_0(blocks_NB: Bytes, out_NX: Floats) -> None:
+    np.subtract(_nibbles(blocks_NB[:, 2:]), 8, out=out_NX, dtype=np.float32)
+    out_NX *= _half(blocks_NB, 0)
+
+
+def _q4_1(blocks_NB: Bytes, out_NX: Floats) -> None:
+    out_NX[:] = _nibbles(blocks_NB[:, 4:])
+    out_NX *= _half(blocks_NB, 0)
+    out_NX += _half(blocks_NB, 2)
+
+
+def _q5_0(blocks_NB: Bytes, out_NX: Floats) -> None:
+    ints_NX = _nibbles(blocks_NB[:, 6:]) | _fifth(blocks_NB[:, 2:6])
+    np.subtract(ints_NX, 16, out=out_NX, dtype=np.float32)
+    out_NX *= _half(blocks_NB, 0)
+
+
+def _q5_1(blocks_NB: Bytes, out_NX: Floats) -> None:
+    out_NX[:] = _nibbles(blocks_NB[:, 8:]) | _fifth(blocks_NB[:, 4:8])
+    out_NX *= _half(blocks_NB, 0)
+    out_NX += _half(blocks_NB, 2)
+
+
+def _q8_0(blocks_NB: Bytes, out_NX: Floats) -> None:
+    out_NX[:] = blocks_NB[:, 2:].view(np.int8)
+    out_NX *= _half(blocks_NB, 0)
+
+
+def _q2_k(blocks_NB: Bytes, out_NX: Floats) -> None:
+    """16 bytes of s below and t above, 64 of integers, d, e; 4 times 32 integers share 32 bytes."""
+    halves = blocks_NB[:, :16].copy()
+    out_NSP = out_NX.reshape(-1, 16, 16)
+    out_NSP[:] = _bits(blocks_NB[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    out_NSP *= (_half(blocks_NB, 80) * (halves & 15))[:, :, None]
+    out_NSP -= (_half(blocks_NB, 82) * (halves >> 4))[:, :, None]
+
+
+def _q3_k(blocks_NB: Bytes, out_NX: Floats) -> None:
+    """32 bytes of third bits, 64 of lower ones, 12 of scales of 6 bits, d. Where the third bit is
+    missing, 4 is taken away."""
+    upper = _bits(blocks_NB[:, :32], 1).reshape(-1, 16, 16)
+    lower = _bits(blocks_NB[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    low_scales = _nibbles(blocks_NB[:, 96:104])
+    high_scales = _bits(blocks_NB[:, 104:108], 2).reshape(-1, 16)
+    scales = (low_scales | high_scales << 4).astype(np.float32) - 32
+    out_NSP = out_NX.reshape(-1, 16, 16)
+    np.subtract(lower | upper << 2, 4, out=out_NSP, dtype=np.float32)
+    out_NSP *= (_half(blocks_NB, 108) * scales)[:, :, None]
+
+
+def _scales_and_offsets(blocks_NB: Bytes) -> tuple[Floats, Floats]:
+    """Eight d s and e t each, of integers of 6 bits in 12 bytes: four whole ones each, whose upper
+    two bits belong to the other four."""
+    first, second, third = (blocks_NB[:, at : at + 4] for at in (4, 8, 12))
+    scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
+    offsets = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
+    return (
+        (_half(blocks_NB, 0) * scales)[:, :, None],
+        (_half(blocks_NB, 2) * offsets)[:, :, None],
+    )
+
+
+def _q4_k(blocks_NB: Bytes, out_NX: Floats) -> None:
+    scales_NS1, offsets_NS1 = _scales_and_offsets(blocks_NB)
+    out_NSP = out_NX.reshape(-1, 8, 32)
+    out_NSP[:] = _nibbles(blocks_NB[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    out_NSP *= scales_NS1
+    out_NSP -= offsets_NS1
+
+
+def _q5_k(blocks_NB: Bytes, out_NX: Floats) -> None:
+    scales_NS1, offsets_NS1 = _scales_and_offsets(blocks_NB)
+    lower_NSP = _nibbles(blocks_NB[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    out_NSP = out_NX.reshape(-1, 8, 32)
+    out_NSP[:] = lower_NSP | _bits(blocks_NB[:, 16:48], 1) << 4
+    out_NSP *= scales_NS1
+    out_NSP -= offsets_NS1
+
+
+def _q6_k(blocks_NB: Bytes, out_NX: Floats) -> None:
+    """Of each 128 integers 64 bytes have the lower halves and 32 the upper two bits."""
+    lower = _nibbles(blocks_NB[:, :128].reshape(-1, 2, 64)).reshape(-1, 16, 16)
+    upper = _bits(blocks_NB[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    out_NSP = out_NX.reshape(-1, 16, 16)
+    np.subtract(lower | upper << 4, 32, out=out_NSP, dtype=np.float32)
+    out_NSP *= (_half(blocks_NB, 208) * blocks_NB[:, 192:208].view(np.int8))[:, :, None]
+
+
+_NON_LINEAR = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)
+# Twice the numbers of E2M1: the scale is halved.
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+
+
+def _iq4_nl(blocks_NB: Bytes, out_NX: Floats) -> None:
+    np.take(_NON_LINEAR, _nibbles(blocks_NB[:, 2:]), out=out_NX, mode="clip")
+    out_NX *= _half(blocks_NB, 0)
+
+
+def _iq4_xs(blocks_NB: Bytes, out_NX: Floats) -> None:
+    """d, then eight scales of 6 bits: two bytes of upper bits and four of lower halves."""
+    upper = _bits(blocks_NB[:, 2:4, None], 2).reshape(-1, 8)
+    lower = _bits(blocks_NB[:, 4:8, None], 4).reshape(-1, 8)
+    scales = _half(blocks_NB, 0) * ((lower | upper << 4).astype(np.float32) - 32)
+    out_NSP = out_NX.reshape(-1, 8, 32)
+    ints_NSP = _nibbles(blocks_NB[:, 8:].reshape(-1, 8, 16))
+    np.take(_NON_LINEAR, ints_NSP, out=out_NSP, mode="clip")
+    out_NSP *= scales[:, :, None]
+
+
+def _mxfp4(blocks_NB: Bytes, out_NX: Floats) -> None:
+    """The scale is a power of two whose exponent is a byte; half of it is 2 ** (e - 128)."""
+    np.take(_E2M1, _nibbles(blocks_NB[:, 1:]), out=out_NX, mode="clip")
+    out_NX *= np.ldexp(np.float32(1), blocks_NB[:, :1].astype(np.int32) - 128)
+
+
+DECODERS: Mapping[str, Callable[[Bytes, Floats], None]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}

@@ -1,0 +1,173 @@
+"""A GGUF file as the folder of a checkpoint: its documents, and its tensors under their names.
+
+Whoever reads `config.json` or `tokenizer.json` of a model asks `document`; whoever reads weights
+gets `GgufTensors`, one for each file of a split model. A header is read once while its files are
+the same ones.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError
+from outrider.core.files import open_regular
+from outrider.models.gguf.blocks import decode
+from outrider.models.gguf.config import architecture_of, config_of, head_dim_of
+from outrider.models.gguf.names import Place, places
+from outrider.models.gguf.reader import MAGIC, Header, map_file, read_header
+from outrider.models.gguf.vocabulary import tokenizer_config_of, tokenizer_of
+from outrider.models.json_object import GGUF_DOCUMENTS
+
+_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_MAX_PARTS = 1000
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
+_MAKERS = dict(zip(GGUF_DOCUMENTS, (config_of, tokenizer_of, tokenizer_config_of), strict=True))
+
+
+def document(path: Path) -> dict[str, Any]:
+    """What the file `path` of a folder would hold, where `path.parent` is a GGUF file; raises
+    CheckpointError for one that such a model lacks as well."""
+    if path.name not in GGUF_DOCUMENTS:
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}.", hint="name a Hugging Face folder that has it"
+        )
+    return _MAKERS[path.name](header_of(path.parent))
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is of that format, whatever its name: stores of other programs name files by
+    their hash."""
+    try:
+        with open_regular(path) as stream:
+            return stream.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The model of a folder that has one as GGUF and none as safetensors; None for any other
+    folder. Raises CheckpointError for several models."""
+    if any(folder.glob("*.safetensors")):
+        return None
+    # Those of pictures go with a model of texts and are none.
+    files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))
+    firsts = sorted({parts_of(file)[0] for file in files})
+    if len(firsts) > 1:
+        raise CheckpointError(
+            f"{folder} has {len(firsts)} models as GGUF files, such as {firsts[0].name}.",
+            hint=f"name the file, as in {firsts[0]}",
+        )
+    return firsts[0] if firsts else None
+
+
+def header_of(path: Path) -> Header:
+    """Of a model in one file, or in several of which `path` is one. Raises CheckpointError."""
+    files = parts_of(path)
+    return _header(files, tuple(_identity(file) for file in files))
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """The files of the model that begins with `path`. Raises CheckpointError if one is missing."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return (path,)
+    count = int(found["count"])
+    if not 1 <= count <= _MAX_PARTS:
+        raise CheckpointError(f"{path}: a model of {count} files is not supported.")
+    files = tuple(
+        path.with_name(f"{found['name']}-{number:05}-of-{count:05}.gguf")
+        for number in range(1, count + 1)
+    )
+    if path not in files:
+        raise CheckpointError(f"{path} is no file of a model of {count} files, by its name.")
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(
+                f"{file} is missing, one of {count} files of a model.",
+                hint="download the missing file into the same folder",
+            )
+    return files
+
+
+@lru_cache(maxsize=8)
+def _header(files: tuple[Path, ...], identity: tuple[object, ...]) -> Header:
+    """`identity` is part of the key only: another file of the same name is read again."""
+    del identity
+    headers = [read_header(file) for file in files]
+    first = headers[0]
+    claimed = first.metadata.get("split.count", 1)
+    if claimed != len(files) and claimed not in (0, 1):
+        raise CheckpointError(
+            f"{files[0]} is one of {claimed} files of a model, and its name does not say so.",
+            hint=f"give them back their names, such as NAME-00001-of-{claimed:0>5}.gguf",
+        )
+    entries = dict(first.entries)
+    for number, header in enumerate(headers[1:], 1):
+        if header.metadata.get("split.no") != number or entries.keys() & header.entries.keys():
+            raise CheckpointError(
+                f"{header.path} is not part {number + 1} of the model of {files[0]}.",
+                hint="download the files of one model into one folder",
+            )
+        entries |= header.entries
+    total = first.metadata.get("split.tensors.count", len(entries))
+    if len(files) > 1 and total != len(entries):
+        raise CheckpointError(
+            f"{files[0]} and the files beside it have {len(entries)} tensors of {total}.",
+            hint="download all files of the model again",
+        )
+    return replace(first, entries=entries)
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class GgufTensors:
+    """The tensors of one file under the names of checkpoints, made of their blocks when asked for.
+
+    Floats come in their own dtype, quantised ones as float32.
+    """
+
+    def __init__(self, path: Path, first: Path) -> None:
+        """`first` is the first file of the model, which `path` may be itself."""
+        header = header_of(first)
+        known = places(header, architecture_of(header), head_dim_of(header))
+        self._entries = header.entries
+        self._places: dict[str, Place] = {
+            name: place
+            for name, place in known.items()
+            if header.entries[place.stored].path == path
+        }
+        self._memory = map_file(path)
+
+    def keys(self) -> list[str]:
+        return list(self._places)
+
+    @property
+    def num_values(self) -> int:
+        return sum(self._entries[place.stored].num_values for place in self._places.values())
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """That of the tensor that `get_tensor` gives."""
+        return _DTYPES.get(self._entries[self._places[name].stored].kind.name, torch.float32)
+
+    def get_tensor(self, name: str) -> Tensor:
+        place = self._places[name]
+        entry = self._entries[place.stored]
+        raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
+        # A copy where nothing is decoded: PyTorch takes no memory that may not be written.
+        numbers = decode(raw, entry.kind) if entry.kind.is_quantised else raw.copy()
+        tensor = torch.from_numpy(numbers).view(self.dtype_of(name)).view(entry.shape)
+        return place.laid_out(tensor)

@@ -1,0 +1,112 @@
+"""Names of tensors: those of GGUF files as checkpoints of Hugging Face call them.
+
+Some are laid out otherwise as well. llama.cpp turns neighbours (2i, 2i + 1) of a head for `llama`,
+where checkpoints pair (i, i + H/2): its rows of queries and keys are moved back. GPT-2's matrices
+lie as inputs by outputs in checkpoints.
+
+Shapes:  H = size of a head, O = rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.models.gguf.reader import Header
+
+# Factors of rotary frequencies, which config.json has, and no weights.
+FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_LLAMA_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LLAMA_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GPT2_OUTER = {
+    "token_embd": "wte",
+    "position_embd": "wpe",
+    "output_norm": "ln_f",
+    "output": "lm_head",
+}
+_GPT2_LAYER = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_TURNED = ("attn_q", "attn_k")
+_TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor of a checkpoint is in the file: `stored` is its name there. Rows of heads of
+    `head_dim` are `turned`, or the matrix is `transposed`."""
+
+    stored: str
+    head_dim: int = 0
+    transposed: bool = False
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        return stored[::-1] if self.transposed else stored
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """As a checkpoint has it."""
+        if self.head_dim and not tensor.shape[0] % self.head_dim:
+            return separate(tensor, self.head_dim)
+        return tensor.T.contiguous() if self.transposed else tensor
+
+
+def separate(rows_O: Tensor, head_dim: int) -> Tensor:
+    """Rows of each head with all first partners before all second ones."""
+    order_H = torch.arange(head_dim).view(-1, 2).T.flatten()
+    order_O = torch.arange(rows_O.shape[0]).view(-1, head_dim)[:, order_H].flatten()
+    return rows_O[order_O]
+
+
+def places(header: Header, architecture: str, head_dim: int) -> Mapping[str, Place]:
+    """Every tensor of the file by the name that it has in a checkpoint; unknown ones keep theirs,
+    which no model asks for."""
+    gpt2 = architecture == "gpt2"
+    found: dict[str, Place] = {}
+    for stored in header.entries:
+        if stored in FACTORS:
+            continue
+        module, _, ending = stored.rpartition(".")
+        block, _, part = module.removeprefix("blk.").partition(".")
+        if module.startswith("blk.") and part:
+            known = (_GPT2_LAYER if gpt2 else _LLAMA_LAYER).get(part)
+            name = f"h.{block}.{known}" if gpt2 else f"model.layers.{block}.{known}"
+        else:
+            known = (_GPT2_OUTER if gpt2 else _LLAMA_OUTER).get(module)
+            name = known or ""
+        if known == "self_attn.qkv_proj" or (known == "mlp.up_proj" and _is_fused(header, block)):
+            name = name.replace("mlp.up_proj", "mlp.gate_up_proj")
+        turned = architecture == "llama" and part in _TURNED
+        transposed = gpt2 and part in _TRANSPOSED and ending == "weight"
+        place = Place(stored, head_dim if turned else 0, transposed)
+        found[f"{name}.{ending}" if known else stored] = place
+    return found
+
+
+def _is_fused(header: Header, block: str) -> bool:
+    """Whether gate and up are one matrix, under the name of up."""
+    return f"blk.{block}.ffn_gate.weight" not in header.entries

@@ -1,0 +1,332 @@
+"""Header of a GGUF file: metadata and the table of tensors, over the mapped file.
+
+A file is a magic, a version, two counts, keys with typed values, entries of tensors, and their
+bytes, which begin at a multiple of the alignment. Nothing that the file says is believed: every
+count and length is held against the bytes that are left, sizes are multiplied as Python's integers,
+and tensors may neither leave the file nor overlap. Lists of texts are found by their lengths and
+decoded when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core.errors import CheckpointError
+from outrider.core.files import open_regular
+from outrider.models.gguf.types import SUPPORTED, TYPES, TensorType
+
+MAGIC = b"GGUF"
+# Of everything before the tensors: the largest vocabularies take some 10 MB.
+MAX_HEADER_BYTES = 128 << 20
+# Elements of all lists of texts together, and of keys, which take memory several times their size.
+MAX_TEXTS, MAX_KEYS, MAX_TENSORS = 1 << 22, 1 << 14, 1 << 17
+MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_DEPTH = 1024, 4, 4
+MAX_ALIGNMENT = 1 << 20
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_SCALARS: Mapping[int, str] = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8",
+    11: "<i8", 12: "<f8",
+}  # fmt: skip
+_AGAIN = "compare its size and hash with the original and download it again"
+# Bytes of texts that are looked through at once.
+_WINDOW = 4 << 20
+_LENGTH = struct.Struct("<Q")
+
+
+class Texts:
+    """A list of texts as its bytes, decoded when it is read."""
+
+    def __init__(self, raw: bytes, ends: list[int], where: str) -> None:
+        self._raw, self._ends, self._where = raw, ends, where
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def read(self) -> list[str]:
+        """Raises CheckpointError for a text that is not UTF-8."""
+        raw, start, found = self._raw, 8, list[str]()
+        try:
+            for end in self._ends:
+                found.append(raw[start:end].decode())
+                start = end + 8
+        except UnicodeDecodeError as error:
+            raise CheckpointError(
+                f"{self._where} has a text, number {len(found)}, that is not UTF-8: {error}.",
+                hint=_AGAIN,
+            ) from None
+        return found
+
+
+Numbers = NDArray[np.generic]
+Value = str | int | float | bool | Texts | Numbers | list["Value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor: sizes outermost first, and its place in the file `path`."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: TensorType
+    offset: int
+    path: Path
+
+    @property
+    def num_values(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_values // self.kind.block * self.kind.block_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Header:
+    """What a file says before its tensors; another one of the same file is another header."""
+
+    path: Path
+    version: int
+    metadata: Mapping[str, Value]
+    entries: Mapping[str, Entry]
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """The bytes of a file, not to be written. Raises CheckpointError."""
+    try:
+        with open_regular(path) as stream:
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        # An empty file cannot be mapped, which is a ValueError.
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path}: cannot be read: {reason}.", hint=_AGAIN) from None
+
+
+def read_header(path: Path) -> Header:
+    """Raises CheckpointError for a file that is damaged, cut off or of a kind we do not read."""
+    with map_file(path) as memory:
+        return _Cursor(path, memory).header()
+
+
+@dataclass
+class _Cursor:
+    """Reads forward through the header; `at` is where it is."""
+
+    path: Path
+    memory: mmap.mmap
+    at: int = 0
+    num_texts: int = 0
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.memory)
+
+    def header(self) -> Header:
+        version = self._version()
+        num_tensors, num_keys = self._number("<Q"), self._number("<Q")
+        # A key takes 13 bytes at the least, a tensor 32.
+        self._bounded("keys", num_keys, min(MAX_KEYS, self._left // 13))
+        self._bounded("tensors", num_tensors, min(MAX_TENSORS, self._left // 32))
+        metadata: dict[str, Value] = {}
+        for _ in range(num_keys):
+            key = self._name("a key")
+            if key in metadata:
+                raise self._wrong(f"the key {key!r} is there twice")
+            metadata[key] = self._value(self._number("<I"), key)
+        entries = self._entries(num_tensors, metadata)
+        return Header(self.path, version, metadata, entries)
+
+    def _version(self) -> int:
+        if self.memory[:4] != MAGIC:
+            raise CheckpointError(
+                f"{self.path} is no GGUF file: it begins with {self.memory[:4]!r}.", hint=_AGAIN
+            )
+        self.at = 4
+        version = self._number("<I")
+        if version in (2, 3):
+            return version
+        if version & 0xFFFF == 0:
+            raise CheckpointError(
+                f"{self.path} is a GGUF file for big-endian machines, which is not supported.",
+                hint="download the little-endian file, which all others are",
+            )
+        raise CheckpointError(
+            f"{self.path} is a GGUF file of version {version}; versions 2 and 3 are supported.",
+            hint="convert the model again with a recent llama.cpp",
+        )
+
+    def _entries(self, num: int, metadata: Mapping[str, Value]) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        for _ in range(num):
+            entry = self._entry()
+            if entry.name in found:
+                raise self._wrong(f"the tensor {entry.name!r} is there twice")
+            found[entry.name] = entry
+        alignment = self._alignment(metadata)
+        start = self.at + -self.at % alignment
+        placed = {
+            name: replace(entry, offset=start + entry.offset) for name, entry in found.items()
+        }
+        self._check_places(placed.values(), start, alignment)
+        return placed
+
+    def _entry(self) -> Entry:
+        name = self._name("a tensor's name")
+        num_dimensions = self._number("<I")
+        if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+            raise self._wrong(f"{name} has {num_dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
+        sizes = tuple(self._number("<Q") for _ in range(num_dimensions))
+        type_id, offset = self._number("<I"), self._number("<Q")
+        kind = TYPES.get(type_id)
+        if kind is None or not kind.supported:
+            said = f"number {type_id}" if kind is None else kind.name
+            raise CheckpointError(
+                f"{self.path}: {name} has the type {said}, which is not supported.",
+                hint=f"choose a file of one of: {', '.join(SUPPORTED)}",
+            )
+        if 0 in sizes or prod(sizes) > self.size * 4:
+            # No type takes less than two bits a number.
+            raise self._wrong(f"{name} has the sizes {list(sizes)}, more than the file can hold")
+        if sizes[0] % kind.block:
+            raise self._wrong(f"a row of {name}, {sizes[0]}, is no whole number of {kind.name}s")
+        return Entry(name, sizes[::-1], kind, offset, self.path)
+
+    def _alignment(self, metadata: Mapping[str, Value]) -> int:
+        found = metadata.get("general.alignment", 32)
+        power = isinstance(found, int) and 0 < found <= MAX_ALIGNMENT and not found & (found - 1)
+        if not isinstance(found, int) or not power:
+            raise self._wrong(f"general.alignment is {found!r:.40}, no power of two")
+        return found
+
+    def _check_places(self, entries: Iterable[Entry], start: int, alignment: int) -> None:
+        end, last = start, ""
+        for entry in sorted(entries, key=lambda entry: entry.offset):
+            if (entry.offset - start) % alignment:
+                raise self._wrong(f"{entry.name} does not begin at a multiple of {alignment}")
+            if entry.offset < end:
+                raise self._wrong(f"the tensors {last} and {entry.name} overlap")
+            end, last = entry.offset + entry.num_bytes, entry.name
+            if end > self.size:
+                raise self._wrong(
+                    f"{last} ends at byte {end}, and the file has {self.size}: it is cut off"
+                )
+
+    def _value(self, kind: int, key: str, depth: int = 0) -> Value:
+        if kind == _STRING:
+            return self._text(key)
+        if kind == _ARRAY:
+            return self._array(key, depth)
+        if kind not in _SCALARS:
+            raise self._wrong(f"{key} has a value of the unknown type {kind}")
+        found = self._numbers(_SCALARS[kind], 1, key)[0].item()
+        if kind != _BOOL:
+            return found
+        if found not in (0, 1):
+            raise self._wrong(f"{key} is neither true nor false but {found}")
+        return bool(found)
+
+    def _array(self, key: str, depth: int) -> Value:
+        kind, num = self._number("<I"), self._number("<Q")
+        if kind == _STRING:
+            return self._texts(key, num)
+        if kind == _ARRAY:
+            if depth == MAX_DEPTH:
+                raise self._wrong(f"{key} nests lists deeper than {MAX_DEPTH}")
+            self._bounded(f"lists in {key}", num, min(MAX_KEYS, self._left // 12))
+            return [self._array(key, depth + 1) for _ in range(num)]
+        if kind not in _SCALARS:
+            raise self._wrong(f"{key} has a list of the unknown type {kind}")
+        found = self._numbers(_SCALARS[kind], num, key)
+        return found.astype(np.bool_) if kind == _BOOL else found
+
+    def _texts(self, key: str, num: int) -> Texts:
+        self.num_texts += num
+        self._bounded("texts", self.num_texts, MAX_TEXTS)
+        self._bounded(f"texts in {key}", num, self._left // 8)
+        ends: list[int] = []
+        start = at = self.at
+        while len(ends) < num:
+            if at + 8 > self._end:
+                raise self._cut(key)
+            # Bytes are faster to look into than the mapping.
+            window = self.memory[at : min(at + _WINDOW, self._end)]
+            at += _walk(window, at - start, num - len(ends), ends)
+        if at > self._end:
+            raise self._cut(key)
+        self.at = at
+        return Texts(self.memory[start:at], ends, f"{self.path}: {key}")
+
+    def _name(self, what: str) -> str:
+        size = self._number("<Q")
+        if not 0 < size <= MAX_NAME_BYTES:
+            raise self._wrong(f"{what} has {size} bytes, not 1 to {MAX_NAME_BYTES}")
+        return self._decoded(size, what)
+
+    def _text(self, key: str) -> str:
+        return self._decoded(self._number("<Q"), key)
+
+    def _decoded(self, size: int, what: str) -> str:
+        if size > self._left:
+            raise self._cut(what)
+        raw = self.memory[self.at : self.at + size]
+        self.at += size
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise self._wrong(f"{what} is not UTF-8 ({error})") from None
+
+    def _number(self, form: str) -> int:
+        """One that is not signed."""
+        size = struct.calcsize(form)
+        if size > self._left:
+            raise self._cut("the header")
+        (found,) = struct.unpack_from(form, self.memory, self.at)
+        self.at += size
+        return found
+
+    def _numbers(self, form: str, num: int, what: str) -> Numbers:
+        kind = np.dtype(form)
+        if num * kind.itemsize > self._left:
+            raise self._cut(what)
+        raw = self.memory[self.at : self.at + num * kind.itemsize]
+        self.at += len(raw)
+        return np.frombuffer(raw, kind)
+
+    @property
+    def _end(self) -> int:
+        return min(self.size, MAX_HEADER_BYTES)
+
+    @property
+    def _left(self) -> int:
+        return self._end - self.at
+
+    def _bounded(self, what: str, num: int, most: int) -> None:
+        if num > most:
+            raise self._wrong(f"it claims {num} {what}, and {most} are possible")
+
+    def _cut(self, what: str) -> CheckpointError:
+        if self.size > MAX_HEADER_BYTES:
+            return self._wrong(f"the header has more than {MAX_HEADER_BYTES} bytes, with {what}")
+        return self._wrong(f"the file ends within {what}, after {self.size} bytes: it is cut off")
+
+    def _wrong(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} is damaged or incomplete: {what}.", hint=_AGAIN)
+
+
+def _walk(window: bytes, base: int, most: int, ends: list[int]) -> int:
+    """Append the ends, from `base` on, of at most `most` texts that begin in `window`. Returns how
+    far that is, which may be beyond the window."""
+    at, unpack, append = 0, _LENGTH.unpack_from, ends.append
+    with suppress(struct.error, OverflowError):
+        for _ in range(most):
+            at += 8 + unpack(window, at)[0]
+            append(base + at)
+    return at

@@ -1,0 +1,312 @@
+"""tokenizer.json and tokenizer_config.json of a GGUF file, from its tokens, kinds, merges, scores.
+
+`gpt2` is BPE over bytes with a rule that cuts text first (splits.py). `llama` is SentencePiece's
+BPE, which falls back to bytes: its merges are not written down. Two neighbours merge where the
+result is a token, the one of the highest score first; so every way to cut a token into two tokens
+is a merge, by falling score. Tokens that are unused have no place in tokenizer.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from outrider.core.errors import CheckpointError, nearest
+from outrider.core.files import FileKind
+from outrider.models.gguf.reader import Header, Texts
+from outrider.models.gguf.splits import RULES, Rule
+from outrider.models.json_object import JsonObject
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_PREFIX = "tokenizer.ggml."
+_OWN = "name a model or folder whose tokenizer fits with --tokenizer"
+# A SentencePiece token has 16 characters at the most unless its maker chose more.
+_MAX_PIECE_CHARS, _MAX_PIECES_CHARS = 256, 1 << 23
+_SPACE = "▁"
+# Tokens that end a turn, in files whose metadata name the end of a text only.
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>")
+_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a file says of its tokens. Raises CheckpointError where that cannot be."""
+
+    header: Header
+
+    @cached_property
+    def raw(self) -> JsonObject:
+        return JsonObject(str(self.header.path), self.header.metadata)
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        found = self._list("tokens")
+        embedding = self.header.entries.get("token_embd.weight")
+        if embedding is not None and embedding.shape[0] != len(found):
+            raise CheckpointError(
+                f"{self.raw.where} has {len(found)} tokens, and token_embd.weight has "
+                f"{embedding.shape[0]} rows.",
+                hint=f"the file was made wrong; another may be right, or {_OWN}",
+            )
+        return found
+
+    @cached_property
+    def kinds(self) -> list[int]:
+        """Of each token; all are normal in files that do not say."""
+        kinds = self._numbers("token_type")
+        return [1] * len(self.tokens) if kinds is None else [int(kind) for kind in kinds.tolist()]
+
+    @cached_property
+    def scores(self) -> list[float]:
+        scores = self._numbers("scores")
+        if scores is None:
+            raise CheckpointError(f"{self.raw.where}: the key {_PREFIX}scores is missing.")
+        return [float(score) for score in scores.tolist()]
+
+    @property
+    def merges(self) -> list[list[str]]:
+        """Pairs by rank."""
+        found = [merge.split(" ") for merge in self._list("merges")]
+        if any(len(pair) != 2 for pair in found):
+            raise CheckpointError(f"{self.raw.where}: {_PREFIX}merges has one that is no pair.")
+        return found
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        return self.raw.flag(f"{_PREFIX}{name}", default=default)
+
+    def token_id(self, name: str) -> int | None:
+        """Of a special token that the file names and has."""
+        key = f"{_PREFIX}{name}_token_id"
+        if not self.raw.has(key):
+            return None
+        found = self.raw.integer(key, least=0, most=2**32)
+        return found if found < len(self.tokens) else None
+
+    def _list(self, name: str) -> list[str]:
+        found = self.header.metadata.get(f"{_PREFIX}{name}")
+        if not isinstance(found, Texts) or not len(found):
+            raise CheckpointError(
+                f"{self.raw.where}: {_PREFIX}{name} is missing or no list of texts.", hint=_OWN
+            )
+        return found.read()
+
+    def _numbers(self, name: str) -> np.ndarray[Any, Any] | None:
+        found = self.header.metadata.get(f"{_PREFIX}{name}")
+        if found is None:
+            return None
+        if not isinstance(found, np.ndarray) or len(found) != len(self.tokens):
+            raise CheckpointError(
+                f"{self.raw.where}: {_PREFIX}{name} has no number for each of "
+                f"{len(self.tokens)} tokens.",
+                hint=_OWN,
+            )
+        return found
+
+
+@lru_cache(maxsize=8)
+def vocabulary_of(header: Header) -> Vocabulary:
+    """The same object for one header: several documents are made of it."""
+    return Vocabulary(header)
+
+
+def special_ids(header: Header) -> dict[str, Any]:
+    """The ids of config.json: those that end a text or a turn, and the one that begins a text."""
+    if f"{_PREFIX}tokens" not in header.metadata:
+        return {}
+    words = vocabulary_of(header)
+    named = [words.token_id(name) for name in ("eos", "eot", "eom")]
+    ends = [token_id for token_id in named if token_id is not None]
+    controls = {words.tokens[place] for place in _places(words, _CONTROL)}
+    if controls.intersection(_TURN_ENDS):
+        ends += [words.tokens.index(text) for text in _TURN_ENDS if text in controls]
+    found: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
+    begin = words.token_id("bos")
+    return found if begin is None else {**found, "bos_token_id": begin}
+
+
+def _places(words: Vocabulary, kind: int) -> Iterator[int]:
+    return (place for place, found in enumerate(words.kinds) if found == kind)
+
+
+def tokenizer_of(header: Header) -> dict[str, Any]:
+    """What tokenizer.json would say. Raises CheckpointError for a tokenizer that is not known."""
+    words = vocabulary_of(header)
+    kind = words.raw.text(f"{_PREFIX}model", "none")
+    makers = {"gpt2": _byte_level, "llama": _sentence_piece}
+    if kind not in makers:
+        raise CheckpointError(
+            f"{words.raw.where}: tokenizers of type {kind!r} are not supported in GGUF files.",
+            hint=f"supported: {', '.join(makers)}; {_OWN}",
+        )
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(words),
+        **makers[kind](words),
+    }
+
+
+def tokenizer_config_of(header: Header) -> dict[str, Any]:
+    """What tokenizer_config.json would say: special tokens and the chat template."""
+    words = vocabulary_of(header)
+    found: dict[str, Any] = {}
+    for name, theirs in _NAMES.items():
+        if (token_id := words.token_id(theirs)) is not None:
+            found[f"{name}_token"] = words.tokens[token_id]
+    template = words.raw.text("tokenizer.chat_template", "")
+    if len(template.encode()) > FileKind.TEMPLATE.max_bytes:
+        raise CheckpointError(
+            f"{words.raw.where}: tokenizer.chat_template has more than "
+            f"{FileKind.TEMPLATE.max_bytes} bytes.",
+            hint="choose another file",
+        )
+    return found | ({"chat_template": template} if template else {})
+
+
+def _added(words: Vocabulary) -> list[dict[str, Any]]:
+    """Tokens that are found before text is cut."""
+    return [
+        {
+            "id": place,
+            "content": words.tokens[place],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind != _USER_DEFINED,
+        }
+        for place, kind in enumerate(words.kinds)
+        if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN) and words.tokens[place]
+    ]
+
+
+def _vocab(words: Vocabulary) -> dict[str, int]:
+    found = {
+        token: place
+        for place, (token, kind) in enumerate(zip(words.tokens, words.kinds, strict=True))
+        if kind != _UNUSED
+    }
+    num_used = sum(kind != _UNUSED for kind in words.kinds)
+    if len(found) < num_used:
+        seen: set[str] = set()
+        used = (token for token, k in zip(words.tokens, words.kinds, strict=True) if k != _UNUSED)
+        twice = next(token for token in used if token in seen or seen.add(token))
+        raise CheckpointError(f"{words.raw.where}: the token {twice!r:.60} has two ids.", hint=_OWN)
+    return found
+
+
+def _bpe(vocab: Mapping[str, int], merges: Sequence[Sequence[str]], **more: object) -> Any:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocab,
+        "merges": merges,
+    } | more
+
+
+def _byte_level(words: Vocabulary) -> dict[str, Any]:
+    rule = _rule(words)
+    prefix = words.flag("add_space_prefix", default=False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True}
+    return {
+        "normalizer": {"type": "NFC"} if rule.nfc else None,
+        "pre_tokenizer": rule.pre_tokenizer(prefix=prefix),
+        "post_processor": _template(words, begins=rule.begins),
+        "decoder": byte_level | {"use_regex": True},
+        "model": _bpe(_vocab(words), words.merges, ignore_merges=rule.ignore_merges),
+    }
+
+
+def _rule(words: Vocabulary) -> Rule:
+    name = words.raw.text(f"{_PREFIX}pre", "default")
+    if name not in RULES:
+        raise CheckpointError(
+            f"{words.raw.where} cuts text by the rule {name!r} ({_PREFIX}pre), which is not known "
+            "here.",
+            hint=nearest(name, RULES, f"Known: {', '.join(RULES)}. Or {_OWN}"),
+        )
+    return RULES[name]
+
+
+def _sentence_piece(words: Vocabulary) -> dict[str, Any]:
+    prefix = words.flag("add_space_prefix", default=True)
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    steps = [{"type": "Prepend", "prepend": _SPACE}, space] if prefix else [space]
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+    unknown = next(_places(words, _UNKNOWN), None)
+    vocab = _vocab(words)
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": None,
+        "post_processor": _template(words, begins=True),
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *strip,
+            ],
+        },
+        "model": _bpe(
+            vocab,
+            _merges_by_score(words, vocab),
+            unk_token=None if unknown is None else words.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        ),
+    }
+
+
+def _merges_by_score(words: Vocabulary, vocab: Mapping[str, int]) -> list[list[str]]:
+    """Those of one score by the ids of their parts."""
+    if sum(map(len, vocab)) > _MAX_PIECES_CHARS or max(map(len, vocab)) > _MAX_PIECE_CHARS:
+        raise CheckpointError(
+            f"{words.raw.where} has longer tokens than any SentencePiece vocabulary.", hint=_OWN
+        )
+    found: list[tuple[float, int, int, str, str]] = []
+    scores = words.scores
+    for token, place in vocab.items():
+        for at in range(1, len(token)):
+            left, right = vocab.get(token[:at]), vocab.get(token[at:])
+            if left is not None and right is not None:
+                found.append((-scores[place], left, right, token[:at], token[at:]))
+    found.sort(key=lambda merge: merge[:3])
+    return [[left, right] for *_, left, right in found]
+
+
+def _template(words: Vocabulary, *, begins: bool) -> dict[str, Any] | None:
+    """BOS before a text and EOS behind it, where the file wants them."""
+    begin = words.token_id("bos") if words.flag("add_bos_token", default=begins) else None
+    end = words.token_id("eos") if words.flag("add_eos_token", default=False) else None
+    if begin is None and end is None:
+        return None
+    named = {words.tokens[place]: place for place in (begin, end) if place is not None}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+
+    def special(place: int | None) -> list[Any]:
+        if place is None:
+            return []
+        return [{"SpecialToken": {"id": words.tokens[place], "type_id": 0}}]
+
+    single = [*special(begin), text, *special(end)]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            token: {"id": token, "ids": [place], "tokens": [token]}
+            for token, place in named.items()
+        },
+    }
