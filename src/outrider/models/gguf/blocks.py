@@ -18,6 +18,7 @@ Shapes:  N = blocks, B = bytes of a block, X = numbers of a block, S = parts of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +53,14 @@ def _half(blocks_NB: Bytes, at: int) -> Floats:
 def _nibbles(bytes_NB: Bytes) -> Bytes:
     # A copy first: operations on rows that lie apart take several times as long.
     bytes_NB = bytes_NB.copy()
-    return np.concatenate([bytes_NB & 15, bytes_NB >> 4], axis=-1)
+    return cast("Bytes", np.concatenate([bytes_NB & 15, bytes_NB >> 4], axis=-1))
 
 
 def _bits(bytes_NB: Bytes, num_bits: int) -> Bytes:
     """Integers of `num_bits` bits, by their place in the byte and then by the byte."""
     shifts_S1 = np.arange(0, 8, num_bits, dtype=np.uint8)[:, None]
-    return (bytes_NB.copy()[..., None, :] >> shifts_S1) & ((1 << num_bits) - 1)
+    ints = (bytes_NB.copy()[..., None, :] >> shifts_S1) & ((1 << num_bits) - 1)
+    return cast("Bytes", ints)
 
 
 def _fifth(bytes_N4: Bytes) -> Bytes:

@@ -123,12 +123,17 @@ def _llama(sizes: _Sizes) -> dict[str, Any]:
         "rms_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": sizes.number("rope.freq_base", 10000.0),
         "hidden_act": "silu",
-        "attention_bias": sizes.arch == "llama" and "blk.0.attn_q.bias" in entries,
+        # Qwen 2 has biases that no key tells, of queries, keys and values only.
+        "attention_bias": sizes.arch != "qwen2" and "blk.0.attn_q.bias" in entries,
         "mlp_bias": "blk.0.ffn_down.bias" in entries,
     }
     found |= _window(sizes) | _turning(sizes)
-    scaling = _scaling(sizes, found)
-    return found | ({"rope_scaling": scaling} if scaling else {})
+    if scaling := _scaling(sizes, found):
+        found["rope_scaling"] = scaling
+        # Phi-3 has it beside the others.
+        key = "original_max_position_embeddings"
+        found |= {key: scaling[key]} if key in scaling else {}
+    return found
 
 
 def _gpt2(sizes: _Sizes) -> dict[str, Any]:
@@ -201,7 +206,8 @@ def _by_factors(found: Mapping[str, Any], factors: list[float]) -> dict[str, Any
     window = found["max_position_embeddings"]
     dim = 2 * len(factors)
     theta, plain = found["rope_theta"], frequencies(Rope(theta=found["rope_theta"]), dim)
-    for original in (8192, 4096, 16384, 32768):
+    divided = plain / torch.tensor(factors)
+    for original in (1 << exponent for exponent in range(4, 21)):
         stretched = Rope(
             kind="llama3",
             theta=theta,
@@ -210,7 +216,6 @@ def _by_factors(found: Mapping[str, Any], factors: list[float]) -> dict[str, Any
             low_freq_factor=1.0,
             high_freq_factor=4.0,
         )
-        divided = plain / torch.tensor(factors)
         if torch.allclose(frequencies(stretched, dim), divided, rtol=1e-5, atol=0.0):
             return {
                 "rope_type": "llama3",

@@ -169,5 +169,5 @@ class GgufTensors:
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
         # A copy where nothing is decoded: PyTorch takes no memory that may not be written.
         numbers = decode(raw, entry.kind) if entry.kind.is_quantised else raw.copy()
-        tensor = torch.from_numpy(numbers).view(self.dtype_of(name)).view(entry.shape)
-        return place.laid_out(tensor)
+        flat: Tensor = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
+        return place.laid_out(flat.view(self.dtype_of(name)).view(entry.shape))

@@ -1,0 +1,270 @@
+"""A GGUF file is the checkpoint that it was made from: config, tensors, tokenizer, template."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from doubles.gguf_writer import TOKENS, from_checkpoint, small_llama
+from doubles.tiny_checkpoints import random_tensors, variant, write_checkpoint
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.errors import CheckpointError
+from outrider.models.decoder import Room
+from outrider.models.families import LlamaConfig
+from outrider.models.gguf.splits import RULES
+from outrider.models.hf_config import read_native_config
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions, load_model
+from outrider.models.rope import frequencies
+from outrider.models.weights import Weights
+
+PLAIN = (
+    "llama2",
+    "mistral",
+    "mistral_window",
+    "one_kv_head",
+    "wide_heads",
+    "tied",
+    "attention_bias",
+    "mlp_bias",
+    "qwen2",
+    "qwen2_tied",
+    "qwen3",
+    "phi3",
+    "gpt2",
+)
+
+
+def converted(tmp_path: Path, name: str) -> tuple[Path, Path]:
+    """A checkpoint's folder, and the GGUF file that is made of it."""
+    item = variant(name)
+    folder = write_checkpoint(tmp_path / name, item)
+    file = from_checkpoint(item.config, random_tensors(item.config, seed=0))
+    return folder, file.write(tmp_path / f"{name}.gguf")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_config_and_tensors_are_those_of_the_checkpoint(tmp_path: Path, name: str) -> None:
+    folder, path = converted(tmp_path, name)
+    wanted, found = read_native_config(folder), read_native_config(path)
+    if wanted.family == "mistral" and not wanted.notes:
+        # Without a window it is a Llama.
+        wanted = replace(wanted, family="llama")
+    assert replace(found, dtype=wanted.dtype) == wanted
+    with Weights(folder) as theirs, Weights(path) as ours:
+        prefix = "transformer." if name == "gpt2" else ""
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in theirs.each()}
+        assert set(ours.names) == tensors.keys()
+        for key, tensor in ours.each():
+            assert torch.equal(tensor, tensors[key]), key
+
+
+def test_a_converted_model_loads(tmp_path: Path) -> None:
+    folder, path = converted(tmp_path, "qwen3")
+    options = LoadOptions(room=Room(num_slots=64), dtype="float32", device="cpu")
+    ours, theirs = load_model(path, options), load_model(folder, options)
+    assert ours.spec.num_parameters == theirs.spec.num_parameters
+    assert isinstance(ours, LlamaModel)
+    assert isinstance(theirs, LlamaModel)
+    assert torch.equal(ours.tables.embedding_VD, theirs.tables.embedding_VD)
+    for mine, other in zip(ours.layers, theirs.layers, strict=True):
+        assert torch.equal(mine.attention_norm_D, other.attention_norm_D)
+
+
+def test_llama_3s_factors_become_its_own_formula(tmp_path: Path) -> None:
+    item = variant("llama3_rope")
+    wanted = read_native_config(write_checkpoint(tmp_path / "folder", item))
+    assert isinstance(wanted, LlamaConfig)
+    file = from_checkpoint(item.config, random_tensors(item.config, seed=0))
+    plain = frequencies(replace(wanted.rope, kind="default"), wanted.head_dim)
+    stretched = frequencies(wanted.rope, wanted.head_dim)
+    file.add("rope_freqs.weight", (plain / stretched).numpy())
+    path = file.write(tmp_path / "a.gguf")
+    found = read_native_config(path)
+    assert isinstance(found, LlamaConfig)
+    assert found.rope == wanted.rope
+    with Weights(path) as weights:
+        assert "rope_freqs.weight" not in weights.names
+
+
+def test_other_factors_hold_for_the_whole_window(tmp_path: Path) -> None:
+    file = small_llama()
+    file.add("rope_freqs.weight", np.array([1.0, 3.0, 2.0, 5.0]))
+    config = read_native_config(file.write(tmp_path / "a.gguf"))
+    assert isinstance(config, LlamaConfig)
+    assert (config.max_tokens, config.notes) == (64, ())
+    found = frequencies(config.rope, config.head_dim)
+    plain = frequencies(replace(config.rope, kind="default"), config.head_dim)
+    assert torch.allclose(plain / found, torch.tensor([1.0, 3.0, 2.0, 5.0]))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_factors_that_are_no_factors_are_refused(tmp_path: Path, bad: float) -> None:
+    file = small_llama()
+    file.add("rope_freqs.weight", np.array([1.0, bad, 2.0, 5.0]))
+    with pytest.raises(CheckpointError, match="not above 0"):
+        read_native_config(file.write(tmp_path / "a.gguf"))
+
+
+def test_phi_3_has_short_factors_and_a_part_that_turns(tmp_path: Path) -> None:
+    item = variant("phi3_partial")
+    wanted = read_native_config(write_checkpoint(tmp_path / "folder", item))
+    file = from_checkpoint(item.config, random_tensors(item.config, seed=0))
+    scaling = item.config["rope_scaling"]
+    for kind in ("short", "long"):
+        file.add(f"rope_factors_{kind}.weight", np.array(scaling[f"{kind}_factor"]))
+    assert isinstance(wanted, LlamaConfig)
+    file.metadata["phi3.rope.dimension_count"] = 12
+    file.metadata["phi3.rope.scaling.attn_factor"] = wanted.rope.attention_factor
+    found = read_native_config(file.write(tmp_path / "a.gguf"))
+    assert isinstance(found, LlamaConfig)
+    assert found.rope.attention_factor == pytest.approx(wanted.rope.attention_factor, rel=1e-6)
+    same = replace(found.rope, attention_factor=wanted.rope.attention_factor)
+    assert replace(same, factor=wanted.rope.factor) == wanted.rope
+    assert (found.max_tokens, found.notes) == (wanted.max_tokens, wanted.notes)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_positions_that_are_stretched(tmp_path: Path, kind: str) -> None:
+    item = variant(f"{kind}_rope")
+    wanted = read_native_config(write_checkpoint(tmp_path / "folder", item))
+    file = from_checkpoint(item.config, random_tensors(item.config, seed=0))
+    more = {"type": kind, "factor": 4.0, "original_context_length": 64}
+    file.metadata |= {f"llama.rope.scaling.{key}": value for key, value in more.items()}
+    found = read_native_config(file.write(tmp_path / "a.gguf"))
+    assert isinstance(found, LlamaConfig)
+    assert isinstance(wanted, LlamaConfig)
+    assert found.rope == wanted.rope
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another architecture": ({"general.architecture": "bert"}, "architecture 'bert'"),
+    "no architecture": ({"general.architecture": None}, "general.architecture is missing"),
+    "experts": ({"llama.expert_count": 8}, "llama.expert_count"),
+    "a scale": ({"llama.attention.scale": 0.5}, "llama.attention.scale"),
+    "no layers": ({"llama.block_count": None}, "llama.block_count is missing"),
+    "a layer's own heads": ({"llama.attention.head_count": [4, 4]}, "must be an integer"),
+    "layers without end": ({"llama.block_count": ("u64", 2**63)}, "must be from 1 to"),
+    "other values": ({"llama.attention.value_length": 16}, "keys and values"),
+    "a stretch": ({"llama.rope.scaling.type": "odd"}, "rope.scaling.type 'odd'"),
+    "no epsilon": ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "must be above 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_are_not_read_are_told_by_their_key(tmp_path: Path, name: str) -> None:
+    changes, said = REFUSED[name]
+    path = small_llama(changes).write(tmp_path / "a.gguf")
+    with pytest.raises(CheckpointError) as caught:
+        read_native_config(path)
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_what_is_held_is_what_is_stored(tmp_path: Path) -> None:
+    path = small_llama().write(tmp_path / "a.gguf")
+    assert read_native_config(path).dtype == "bfloat16"
+    item = variant("llama2")
+    floats = from_checkpoint(item.config, random_tensors(item.config, seed=0))
+    assert read_native_config(floats.write(tmp_path / "b.gguf")).dtype == "float32"
+
+
+def test_texts_become_tokens_as_the_rule_says(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(small_llama().write(tmp_path / "a.gguf"))
+    assert tokenizer.vocab_size == len(TOKENS)
+    assert tokenizer.encode("ab a</s>") == [4, 6, 1]
+    assert tokenizer.stop_ids == (1,)
+    assert not tokenizer.has_chat_template
+    begins = small_llama({"tokenizer.ggml.add_bos_token": None}).write(tmp_path / "b.gguf")
+    assert Tokenizer.load(begins).encode("ab") == [0, 4]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_can_be_loaded(tmp_path: Path, rule: str) -> None:
+    path = small_llama({"tokenizer.ggml.pre": rule}).write(tmp_path / "a.gguf")
+    assert Tokenizer.load(path).encode("ab", add_special=False) == [4]
+
+
+def test_chats_are_written_by_the_files_template(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
+    path = small_llama({"tokenizer.chat_template": template}).write(tmp_path / "a.gguf")
+    assert Tokenizer.load(path).chat([{"role": "user", "content": "ab"}]) == "<s>ab</s>"
+
+
+def test_a_turn_ends_where_the_vocabulary_has_a_token_for_it(tmp_path: Path) -> None:
+    tokens = [*TOKENS[:-1], "<|im_end|>"]
+    kinds = [3, 3, *([1] * (len(TOKENS) - 3)), 3]
+    path = small_llama({"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}).write(
+        tmp_path / "a.gguf"
+    )
+    assert read_native_config(path).stop_ids == (1, len(TOKENS) - 1)
+
+
+WRONG_WORDS: dict[str, tuple[dict[str, Any], str]] = {
+    "rule": ({"tokenizer.ggml.pre": "lama-bpe"}, "'lama-bpe'"),
+    "kind": ({"tokenizer.ggml.model": "rwkv"}, "'rwkv'"),
+    "size": ({"tokenizer.ggml.tokens": TOKENS[:-1]}, "31 tokens, and token_embd.weight has 32"),
+    "no tokens": ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
+    "numbers": ({"tokenizer.ggml.tokens": [1, 2]}, "no list of texts"),
+    "kinds": ({"tokenizer.ggml.token_type": [1]}, "no number for each"),
+    "twice": ({"tokenizer.ggml.tokens": [*TOKENS[:-1], "ab"]}, "'ab' has two ids"),
+    "merges": ({"tokenizer.ggml.merges": ["a b c"]}, "no pair"),
+    "merge of nothing": ({"tokenizer.ggml.merges": ["q r"]}, "not a tokenizer"),
+    "scores": ({"tokenizer.ggml.model": "llama"}, "scores is missing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_WORDS)
+def test_wrong_vocabularies_are_told(tmp_path: Path, name: str) -> None:
+    changes, said = WRONG_WORDS[name]
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizer.load(small_llama(changes).write(tmp_path / "a.gguf"))
+    assert said in str(caught.value)
+    if name in ("rule", "kind"):
+        assert "--tokenizer" in str(caught.value.hint)
+
+
+SPM = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+PIECES = ["▁", "a", "b", "c", "ab", "▁ab", "bc", "▁a"]
+
+
+def sentence_piece(tmp_path: Path, changes: dict[str, Any] | None = None) -> Tokenizer:
+    """`ab` has a higher score than `bc`, and `▁ab` than `▁a`."""
+    tokens = [*SPM, *PIECES]
+    scores = [*([0.0] * len(SPM)), -9.0, -9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -4.0]
+    file = small_llama(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [2, 3, 3, *([6] * 256), *([1] * len(PIECES))],
+            "tokenizer.ggml.scores": scores,
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.add_bos_token": None,
+            "tokenizer.ggml.merges": None,
+            **(changes or {}),
+        }
+    )
+    file.tensors.pop("token_embd.weight")
+    file.add_blocks("token_embd.weight", (len(tokens), 32), "Q8_0", 1)
+    return Tokenizer.load(file.write(tmp_path / "a.gguf"))
+
+
+def test_sentence_piece_merges_by_score_and_falls_back_to_bytes(tmp_path: Path) -> None:
+    tokenizer = sentence_piece(tmp_path)
+    first = len(SPM)
+    place = {piece: first + number for number, piece in enumerate(PIECES)}
+    assert tokenizer.encode("abc") == [1, place["▁ab"], place["c"]]
+    assert tokenizer.encode("é", add_special=False) == [place["▁"], 3 + 0xC3, 3 + 0xA9]
+    assert tokenizer.decode(tokenizer.encode("ab é")) == "ab é"
+    assert tokenizer.encode("ab</s>ab") == [1, place["▁ab"], 2, place["▁ab"]]
+
+
+def test_sentence_piece_without_a_space_before_the_text(tmp_path: Path) -> None:
+    tokenizer = sentence_piece(tmp_path, {"tokenizer.ggml.add_space_prefix": False})
+    assert tokenizer.encode("ab", add_special=False) == [len(SPM) + PIECES.index("ab")]
