@@ -195,7 +195,8 @@ def plan_pair(
         # It stops drafting where that does not pay, since nobody asked for it.
         draft, config = str(found), replace(config, controller="goodput")
     resolved, draft_folder = resolve_pair(folder, draft, config)
-    tokenizer, target = Tokenizer.load(folder), read_config(folder)
+    target = read_config(folder)
+    tokenizer = _tokenizer_of(folder, target, config.tokenizer)
     _check_claim(folder, target)
     draft_config, translator = _fitted(resolved, draft_folder, tokenizer, target)
     own = own_copy(config, resolved.drafter, folder, target)
@@ -236,6 +237,21 @@ def _told(found: Path) -> str:
     store = found.parents[1].name if found.parent.name == "snapshots" else ""
     name = store.removeprefix("models--").replace("--", "/") or found.name
     return f"{name}, which {'is in the cache' if store else 'lies beside the target'}"
+
+
+def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:
+    """The target's own, or that of the model `other`. Raises VocabularyError for ids that the
+    target lacks."""
+    if not other:
+        return Tokenizer.load(folder)
+    found = Tokenizer.load(find_model(other))
+    if found.vocab_size > target.vocab_size:
+        raise VocabularyError(
+            f"the tokenizer of {other} has ids up to {found.vocab_size - 1}, and the target has "
+            f"{target.vocab_size}.",
+            hint="name the model that the target was made from with --tokenizer",
+        )
+    return found
 
 
 def _fitted(

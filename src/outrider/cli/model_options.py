@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from outrider.cli.options import Argument, JsonOption, verb
 from outrider.core.fields import setting
 
-_TARGET = Argument(name="TARGET", text="An alias, a folder or a hub id.")
+_TARGET = Argument(name="TARGET", text="An alias, a folder, a GGUF file or a hub id.")
 
-MODEL = Argument(name="MODEL", text="A name from the list, a folder or a hub id.")
+MODEL = Argument(name="MODEL", text="A name from the list, a folder, a GGUF file or a hub id.")
 
 
 @verb(

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.fields import size
 from outrider.core.files import new_folder
 from outrider.core.spec import ModelSpec
+from outrider.models.gguf.folder import gguf_in, parts_of
+from outrider.models.gguf.stores import stored_models
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import ALIASES, DTYPES, HEAD_ALIASES, resolve
@@ -43,12 +45,17 @@ def list_models(call: Call[JsonOption]) -> int:
     records = [asdict(model) | {"folder": str(model.folder)} for model in found]
     toys = dict.fromkeys(ALIASES, "ready (a toy)")
     rows = [
-        (m.name, m.family, size(m.num_bytes), m.refusal or toys.get(m.name, "ready")) for m in found
+        (m.name, m.family, size(m.num_bytes), m.refusal or toys.get(m.name, _ready(m)))
+        for m in found
     ]
     answer(
         call.options, records, screen_table(rows, header=("model", "family", "weights", "state"))
     )
     return 0
+
+
+def _ready(model: LocalModel) -> str:
+    return f"ready; {model.where}" if model.where else "ready"
 
 
 def inspect_model(call: Call[JsonOption]) -> int:
@@ -206,32 +213,47 @@ def ping(call: Call[PingOptions]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that loads without the network, or the sentence that says why it does not."""
+    """A model that loads without the network, or the sentence that says why it does not. `where`
+    says what it is to the program that keeps it."""
 
     name: str
     folder: Path
     num_bytes: int
     family: str
     refusal: str | None
+    where: str = ""
 
 
 def local_models() -> list[LocalModel]:
-    """The embedded models, then what the hub cache holds."""
-    found = [_inspect(name, resolve(name)) for name in ALIASES]
+    """The embedded models, then what the hub cache holds, then GGUF files of other programs."""
+    embedded = [_inspect(name, resolve(name)) for name in ALIASES]
+    stored = [_inspect(str(file), file, where) for file, where in stored_models()]
+    return [*embedded, *_cached_models(), *stored]
+
+
+def _cached_models() -> Iterator[LocalModel]:
     try:
         cache = scan_cache_dir()
     except CacheNotFound:
-        return found
+        return
     for repo in sorted(cache.repos, key=lambda repo: repo.repo_id):
         folders = {name: revision for revision in repo.revisions for name in revision.refs}
         newest = folders.get("main") or next(iter(repo.revisions), None)
         if repo.repo_type == "model" and newest is not None:
-            found.append(_inspect(repo.repo_id, newest.snapshot_path))
-    return found
+            yield _inspect(repo.repo_id, newest.snapshot_path)
 
 
-def _inspect(name: str, folder: Path) -> LocalModel:
-    num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+def weights_of(folder: Path) -> Sequence[Path]:
+    """The files that hold them, of a folder or a GGUF file."""
+    return parts_of(folder) if folder.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def _inspect(name: str, found: Path, where: str = "") -> LocalModel:
+    try:
+        folder = gguf_in(found) or found
+        num_bytes = sum(path.stat().st_size for path in weights_of(folder))
+    except CheckpointError as error:
+        return LocalModel(name, found, 0, "?", str(error), where)
     refusal: str | None = None if num_bytes else "no safetensors weights"
     family = "?"
     try:
@@ -239,7 +261,7 @@ def _inspect(name: str, folder: Path) -> LocalModel:
         read_config(folder)
     except CheckpointError as error:
         refusal = str(error)
-    return LocalModel(name, folder, num_bytes, family, refusal)
+    return LocalModel(name, folder, num_bytes, family, refusal, where)
 
 
 def read_spec(name: str, dtype: str = "auto") -> ModelSpec:

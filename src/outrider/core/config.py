@@ -289,6 +289,12 @@ class EngineConfig:
         minimum=0,
         maximum=4096,
     )
+    tokenizer: str = setting(
+        "",
+        "Model or folder whose tokenizer the target gets instead of its own, as for a GGUF file "
+        "that cuts text by an unknown rule.",
+        harmless=("",),
+    )
     max_ngram: int = setting(3, "Longest tail the ngram drafter looks up.", minimum=1, maximum=64)
     min_ngram: int = setting(2, "Shortest tail the ngram drafter looks up.", minimum=1, maximum=64)
     suffix_corpus: str = setting(

@@ -39,6 +39,7 @@ OTHER_VARIABLES = (
         "`outrider doctor` tells.",
     ),
     Variable("XDG_CACHE_HOME", "outrider", "Folder that holds outrider/, the compiled kernels."),
+    Variable("OLLAMA_MODELS", "outrider", "Ollama's store, whose models `models list` shows."),
     Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
     Variable("HF_TOKEN", "huggingface_hub", "Access to gated models."),
     Variable("HF_ENDPOINT", "huggingface_hub", "Address of the hub, or of a mirror."),
@@ -103,6 +104,11 @@ def make_cublas_deterministic() -> None:
     It reads the variable when a process first uses it; a value that is set already stays.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - the one place
+
+
+def ollama_models() -> str | None:
+    """Ollama's store, where the user moved it."""
+    return _read("OLLAMA_MODELS")
 
 
 def _read(name: str) -> str | None:

@@ -181,6 +181,10 @@ class EngineOptions(TypedDict, total=False):
     state_checkpoints: int
     """Recurrent states kept at ends of pages, for texts that begin alike; 0 shares none."""
 
+    tokenizer: str
+    """Model or folder whose tokenizer the target gets instead of its own, as for a GGUF file that
+    cuts text by an unknown rule."""
+
     max_ngram: int
     """Longest tail the ngram drafter looks up."""
 

@@ -175,7 +175,7 @@ class ProgramConfig:
 
     target: str = setting(
         "outrider/embedded",
-        "Model whose text you get: a folder or a hub id, or the embedded one.",
+        "Model whose text you get: a folder, a GGUF file or a hub id, or the embedded one.",
         harmless=("outrider/embedded",),
     )
     draft: str = setting(

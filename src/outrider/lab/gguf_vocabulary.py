@@ -16,23 +16,17 @@ from typing import cast
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.files import FileKind, read_text
 from outrider.lab.gguf import Value
+from outrider.models.gguf.splits import LLAMA3, QWEN2, TEKKEN
 from outrider.models.json_object import JsonObject
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_CASES = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-)
 # Names of llama.cpp by the pattern that text is cut with, and by whether a piece that is a token
 # is taken whole ("ignore_merges").
 _BY_PATTERN: Mapping[tuple[str, bool], str] = {
-    (rf"{_SHORT}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}", True): "llama-bpe",
-    (rf"{_SHORT}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}", False): "dbrx",
-    (rf"{_SHORT}|{_LETTERS}|\p{{N}}|{_REST}", False): "qwen2",
-    (rf"{_CASES}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+", True): "tekken",
+    (LLAMA3, True): "llama-bpe",
+    (LLAMA3, False): "dbrx",
+    (QWEN2, False): "qwen2",
+    (TEKKEN, True): "tekken",
 }
 PRE_TOKENIZERS = ("auto", "gpt-2", "smollm", *_BY_PATTERN.values())
 _NEXT = "name the nearest with --pre-tokenizer, and feed llama.cpp token ids rather than text"

@@ -29,7 +29,7 @@ from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
-from outrider.models.json_object import JsonObject
+from outrider.models.json_object import JsonObject, is_there
 from outrider.models.llama import Tables
 from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Weights
 
@@ -106,8 +106,10 @@ class HeadMemory(CacheStore, Protocol):
 
 
 def kind_of(folder: Path) -> DraftKind:
-    """What a folder named by --draft holds. Raises CheckpointError if it has no `config.json`, or
-    has heads in a format that is never opened."""
+    """What --draft names holds; a GGUF file is a model. Raises CheckpointError for a folder without
+    `config.json`, or with heads in a format that is never opened."""
+    if folder.is_file():
+        return MODEL
     config = _config(folder)
     named = _named_kind(config)
     if not any(folder.glob("*.safetensors")):
@@ -166,7 +168,7 @@ def _counted_from_0(published: tuple[int, ...]) -> tuple[int, ...]:
 
 def _config(folder: Path) -> JsonObject:
     path = folder / "config.json"
-    if not path.exists():
+    if not is_there(path):
         raise CheckpointError(
             f"{folder} has no config.json.", hint="is it a folder of a model or of draft heads?"
         )

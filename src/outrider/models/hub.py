@@ -262,7 +262,10 @@ def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[st
     pickles = [file for file in every if file.endswith(_PICKLES)]
     if ggufs:
         there = f"GGUF files, such as {ggufs[0]}"
-        hint = "pull the repository that they were made from; its page on the hub names it"
+        hint = (
+            "download one file, which runs by its path: --target FILE.gguf; or pull the repository "
+            "that they were made from, which its page on the hub names"
+        )
     elif pickles:
         there = f"pickle files, such as {pickles[0]}, which can run code when they are read"
         hint = (

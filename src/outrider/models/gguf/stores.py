@@ -1,0 +1,72 @@
+"""GGUF models that other programs keep on this machine: Ollama's store and LM Studio's folders.
+
+Ollama has a manifest for each name and tag, `manifests/HOST/OWNER/NAME/TAG`, whose layer of type
+`model` names a file of `blobs/` by its hash. LM Studio has `PUBLISHER/REPOSITORY/FILE.gguf`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from outrider.core.env import ollama_models
+from outrider.core.errors import CheckpointError
+from outrider.core.files import FileKind, read_json
+from outrider.models.gguf.folder import parts_of
+
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_OLLAMA = (".ollama/models", "/usr/share/ollama/.ollama/models")
+_LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
+# Of one store, so that a link to a whole disk does not hold a command up.
+_MOST = 1000
+
+
+def stored_models() -> list[tuple[Path, str]]:
+    """The first file of each, and what it is there; stores that cannot be read have none."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return []
+    own = ollama_models()
+    found: dict[Path, str] = {}
+    with suppress(OSError):
+        for store in (Path(own),) if own else tuple(home / name for name in _OLLAMA):
+            found |= islice(_of_ollama(store), _MOST)
+        for name in _LM_STUDIO:
+            found |= islice(_of_lm_studio(home / name), _MOST)
+    return sorted(found.items(), key=lambda item: item[1])
+
+
+def _of_ollama(store: Path) -> Iterator[tuple[Path, str]]:
+    for manifest in sorted(islice((store / "manifests").glob("*/*/*/*"), _MOST)):
+        *_, owner, name, tag = manifest.parts
+        for digest in _model_layers(manifest):
+            blob = store / "blobs" / f"sha256-{digest}"
+            if blob.is_file():
+                known = name if owner == "library" else f"{owner}/{name}"
+                yield blob, f"{known}:{tag} of Ollama"
+
+
+def _model_layers(manifest: Path) -> Iterator[str]:
+    try:
+        loaded = read_json(manifest, FileKind.CONFIG)
+    except (OSError, ValueError):
+        return
+    layers = cast("dict[str, Any]", loaded).get("layers") if isinstance(loaded, dict) else None
+    for layer in cast("list[Any]", layers) if isinstance(layers, list) else []:
+        entry = cast("dict[str, Any]", layer) if isinstance(layer, dict) else {}
+        digest = _DIGEST.fullmatch(str(entry.get("digest")))
+        if entry.get("mediaType") == _MODEL_LAYER and digest:
+            yield digest[1]
+
+
+def _of_lm_studio(store: Path) -> Iterator[tuple[Path, str]]:
+    for file in sorted(islice(store.glob("*/*/*.gguf"), _MOST)):
+        if not file.name.startswith("mmproj"):
+            with suppress(CheckpointError):
+                yield parts_of(file)[0], f"{file.parent.name}/{file.name} of LM Studio"

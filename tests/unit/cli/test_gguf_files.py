@@ -1,0 +1,43 @@
+"""GGUF files on the command line: they are listed, and wrong ones are told without a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from doubles.command_line import Command
+from doubles.gguf_writer import small_llama
+
+
+@pytest.mark.weights
+def test_models_list_shows_them_with_the_name_that_target_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outrider: Command
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
+    folder = tmp_path / ".lmstudio" / "models" / "org" / "tiny"
+    folder.mkdir(parents=True)
+    whole, cut = folder / "tiny.gguf", folder / "cut.gguf"
+    small_llama().write(whole)
+    cut.write_bytes(small_llama().to_bytes()[:5000])
+    found = {model["name"]: model for model in json.loads(outrider("list", "--json").out)}
+    model = found[str(whole)]
+    assert (model["refusal"], model["family"]) == (None, "llama")
+    assert (model["where"], model["num_bytes"]) == (
+        "tiny/tiny.gguf of LM Studio",
+        whole.stat().st_size,
+    )
+    assert "cut off" in found[str(cut)]["refusal"]
+    assert "ready; tiny/tiny.gguf of LM Studio" in outrider("list").out
+    assert "llama" in outrider("models", "inspect", str(whole)).out
+
+
+def test_the_command_line_tells_what_is_wrong(tmp_path: Path, outrider: Command) -> None:
+    (tmp_path / "cut.gguf").write_bytes(small_llama().to_bytes()[:3000])
+    for name in ("cut.gguf", "none.gguf"):
+        shown = outrider("generate", "ab", "--target", str(tmp_path / name))
+        assert (shown.code, shown.out) == (3, "")
+        assert name in shown.err
+        assert "Traceback" not in shown.err
