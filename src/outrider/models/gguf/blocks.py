@@ -65,7 +65,7 @@ def _bits(bytes_NB: Bytes, num_bits: int) -> Bytes:
 
 def _fifth(bytes_N4: Bytes) -> Bytes:
     """32 bits in their order, each as 0 or 16."""
-    return np.unpackbits(bytes_N4, axis=1, bitorder="little") << 4
+    return cast("Bytes", np.unpackbits(bytes_N4, axis=1, bitorder="little") << 4)
 
 
 def _q4_0(blocks_NB: Bytes, out_NX: Floats) -> None:
