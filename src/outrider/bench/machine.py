@@ -105,27 +105,19 @@ _NUM_BLOCKS = 16
 
 
 def weights_digest(folder: Path) -> str:
-    """12 hexadecimal digits over config.json and samples of every safetensors or GGUF file.
+    """12 hexadecimal digits over config.json and samples of every safetensors file, or over those
+    of a GGUF file, the first if there are several.
 
     Raises CheckpointError for a folder without config.json.
     """
     config = folder / "config.json"
-    if folder.is_file():
-        # Imported here: it brings PyTorch along.
-        from outrider.models.gguf.folder import parts_of
-
-        return _digest_of(b"", parts_of(folder))
-    if not config.is_file():
+    if not config.is_file() and not folder.is_file():
         raise CheckpointError(
             f"{folder} has no config.json, so it is not a model.",
             hint="`outrider models list` shows those on this machine",
         )
-    return _digest_of(read_bytes(config, FileKind.CONFIG), sorted(folder.glob("*.safetensors")))
-
-
-def _digest_of(config: bytes, files: Sequence[Path]) -> str:
-    digest = hashlib.sha256(config)
-    for path in files:
+    digest = hashlib.sha256(read_bytes(config, FileKind.CONFIG) if config.is_file() else b"")
+    for path in [folder] if folder.is_file() else sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         last = max(size - _BLOCK_BYTES, 0)
