@@ -228,6 +228,9 @@ def _loading_bytes(model: _Model) -> int:
     widest = max(spec.vocab_size, attended, 2 * spec.ffn_size)
     weights = min(widest * spec.hidden_size, spec.num_parameters)
     most = 2 * weights * max(4 if model.in_float32 else 0, spec.bytes_per_weight)
+    if model.stored.is_gguf:
+        # Blocks become float32 first.
+        most += 4 * weights
     if spec.quantise != "none":
         most += min(weights, _QUANTISED_AT_ONCE) * _QUANTISING_BYTES
     return most

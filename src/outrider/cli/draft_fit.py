@@ -161,7 +161,7 @@ def _model_remarks(first: Path, second: Path) -> Iterator[Remark]:
 
 
 def _weights(folder: Path) -> list[Remark]:
-    if any(folder.glob("*.safetensors")):
+    if folder.is_file() or any(folder.glob("*.safetensors")):
         return weight_remarks(folder)
     return [Remark(False, "its weights are not here: only what describes them was compared")]
 

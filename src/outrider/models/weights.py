@@ -58,6 +58,10 @@ class StoredWeights:
     largest_file: int
     has_head: bool
 
+    @property
+    def is_gguf(self) -> bool:
+        return self.folder.is_file()
+
     def check_claim(self, num_weights: int) -> None:
         """Raise CheckpointError for a model of more weights than the files can hold, one a byte or
         as many as a table lists: nothing is to be allocated for what is not there."""

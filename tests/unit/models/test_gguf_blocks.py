@@ -58,7 +58,9 @@ def test_every_quantised_type_is_decoded() -> None:
 
 @pytest.mark.parametrize("name", SCALES)
 def test_numbers_have_the_bits_of_the_package(name: str) -> None:
-    quants: Any = pytest.importorskip("gguf.quants", reason="the package gguf is not installed")
+    quants: Any = pytest.importorskip(
+        "gguf.quants", reason="no package gguf: pip install --no-deps gguf"
+    )
     constants: Any = pytest.importorskip("gguf.constants")
     raw = blocks_of(name, 5000)
     kind = constants.GGMLQuantizationType[name]

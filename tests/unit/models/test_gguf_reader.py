@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from doubles.gguf_writer import Gguf, Stored, small_llama, text, typed
+from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.models.gguf.folder import header_of, is_gguf
 from outrider.models.gguf.reader import Texts, read_header
@@ -218,6 +219,7 @@ def test_changed_bytes_never_break_the_reader(
         with Weights(path) as weights:
             for _, tensor in weights.each():
                 assert tensor.numel() <= 4 * len(raw)
+        Tokenizer.load(path)
     except OutriderError:
         pass
     finally:
