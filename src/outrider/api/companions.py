@@ -15,6 +15,7 @@ from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import OutriderError
 from outrider.core.files import FileKind, read_text
+from outrider.models.gguf.folder import parts_of
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import FAMILIES, read_config
 from outrider.models.json_object import JsonObject
@@ -50,8 +51,10 @@ def same_ids(target: Path, draft: Path) -> bool:
 
 
 def num_weight_bytes(folder: Path) -> int:
-    """Of the safetensors files in `folder`."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    """Of the safetensors files in `folder`, or of a GGUF file. Raises CheckpointError if one of
+    several GGUF files is missing."""
+    files = parts_of(folder) if folder.is_file() else folder.glob("*.safetensors")
+    return sum(path.stat().st_size for path in files)
 
 
 def _vocab_size(folder: Path) -> int:

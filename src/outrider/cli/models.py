@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
+from outrider.api.companions import num_weight_bytes
 from outrider.cache.capacity import free_bytes
 from outrider.cli.call import Call, needed
 from outrider.cli.model_options import (
@@ -31,7 +32,7 @@ from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.fields import size
 from outrider.core.files import new_folder
 from outrider.core.spec import ModelSpec
-from outrider.models.gguf.folder import gguf_in, parts_of
+from outrider.models.gguf.folder import gguf_in
 from outrider.models.gguf.stores import stored_models
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
@@ -243,15 +244,10 @@ def _cached_models() -> Iterator[LocalModel]:
             yield _inspect(repo.repo_id, newest.snapshot_path)
 
 
-def weights_of(folder: Path) -> Sequence[Path]:
-    """The files that hold them, of a folder or a GGUF file."""
-    return parts_of(folder) if folder.is_file() else sorted(folder.glob("*.safetensors"))
-
-
 def _inspect(name: str, found: Path, where: str = "") -> LocalModel:
     try:
         folder = gguf_in(found) or found
-        num_bytes = sum(path.stat().st_size for path in weights_of(folder))
+        num_bytes = num_weight_bytes(folder)
     except CheckpointError as error:
         return LocalModel(name, found, 0, "?", str(error), where)
     refusal: str | None = None if num_bytes else "no safetensors weights"
