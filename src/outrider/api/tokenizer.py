@@ -83,7 +83,7 @@ class Tokenizer:
 
         Raises CheckpointError for a missing or damaged file.
         """
-        files = (folder, *(folder / name for name in _FILES))
+        files = (folder,) if folder.is_file() else tuple(folder / name for name in _FILES)
         return _load(folder.resolve(), tuple(map(_identity, files)))
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
