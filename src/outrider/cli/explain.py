@@ -23,7 +23,6 @@ from outrider.cli.output import json_line, line_width, screen_table
 from outrider.cli.paint import QUIET, Painter
 from outrider.cli.run_options import ExplainOptions
 from outrider.core.errors import ConfigError
-from outrider.core.settings import describe
 
 _PIPED_WIDTH = 80
 _BOLD, _FORMULA = Style.parse("bold"), Style.parse("cyan")
@@ -128,7 +127,7 @@ def _show(found: Mapping[str, Any], numbers: ExplainOptions, takes: list[str]) -
     _paragraph(painter, found["idea"])
     for line in found["formula"]:
         painter.write(f"  {line}\n", _FORMULA)
-    helps = {name: item.meta.help for name, item in describe(ExplainOptions, group="").items()}
+    helps = {item.name: item.meta.help for item in ExplainOptions.verb.own_options()}
     given = [
         (_SIGNS.get(name, name), f"{getattr(numbers, name):g}", _flag(name), helps[name])
         for name in takes

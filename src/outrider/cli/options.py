@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from outrider.core.fields import setting
 from outrider.core.settings import DEFAULT_FILE, SETTINGS, Setting, describe
@@ -27,9 +27,14 @@ SET_TEXT = "Give any setting by its key, as in --set k=4; may be repeated."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a verb may be told."""
+    """What a verb may be told. The class of a verb becomes a dataclass when it is first used: help
+    names all verbs, and would wait for each of them."""
 
     verb: ClassVar[Verb]
+
+    def __new__(cls, **_: object) -> Self:
+        complete(cls)
+        return object.__new__(cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class Verb:
         return {item.name: word for item, word in zip(arguments, words, strict=False)}
 
     def own_options(self) -> list[Setting]:
+        complete(self.options)
         return list(describe(self.options, group="").values())
 
     def offered_settings(self) -> list[Setting]:
@@ -134,22 +140,27 @@ def verb(
     names = paths.split(", ")
 
     def made(options: type[AnyOptions]) -> type[AnyOptions]:
-        # Help makes all of these classes: each method that none of them needs costs it time.
-        found = dataclass(frozen=True, kw_only=True, repr=False, eq=False)(options)
-        text, _, example = (found.__doc__ or "").partition("\n\n")
-        found.verb = Verb(
+        text, _, example = (options.__doc__ or "").partition("\n\n")
+        options.verb = Verb(
             name=names[0].rpartition(" ")[2],
             text=" ".join(text.split()),
             example=" ".join(example.split()),
             target=f"outrider.cli.{target}",
             arguments=arguments,
-            options=found,
+            options=options,
             **more,
         )
-        KNOWN.update(dict.fromkeys(names, found.verb))
-        return found
+        KNOWN.update(dict.fromkeys(names, options.verb))
+        return options
 
     return made
+
+
+def complete(options: type[Options]) -> None:
+    """Make the class of a verb and those that it inherits from dataclasses, if they are not yet."""
+    for kind in reversed(options.__mro__):
+        if "verb" in vars(kind) and "__dataclass_params__" not in vars(kind):
+            dataclass(frozen=True, kw_only=True, repr=False, eq=False)(kind)
 
 
 def setting_flags(item: Setting) -> list[str]:

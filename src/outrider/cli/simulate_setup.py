@@ -18,7 +18,7 @@ from outrider.cli.run_options import SimulateOptions
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.core.fields import numbers_of, split
 from outrider.core.files import FileKind, read_text
-from outrider.core.settings import Given, describe, typed
+from outrider.core.settings import Given, typed
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig, parse_llama
@@ -96,10 +96,11 @@ _OF_OUTPUT = ("json", "engines", "sweep", "figure", "trace")
 _ABOUT = ("calibration", "drafter", "rates", "engines")
 # What a study's record has besides whose costs they are, and options that a study has alike.
 OF_LOAD = tuple(item.name for item in fields(SimulatedStudy) if item.name not in (*_ABOUT, "p_hit"))
+_STUDIED = {item.name for item in SimulateOptions.verb.own_options()}
 _SAME = tuple(
     item.name
     for item in fields(SimulatedStudy)
-    if item.name in describe(SimulateOptions, group="") and item.name not in (*_ABOUT, "arrivals")
+    if item.name in _STUDIED and item.name not in (*_ABOUT, "arrivals")
 )
 OF_SHEETS = ("target", "draft", "device", "draft_device")
 
@@ -125,11 +126,8 @@ def sweep_of(options: SimulateOptions) -> Sweep | None:
         raise ConfigError("--trace tells of one run, not of a sweep.", hint="leave one of them out")
     name, equals, values = options.sweep.partition("=")
     name = name.strip().removeprefix("--").replace("-", "_")
-    known = {
-        field: item
-        for field, item in describe(SimulateOptions, group="").items()
-        if field not in _OF_OUTPUT
-    }
+    offered = SimulateOptions.verb.own_options()
+    known = {item.name: item for item in offered if item.name not in _OF_OUTPUT}
     words = split(values)
     if not equals or not words:
         raise ConfigError(f"--sweep {options.sweep}: no values.", hint="--sweep k=1,2,4,8")
