@@ -244,3 +244,34 @@ def test_a_draft_beside_a_loaded_llm_is_refused(llm: LLM) -> None:
         AsyncLLM(llm, draft="none")
     with pytest.raises(ConfigError, match="loaded"):
         AsyncLLM(llm, k=3)
+
+
+def test_a_stream_that_is_cancelled_while_its_prompt_is_encoded_writes_nothing(
+    llm: LLM, owner: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = llm.encode
+
+    async def main() -> list[TextEvent]:
+        stream = owner.stream(PROMPTS[0], LONG)
+
+        def cancelled(prompt: str) -> list[int]:
+            stream.cancel()
+            return encode(prompt)
+
+        monkeypatch.setattr(llm, "encode", cancelled)
+        return [event async for event in stream]
+
+    before = llm.counts.cancelled
+    # A round may be under way before the engine hears of it.
+    assert sum(len(event.token_ids) for event in run(main())) < 100
+    assert llm.counts.cancelled - before <= 1
+
+
+def test_whoever_asks_after_the_end_is_told(llm: LLM) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as owner:
+            assert repr(owner).startswith("<AsyncLLM outrider/embedded")
+        with pytest.raises(ConfigError, match="closed"):
+            await owner.generate("hi")
+
+    run(main())

@@ -92,6 +92,9 @@ class AsyncTextStream(AsyncIterator[TextEvent]):
             ids = await self._owner.encoded(self._encode)
             request = self._request = self._make(ids)
             self._owner.engine.add(request)
+            if self._left:
+                # Cancelled from another thread while the prompt was turned into ids.
+                self.cancel()
         while True:
             # Asked before: with the end come the last events.
             ended = request.ended
@@ -136,6 +139,10 @@ class AsyncLLM:
             self.llm = LLM(model, draft=draft, config=config, controller=controller, **options)
         self.engine = EngineThread(self.llm, max_queued)
         self._encoders = ThreadPoolExecutor(_NUM_ENCODERS, "outrider-encode")
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.llm).removeprefix('<')}"
 
     def stream(
         self,
@@ -236,6 +243,7 @@ class AsyncLLM:
 
     async def aclose(self) -> None:
         """Cancel what runs, whose readers hear of it as an error, and end all threads."""
+        self._is_closed = True
         await asyncio.to_thread(self.engine.close)
         self._encoders.shutdown(wait=False)
 
@@ -252,7 +260,9 @@ class AsyncLLM:
         await self.aclose()
 
     async def encoded(self, encode: _Encode) -> list[int]:
-        """What `encode` gives, made in another thread."""
+        """What `encode` gives, made in another thread. Raises ConfigError once closed."""
+        if self._is_closed:
+            raise ConfigError("this AsyncLLM is closed.", hint="make another one")
         return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
 
     def _stream(
