@@ -144,7 +144,10 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 def _prompts(inputs: object, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Ids and which of them count, both of shape (rows, tokens)."""
     found = given.get("input_ids") if inputs is None else inputs
-    ids_BP = torch.as_tensor(found).cpu() if found is not None else torch.zeros(0)
+    try:
+        ids_BP = torch.as_tensor(found).cpu() if found is not None else torch.zeros(0)
+    except (TypeError, ValueError, RuntimeError):  # texts, and rows of several lengths
+        ids_BP = torch.zeros(0)
     if ids_BP.ndim != 2 or not ids_BP.numel() or ids_BP.is_floating_point():
         raise ConfigError(
             "generate: inputs must be token ids of shape (rows, tokens).",

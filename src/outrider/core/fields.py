@@ -119,7 +119,9 @@ def documented(kind: type[Class]) -> type[Class]:
 
 
 def as_texts(value: object) -> object:
-    """One text as a tuple of it, and any other sequence as a tuple; what is none stays."""
+    """A tuple of one text, of the texts of a sequence, or of none for None; the rest stays."""
+    if value is None:
+        return ()
     if isinstance(value, str):
         return (value,)
     return tuple(cast("Sequence[object]", value)) if isinstance(value, Sequence) else value
@@ -163,6 +165,7 @@ def check_type(name: str, value: object, default: object) -> None:
     lies = isinstance(value, bool) and not isinstance(default, bool)
     if lies or not isinstance(value, kinds):
         wanted = "a number" if isinstance(default, float) else f"of type {type(default).__name__}"
+        wanted = "a text or a list of texts" if isinstance(default, tuple) else wanted
         raise ConfigError(f"{name} must be {wanted}, got {shown(value)}.")
     if isinstance(value, tuple):
         strange = [item for item in cast("tuple[object, ...]", value) if not isinstance(item, str)]

@@ -182,3 +182,9 @@ def test_it_is_a_context_manager_and_says_what_it_is() -> None:
     result = llm.generate(PROMPT, max_tokens=3)[0]
     assert repr(result.text) in repr(result)
     assert "token_seconds" not in repr(result)
+
+
+def test_no_stop_strings_is_also_said_by_none() -> None:
+    assert SamplingParams(stop=None) == SamplingParams()  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="a text or a list of texts"):
+        SamplingParams(stop=5)  # pyright: ignore[reportArgumentType]

@@ -121,6 +121,8 @@ def test_a_streamer_gets_the_prompt_and_then_every_token(folder: Path) -> None:
         ({"attention_mask": MASK.flip(1)}, "attention_mask"),
         ({"inputs": torch.ones(4)}, "shape"),
         ({"inputs": None}, "shape"),
+        ({"inputs": "hello"}, "shape"),
+        ({"inputs": [[1, 2], [3]]}, "shape"),
         ({"assistant_model": 3}, "assistant_model"),
         ({"sequence_bias": {(1, 2): 1.0}}, "sequence_bias"),
     ],
