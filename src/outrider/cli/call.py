@@ -22,6 +22,7 @@ from cyclopts.exceptions import UnusedCliTokensError
 from outrider.cli.options import (
     CONFIG_TEXT,
     SET_TEXT,
+    STDIN_FLAG,
     Argument,
     Options,
     OutputOption,
@@ -260,6 +261,8 @@ def _explained(
     known = verb.flags()
     for word in words[: words.index("--")] if "--" in words else words:
         flag = word.split("=", 1)[0]
+        if flag == STDIN_FLAG and flag not in known:
+            return ConfigError("this verb reads no stdin.", hint="name a file in place of -")
         theirs = hint_for(flag)
         if flag not in known and (flag.startswith("--") or theirs):
             hint = theirs or nearest(flag, known, page)

@@ -33,7 +33,12 @@ def chat(call: Call[ChatOptions]) -> int:
     prompt = _prompt_of(call)
     painter = None if options.json else Painter(resolved.program().color, sys.stdout)
     conversation = Conversation(
-        resolved, painter, structure_of(options), system=options.system, stats=options.stats
+        resolved,
+        painter,
+        structure_of(options),
+        system=options.system,
+        stats=options.stats,
+        goes_on=prompt is None,
     )
     if painter is not None:
         say_toy(resolved.program().target)

@@ -46,7 +46,7 @@ class Conversation:
     """Takes lines; answers messages and obeys commands.
 
     `messages` may begin with a system message; `results` are those of all replies, the newest last.
-    Without a painter, replies are JSON lines.
+    Without a painter, replies are JSON lines. Unless it `goes_on` after a reply, hints name flags.
     """
 
     def __init__(
@@ -57,12 +57,14 @@ class Conversation:
         *,
         system: str | None,
         stats: bool,
+        goes_on: bool,
     ) -> None:
         self.llm: LLM = open_llm(resolved)
         self._resolved = resolved
         self._painter = painter
         self._structure = structure
         self._stats = stats
+        self._more = "/set max_tokens N" if goes_on else "--max-tokens N"
         self._file: Path | None = None
         self._params = resolved.sampling()
         self.messages: list[Message] = _system_message(system)
@@ -143,7 +145,7 @@ class Conversation:
             print(json_line(result.to_dict()))
         else:
             stopped = " (stopped)" if interrupted() else ""
-            told = prose(headline(result, more="/set max_tokens N"))
+            told = prose(headline(result, more=self._more))
             told = f"{told}\n{fitted(details(result))}" if self._stats else told
             self._painter.line(f"{self._painter.mark(cut=is_cut(result))}{stopped}\n{told}\n")
         tell_notes([result])

@@ -12,13 +12,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from outrider import __version__
 from outrider.cli.gate import gate, gated
 from outrider.cli.guesses import flags_read, verb_named
-from outrider.cli.options import ASKS, Verb
+from outrider.cli.options import ASKS, STDIN_FLAG, Verb
 from outrider.cli.page import front_page, search_page, verb_page
 from outrider.core.env import outrider_variables
 from outrider.core.errors import OutriderError, out_of_memory
@@ -26,18 +27,23 @@ from outrider.core.errors import OutriderError, out_of_memory
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 # The parser reads a lone hyphen as a nameless option; this is its name.
-STDIN_FLAG = "--stdin"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = sys.argv[1:] if arguments is None else list(arguments)
     sys.excepthook = _Defect(debug=_wants_debug(given))
+    sys.stdout, sys.stderr = _written(sys.stdout), _written(sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     # For good: what nobody caught is reported when `run` is over.
     sys.stdout, sys.stderr = gated(sys.stdout), gated(sys.stderr)
     sys.exit(run(given))
+
+
+def _written(stream: TextIO | None) -> TextIO:
+    """What is written goes nowhere if the descriptor was closed before we began, as by `>&-`."""
+    return Path(os.devnull).open("w", encoding="utf-8") if stream is None else stream
 
 
 def run(arguments: Sequence[str]) -> int:

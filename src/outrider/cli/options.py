@@ -19,6 +19,8 @@ ALL = ("program", "engine", "sampling")
 DECIDED = ("profile", "n", "logprobs", "top_logprobs", "round_events")
 HELP_FLAGS = ("--help", "--help-all")
 ASKS = ("-h", *HELP_FLAGS)
+# A lone - means it.
+STDIN_FLAG = "--stdin"
 # Other words for the flag of a setting or of an option.
 ALIASES = {"target": ("--model", "-m"), "prompt": ("-p",)}
 CONFIG_TEXT = f"Read settings from this TOML or YAML file, not ./{DEFAULT_FILE}."

@@ -19,6 +19,7 @@ from outrider.core.settings import Setting
 SYNOPSIS = "Speculative decoding that never changes the text."
 TITLES = {"program": "Models and output", "engine": "Engine", "sampling": "Sampling"}
 MAX_WIDTH = 120
+MIN_WIDTH = 20
 MOST_LINES = 45
 # Columns that are left to what an option means.
 _LEAST_TEXT = 44
@@ -166,7 +167,7 @@ def _verb_rows(verbs: Iterable[Verb]) -> list[Row]:
 
 
 def _width() -> int:
-    return min(shutil.get_terminal_size().columns, MAX_WIDTH)
+    return max(MIN_WIDTH, min(shutil.get_terminal_size().columns, MAX_WIDTH))
 
 
 def _filled(text: str) -> str:

@@ -38,6 +38,7 @@ from outrider.pairs.catalog import (
     PairedModel,
     get_pair,
     list_pairs,
+    models_called,
     partner_of,
 )
 
@@ -156,6 +157,12 @@ def _find_draft(name: str, *, known: bool) -> _Side:
         raise
 
 
+def _fetched(name: str) -> str:
+    """What to type for a model of which `name` is a short name; "" if none is known."""
+    known = [f"`outrider pull {model}`" for model in models_called(name)[:2] if name]
+    return f"{' or '.join(known)} fetches one" if known else ""
+
+
 def _find(role: str, name: str) -> _Side:
     """Raises CheckpointError if nothing that we could load has this name."""
     if name in (*ALIASES, *HEAD_ALIASES):
@@ -165,7 +172,7 @@ def _find(role: str, name: str) -> _Side:
     if HUB_ID.fullmatch(name) is None:
         raise CheckpointError(
             f"{name!r} is no hub id of the form org/name, and no folder.",
-            hint="`outrider models pairs` lists some that work",
+            hint=_fetched(name) or "`outrider models pairs` lists some that work",
         )
     wanted = _hub_name(name)
     try:

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 def headline(result: GenerationResult, *, speedup: str = "", same: str = "", more: str = "") -> str:
     """`speedup` is a ratio that was measured, "" where none was, with whether the texts were the
     `same`; `more` is how to raise the limit of a reply that ended there."""
-    cost = f"{result.num_tokens} tokens, {result.stats.tokens_per_second:.0f} a second"
+    written = "1 token" if result.num_tokens == 1 else f"{result.num_tokens} tokens"
+    cost = f"{written}, {result.stats.tokens_per_second:.0f} a second"
     right = [guesses([result])] if result.stats.num_drafted else []
     parts = [speedup, *right, cost, same] if speedup else [cost, *right]
     if not result.exact:
         parts.append("LOSSY: the text may differ from the target's own")
     if is_cut(result) and more:
-        parts.append(f"cut at {result.num_tokens} tokens; {more} for more")
+        parts.append(f"cut at {written}; {more} for more")
     return "; ".join(parts)
 
 

@@ -220,3 +220,11 @@ def test_what_was_counted_is_told_when_asked(outrider: Command) -> None:
     assert "tokens a round" not in brief.out
     assert "tokens a round" in whole.out
     assert "time: prefill" in whole.out
+
+
+def test_one_message_that_is_cut_names_the_flag(outrider: Command) -> None:
+    once = outrider("run", "outrider/embedded", QUESTION, "--max-tokens", "1")
+    assert "1 token, " in once.out
+    assert "--max-tokens N for more" in once.out.replace("\n", " ")
+    talk = outrider("run", "--max-tokens", "2", stdin=f"{QUESTION}\n")
+    assert "/set max_tokens N for more" in talk.out.replace("\n", " ")

@@ -328,3 +328,11 @@ def test_words_that_mean_nothing_are_explained(
     assert guess in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 2), ("2>&-", 2), (">&- 2>&-", 2)])
+def test_closed_streams_are_no_defect(closed: str, code: int) -> None:
+    line = f"{shlex.quote(sys.executable)} -m outrider generate --k -1 hi {closed}"
+    shown = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert shown.returncode == code
+    assert "Traceback" not in shown.stderr

@@ -325,6 +325,13 @@ def test_what_is_no_id(outrider: Command, name: str) -> None:
 
 
 @pytest.mark.usefixtures("hub")
+def test_a_short_name_is_told_what_it_may_mean(outrider: Command) -> None:
+    shown = outrider("pull", "smollm2")
+    assert shown.code == 3
+    assert "`outrider pull HuggingFaceTB/SmolLM2-135M-Instruct`" in shown.err
+
+
+@pytest.mark.usefixtures("hub")
 def test_two_revisions_are_refused(outrider: Command) -> None:
     assert outrider("models", "pull", "org/m@a", "--revision", "b").code == 2
 

@@ -11,6 +11,7 @@ from shutil import get_terminal_size
 
 import pytest
 
+from doubles.command_line import Command
 from doubles.terminal import Terminal
 from outrider.api.result import GenerationResult
 from outrider.bench.turns import Score
@@ -209,3 +210,14 @@ def test_a_reply_that_ended_by_itself_has_no_mark() -> None:
     assert Painter("never", Terminal()).mark(cut=is_cut(ended)) == ""
     assert Painter("never", Terminal()).mark(cut=True) == "…"
     assert Painter("never", StringIO()).mark(cut=True) == ""
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "7"])
+def test_help_is_shown_on_terminals_of_no_width(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for words in ((), ("generate", "--help"), ("bench", "--help"), ("generate", "--help-all")):
+        shown = outrider(*words)
+        assert shown.code == 0
+        assert "Usage: outrider" in shown.out
