@@ -262,7 +262,7 @@ def _explained(
     for word in words[: words.index("--")] if "--" in words else words:
         flag = word.split("=", 1)[0]
         if flag == STDIN_FLAG and flag not in known:
-            return ConfigError("this verb reads no stdin.", hint="name a file in place of -")
+            return ConfigError("a lone - has no meaning here.", hint=page)
         theirs = hint_for(flag)
         if flag not in known and (flag.startswith("--") or theirs):
             hint = theirs or nearest(flag, known, page)

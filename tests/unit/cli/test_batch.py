@@ -92,7 +92,7 @@ def test_answers_of_another_file_are_no_answers(outrider: Command, tmp_path: Pat
         (("in.jsonl", "no/out.jsonl"), 3, "cannot be written"),
         (("in.jsonl", "."), 3, "cannot be written"),
         ((".", "out.jsonl"), 3, "cannot be read"),
-        (("-", "out.jsonl"), 2, "reads no stdin"),
+        (("-", "out.jsonl"), 2, "a lone - has no meaning"),
         (("out.jsonl", "text.txt"), 2, "no answer of a batch"),
     ],
 )
