@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from argparse import Namespace
@@ -105,7 +104,7 @@ def _real_folder() -> Path:
 
 def _measured(cell: Cell, target: str, seconds: float) -> dict[str, Any]:
     with Neighbours() as neighbours:
-        ranking, took, peak = _ranked(cell, target, seconds)
+        ranking, took = _ranked(cell, target, seconds)
         ratios = dict(_ratios(cell, target, ranking["suggestions"]))
     names = [_name(one) for one in ranking["suggestions"] if _name(one) in ratios]
     best = max(ratios, key=lambda name: ratios[name])
@@ -121,7 +120,6 @@ def _measured(cell: Cell, target: str, seconds: float) -> dict[str, Any]:
         "hit": best in names[:FIRST_TWO],
         "of_the_best": round(chosen / ratios[best], 4),
         "seconds": round(took, 2),
-        "peak_memory_bytes": peak,
         "memory_limit_bytes": ranking["memory_limit_bytes"],
         "told_seconds": ranking["seconds"],
         "told_peak_bytes": ranking["peak_memory_bytes"],
@@ -130,17 +128,15 @@ def _measured(cell: Cell, target: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def _ranked(cell: Cell, target: str, seconds: float) -> tuple[dict[str, Any], float, int]:
-    """What the command says, its seconds from start to end, and the most memory that it held."""
+def _ranked(cell: Cell, target: str, seconds: float) -> tuple[dict[str, Any], float]:
+    """What the command says, and its seconds from start to end."""
     words = [sys.executable, "-m", "outrider", "draft", "suggest", target, "--json"]
     words += ["--seconds", f"{seconds:g}", "--domains", cell.domain]
     words += ["--temperature", f"{cell.temperature:g}"]
     started = perf_counter()
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     took = perf_counter() - started
-    # The largest child so far: each has its own peak in its record.
-    most = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return json.loads(done.stdout), took, most
+    return json.loads(done.stdout), took
 
 
 def _ratios(
@@ -193,7 +189,11 @@ class _Side:
 
 
 def _name(one: Mapping[str, Any]) -> str:
-    return f"{one['drafter']}={one['draft']}" if one["draft"] else str(one["drafter"])
+    """Without the folder that a draft lies in, which says nothing on another machine."""
+    if not one["draft"]:
+        return str(one["drafter"])
+    draft = Path(one["draft"])
+    return f"{one['drafter']}={draft.name if draft.is_absolute() else one['draft']}"
 
 
 def _summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
