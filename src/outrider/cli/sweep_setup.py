@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from outrider.bench.studies.sweep_axes import (
@@ -100,7 +100,7 @@ def set_up_k(call: Call[KSweepOptions]) -> Setup:
     domains = options.domains or (DOMAINS if saved is None else ",".join(saved.domains))
     ks = _ks(options, KS if found is None else None)
     over = [f"domain={domains}", *([f"k={ks}"] if ks else [])]
-    alike = {item.name for item in GridOptions.verb.own_options()}
+    alike = {item.name for item in fields(GridOptions)}
     shared = {name: getattr(options, name) for name in alike}
     asked = SweepOptions(**shared, over=tuple(over), pair=options.pairs, at_once=_MOST_KS)
     return replace(_set_up(asked, Resolved(chosen), found, saved, K_SWEEP), options=options)
