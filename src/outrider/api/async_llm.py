@@ -23,9 +23,8 @@ from outrider.api.structure import RequestOptions, StructureOptions, sampling_of
 from outrider.core.config import EngineConfig
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.core.fields import with_options
 from outrider.core.options import EngineOptions
-from outrider.core.params import SamplingParams, params_for_each
+from outrider.core.params import SamplingParams, params_for_each, params_for_one
 from outrider.core.protocols import Controller
 
 # Threads that turn prompts into ids; the library that does it works outside Python's lock.
@@ -154,7 +153,7 @@ class AsyncLLM:
     ) -> AsyncTextStream:
         """The events of one completion; `allowed` and `options` are those of `LLM.stream`. The
         first event asked for raises what is wrong with the prompt."""
-        wanted = with_options(SamplingParams, params, sampling_of(options))
+        wanted = params_for_one(params, sampling_of(options))
         given = structure_in(options)
         return self._stream(lambda: self.llm.encode(prompt), wanted, allowed, given)
 
@@ -165,7 +164,7 @@ class AsyncLLM:
         **options: Unpack[RequestOptions],
     ) -> AsyncTextStream:
         """The assistant's next turn, through the checkpoint's own chat template."""
-        wanted = with_options(SamplingParams, params, sampling_of(options))
+        wanted = params_for_one(params, sampling_of(options))
         given = structure_in(options)
         return self._stream(lambda: self.llm.encode_chat(messages), wanted, None, given)
 
@@ -272,9 +271,6 @@ class AsyncLLM:
         allowed: AllowedTokens | None,
         structure: StructureOptions,
     ) -> AsyncTextStream:
-        if params.n > 1:
-            raise ConfigError("a stream has one completion, n asks for more.", hint="use generate")
-
         def make(ids: list[int]) -> AsyncRequest:
             return AsyncRequest(asyncio.get_running_loop(), ids, params, allowed, structure)
 

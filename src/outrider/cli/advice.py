@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
+from outrider.api.companions import num_weight_bytes
 from outrider.bench.calibrate.answer import Asked, Found, Watch
 from outrider.bench.calibrate.bounds import BESIDE_WEIGHTS, Bounds
 from outrider.bench.calibrate.extent import extent_of
@@ -107,7 +108,7 @@ class Wish:
         except OutriderError:
             # Loading says what is wrong with it.
             return 0
-        return 0 if folder is None else sum(p.stat().st_size for p in folder.glob("*.safetensors"))
+        return 0 if folder is None else num_weight_bytes(folder)
 
 
 def contestants_of(words: str, drafts: Drafts) -> list[Contestant]:

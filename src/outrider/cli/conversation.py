@@ -76,7 +76,6 @@ class Conversation:
     def _commands(self) -> dict[str, Command]:
         return {
             "/help": Command("", "this list; so does /?", lambda _: print(self._help())),
-            "/bye": Command("", "leave; so do /exit and Ctrl-D", _leave),
             "/retry": Command("", "answer the last message anew", self._retry),
             "/reset": Command("", "forget all messages but the system message", self._reset),
             "/system": Command("TEXT", "change the system message; - takes it out", self._system),
@@ -127,6 +126,7 @@ class Conversation:
 
     def _help(self) -> str:
         rows = [(f"{name} {one.takes}", one.text) for name, one in self.commands.items()]
+        rows.insert(1, ("/bye", "leave; so do /exit and Ctrl-D"))
         rows.append(('"""', "begins and ends a message of several lines"))
         return screen_table(rows)
 
@@ -157,21 +157,21 @@ class Conversation:
         self._reply(self.messages[:-1])
 
     def _reset(self, _: str) -> None:
-        self.messages = [one for one in self.messages[:1] if one["role"] == "system"]
+        self.messages = self._opening()
         print("(forgotten)")
 
     def _system(self, text: str) -> None:
-        opening = self.messages[:1] if self.messages[:1] and self._system_now() is not None else []
+        opening = self._opening()
         if not text:
-            print(self._system_now() or "(no system message)")
+            print(opening[0]["content"] if opening else "(no system message)")
             return
         rest = self.messages[len(opening) :]
         self.messages = [*_system_message(None if text == "-" else text), *rest]
         print("(no system message)" if text == "-" else "(from now on)")
 
-    def _system_now(self) -> str | None:
-        first = next(iter(self.messages), None)
-        return first["content"] if first and first["role"] == "system" else None
+    def _opening(self) -> list[Message]:
+        """The system message, if there is one."""
+        return [one for one in self.messages[:1] if one["role"] == "system"]
 
     def _save(self, name: str) -> None:
         path = Path(_named(name, "/save talk.json")).expanduser()
@@ -244,10 +244,6 @@ class Conversation:
             f"{len(self.results)} replies · {num_tokens} tokens · "
             f"{num_tokens / seconds if seconds else 0.0:.0f} tok/s · {guesses(self.results)}"
         )
-
-
-def _leave(_: str) -> None:
-    """Never called: `take` ends before."""
 
 
 def _system_message(text: str | None) -> list[Message]:

@@ -23,13 +23,6 @@ from outrider.models.json_object import JsonObject
 from outrider.pairs.catalog import draft_of, list_pairs
 from outrider.train.llama_module import read_llama_config
 
-# A text that is planned for where no prompt was read.
-_CONTEXT, _NEW_TOKENS = 128, 128
-# Sources of drafts by what it takes to load them.
-_LOADED_LATE = ("text", "draft", "heads", "model", "copy")
-# Seconds for which rounds of a drafter are timed at most.
-_TIMING_SECONDS = 1.5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from outrider import __version__
+from outrider.api.companions import num_weight_bytes
 from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider.bench.calibrate.limits import clocks
 from outrider.bench.calibrate.probe import Probe
@@ -175,8 +176,8 @@ def _with_memory(engine: TimedEngine, costs: DrafterCosts) -> DrafterCosts:
     folder = engine.draft_folder
     if folder is None:
         return costs
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return replace(costs, memory_bytes=size, kv_bytes_per_token=_kv_bytes(folder))
+    kept = _kv_bytes(folder)
+    return replace(costs, memory_bytes=num_weight_bytes(folder), kv_bytes_per_token=kept)
 
 
 def _kv_bytes(folder: Path) -> int:
