@@ -37,7 +37,16 @@ from outrider.bench.calibrate.rounds import (
     passes_of,
 )
 from outrider.bench.calibrate.session import all_of, keep, load, path_of
-from outrider.bench.calibrate.timing import EDGES, Pace, Plan, Timing, Wanted, plans_of, prompts_of
+from outrider.bench.calibrate.timing import (
+    EDGES,
+    Pace,
+    Plan,
+    Timing,
+    Wanted,
+    firm_points,
+    plans_of,
+    prompts_of,
+)
 from outrider.core.budget import RoundTrace
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
@@ -330,6 +339,19 @@ def test_first_rounds_at_a_k_are_good_for_drafting_alone() -> None:
 def test_a_point_has_the_mean_of_what_was_emitted_before() -> None:
     (one,) = points_of([timed(turn, 4, 1.0, before=before) for turn, before in enumerate((2, 5))])
     assert one.before == 3.5
+
+
+def test_few_passes_count_for_who_has_no_others() -> None:
+    """A busy machine timed a drafter's drafts once, and so its costs are known nevertheless."""
+    plain = [replace(timed(turn, 0, 1.0), name="plain") for turn in range(3)]
+    rounds = [timed(turn, 0, 1.0) for turn in range(3)]
+    (lonely, more) = (timed(3, 4, 1.0), timed(3, 2, 1.0))
+    firm = points_of([*plain, *rounds])
+    assert firm_points(points_of([*plain, *rounds, lonely])) == points_of([*plain, *rounds, lonely])
+    often = [timed(turn, 4, 1.0) for turn in range(3)]
+    kept = firm_points(points_of([*plain, *rounds, *often, more]))
+    assert {one.depth for one in kept} == {0, 4}
+    assert firm_points(firm) == firm
 
 
 def test_a_turn_has_some_of_the_ks_and_always_0() -> None:

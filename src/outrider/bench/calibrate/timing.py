@@ -19,6 +19,7 @@ from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider.bench.calibrate.fit import (
     Point,
     SharedCosts,
+    are_even,
     draft_costs,
     drafting_of,
     points_of,
@@ -244,6 +245,15 @@ def _affordable(
     return tuple(fitting), max(1, min(len(fitting), int(share / mean)))
 
 
+def firm_points(points: Sequence[Point]) -> list[Point]:
+    """Points of at least `LEAST_PASSES` passes; an engine that has none of them, with drafts or
+    without, keeps all of its own. On a busy machine few passes are timed, and what they say of a
+    drafter is better than a guess."""
+    firm = [point for point in points if point.count >= LEAST_PASSES]
+    known = {(point.name, are_even(point)) for point in firm}
+    return [*firm, *(one for one in points if (one.name, are_even(one)) not in known)]
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What was measured, and in how many seconds."""
@@ -320,9 +330,7 @@ class Timing:
 
     def costs(self) -> Costs:
         """Of all rounds. At least one run must have been."""
-        every = points_of(self.timed)
-        # A point with fewer passes is noise.
-        points = [point for point in every if point.count >= LEAST_PASSES] or every
+        points = firm_points(points_of(self.timed))
         shared = shared_costs(points, self.engines.plain.name)
         passes = drafting_of(self.timed)
         drafts: dict[str, DrafterCosts] = {}
