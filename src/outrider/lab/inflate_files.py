@@ -24,7 +24,8 @@ from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
 from outrider.models.hf_config import read_native_config
 from outrider.models.json_object import JsonObject
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.weights import INDEX, WEIGHTS, Weights
+from outrider.models.weight_files import INDEX, WEIGHTS
+from outrider.models.weights import Weights
 
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 # A file system wants a little more than the tensors.

@@ -19,10 +19,10 @@ from outrider.models.json_object import (
     JsonObject,
     bounded_window,
     refuse_activation,
-    refuse_quantised,
     stop_ids,
     stored_dtype,
 )
+from outrider.models.published.scheme import scheme_of
 from outrider.models.rope_config import (
     COMMON_ROPE,
     PHI3_ROPE,
@@ -65,7 +65,7 @@ def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Con
     """Raises CheckpointError, naming file and key, for anything missing, ill-typed or unknown."""
     raw = JsonObject(raw.where, {**_DEFAULTS, **raw.values})
     refuse_activation(raw, "activation_function", ("gelu_new",))
-    refuse_quantised(raw)
+    scheme_of(raw)
     for key, only in _SWITCHES.items():
         if raw.flag(key, default=only) is not only:
             raise CheckpointError(
@@ -199,7 +199,7 @@ def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaC
     family = _FAMILIES[name]
     raw = JsonObject(raw.where, {**family.defaults, **raw.values, **family.fixed})
     refuse_activation(raw, "hidden_act", ("silu", "swish"))
-    refuse_quantised(raw)
+    scheme_of(raw)
     num_heads = raw.integer("num_attention_heads")
     hidden_size = raw.integer("hidden_size")
     vocab_size = raw.integer("vocab_size")

@@ -31,7 +31,8 @@ from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 from outrider.models.json_object import JsonObject, is_there
 from outrider.models.llama import Tables
-from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Weights
+from outrider.models.weight_files import INDEX, PICKLES, WEIGHTS
+from outrider.models.weights import Weights
 
 # The name of the drafter that reads the heads; a folder of no heads holds MODEL.
 HeadKind: TypeAlias = str

@@ -188,15 +188,6 @@ def refuse_deep(raw: JsonObject) -> None:
                 part.integer(key, least=0, most=MAX_LAYERS)
 
 
-def refuse_quantised(raw: JsonObject) -> None:
-    if raw.has("quantization_config"):
-        raise CheckpointError(
-            f"{raw.where}: quantization_config says that the weights are quantised, "
-            "which is not supported.",
-            hint="use the unquantised checkpoint",
-        )
-
-
 def refuse_activation(raw: JsonObject, key: str, known: tuple[str, ...]) -> None:
     """Raise unless `key` names one of `known`, of which the first is the default."""
     activation = raw.text(key, known[0])

@@ -19,10 +19,10 @@ from outrider.models.json_object import (
     JsonObject,
     bounded_window,
     refuse_activation,
-    refuse_quantised,
     stop_ids,
     stored_dtype,
 )
+from outrider.models.published.scheme import scheme_of
 from outrider.models.rope_config import COMMON_ROPE, Rope, RopeRules, check_rotary, parse_rope
 
 HYBRID_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
@@ -137,7 +137,7 @@ def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> 
     given = {key: value for key, value in text.values.items() if value is not None}
     text = JsonObject(text.where, {**_DEFAULTS, **_FAMILY_DEFAULTS.get(name, {}), **given})
     refuse_activation(text, "hidden_act", ("silu", "swish"))
-    refuse_quantised(raw)
+    scheme_of(raw)
     if text.flag("attention_bias", default=False):
         raise CheckpointError(
             f"{text.where}: attention_bias is not supported for model_type {family!r}.",

@@ -28,15 +28,13 @@ from outrider.core.files import FileKind, open_regular
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels
-from outrider.models.gguf.folder import GgufTensors, parts_of
-from outrider.models.json_object import JsonObject
+from outrider.models.gguf.folder import GgufTensors
+from outrider.models.published.codes import Codes
+from outrider.models.published.scheme import scheme_in
+from outrider.models.published.tensors import Quantised
+from outrider.models.weight_files import INDEX, weight_files
 
 HEAD = "lm_head.weight"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-# Medusa heads are published under this name.
-MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
 # Bytes of a safetensors file that say how long its header is.
@@ -84,10 +82,12 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._readers = {path: self._open(path) for path in _files(folder)}
-        self._file_of = {
+        self._readers = {path: self._open(path) for path in weight_files(folder)}
+        self._stored_in = {
             name: path for path, file in self._readers.items() for name in list(file.keys())
         }
+        self._quantised = Quantised(scheme_in(folder), self._stored_in, self._read_stored)
+        self._file_of = self._quantised.places(self._stored_in)
         self._untaken = set(self._file_of)
         self._last: Path | None = None
         self._num_mapped = 0
@@ -110,25 +110,32 @@ class Weights:
     def stored(self) -> StoredWeights:
         sizes = [path.stat().st_size for path in self._readers]
         most = sum(
-            file.num_values if isinstance(file, GgufTensors) else size
+            file.num_values
+            if isinstance(file, GgufTensors)
+            else size * self._quantised.values_a_byte
             for file, size in zip(self._readers.values(), sizes, strict=True)
         )
         return StoredWeights(self.folder, sum(sizes), most, max(sizes), HEAD in self)
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`: a view of its file, not to be written. Raises for another shape."""
-        tensor = self._taken(name, shape)
+    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The tensor `name`: a view of its file, not to be written, or, of one that is quantised,
+        its numbers in `dtype`. Raises for another shape."""
+        tensor = self._taken(name, shape, dtype)
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{self._file_of[name]}: {name} has type {tensor.dtype}; quantised weights are not "
-                "supported.",
-                hint="use the unquantised checkpoint",
+                f"{self._file_of[name]}: {name} has type {tensor.dtype} and no scales that say "
+                "which numbers its codes are.",
+                hint="is quantization_config missing in config.json, or the download incomplete?",
             )
         return tensor
 
+    def codes(self, name: str) -> Codes | None:
+        """Codes and scales of a matrix that is quantised; None for any other tensor."""
+        return self._quantised.codes(name)
+
     def take_integers(self, name: str, *shape: int) -> Tensor:
         """The same of a tensor of whole numbers: a table of ids, no weight."""
-        tensor = self._taken(name, shape)
+        tensor = self._taken(name, shape, torch.float32)
         if tensor.is_floating_point() or tensor.is_complex():
             raise CheckpointError(
                 f"{self._file_of[name]}: {name} has type {tensor.dtype}, not whole numbers.",
@@ -136,22 +143,22 @@ class Weights:
             )
         return tensor.long()
 
-    def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _taken(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         path = self._file_of.get(name)
         if path is None:
             raise CheckpointError(
                 f"{self.folder}: the tensor {name}, of shape {list(shape)}, is missing.",
                 hint=self._near(name),
             )
-        tensor = self._read(path, name)
-        if tensor.shape != shape:
+        found = self.codes(name) or self._read(path, name)
+        if found.shape != shape:
             raise CheckpointError(
-                f"{path}: {name} has shape {list(tensor.shape)}, but config.json implies "
+                f"{path}: {name} has shape {list(found.shape)}, but config.json implies "
                 f"{list(shape)}.",
                 hint="config.json and the weights belong to different models",
             )
         self._untaken.discard(name)
-        return tensor
+        return found.numbers(dtype) if isinstance(found, Codes) else found
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,11 +168,12 @@ class Weights:
     def each(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by name, whoever takes it; one is read when its turn comes."""
         for name, path in self._file_of.items():
-            yield name, self._read(path, name)
+            codes = self.codes(name)
+            yield name, self._read(path, name) if codes is None else codes.numbers(torch.float32)
 
     def stored_dtype(self, name: str) -> torch.dtype:
         path = self._file_of.get(name)
-        if path is None:
+        if path is None or name in self._quantised:
             return torch.float32
         file = self._readers[path]
         return (
@@ -183,7 +191,9 @@ class Weights:
         left = sorted(
             name
             for name in self._untaken
-            if not name.endswith(ignored) and not name.startswith(beside)
+            if not name.endswith(ignored)
+            and not name.startswith(beside)
+            and not self._quantised.is_no_bias(name)
         )
         if left:
             raise CheckpointError(
@@ -191,6 +201,9 @@ class Weights:
                 f"({len(left)} such tensors in all).",
                 hint="do config.json and the weights belong to one model?",
             )
+
+    def _read_stored(self, name: str) -> Tensor:
+        return self._read(self._stored_in[name], name)
 
     def _read(self, path: Path, name: str) -> Tensor:
         try:
@@ -255,43 +268,6 @@ def _damaged(path: Path, error: Exception) -> OutriderError:
     )
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files with weights of `folder`, or an error that says what is there instead."""
-    if folder.is_file():
-        return list(parts_of(folder))
-    for name in (WEIGHTS, MEDUSA_WEIGHTS):
-        if (folder / name).exists():
-            return [folder / name]
-    if (folder / INDEX).exists():
-        return _shards(folder)
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-    if pickles:
-        raise CheckpointError(
-            f"{folder} has its weights only as {pickles[0]}, a format that can run code when it "
-            "is read; Outrider reads safetensors alone.",
-            hint="convert it where you trust it: transformers' "
-            "from_pretrained(folder) and then save_pretrained(new_folder)",
-        )
-    raise CheckpointError(
-        f"{folder} has neither {WEIGHTS} nor {INDEX}.", hint="is the download complete?"
-    )
-
-
-def _shards(folder: Path) -> list[Path]:
-    index = JsonObject.read(folder / INDEX)
-    places = index.child("weight_map")
-    if not places or not places.values:
-        raise CheckpointError(f"{index.where}: weight_map is missing or empty.")
-    names = sorted({places.text(name) for name in places.values})
-    for name in names:
-        # A shard lies beside its index; anything with a separator could name any file.
-        if not name.endswith(".safetensors") or set(name) & set("/\\:\0"):
-            raise CheckpointError(
-                f"{places.where} names {name!r}, which is not a safetensors file of this folder."
-            )
-    return [folder / name for name in names]
-
-
 # Names of the table of tokens in all families' files.
 EMBEDDINGS = (
     "model.embed_tokens.weight",
@@ -332,7 +308,7 @@ class WeightReader:
 
     def table(self, name: str, *shape: int) -> Tensor:
         """A matrix that is looked up by row, in the weights' dtype."""
-        return self._copy(self._weights.take(name, *shape), self._place.dtype)
+        return self._copy(self._take(name, *shape), self._place.dtype)
 
     def vector(self, name: str, *shape: int) -> Tensor:
         """Norms, biases and positions, in float32."""
@@ -354,20 +330,17 @@ class WeightReader:
     ) -> PackedLinear:
         """One matrix of the weights of `outputs`, in that order; then its rows in `order_O`, and
         of its inputs those in `columns`."""
-        parts = [
-            self._weights.take(f"{name}.weight", num_out, num_in)
-            for name, num_out in outputs.items()
-        ]
+        parts = [self._take(f"{name}.weight", num_out, num_in) for name, num_out in outputs.items()]
         return self._packed(_ordered(torch.cat(parts), order_O)[:, columns].contiguous())
 
     def stacked(self, name: str, count: int, num_out: int, num_in: int) -> list[PackedLinear]:
         """The matrices of one tensor that holds `count` of them."""
-        stack = self._weights.take(name, count, num_out, num_in)
+        stack = self._take(name, count, num_out, num_in)
         return [self._packed(weight_OI) for weight_OI in stack]
 
     def conv(self, name: str, num_in: int, num_out: int) -> PackedLinear:
         """A Conv1D of GPT-2, which is a linear stored as inputs by outputs."""
-        return self._packed(self._weights.take(f"{name}.weight", num_in, num_out).T)
+        return self._packed(self._take(f"{name}.weight", num_in, num_out).T)
 
     def bias(
         self, outputs: Mapping[str, int], *, present: bool, order_O: Tensor | None = None
@@ -376,6 +349,9 @@ class WeightReader:
             return None
         parts = [self._weights.take(f"{name}.bias", num_out) for name, num_out in outputs.items()]
         return self._copy(_ordered(torch.cat(parts), order_O), torch.float32)
+
+    def _take(self, name: str, *shape: int) -> Tensor:
+        return self._weights.take(name, *shape, dtype=self._place.dtype)
 
     def _packed(self, weight_OI: Tensor) -> PackedLinear:
         place = self._place

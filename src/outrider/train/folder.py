@@ -20,7 +20,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 
 from outrider.core.errors import ConfigError
 from outrider.core.files import Lock, remove, replacing, writing
-from outrider.models.weights import WEIGHTS
+from outrider.models.weight_files import WEIGHTS
 from outrider.train.checkpoint import Standing
 from outrider.train.data import FileRecord
 from outrider.train.loop import Export

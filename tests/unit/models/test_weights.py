@@ -10,7 +10,8 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError
-from outrider.models.weights import INDEX, PICKLES, WEIGHTS, Weights
+from outrider.models.weight_files import INDEX, PICKLES, WEIGHTS
+from outrider.models.weights import Weights
 
 
 def save(path: Path, **tensors: Tensor) -> None:

@@ -27,7 +27,8 @@ from outrider.models.adapter.attention import (
     answer_mask,
     attending,
 )
-from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, refuse_deep, refuse_quantised
+from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, refuse_deep
+from outrider.models.published.scheme import scheme_of
 
 ATTENTION = "outrider"
 _NAMES_CODE = {"auto_map", "custom_generate", "transformers_weights"}
@@ -108,7 +109,12 @@ def read_hf_config(raw: JsonObject) -> Any:
             f"{library.__version__} knows.",
             hint="a newer one may: pip install -U 'outrider[hf]'",
         )
-    refuse_quantised(raw)
+    if scheme_of(raw) is not None:
+        raise CheckpointError(
+            f"{raw.where}: the weights are quantised, which is not supported for model_type "
+            f"{family!r}: it runs through transformers.",
+            hint="name the unquantised checkpoint",
+        )
     refuse_deep(raw)
     kinds = library.models.auto.configuration_auto.CONFIG_MAPPING
     with calling(f"{raw.where}: transformers cannot read it"):

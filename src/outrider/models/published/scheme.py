@@ -1,0 +1,206 @@
+"""How a folder's matrices are quantised, by `quantization_config` in its config.json. No tensors.
+
+    compressed-tensors   integers of 4 or 8 bits, packed or not, and float8, by llm-compressor
+    fp8, fbgemm_fp8      float8 with a scale for a tensor, an output, or a block of 128 x 128
+    modelopt             the same, of NVIDIA's optimiser, where it says FP8
+    awq, gptq            integers of 2, 4 or 8 bits in words of 32, with zeros
+    mxfp4                4-bit floats, 32 of them with a power of two (gpt-oss)
+
+What files quantise beside the weights, activations and the KV cache, is kept as it is: that is
+nearer to the model that was quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.core.errors import CheckpointError
+from outrider.models.json_object import JsonObject, is_there
+
+KEY = "quantization_config"
+# Old files of GPTQ have it beside config.json.
+_GPTQ_FILE = "quantize_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """`bits` are those that a code of this folder may have; `group_size` inputs share a scale where
+    a layout does not tell by its shapes, 0 for all of them. `zero_offset` is what stored zeros lack
+    (GPTQ's first version), `block` the outputs and inputs that share a scale, None for others."""
+
+    where: str
+    method: str
+    bits: tuple[int, ...]
+    group_size: int = 0
+    zero_offset: int = 0
+    block: tuple[int, int] | None = None
+
+
+def scheme_of(raw: JsonObject) -> Scheme | None:
+    """What a config.json says of its weights; None if they are not quantised.
+
+    Raises CheckpointError for a method or a setting that is not read.
+    """
+    text = raw.child("text_config")
+    found = raw.child(KEY) or (text.child(KEY) if text else None)
+    if found is None:
+        return None
+    method = found.text("quant_method", _unnamed(found)).lower()
+    reader = _READERS.get(method)
+    if reader is None:
+        raise _unread(found, f"by {method!r}" if method else "and does not say how (quant_method)")
+    return reader(found)
+
+
+def scheme_in(folder: Path) -> Scheme | None:
+    """The same of a folder, which may be one of heads, or a GGUF file, of which there is none."""
+    if folder.is_file() or not is_there(folder / "config.json"):
+        return None
+    config = JsonObject.read(folder / "config.json")
+    if not config.has(KEY) and (folder / _GPTQ_FILE).is_file():
+        return _gptq(JsonObject.read(folder / _GPTQ_FILE))
+    return scheme_of(config)
+
+
+def _unnamed(raw: JsonObject) -> str:
+    """The oldest files of bitsandbytes do not name it."""
+    named = any(raw.has(key) for key in ("load_in_4bit", "load_in_8bit"))
+    return "bitsandbytes" if named else ""
+
+
+def _unread(raw: JsonObject, how: str) -> CheckpointError:
+    return CheckpointError(
+        f"{raw.where}: the weights are quantised {how}, which is not supported.",
+        hint="name the unquantised checkpoint, with --quantise int4 or int8 to make it as small, "
+        f"or one of: {', '.join(_READERS)}",
+    )
+
+
+def _compressed(raw: JsonObject) -> Scheme:
+    layout = raw.text("format", "dense")
+    groups = list(_groups(raw))
+    named = {group.text("format", layout) for group in groups} or {layout}
+    unread = sorted(named - {"pack-quantized", "int-quantized", "float-quantized",
+                             "naive-quantized"})  # fmt: skip
+    if unread:
+        raise _unread(raw, f"as {unread[0]!r}")
+    for part in ("sparsity_config", "transform_config"):
+        child = raw.child(part)
+        if child is not None and child.values and child.text("format", "") != "dense":
+            raise _unread(raw, f"with a {part}")
+    weights = [found for group in groups if (found := group.child("weights"))]
+    if not weights:
+        raise _unread(raw, "without a word of how (config_groups)")
+    return Scheme(
+        where=raw.where,
+        method="compressed-tensors",
+        bits=tuple(sorted({_compressed_bits(found) for found in weights})),
+        block=_one_block(raw, weights),
+    )
+
+
+def _groups(raw: JsonObject) -> Iterator[JsonObject]:
+    groups = raw.child("config_groups")
+    for name in groups.values if groups else ():
+        group = groups.child(name) if groups else None
+        if group is not None:
+            yield group
+
+
+def _compressed_bits(weights: JsonObject) -> int:
+    bits, kind = weights.integer("num_bits", 8), weights.text("type", "int")
+    if bits == 4 and kind == "float":
+        raise _unread(weights, "to 4-bit floats (NVFP4 or MXFP4)")
+    if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
+        raise _unread(weights, f"to {bits}-bit numbers of type {kind!r}")
+    if weights.text("strategy", "tensor") == "token":
+        raise _unread(weights, "by 'token', as weights cannot be")
+    return bits
+
+
+def _one_block(raw: JsonObject, weights: list[JsonObject]) -> tuple[int, int] | None:
+    blocks = {_block(found, "block_structure") for found in weights} - {None}
+    if len(blocks) > 1:
+        raise _unread(raw, "in blocks of several sizes")
+    return next(iter(blocks), None)
+
+
+def _block(raw: JsonObject, key: str) -> tuple[int, int] | None:
+    if not raw.has(key):
+        return None
+    sizes = raw.integers(key)
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise CheckpointError(f"{raw.where}: {key} must be two sizes of a block, got {sizes}.")
+    return sizes[0], sizes[1]
+
+
+def _fp8(raw: JsonObject) -> Scheme:
+    kind = raw.text("fmt", "e4m3")
+    if kind not in ("e4m3", "float8_e4m3fn"):
+        raise _unread(raw, f"to float8 of the kind {kind!r}")
+    return Scheme(where=raw.where, method="fp8", bits=(8,), block=_block(raw, "weight_block_size"))
+
+
+def _modelopt(raw: JsonObject) -> Scheme:
+    named = raw.text("quant_algo", "")
+    if named.upper() != "FP8":
+        raise _unread(raw, f"by modelopt as {named!r}")
+    return _fp8(raw)
+
+
+def _awq(raw: JsonObject) -> Scheme:
+    version = raw.text("version", "gemm").lower()
+    if version not in ("gemm", "exllama"):
+        raise _unread(raw, f"by AWQ in the order of {version!r}, not 'gemm'")
+    return Scheme(
+        where=raw.where, method="awq", bits=(_bits(raw, "AWQ", (4,)),), group_size=_group_size(raw)
+    )
+
+
+def _gptq(raw: JsonObject) -> Scheme:
+    layout = raw.text("checkpoint_format", "gptq").lower()
+    if layout not in ("gptq", "gptq_v2"):
+        raise _unread(raw, f"by GPTQ in the layout {layout!r}")
+    bits = _bits(raw, "GPTQ", (2, 4, 8))
+    dynamic = raw.child("dynamic")
+    for name in dynamic.values if dynamic else ():
+        # Modules may differ from the rest; those whose names begin with - are not quantised.
+        module = None if name.startswith("-") or dynamic is None else dynamic.child(name)
+        if module is not None and module.integer("bits", bits) != bits:
+            raise _unread(raw, "by GPTQ to several numbers of bits (dynamic)")
+    return Scheme(
+        where=raw.where,
+        method="gptq",
+        bits=(bits,),
+        group_size=_group_size(raw),
+        zero_offset=1 if layout == "gptq" else 0,
+    )
+
+
+def _bits(raw: JsonObject, method: str, known: tuple[int, ...]) -> int:
+    bits = raw.integer("bits", 4)
+    if bits not in known:
+        raise _unread(raw, f"by {method} to {bits} bits")
+    return bits
+
+
+def _group_size(raw: JsonObject) -> int:
+    """-1 in files means all inputs."""
+    return max(0, raw.integer("group_size", 128, least=-1))
+
+
+def _mxfp4(raw: JsonObject) -> Scheme:
+    return Scheme(where=raw.where, method="mxfp4", bits=(4,), group_size=32)
+
+
+_READERS: Mapping[str, Callable[[JsonObject], Scheme]] = {
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "modelopt": _modelopt,
+    "awq": _awq,
+    "gptq": _gptq,
+    "mxfp4": _mxfp4,
+}

@@ -1,0 +1,118 @@
+"""The quantised matrices among a folder's tensors, by the names of an unquantised checkpoint.
+
+Several stored tensors stand for one matrix: `q_proj.qweight`, `.qzeros` and `.scales` for
+`q_proj.weight`. What a file says beside them of activations and the KV cache is left aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from outrider.models.published.codes import Codes
+from outrider.models.published.layouts import Stored, awq, gptq, mxfp4, packed, plain
+from outrider.models.published.scheme import Scheme
+
+Layout = Callable[[Stored], Codes]
+_PARTS: Mapping[Layout, tuple[str, ...]] = {
+    packed: (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_shape",
+             ".weight_g_idx"),
+    plain: (".weight", ".weight_scale", ".weight_scale_inv", ".weight_zero_point"),
+    awq: (".qweight", ".qzeros", ".scales"),
+    gptq: (".qweight", ".qzeros", ".scales", ".g_idx"),
+    mxfp4: ("_blocks", "_scales"),
+}  # fmt: skip
+# Scales of what is not quantised here: activations, and keys and values.
+_BESIDE = (
+    ".input_scale", ".input_zero_point", ".activation_scale", ".output_scale",
+    ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One matrix: the names of the tensors that stand for it, and how they are unpacked."""
+
+    layout: Layout
+    stem: str
+    names: tuple[str, ...]
+
+    @property
+    def parts(self) -> frozenset[str]:
+        return frozenset(name.removeprefix(self.stem) for name in self.names)
+
+
+class Quantised:
+    """The matrices of a folder that `scheme` quantises, none where it is None. `stored` are the
+    names of its tensors, and `read` gives one of them."""
+
+    def __init__(
+        self, scheme: Scheme | None, stored: Collection[str], read: Callable[[str], Tensor]
+    ) -> None:
+        self._scheme, self._read = scheme, read
+        self._matrices = {} if scheme is None else _matrices(scheme, frozenset(stored))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._matrices
+
+    @property
+    def values_a_byte(self) -> int:
+        """At most, of the folder's files."""
+        return 1 if self._scheme is None else 8 // min(self._scheme.bits)
+
+    def places(self, stored: Mapping[str, Path]) -> dict[str, Path]:
+        """Where the tensors of an unquantised checkpoint lie, by `stored`, where these do: a matrix
+        lies where its codes do."""
+        parts = {part for matrix in self._matrices.values() for part in matrix.names}
+        beside = () if self._scheme is None else _BESIDE
+        found = {
+            name: path
+            for name, path in stored.items()
+            if name not in parts and not name.endswith(beside)
+        }
+        return found | {name: stored[m.names[0]] for name, m in self._matrices.items()}
+
+    def codes(self, name: str) -> Codes | None:
+        """None for a tensor that is not quantised. Raises CheckpointError for parts that are
+        missing or do not fit."""
+        matrix = self._matrices.get(name)
+        if matrix is None or self._scheme is None:
+            return None
+        return matrix.layout(Stored(self._scheme, matrix.stem, matrix.parts, self._read))
+
+    def is_no_bias(self, name: str) -> bool:
+        """GPTQ's files may have a bias of zeros beside every matrix, whether or not the model has
+        one."""
+        stem = name.removesuffix(".bias")
+        return stem != name and f"{stem}.weight" in self and not bool(self._read(name).any())
+
+
+def _matrices(scheme: Scheme, have: frozenset[str]) -> dict[str, Matrix]:
+    return {
+        name: Matrix(
+            layout, stem, tuple(stem + part for part in _PARTS[layout] if stem + part in have)
+        )
+        for name, stem, layout in _found(scheme, have)
+    }
+
+
+def _found(scheme: Scheme, have: frozenset[str]) -> list[tuple[str, str, Layout]]:
+    if scheme.method == "mxfp4":
+        stems = [name.removesuffix("_blocks") for name in have if name.endswith("_blocks")]
+        return [(stem, stem, mxfp4) for stem in stems]
+    if scheme.method in ("awq", "gptq"):
+        layout = awq if scheme.method == "awq" else gptq
+        stems = [name.removesuffix(".qweight") for name in have if name.endswith(".qweight")]
+        return [(f"{stem}.weight", stem, layout) for stem in stems]
+    found: list[tuple[str, str, Layout]] = []
+    for name in have:
+        stem = name.removesuffix(".weight_packed")
+        if stem != name:
+            found.append((f"{stem}.weight", stem, packed))
+    for scale in (".weight_scale", ".weight_scale_inv"):
+        stems = [name.removesuffix(scale) for name in have if name.endswith(scale)]
+        found += [(f"{s}.weight", s, plain) for s in stems if f"{s}.weight" in have]
+    return found

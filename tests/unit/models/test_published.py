@@ -1,0 +1,251 @@
+"""Published quantised folders: numbers bit by bit, refusals, and a model that runs on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from safetensors import torch as safetensors_torch
+from torch import Tensor
+
+from doubles.published import FORMATS, Format, mxfp4, write_published
+from doubles.tiny_checkpoints import save_tensors, variant
+from outrider.core.errors import CheckpointError
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions, load_model
+from outrider.models.published.codes import Codes
+from outrider.models.weights import Weights, stored_in
+from unit.models.configs import parse
+
+MATRIX = "model.layers.0.mlp.down_proj"
+BY_NAME = {form.name: form for form in FORMATS}
+SHAPE = (80, 96)
+
+
+def matrix(rows: int = SHAPE[0], columns: int = SHAPE[1]) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(7)
+    return rng.normal(0, 0.3, (rows, columns)).astype(np.float32)
+
+
+def folder_of(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    save_tensors(path / "model.safetensors", {n: t.contiguous() for n, t in tensors.items()})
+    return path
+
+
+def stored(form: Format) -> dict[str, Tensor]:
+    return {MATRIX + part: tensor for part, tensor in form.pack(matrix()).parts.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_numbers_are_those_of_the_formula(tmp_path: Path, form: Format, dtype: torch.dtype) -> None:
+    wanted = torch.from_numpy(form.pack(matrix()).numbers).to(dtype)  # pyright: ignore[reportUnknownMemberType]
+    with Weights(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
+        assert weights.names == (f"{MATRIX}.weight",)
+        found = weights.take(f"{MATRIX}.weight", *SHAPE, dtype=dtype)
+        weights.check_all_taken()
+    assert found.dtype == dtype
+    assert torch.equal(found, wanted)
+
+
+def test_pieces_of_a_matrix_are_made_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = BY_NAME["fp8-block"]
+    wanted = form.pack(matrix()).numbers
+    folder = folder_of(tmp_path, dict(form.config), stored(form))
+    monkeypatch.setattr("outrider.models.published.codes._AT_ONCE", 7 * SHAPE[1])
+    with Weights(folder) as weights:
+        assert np.array_equal(weights.take(f"{MATRIX}.weight", *SHAPE).numpy(), wanted)
+
+
+def test_experts_of_mxfp4_lie_as_in_an_unquantised_checkpoint(tmp_path: Path) -> None:
+    stack = matrix(3 * 8, 64).reshape(3, 8, 64)
+    packed = mxfp4(stack)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {name + part: tensor for part, tensor in packed.parts.items()}
+    with Weights(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
+        found = weights.take(name, 3, 64, 8, dtype=torch.bfloat16)
+        weights.check_all_taken()
+    assert np.array_equal(found.float().numpy(), packed.numbers)
+
+
+def test_experts_of_mxfp4_have_the_numbers_of_transformers(tmp_path: Path) -> None:
+    from transformers.integrations import mxfp4 as theirs
+
+    packed = mxfp4(matrix(3 * 8, 64).reshape(3, 8, 64))
+    tensors = {f"experts{part}": tensor for part, tensor in packed.parts.items()}
+    convert = cast("Any", theirs).convert_moe_packed_tensors
+    wanted = convert(tensors["experts_blocks"], tensors["experts_scales"], dtype=torch.bfloat16)
+    with Weights(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
+        assert torch.equal(weights.take("experts", 3, 64, 8, dtype=torch.bfloat16), wanted)
+
+
+def test_codes_are_to_be_had_without_their_numbers(tmp_path: Path) -> None:
+    form = BY_NAME["gptq-order"]
+    with Weights(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
+        codes = weights.codes(f"{MATRIX}.weight")
+    assert isinstance(codes, Codes)
+    assert codes.codes_OI.dtype == torch.uint8
+    assert codes.group_size == 32
+    assert codes.order is not None
+    groups_I = codes.groups_I
+    assert groups_I is not None
+    assert torch.equal(groups_I[codes.order], groups_I.sort().values)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_a_model_is_that_of_its_numbers(tmp_path: Path, form: Format) -> None:
+    """Bit by bit: both folders hold the same model."""
+    quantised, plain = write_published(tmp_path, variant("qwen3"), form)
+    options = LoadOptions(room=Room(num_slots=64), dtype="float32", device="cpu")
+    ours, theirs = load_model(quantised, options), load_model(plain, options)
+    assert isinstance(ours, LlamaModel)
+    assert isinstance(theirs, LlamaModel)
+    for mine, other in zip(ours.streamed, theirs.streamed, strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_bias_of_zeros_beside_a_matrix_is_none(tmp_path: Path) -> None:
+    """GPTQ writes one for every linear."""
+    quantised, _ = write_published(tmp_path, variant("llama2"), BY_NAME["gptq"])
+    path = quantised / "model.safetensors"
+    with Weights(quantised) as weights:
+        assert stored_in(quantised).most_values >= sum(
+            weights.take(name, *tensor.shape).numel() for name, tensor in weights.each()
+        )
+    packed = dict(safetensors_torch.load_file(path))  # pyright: ignore[reportUnknownMemberType]
+    name = "model.layers.0.self_attn.q_proj.bias"
+    options = LoadOptions(room=Room(num_slots=64), dtype="float32", device="cpu")
+    save_tensors(path, {**packed, name: torch.zeros(64)})
+    load_model(quantised, options)
+    save_tensors(path, {**packed, name: torch.ones(64)})
+    with pytest.raises(CheckpointError, match="has no place in this model"):
+        load_model(quantised, options)
+
+
+def without(part: str, form: str) -> tuple[Format, dict[str, Tensor]]:
+    tensors = stored(BY_NAME[form])
+    del tensors[MATRIX + part]
+    return BY_NAME[form], tensors
+
+
+def changed(part: str, form: str, tensor: Tensor) -> tuple[Format, dict[str, Tensor]]:
+    return BY_NAME[form], {**stored(BY_NAME[form]), MATRIX + part: tensor}
+
+
+WRONG = {
+    "gptq without scales": (without(".scales", "gptq"), "scales is missing"),
+    "gptq without zeros": (without(".qzeros", "gptq"), "qzeros is missing"),
+    "awq without zeros": (without(".qzeros", "awq"), "qzeros is missing"),
+    "packed without scales": (without(".weight_scale", "packed-int4"), "weight_scale is missing"),
+    "packed without shape": (without(".weight_shape", "packed-int4"), "weight_shape is missing"),
+    "float8 without scales": (without(".weight_scale", "fp8-tensor"), "no scales that say"),
+    "int8 without scales": (without(".weight_scale", "int8"), "no scales that say"),
+    "groups beyond the scales": (
+        changed(".g_idx", "gptq", torch.full((96,), 3, dtype=torch.int32)), "groups 3 to 3 of 3",
+    ),
+    "negative groups": (
+        changed(".g_idx", "gptq", torch.arange(-1, 95, dtype=torch.int32)), "groups -1 to 94",
+    ),
+    "too few groups": (changed(".g_idx", "gptq", torch.zeros(5, dtype=torch.int32)), "shape [5]"),
+    "scales of another size": (
+        changed(".scales", "gptq", torch.ones(2, 80, dtype=torch.float16)), "shape [2, 80]",
+    ),
+    "zeros of another size": (
+        changed(".qzeros", "awq", torch.ones(3, 3, dtype=torch.int32)), "shape [3, 3]",
+    ),
+    "words of no type": (
+        changed(".qweight", "gptq", torch.ones(12, 80, dtype=torch.int64)), "type torch.int64",
+    ),
+    "words in a row": (
+        changed(".qweight", "gptq", torch.ones(12, dtype=torch.int32)), "shape [12]",
+    ),
+    "a shape that lies": (
+        changed(".weight_shape", "packed-int4", torch.tensor([80, 200])), "shape [80, 12] for",
+    ),
+    "a shape of three": (
+        changed(".weight_shape", "packed-int4", torch.tensor([2, 2, 2])), "the sizes [2, 2, 2]",
+    ),
+    "blocks of another size": (
+        changed(".weight_scale_inv", "fp8-block", torch.ones(7, 7)), "shape [7, 7]",
+    ),
+    "scales that do not divide": (
+        changed(".weight_scale", "int8", torch.ones(80, 7)), "shape [80, 7]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
+    (form, tensors), said = WRONG[name]
+    with (
+        Weights(folder_of(tmp_path, dict(form.config), tensors)) as weights,
+        pytest.raises(CheckpointError) as caught,
+    ):
+        weights.take(f"{MATRIX}.weight", *SHAPE)
+    assert said in str(caught.value)
+
+
+def test_another_shape_than_the_configs_is_refused(tmp_path: Path) -> None:
+    form = BY_NAME["awq"]
+    with (
+        Weights(folder_of(tmp_path, dict(form.config), stored(form))) as weights,
+        pytest.raises(CheckpointError, match=r"shape \[80, 96\], but config.json implies"),
+    ):
+        weights.take(f"{MATRIX}.weight", 96, 80)
+
+
+PACKED = dict(BY_NAME["packed-int4"].config)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
+    "old bitsandbytes": ({"load_in_8bit": True}, "'bitsandbytes'"),
+    "unnamed": ({"bits": 4}, "does not say how"),
+    "hqq": ({"quant_method": "hqq"}, "by 'hqq'"),
+    "nvfp4": ({**PACKED, "format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized'"),
+    "nvfp4 of modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "as 'NVFP4'"),
+    "sparse": ({**PACKED, "format": "marlin-24"}, "'marlin-24'"),
+    "rotated": ({**PACKED, "transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
+    "no groups": ({**PACKED, "config_groups": {}}, "config_groups"),
+    "3 bits": ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "to 3 bits"),
+    "awq of 8 bits": ({"quant_method": "awq", "bits": 8}, "AWQ to 8 bits"),
+    "awq's other order": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv'"),
+    "marlin": ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin'"),
+    "mixed gptq": (
+        {"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}}, "several",
+    ),
+    "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2'"),
+    "block of three": ({"quant_method": "fp8", "weight_block_size": [1, 2, 3]}, "two sizes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_methods_that_are_not_read_are_refused_by_name(name: str) -> None:
+    config, said = REFUSED[name]
+    with pytest.raises(CheckpointError) as caught:
+        parse(quantization_config=config)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_the_hint_of_a_refusal_is_a_way_on() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        parse(quantization_config=REFUSED["bitsandbytes"][0])
+    assert "--quantise int4" in str(caught.value.hint)
+
+
+def test_gptq_without_a_word_in_config_json(tmp_path: Path) -> None:
+    """Its first files had a document of their own."""
+    form = BY_NAME["gptq"]
+    folder = folder_of(tmp_path, {}, stored(form))
+    (folder / "config.json").write_text("{}")
+    own = {"bits": 4, "group_size": 32, "desc_act": False}
+    (folder / "quantize_config.json").write_text(json.dumps(own))
+    with Weights(folder) as weights:
+        found = weights.take(f"{MATRIX}.weight", *SHAPE)
+    assert np.array_equal(found.numpy(), form.pack(matrix()).numbers)
