@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from common import TARGET, Report, in_turns, study, tier_folders
+from common import TARGET, Report, study, tier_folders
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.frame import Ratio, medians, paired_ratio
 from outrider.bench.machine import Neighbours
 from outrider.bench.store import write_json
+from outrider.bench.turns import rotated
 from outrider.bench.workload import builtin_texts
 from outrider.core.env import cache_folder
 from outrider.core.errors import OutriderError
@@ -25,19 +27,24 @@ from outrider.core.errors import OutriderError
 # Prompts of a domain by which the command counts acceptance; speed is measured on later ones.
 RANKED_ON = 8
 FIRST_TWO = 2
+PLAIN = "off"
+# Of the fastest drafter's speed on the first texts, what a drafter must have to go on.
+NEAR = 0.75
+# Texts that end sooner tell nothing.
+LEAST_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A target, a kind of prompts and a temperature. `num_prompts` texts of `num_tokens` are
-    written `repeats` times by every drafter."""
+    written by every drafter, and `repeats` times by those that are near the fastest."""
 
     tier: str
     domain: str
     temperature: float = 0.0
-    num_prompts: int = 3
+    num_prompts: int = 6
     num_tokens: int = 64
-    repeats: int = 1
+    repeats: int = 2
 
     @property
     def name(self) -> str:
@@ -48,13 +55,13 @@ class Cell:
 CELLS = (
     Cell("a", "code", repeats=4),
     Cell("r", "conversation"),
-    Cell("b", "code", num_prompts=2, num_tokens=48),
+    Cell("b", "code", num_prompts=5, num_tokens=48),
     Cell("a", "maths", repeats=4),
     Cell("r", "code"),
-    Cell("b", "maths", num_prompts=2, num_tokens=48),
+    Cell("b", "maths", num_prompts=5, num_tokens=48),
     Cell("a", "echo", repeats=4),
     Cell("r", "echo"),
-    Cell("b", "code", 1.0, num_prompts=2, num_tokens=48),
+    Cell("b", "code", 1.0, num_prompts=5, num_tokens=48),
     Cell("a", "conversation", 1.0, repeats=4),
     Cell("r", "conversation", 1.0),
 )
@@ -66,8 +73,10 @@ def suggest(options: Namespace, report: Report) -> None:
 
     Each cell runs the command as a user does, in a process of its own, and then every drafter that
     it ranked, at the K that it advises, in turns with plain decoding, on prompts that the command
-    did not see. Tier R is a real model, the folder that scripts/real_model writes (--real). Cells
-    that --output has already are not measured again.
+    did not see. A cell is a hit if the fastest drafter is one of the two, and no miss if one of
+    them cannot be told from the fastest: if the 95 % interval of their ratio of seconds a token,
+    prompt by prompt, has 1 in it. Tier R is a real model, the folder that scripts/real_model writes
+    (--real). Cells that --output has already are not measured again.
     """
     report["cells"] = _before(options.output)
     done = {cell["cell"] for cell in report["cells"]}
@@ -105,20 +114,26 @@ def _real_folder() -> Path:
 def _measured(cell: Cell, target: str, seconds: float) -> dict[str, Any]:
     with Neighbours() as neighbours:
         ranking, took = _ranked(cell, target, seconds)
-        ratios = dict(_ratios(cell, target, ranking["suggestions"]))
-    names = [_name(one) for one in ranking["suggestions"] if _name(one) in ratios]
-    best = max(ratios, key=lambda name: ratios[name])
-    chosen = max(ratios[name] for name in names[:FIRST_TWO])
+        sides = _written(cell, target, ranking["suggestions"])
+    off = sides.pop(PLAIN)
+    names = [_name(one) for one in ranking["suggestions"] if _name(one) in sides]
+    best = max(names, key=lambda name: sides[name].rate)
+    ratios = {name: sides[best].over(sides[name]) for name in names[:FIRST_TWO]}
+    chosen = max(sides[name].rate for name in names[:FIRST_TWO])
+    hit = best in names[:FIRST_TWO]
     return {
         "cell": cell.name,
         **asdict(cell),
         "ranking": names,
         "expected": {_name(one): one["expected"] for one in ranking["suggestions"]},
         "figures": {_name(one): one["figures"] for one in ranking["suggestions"]},
-        "measured": {name: round(ratio, 4) for name, ratio in ratios.items()},
+        "measured": {name: round(side.rate / off.rate, 4) for name, side in sides.items()},
+        "num_texts": {name: side.num_texts for name, side in sides.items()},
         "best": best,
-        "hit": best in names[:FIRST_TWO],
-        "of_the_best": round(chosen / ratios[best], 4),
+        "hit": hit,
+        "of_the_best": round(chosen / sides[best].rate, 4),
+        "over_the_best": {name: asdict(ratio) for name, ratio in ratios.items() if ratio},
+        "told_apart": not hit and not any(_is_like(ratio) for ratio in ratios.values()),
         "seconds": round(took, 2),
         "memory_limit_bytes": ranking["memory_limit_bytes"],
         "told_seconds": ranking["seconds"],
@@ -126,6 +141,11 @@ def _measured(cell: Cell, target: str, seconds: float) -> dict[str, Any]:
         "notes": ranking["notes"],
         "foreign_cpu_share": neighbours.share,
     }
+
+
+def _is_like(ratio: Ratio | None) -> bool:
+    """Whether the interval has 1 in it, of as many prompts as an interval takes."""
+    return ratio is not None and ratio.verdict == "no measurable difference"
 
 
 def _ranked(cell: Cell, target: str, seconds: float) -> tuple[dict[str, Any], float]:
@@ -139,15 +159,13 @@ def _ranked(cell: Cell, target: str, seconds: float) -> tuple[dict[str, Any], fl
     return json.loads(done.stdout), took
 
 
-def _ratios(
-    cell: Cell, target: str, suggestions: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, float]]:
-    """Of every drafter that can be loaded: its speed over that of plain decoding."""
+def _written(cell: Cell, target: str, suggestions: Sequence[Mapping[str, Any]]) -> dict[str, _Side]:
+    """Plain decoding and every drafter that can be loaded, after they wrote their texts."""
     params = SamplingParams(max_tokens=cell.num_tokens, temperature=cell.temperature, seed=1)
     prompts = builtin_texts(cell.domain)[RANKED_ON : RANKED_ON + cell.num_prompts]
     config = EngineConfig(drafter="none", context=1024, batch_size=1)
     off = LLM(target, config=config)
-    sides = {"off": _Side(off, params)}
+    sides = {PLAIN: _Side(off, params)}
     for one in suggestions:
         if not one["ready"] or one["expected"] is None:
             continue
@@ -158,34 +176,50 @@ def _ratios(
             print(f"{_name(one)} cannot run: {error}", file=sys.stderr)
         else:
             sides[_name(one)] = _Side(llm, params)
-    for prompt in prompts:
-        turns = {name: partial(side.write, prompt) for name, side in sides.items()}
-        in_turns(turns, cell.repeats, warm_ups=0)
+    near = dict(sides)
+    for repeat in range(cell.repeats):
+        for number, prompt in enumerate(prompts):
+            for name in rotated(list(near), repeat + number):
+                near[name].write(prompt)
+        fastest = max(side.rate for side in near.values())
+        # Plain decoding goes on: all are measured by it.
+        near = {
+            name: side
+            for name, side in near.items()
+            if name == PLAIN or side.rate >= NEAR * fastest
+        }
     for side in sides.values():
         side.llm.close()
-    yield from (
-        (name, side.rate / sides["off"].rate) for name, side in sides.items() if name != "off"
-    )
+    return sides
 
 
 @dataclass(slots=True)
 class _Side:
-    """One drafter, and the seconds of all its tokens after the first of each text."""
+    """One drafter, and by prompt the seconds a token, after the first of each text."""
 
     llm: LLM
     params: SamplingParams
-    seconds: float = 0.0
-    tokens: int = 0
+    seconds: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
 
     def write(self, prompt: str) -> None:
         self.llm.forget()
         (result,) = self.llm.generate([prompt], self.params)
-        self.seconds += result.token_seconds[-1] - result.token_seconds[0]
-        self.tokens += result.num_tokens - 1
+        seconds = result.token_seconds[-1] - result.token_seconds[0]
+        if result.num_tokens >= LEAST_TOKENS:
+            self.seconds.append((prompt, seconds / (result.num_tokens - 1)))
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.seconds)
 
     @property
     def rate(self) -> float:
-        return self.tokens / max(self.seconds, 1e-9)
+        """Tokens a second on the mean of all prompts, each by the median of its repeats."""
+        return 1 / max(statistics.fmean(medians(self.seconds).values()), 1e-9)
+
+    def over(self, other: _Side) -> Ratio | None:
+        """Its seconds a token over those of `other`; below 1 it is the faster one."""
+        return paired_ratio(medians(self.seconds), medians(other.seconds))
 
 
 def _name(one: Mapping[str, Any]) -> str:
@@ -200,6 +234,7 @@ def _summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "num_cells": len(cells),
         "num_hits": sum(cell["hit"] for cell in cells),
+        "num_not_told_apart": sum(not cell["hit"] and not cell["told_apart"] for cell in cells),
         "most_seconds": max((cell["seconds"] for cell in cells), default=None),
         "all_in_memory": all(
             cell["told_peak_bytes"] <= (cell["memory_limit_bytes"] or cell["told_peak_bytes"])
@@ -210,7 +245,8 @@ def _summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _line(found: Mapping[str, Any]) -> str:
     first = ", ".join(found["ranking"][:FIRST_TWO])
-    verdict = "hit" if found["hit"] else f"MISS ({found['of_the_best']:.2f} of the best)"
+    word = "MISS" if found["told_apart"] else "cannot be told apart"
+    verdict = "hit" if found["hit"] else f"{word} ({found['of_the_best']:.2f} of the best)"
     return (
         f"{found['cell']}: {verdict}; named {first}; fastest {found['best']}, "
         f"{found['measured'][found['best']]:.2f}; {found['seconds']:.1f} s, "

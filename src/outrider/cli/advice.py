@@ -45,7 +45,8 @@ _NO_DRAFTS = Drafts(None, {})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What is to be known: of which drafters, for so many texts at once. Rounds are timed for
-    `timing` seconds at most. `drafts` are what contestants draft from that name no draft."""
+    `timing` seconds at most, of other numbers of texts too if `other_batches`. `drafts` are what
+    contestants draft from that name no draft."""
 
     target: str
     spec: ModelSpec
@@ -57,6 +58,7 @@ class Wish:
     timing: float
     drafts: Drafts | None = None
     compares: bool = True
+    other_batches: bool = True
 
     def asked(self, seconds: float, began: float) -> Asked:
         """Within so many seconds from `began` on, and within the weights once and 1 GB."""
@@ -91,7 +93,11 @@ class Wish:
             ),
             num_bytes={one.name: one.num_bytes for one in candidates},
             extent=extent_of(
-                self.spec, batch=self.batch, num_engines=len(self.contestants), left_bytes=left
+                self.spec,
+                batch=self.batch,
+                num_engines=len(self.contestants),
+                left_bytes=left,
+                other_batches=self.other_batches,
             ),
             bounds=bounds,
             texts=self.texts,

@@ -66,7 +66,8 @@ class DrafterCosts:
 
     Seconds go by depth, as measured for some numbers of sequences; `per_context` is added a token
     of context for each step, and `per_emitted` a token that was emitted since the draft before,
-    because heads read these tokens and their states before they draft.
+    because heads read these tokens and their states before they draft. `miss` is what a round takes
+    in which a sequence was asked for a draft and none was found.
     """
 
     name: str
@@ -81,6 +82,7 @@ class DrafterCosts:
     requests: tuple[tuple[PlaceCount, ...], ...] = ()
     laws: tuple[RoundStats, ...] = ()
     chances: tuple[tuple[float, ...], ...] = ()
+    miss: float = 0.0
 
     def seconds(
         self, depth: float, num_sequences: float, context: float, emitted: float = 0.0

@@ -101,7 +101,7 @@ def round_times(
     depth: int,
 ) -> RoundTimes:
     """Of a round whose drafts are up to `depth` deep, on the mean."""
-    if not depth or not stats.drafting:
+    if not depth:
         return plain_times(calibration, load)
 
     def of(num_drafting: float) -> RoundTimes:
@@ -159,6 +159,7 @@ def _times(
     asked = min(float(depth), stats.num_drafted)
     context, emitted = num_drafting * load.context, num_drafting * stats.tokens
     draft = drafter.seconds(asked, num_drafting, context, emitted)
+    draft += drafter.miss * (load.batch - num_drafting)
     return RoundTimes(draft, verify, host)
 
 

@@ -223,6 +223,7 @@ def joined(
                 requests=source.requests,
                 carry=source.carry,
                 laws=source.laws,
+                miss=source.miss,
                 memory_bytes=own.memory_bytes or one.memory_bytes,
             )
         )
@@ -249,7 +250,8 @@ def _seen(prior: DrafterCosts, counts: DrafterCosts) -> DrafterCosts:
     """`counts`; where nothing was drafted in all of its rounds, those make a draft less likely."""
     if counts.places:
         return counts
-    return replace(prior, num_rounds=(prior.num_rounds or _PRIOR_DRAFTS) + counts.num_rounds)
+    num_rounds = (prior.num_rounds or _PRIOR_DRAFTS) + counts.num_rounds
+    return replace(prior, num_rounds=num_rounds, miss=counts.miss)
 
 
 def _num_counted(counts: DrafterCosts) -> int:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from outrider.api.result import GenerationResult
 from outrider.bench.calibrate.bounds import Bounds
-from outrider.bench.calibrate.engines import TimedEngine, TimedEngines, open_engines
+from outrider.bench.calibrate.counting import Counting
+from outrider.bench.calibrate.engines import TimedEngines, open_engines
 from outrider.bench.calibrate.extent import Extent
-from outrider.bench.calibrate.probe import Probe, probe_of, written_until
-from outrider.bench.calibrate.rounds import Request, Timed, passes_of
+from outrider.bench.calibrate.probe import Probe
 from outrider.bench.calibrate.session import (
     Calibrated,
     assembled,
@@ -29,7 +28,7 @@ from outrider.bench.calibrate.session import (
 from outrider.bench.calibrate.timing import Pace, Timing, Wanted
 from outrider.bench.machine import Neighbours
 from outrider.bench.studies.drafters_lineup import Contestant, Drafts
-from outrider.core.config import EXACT_SAMPLERS, EngineConfig
+from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.params import SamplingParams
@@ -44,8 +43,6 @@ COUNTED_TOKENS = 96
 _OPENING_SHARE, _TIMING_SHARE = 0.4, 0.5
 # Seconds in which a compiler makes the kernels.
 _COMPILING = 60.0
-# Of a drafter's share of the time for counting, what plain decoding may take for comparison.
-_PLAIN_SHARE = 0.5
 # Of few passes a point no scatter can be told.
 _LEAST_SCATTER = 0.03
 
@@ -324,57 +321,17 @@ def _count(
 ) -> None:
     """How much of drafts is kept, each drafter in its share of the time that is left."""
     asked = so_far.asked
-    bounds, params, extent = asked.bounds, asked.params, asked.extent
-    tied = params.greedy or engines.plain.llm.config.sampler in ("match", "coupled")
-    plain: list[tuple[int, ...]] = []
-    longest = max(map(len, prompts)) + params.max_tokens + extent.deepest
-    at_once = max(1, min(extent.batch_size, extent.room // longest))
-    compared = asked.compares or extent.is_large
-    writing = engines.present if compared else engines.drafting
-    for number, engine in enumerate(writing):
-        watch.hear("counting", number / len(writing))
-        until = bounds.part((_PLAIN_SHARE if engine.is_plain else 1) / (len(writing) - number))
-        results = written_until(
-            engine,
-            prompts,
-            params,
-            0 if engine.is_plain else extent.deepest,
-            at_once=at_once,
-            go_on=lambda until=until: watch.goes_on(until),
-        )
-        if extent.is_large and so_far.timing is not None:
-            so_far.timing.timed += _timed(engine.name, prompts, results)
-        texts = [result.token_ids for result in results]
-        if engine.is_plain:
-            plain = texts
-            continue
-        same = _agree(texts, plain) if tied and _is_exact(engine) else None
-        found = probe_of(engine.name, results, deepest=extent.deepest, same=same)
-        if found is not None:
-            so_far.probes[engine.name] = found
-
-
-def _timed(
-    name: str, prompts: Sequence[Sequence[int]], results: Sequence[GenerationResult]
-) -> list[Timed]:
-    """The passes in which texts were written together."""
-    pairs = zip(prompts, results, strict=False)
-    requests = [Request(len(prompt), result.rounds) for prompt, result in pairs]
-    passes = passes_of(one for one in requests if one.traces)
-    return [Timed(**asdict(one), name=name, phase=0, turn=0) for one in passes]
-
-
-def _agree(texts: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> bool | None:
-    """Whether texts agree as far as both were written; None if none was."""
-    pairs = [(one, other) for one, other in zip(texts, plain, strict=False) if one and other]
-    cut = [min(len(one), len(other)) for one, other in pairs]
-    if not pairs:
-        return None
-    return all(
-        tuple(one[:length]) == tuple(other[:length])
-        for (one, other), length in zip(pairs, cut, strict=True)
+    counting = Counting(
+        engines=engines,
+        prompts=prompts,
+        params=asked.params,
+        extent=asked.extent,
+        bounds=asked.bounds,
+        compares=asked.compares,
+        goes_on=watch.goes_on,
     )
-
-
-def _is_exact(engine: TimedEngine) -> bool:
-    return engine.llm.kernels.exact and engine.llm.config.sampler in EXACT_SAMPLERS
+    for counted in counting.run(watch.hear):
+        if so_far.timing is not None:
+            so_far.timing.timed += counted.timed
+        if counted.probe is not None:
+            so_far.probes[counted.name] = counted.probe

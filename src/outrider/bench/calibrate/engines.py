@@ -15,6 +15,7 @@ from outrider.bench.studies.drafters_lineup import OFF, Contestant, Drafts, Line
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
+from outrider.core.protocols import Drafter
 from outrider.models.loading import resolve
 
 
@@ -43,12 +44,20 @@ class Dial:
         del trace
 
 
+class TimedLLM(LLM):
+    """One whose drafter may be asked by itself, while no request runs."""
+
+    @property
+    def proposer(self) -> Drafter:
+        return self._engine.drafter
+
+
 @dataclass(frozen=True, slots=True)
 class TimedEngine:
     """A contestant's engine. `facts` are those of its runner."""
 
     contestant: Contestant
-    llm: LLM
+    llm: TimedLLM
     dial: Dial
     facts: Mapping[str, object]
 
@@ -106,13 +115,12 @@ def open_engines(
     CapacityError for one that is not to be loaded, all have the weights of one target. Raises
     OutriderError if not even plain decoding can run, or none of the drafters."""
     dials: list[Dial] = []
-    first: LLM | None = None
+    llms: list[TimedLLM] = []
 
     def opener(target: str, draft: str | None, config: EngineConfig) -> LLM:
-        nonlocal first
-        dial = Dial()
-        llm = LLM(target, draft=draft, config=config, controller=dial, weights_of=first)
-        first = first or (llm if admit is not None else None)
+        dial, first = Dial(), llms[0] if llms and admit is not None else None
+        llm = TimedLLM(target, draft=draft, config=config, controller=dial, weights_of=first)
+        llms.append(llm)
         dials.append(dial)
         return llm
 
@@ -130,6 +138,6 @@ def open_engines(
     by_name = {one.name: one for one in chains}
     present = [
         TimedEngine(by_name[runner.name], llm, dial, runner.facts)
-        for runner, llm, dial in zip(lineup.present, lineup.llms, dials, strict=True)
+        for runner, llm, dial in zip(lineup.present, llms, dials, strict=True)
     ]
     return TimedEngines(present, lineup)

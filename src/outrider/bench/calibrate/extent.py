@@ -32,7 +32,8 @@ _CHUNK, _CHUNK_OF_LARGE = 256, 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
     """`room` is how many tokens an engine holds, `chunk` how many of a prompt it reads at once, and
-    `longest` how many of a prompt it reads at all, None for no limit. With `is_large` rounds are
+    `longest` how many of a prompt it reads at all, None for no limit. Rounds are timed with
+    `batches` of texts, and up to `batch_size` texts are written at once. With `is_large` rounds are
     timed while what is kept of them is counted, since there is no time for both."""
 
     batches: Sequence[int]
@@ -41,12 +42,9 @@ class Extent:
     least_ks: tuple[int, ...]
     room: int
     chunk: int
+    batch_size: int
     is_large: bool = False
     longest: int | None = None
-
-    @property
-    def batch_size(self) -> int:
-        return max(self.batches)
 
     def engine_bytes(self, spec: ModelSpec) -> int:
         """Of another engine beside one with the same weights: keys and values, buffers, logits and
@@ -57,23 +55,32 @@ class Extent:
         return self.room * spec.kv_bytes_per_token + buffers + 8 * rows * spec.vocab_size
 
 
-def extent_of(spec: ModelSpec, *, batch: int, num_engines: int, left_bytes: int | None) -> Extent:
+def extent_of(
+    spec: ModelSpec,
+    *,
+    batch: int,
+    num_engines: int,
+    left_bytes: int | None,
+    other_batches: bool = True,
+) -> Extent:
     """Of engines that will write `batch` texts at once; `left_bytes` is the memory for all of them
-    beside the weights, None for no limit."""
+    beside the weights, None for no limit. With `other_batches` those are timed too."""
     large = spec.weight_bytes >= _LARGE
     others = (_AT_ONCE,) if large else BATCHES
     batches = list(dict.fromkeys((batch, *others)))
+    batch_size = max(batches)
     most = _MOST_ROOM_BYTES
     if left_bytes is not None:
         most = min(most, int(_ROOM_SHARE * max(left_bytes, 0)) // max(num_engines, 1))
     room = max(most // spec.kv_bytes_per_token, _LEAST_ROOM, batch * _LEAST_ROOM // 2)
     return Extent(
-        batches=batches,
+        batches=batches if other_batches else (batch,),
         ks=KS,
         deepest=DEEPEST_OF_LARGE if large else DEEPEST,
         least_ks=_LEAST_KS,
         room=-(-room // _PAGE) * _PAGE,
         chunk=_CHUNK_OF_LARGE if large else _CHUNK,
+        batch_size=batch_size,
         is_large=large,
         longest=_PROMPT_OF_LARGE if large else None,
     )

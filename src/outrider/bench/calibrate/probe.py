@@ -20,11 +20,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from outrider.api.request import RequestHandle
 from outrider.api.result import GenerationResult
 from outrider.bench.calibrate.engines import TimedEngine
-from outrider.core.budget import RoundTrace
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import DrafterCosts, PlaceCount
 from outrider.estimate.theory import RoundStats
@@ -49,7 +49,18 @@ class ProbeRound:
     kept: int
 
 
-def ahead_of(traces: Sequence[RoundTrace], *, deepest: int) -> list[Ahead]:
+class CountedRound(Protocol):
+    """What is counted of a round; a `RoundTrace` is one."""
+
+    @property
+    def num_drafted(self) -> int: ...
+    @property
+    def num_accepted(self) -> int: ...
+    @property
+    def num_emitted(self) -> int: ...
+
+
+def ahead_of(traces: Sequence[CountedRound], *, deepest: int) -> list[Ahead]:
     """For every position of a request's text but the last, from rounds with a budget of
     `deepest`."""
     emitting = [trace for trace in traces if trace.num_emitted]
@@ -96,12 +107,13 @@ Prompts = Sequence[Sequence[int]]
 class Probe:
     """`texts` has, for each prompt, how a draft from each position of its text would fare, up to
     `deepest` tokens. `same` says whether all texts were those of plain decoding, None where that
-    need not be."""
+    need not be. `miss_seconds` is what asking for a draft takes where none is found."""
 
     name: str
     deepest: int
     texts: tuple[tuple[Ahead, ...], ...]
     same: bool | None
+    miss_seconds: float = 0.0
 
     def rounds(self, k: int) -> list[list[ProbeRound]]:
         """Of each text, those that were not cut by its end; all of them where every one was."""
@@ -140,6 +152,7 @@ class Probe:
             places=_places(every, self.deepest),
             requests=tuple(_places(text, self.deepest) for text in texts),
             num_rounds=len(every) if any(one.drafted < one.room for one in every) else 0,
+            miss=self.miss_seconds,
         )
         if not found.places:
             return found
@@ -174,13 +187,14 @@ def written_until(
     engine: TimedEngine,
     prompts: Prompts,
     params: SamplingParams,
-    k: int,
+    ks: Sequence[int],
     *,
     at_once: int,
     go_on: Callable[[], bool],
 ) -> list[GenerationResult]:
-    """What `engine` wrote of the first prompts while `go_on`, `at_once` of them at a time."""
-    engine.dial.set((k,))
+    """What `engine` wrote of the first prompts while `go_on`, `at_once` of them at a time, with
+    rounds of `ks` in turns."""
+    engine.dial.set(ks)
     engine.llm.forget()
     handles: list[RequestHandle] = []
     try:
@@ -196,14 +210,6 @@ def written_until(
         for handle in handles:
             engine.llm.cancel(handle)
     return [handle.result() for handle in handles]
-
-
-def probe_of(
-    name: str, results: Sequence[GenerationResult], *, deepest: int, same: bool | None
-) -> Probe | None:
-    """None where nothing was written."""
-    texts = tuple(tuple(ahead_of(result.rounds, deepest=deepest)) for result in results)
-    return Probe(name, deepest, texts, same) if any(texts) else None
 
 
 def _written(

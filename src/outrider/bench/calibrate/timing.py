@@ -196,7 +196,8 @@ def plans_of(engines: TimedEngines, wanted: Wanted, pace: Pace) -> list[Plan]:
     found: list[Plan] = []
     num_phases = 2 + len(wanted.batches)
     share = reading / len(readers)
-    for batch in (_SEVERAL, 1):
+    # Where one text at a time is all that is asked for, several long ones tell nothing.
+    for batch in (_SEVERAL, 1) if max(wanted.batches) > 1 else (1,):
         ks, most_ks = _affordable(wanted, pace, batch, len(readers), num_phases)
         # Half of what may be read goes to several texts, if it is worth that.
         tokens = share / 2 / batch if batch > 1 or found else share

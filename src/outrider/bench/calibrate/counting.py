@@ -1,0 +1,188 @@
+"""What share of drafts is kept on given prompts; each drafter is counted in its part of the time.
+
+A drafter that reads the text alone is counted by replay of what plain decoding wrote; where passes
+are slow it writes a few rounds as well, since those tell what its rounds take. All others write.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from outrider.api.result import GenerationResult
+from outrider.bench.calibrate.bounds import Bounds
+from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
+from outrider.bench.calibrate.extent import Extent
+from outrider.bench.calibrate.probe import Ahead, Probe, ahead_of, written_until
+from outrider.bench.calibrate.replay import Text, can_replay, replayed
+from outrider.bench.calibrate.rounds import Request, Timed, passes_of
+from outrider.core.config import EXACT_SAMPLERS
+from outrider.core.drafter_kinds import KINDS
+from outrider.core.params import SamplingParams
+
+# What plain decoding, and a drafter that is replayed, count for where the time is shared out; any
+# other drafter counts for 1.
+_PLAIN_WEIGHT, _REPLAYED_WEIGHT = 3.0, 0.5
+# Passes of a large target in which a drafter that is replayed shows what its rounds take.
+_SHOWN_PASSES = 12
+
+GoOn = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What one engine brought; `timed` are its passes where they were timed meanwhile."""
+
+    name: str
+    probe: Probe | None
+    timed: list[Timed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting:
+    """Of prompts that are written with `params`. With `compares` texts are compared with plain
+    decoding's, so every drafter must write some. `goes_on` says whether a moment has come."""
+
+    engines: TimedEngines
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    extent: Extent
+    bounds: Bounds
+    compares: bool
+    goes_on: Callable[[float], bool]
+
+    def run(self, hear: Callable[[str, float], None]) -> Iterator[Counted]:
+        """One engine after the other, those first that take the least."""
+        extent = self.extent
+        replays = {one.name for one in self.engines.drafting if self._replays(one)}
+        plain_writes = bool(replays) or self.compares or extent.is_large
+        order = sorted(self.engines.drafting, key=lambda one: one.name not in replays)
+        order = [*([self.engines.plain] if plain_writes else []), *order]
+        weights = [self._weight(one, replays) for one in order]
+        plain: list[GenerationResult] = []
+        for number, engine in enumerate(order):
+            hear("counting", number / len(order))
+            until = self.bounds.part(weights[number] / sum(weights[number:]))
+            rests = engine.name in replays and not extent.is_large
+            results = [] if rests else self._written(engine, until, engine.name in replays)
+            plain = results if engine.is_plain else plain
+            yield Counted(
+                name=engine.name,
+                probe=self._probe(engine, results, plain, until, engine.name in replays),
+                timed=_timed(engine.name, self.prompts, results) if extent.is_large else [],
+            )
+
+    def _replays(self, engine: TimedEngine) -> bool:
+        """A small target's texts are written quickly, which compares them as well."""
+        return (self.extent.is_large or not self.compares) and can_replay(engine, self.params)
+
+    def _weight(self, engine: TimedEngine, replays: set[str]) -> float:
+        if engine.is_plain:
+            return _PLAIN_WEIGHT
+        return _REPLAYED_WEIGHT if engine.name in replays else 1.0
+
+    @property
+    def _at_once(self) -> int:
+        """Texts of which an engine holds all tokens."""
+        extent = self.extent
+        longest = max(map(len, self.prompts)) + self.params.max_tokens + extent.deepest
+        return max(1, min(extent.batch_size, extent.room // longest))
+
+    def _written(self, engine: TimedEngine, until: float, shows: bool) -> list[GenerationResult]:
+        """With drafts as deep as any that is planned; one that only `shows` what its rounds take
+        has shorter ones among them, and does not write for long."""
+        extent, passes = self.extent, iter(range(_SHOWN_PASSES))
+        ks = (0,) if engine.is_plain else (extent.deepest,)
+        if shows:
+            ks = (*ks, *extent.least_ks[:1])
+        return written_until(
+            engine,
+            self.prompts,
+            self.params,
+            ks,
+            at_once=self._at_once,
+            go_on=lambda: self.goes_on(until) and (not shows or next(passes, None) is not None),
+        )
+
+    def _probe(
+        self,
+        engine: TimedEngine,
+        results: Sequence[GenerationResult],
+        plain: Sequence[GenerationResult],
+        until: float,
+        replays: bool,
+    ) -> Probe | None:
+        """None where nothing was counted."""
+        if engine.is_plain:
+            return None
+        deepest, texts = self.extent.deepest, tuple[tuple[Ahead, ...], ...]()
+        miss = _miss_seconds(engine, results)
+        if replays:
+            pairs = zip(self.prompts, _ids(plain), strict=False)
+            known = [Text((*prompt, *ids[:1]), ids[1:]) for prompt, ids in pairs]
+            found = replayed(
+                engine,
+                known,
+                self.params,
+                deepest=deepest,
+                at_once=self._at_once,
+                go_on=lambda: self.goes_on(until),
+            )
+            texts, miss = found.texts, found.miss_seconds
+        else:
+            # The first pass reads the prompt; who needs its states drafts nothing there.
+            texts = tuple(tuple(ahead_of(one.rounds, deepest=deepest)[1:]) for one in results)
+        same = None
+        if self._is_tied and _is_exact(engine):
+            same = _agree(_ids(results), _ids(plain))
+        return Probe(engine.name, deepest, texts, same, miss) if any(texts) else None
+
+    @property
+    def _is_tied(self) -> bool:
+        """Whether every drafter's text is plain decoding's."""
+        sampler = self.engines.plain.llm.config.sampler
+        return self.params.greedy or sampler in ("match", "coupled")
+
+
+def _ids(results: Sequence[GenerationResult]) -> list[tuple[int, ...]]:
+    return [result.token_ids for result in results]
+
+
+def _miss_seconds(engine: TimedEngine, results: Sequence[GenerationResult]) -> float:
+    """Median seconds of asking for a draft where none was found; 0 where one always is."""
+    if KINDS[engine.contestant.drafter].source != "text":
+        return 0.0
+    traces = (trace for result in results for trace in result.rounds)
+    misses = [
+        trace.draft_seconds / trace.batch_size
+        for trace in traces
+        if trace.num_emitted and not trace.num_drafted and not trace.num_prompt_tokens
+    ]
+    return statistics.median(misses) if misses else 0.0
+
+
+def _timed(
+    name: str, prompts: Sequence[Sequence[int]], results: Sequence[GenerationResult]
+) -> list[Timed]:
+    """The passes in which texts were written together."""
+    pairs = zip(prompts, results, strict=False)
+    requests = [Request(len(prompt), result.rounds) for prompt, result in pairs]
+    passes = passes_of(one for one in requests if one.traces)
+    return [Timed(**asdict(one), name=name, phase=0, turn=0) for one in passes]
+
+
+def _agree(texts: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> bool | None:
+    """Whether texts agree as far as both were written; None if none was."""
+    pairs = [(one, other) for one, other in zip(texts, plain, strict=False) if one and other]
+    cut = [min(len(one), len(other)) for one, other in pairs]
+    if not pairs:
+        return None
+    return all(
+        tuple(one[:length]) == tuple(other[:length])
+        for (one, other), length in zip(pairs, cut, strict=True)
+    )
+
+
+def _is_exact(engine: TimedEngine) -> bool:
+    return engine.llm.kernels.exact and engine.llm.config.sampler in EXACT_SAMPLERS

@@ -1,0 +1,209 @@
+"""Drafts counted by replay of a known text are those that an engine drafts while it writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from outrider.bench.calibrate.bounds import Bounds
+from outrider.bench.calibrate.counting import Counting
+from outrider.bench.calibrate.engines import Dial, TimedEngine, TimedLLM
+from outrider.bench.calibrate.extent import Extent
+from outrider.bench.calibrate.probe import Probe, written_until
+from outrider.bench.calibrate.replay import Text, can_replay, replayed
+from outrider.bench.studies.drafters_lineup import OFF, Contestant
+from outrider.bench.workload import builtin_texts
+from outrider.core.config import EngineConfig
+from outrider.core.draft import Draft
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import DraftNeeds, DraftRow
+
+DEEPEST = 6
+GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)
+
+
+def always() -> bool:
+    return True
+
+
+def engine_of(drafter: str, draft: str | None = None) -> TimedEngine:
+    dial = Dial()
+    config = EngineConfig(drafter=drafter, k=DEEPEST, controller="fixed", profile=True)
+    llm = TimedLLM("outrider/embedded", draft=draft, config=config, controller=dial)
+    name = OFF if drafter == "none" else drafter
+    return TimedEngine(Contestant(name=name, drafter=drafter, draft=draft), llm, dial, {})
+
+
+@pytest.mark.parametrize(
+    ("drafter", "draft"),
+    [("ngram", None), ("suffix", None), ("model", "outrider/embedded-draft")],
+)
+def test_a_replay_counts_what_the_engine_counts(drafter: str, draft: str | None) -> None:
+    engine = engine_of(drafter, draft)
+    with closing(engine.llm):
+        prompt = engine.llm.encode(builtin_texts("code")[0])
+        (result,) = written_until(engine, [prompt], GREEDY, (DEEPEST,), at_once=1, go_on=always)
+        first, *written = result.token_ids
+        found = replayed(
+            engine,
+            [Text((*prompt, first), written)],
+            GREEDY,
+            deepest=DEEPEST,
+            at_once=1,
+            go_on=always,
+        )
+    (text,) = found.texts
+    assert len(text) == len(written)
+    # What reads the prompt may draft as well: a replay begins after the first token.
+    start = -1
+    traces = [trace for trace in result.rounds if trace.num_emitted]
+    for trace in traces:
+        if start >= 0:
+            assert min(text[start].kept, trace.num_drafted) == trace.num_accepted
+        start += trace.num_emitted
+    assert start == len(written)
+    assert sum(trace.num_accepted for trace in traces) > 0
+    assert (found.miss_seconds > 0) == any(not trace.num_drafted for trace in traces[1:-1])
+
+
+@dataclass
+class Scripted:
+    """Drafts `DEEPEST` tokens that are wrong at multiples of `wrong_at`, counted over the text."""
+
+    wrong_at: int
+    name: str = "scripted"
+    needs: DraftNeeds = field(default_factory=DraftNeeds)
+    opened: list[int] = field(default_factory=list[int])
+    closed: list[int] = field(default_factory=list[int])
+    num_rows: list[int] = field(default_factory=list[int])
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        del prompt
+        self.opened.append(seq_id)
+
+    def close(self, seq_id: int) -> None:
+        self.closed.append(seq_id)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        self.num_rows.append(len(rows))
+        return [Draft.chain(self._tokens(row)) for row in rows]
+
+    def _tokens(self, row: DraftRow) -> list[int]:
+        places = range(len(row.tokens), len(row.tokens) + row.budget.depth)
+        return [-1 if place % self.wrong_at == 0 else place for place in places]
+
+
+def scripted_engine(drafter: Scripted, kind: str) -> TimedEngine:
+    llm = SimpleNamespace(
+        proposer=drafter, config=EngineConfig(), kernels=SimpleNamespace(exact=True)
+    )
+    contestant = Contestant(name=kind, drafter=kind)
+    return TimedEngine(contestant, cast("Any", llm), Dial(), {})
+
+
+def texts(num: int) -> list[Text]:
+    """Each token is its own place."""
+    return [Text((0,), range(1, 10 * number)) for number in range(1, num + 1)]
+
+
+def test_texts_of_a_model_go_on_together_and_those_of_lookups_one_by_one() -> None:
+    model = Scripted(wrong_at=3)
+    every = replayed(
+        scripted_engine(model, "model"), texts(3), GREEDY, deepest=4, at_once=2, go_on=always
+    )
+    lookup = Scripted(wrong_at=3)
+    others = replayed(
+        scripted_engine(lookup, "ngram"), texts(3), GREEDY, deepest=4, at_once=2, go_on=always
+    )
+    assert [len(text) for text in every.texts] == [9, 19, 29]
+    assert max(model.num_rows) == 2
+    assert set(lookup.num_rows) == {1}
+    for drafter in (model, lookup):
+        assert sorted(drafter.opened) == sorted(drafter.closed)
+    for one, other in zip(every.texts, others.texts, strict=True):
+        assert [ahead.kept for ahead in one[:6]] == [2, 1, 0, 2, 1, 0]
+        assert [ahead.kept for ahead in other[:6]] == [2, 1, 0, 2, 1, 0]
+    assert every.miss_seconds == 0
+
+
+def test_a_replay_that_has_no_time_counts_nothing() -> None:
+    for kind in ("model", "ngram"):
+        engine = scripted_engine(Scripted(wrong_at=3), kind)
+        found = replayed(engine, texts(2), GREEDY, deepest=4, at_once=1, go_on=lambda: False)
+        assert not any(found.texts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature", "replays"),
+    [
+        ("ngram", 0.0, True),
+        ("ngram", 1.0, True),
+        ("model", 0.0, True),
+        # What it draws depends on numbers that the text does not tell.
+        ("model", 1.0, False),
+        ("eagle", 0.0, False),
+        ("quantised-self", 0.0, False),
+    ],
+)
+def test_only_who_chooses_by_the_text_is_replayed(
+    kind: str, temperature: float, replays: bool
+) -> None:
+    engine = scripted_engine(Scripted(wrong_at=3), kind)
+    assert can_replay(engine, replace(GREEDY, temperature=temperature)) == replays
+
+
+def test_who_reads_more_than_the_text_is_not_replayed() -> None:
+    reads = Scripted(wrong_at=3, needs=DraftNeeds(num_likely=4))
+    assert not can_replay(scripted_engine(reads, "recycling"), GREEDY)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[TimedEngine]]:
+    found = [engine_of("none"), engine_of("recycling"), engine_of("ngram")]
+    yield found
+    for engine in found:
+        engine.llm.close()
+
+
+@pytest.mark.parametrize("compares", [False, True])
+@pytest.mark.parametrize("is_large", [False, True])
+def test_every_drafter_is_counted_by_writing_or_by_replay(
+    engines: list[TimedEngine], *, compares: bool, is_large: bool
+) -> None:
+    plain = engines[0]
+    counting = Counting(
+        engines=cast("Any", SimpleNamespace(present=engines, plain=plain, drafting=engines[1:])),
+        prompts=[plain.llm.encode(text) for text in builtin_texts("code")[:2]],
+        params=replace(GREEDY, max_tokens=24),
+        extent=Extent(
+            batches=(1,),
+            ks=(1, 3),
+            deepest=DEEPEST,
+            least_ks=(3,),
+            room=2048,
+            chunk=256,
+            batch_size=2,
+            is_large=is_large,
+        ),
+        bounds=Bounds(),
+        compares=compares,
+        goes_on=lambda until: True,
+    )
+    heard: list[str] = []
+    found = {one.name: one for one in counting.run(lambda what, _share: heard.append(what))}
+    assert heard == ["counting"] * len(found)
+    assert next(iter(found)) == OFF
+    probes = {name: one.probe for name, one in found.items() if one.probe is not None}
+    assert set(probes) == {"ngram", "recycling"}
+    for probe in probes.values():
+        assert isinstance(probe, Probe)
+        assert [len(text) for text in probe.texts] == [23, 23]
+    # A drafter that wrote something is compared; one that was only replayed wrote nothing.
+    assert probes["recycling"].same is True
+    assert probes["ngram"].same is (True if compares or is_large else None)
+    assert bool(found["recycling"].timed) == is_large
