@@ -31,6 +31,7 @@ STUDIES = {
     "drafters_parity": "parity_matrix",
     "gate": "gate",
     "suggest": "suggest",
+    "structured": "structured",
 }
 
 

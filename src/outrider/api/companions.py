@@ -14,10 +14,10 @@ from pathlib import Path
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import OutriderError
-from outrider.core.files import FileKind, read_text
 from outrider.models.gguf.folder import parts_of
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import FAMILIES, read_config
+from outrider.models.hub_cache import cached_models
 from outrider.models.json_object import JsonObject
 
 # A draft model that is not this much smaller costs more than it brings.
@@ -76,21 +76,7 @@ def models_beside(target: Path) -> list[Path]:
 
 def _cached() -> list[Path]:
     """The newest snapshot of each model in the hub's cache."""
-    # Imported here: a target whose draft is named needs no hub client.
-    from huggingface_hub import constants
-
-    cache = Path(constants.HF_HUB_CACHE).expanduser()
-    stores = islice(cache.glob("models--*/"), _MOST_FOLDERS)
-    return _models_in(filter(None, map(_newest, stores)))
-
-
-def _newest(store: Path) -> Path | None:
-    """What the branch `main` means there, or else any commit."""
-    snapshots = store / "snapshots"
-    try:
-        return snapshots / read_text(store / "refs" / "main", FileKind.SYSTEM).strip()
-    except (OSError, ValueError):
-        return next(iter(sorted(snapshots.glob("*/"))), None)
+    return _models_in(one.snapshot for one in cached_models() if one.snapshot is not None)
 
 
 def _models_in(folders: Iterable[Path]) -> list[Path]:

@@ -140,7 +140,7 @@ def known_of(
     with ProgressMeter() as meter:
         watch = meter.watch(lambda known: _so_far(ranked(found, known)))
         try:
-            return answer(asked, cache=cache_folder(), fresh=False, watch=watch)
+            return answer(asked, cache=cache_folder(), fresh=options.fresh, watch=watch)
         except (CheckpointError, ConfigError) as error:
             # What cannot be loaded here may still be suggested.
             return replace(Answer(asked, 0).found(), notes=(f"nothing was measured: {error}",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.cli.options import Argument, JsonOption, verb
+from outrider.cli.options import Argument, CountingOption, JsonOption, verb
 from outrider.core.fields import setting
 
 _TARGET = Argument(name="TARGET", text="An alias, a folder, a GGUF file or a hub id.")
@@ -32,7 +32,7 @@ class DraftCheckOptions(JsonOption):
 
 
 @verb("draft suggest", "draft:suggest", _TARGET)
-class DraftSuggestOptions(JsonOption):
+class DraftSuggestOptions(CountingOption):
     """Rank what can draft for TARGET by measured costs: pairs, heads, itself, its text.
 
     outrider draft suggest outrider/embedded --seconds 0
@@ -44,15 +44,6 @@ class DraftSuggestOptions(JsonOption):
         "says so. 0 guesses all.",
         minimum=0,
         maximum=600,
-    )
-    prompts: str | None = setting(
-        None,
-        "Your prompts, whose acceptance counts: question.jsonl, or a text file with one a line.",
-    )
-    domains: str = setting(
-        "code,maths",
-        "Shipped prompts instead, between commas: code, maths, conversation, summarization, echo, "
-        "adversarial.",
     )
     temperature: float = setting(0.0, "Count acceptance at this temperature.", minimum=0)
 

@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import scan_cache_dir
-from huggingface_hub.errors import CacheNotFound
 
 from outrider.api.companions import num_weight_bytes
 from outrider.cache.capacity import free_bytes
@@ -35,6 +33,7 @@ from outrider.core.spec import ModelSpec
 from outrider.models.gguf.folder import gguf_in
 from outrider.models.gguf.stores import stored_models
 from outrider.models.hf_config import read_config
+from outrider.models.hub_cache import cached_models
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import ALIASES, DTYPES, HEAD_ALIASES, resolve
 
@@ -229,19 +228,10 @@ def local_models() -> list[LocalModel]:
     """The embedded models, then what the hub cache holds, then GGUF files of other programs."""
     embedded = [_inspect(name, resolve(name)) for name in ALIASES]
     stored = [_inspect(str(file), file, where) for file, where in stored_models()]
-    return [*embedded, *_cached_models(), *stored]
-
-
-def _cached_models() -> Iterator[LocalModel]:
-    try:
-        cache = scan_cache_dir()
-    except CacheNotFound:
-        return
-    for repo in sorted(cache.repos, key=lambda repo: repo.repo_id):
-        folders = {name: revision for revision in repo.revisions for name in revision.refs}
-        newest = folders.get("main") or next(iter(repo.revisions), None)
-        if repo.repo_type == "model" and newest is not None:
-            yield _inspect(repo.repo_id, newest.snapshot_path)
+    cached = [
+        _inspect(one.name, one.snapshot) for one in cached_models() if one.snapshot is not None
+    ]
+    return [*embedded, *cached, *stored]
 
 
 def _inspect(name: str, found: Path, where: str = "") -> LocalModel:

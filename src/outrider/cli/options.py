@@ -112,6 +112,22 @@ class OutputOption(JsonOption):
     output: str | None = setting(None, "Also write the JSON object to this file.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountingOption(JsonOption):
+    """Of verbs that count on prompts what is kept of drafts."""
+
+    prompts: str | None = setting(
+        None,
+        "Your prompts, whose acceptance counts: question.jsonl, or a text file with one a line.",
+    )
+    domains: str = setting(
+        "code,maths",
+        "Shipped prompts instead, between commas: code, maths, conversation, summarization, echo, "
+        "adversarial.",
+    )
+    fresh: bool = setting(False, "Measure anew what was measured before on this machine.")
+
+
 # Without slots, for a class has but one base with some.
 @dataclass(frozen=True, kw_only=True)
 class StructureOption(Options):

@@ -6,6 +6,7 @@ from outrider.cli.options import (
     ALL,
     DECIDED,
     Argument,
+    CountingOption,
     JsonOption,
     Options,
     OutputOption,
@@ -190,7 +191,7 @@ EXPLAIN_TOPICS = (
     settings=ALL,
     without=DECIDED_BY_PLANS,
 )
-class PlanOptions(JsonOption):
+class PlanOptions(CountingOption):
     """Will speculation pay here, with which drafter, and how much?
 
     outrider plan outrider/embedded --domains code
@@ -200,15 +201,6 @@ class PlanOptions(JsonOption):
         "auto",
         "Drafters to try, between commas, each as NAME[=DRAFT]; auto is the draft model, heads "
         "that lie with the target, ngram and suffix.",
-    )
-    prompts: str | None = setting(
-        None,
-        "Your prompts, whose acceptance counts: question.jsonl, or a text file with one a line.",
-    )
-    domains: str = setting(
-        "code,maths",
-        "Shipped prompts instead, between commas: code, maths, conversation, summarization, echo, "
-        "adversarial.",
     )
     batch: int = setting(1, "Texts that will be written at once.", minimum=1, maximum=1024)
     context: int | None = setting(
@@ -238,7 +230,6 @@ class PlanOptions(JsonOption):
         minimum=0.5,
         maximum=600,
     )
-    fresh: bool = setting(False, "Measure anew what was measured before on this machine.")
     save: str | None = setting(None, "Also write the plan as JSON to this file.")
 
 

@@ -7,8 +7,9 @@ not here yet says how to get it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -16,7 +17,7 @@ from outrider.api.companions import MOST_OF_TARGET, models_beside, num_weight_by
 from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
 from outrider.bench.studies.drafters_lineup import available
 from outrider.cli.draft_fit import SMALL_FILES
-from outrider.cli.models import local_models, small_files
+from outrider.cli.models import LocalModel, local_models, small_files
 from outrider.core.errors import CheckpointError
 from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.json_object import JsonObject
@@ -45,11 +46,12 @@ def suggestions(target: str) -> list[Suggestion]:
     """In the order in which they are worth trying. Raises CheckpointError if there is no such
     target."""
     folder = small_files(target, *SMALL_FILES)
+    here = [model for model in local_models() if model.refusal is None]
     asked: list[Callable[[str, Path], Iterator[Suggestion]]] = [
         _own_mtp,
         _heads,
-        _pairs,
-        _local,
+        partial(_pairs, here),
+        partial(_local, here),
         _without_files,
         _training,
     ]
@@ -94,10 +96,10 @@ def _heads(target: str, folder: Path) -> Iterator[Suggestion]:
         )
 
 
-def _pairs(target: str, folder: Path) -> Iterator[Suggestion]:
+def _pairs(here: Sequence[LocalModel], target: str, folder: Path) -> Iterator[Suggestion]:
     """By the target's hub id, or by a folder that has its name."""
     names = {target.lower(), Path(target).name.lower()} if folder.exists() else {target.lower()}
-    here = {model.name for model in local_models() if model.refusal is None}
+    ready = {model.name for model in here}
     for pair in list_pairs():
         known = pair.target_model_id.lower()
         if not pair.supported or not names & {known, known.rpartition("/")[2]}:
@@ -112,18 +114,18 @@ def _pairs(target: str, folder: Path) -> Iterator[Suggestion]:
         yield Suggestion(
             drafter="model" if pair.drafter == "auto" else pair.drafter,
             draft=draft,
-            ready=draft in here,
+            ready=draft in ready,
             reason=f"known pair {pair.pair_name}: {pair.notes}",
             command=_generate(target, *([] if built_in else flags)),
         )
 
 
-def _local(target: str, folder: Path) -> Iterator[Suggestion]:
+def _local(here: Sequence[LocalModel], target: str, folder: Path) -> Iterator[Suggestion]:
     """Smaller models on this machine with the same vocabulary."""
     own_bytes = num_weight_bytes(folder)
-    here = {model.folder: model.name for model in local_models() if model.refusal is None}
+    known = {model.folder: model.name for model in here}
     beside = {place: str(place) for place in models_beside(folder)}
-    for place, name in (beside | here).items():
+    for place, name in (beside | known).items():
         if place == folder or not own_bytes:
             continue
         share = num_weight_bytes(place) / own_bytes

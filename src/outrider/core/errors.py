@@ -229,7 +229,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return nearest(name, names, f"Known: {', '.join(names)}.")
 
 
+# How much two words must have in common for one to be meant by the other (difflib's ratio), and
+# words of how many letters share some by chance: half of them tells less there.
+_ALIKE, _SHORT_ALIKE, _SHORT = 0.5, 0.7, 4
+
+
 def nearest(name: str, known: Iterable[str], where: str) -> str:
     """A hint that names the nearest of `known`, if one is near, and then says `where` all are."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    cutoff = _SHORT_ALIKE if len(name) <= _SHORT else _ALIKE
+    words = list(known)
+    close = difflib.get_close_matches(name, words, n=1, cutoff=cutoff)
+    close = close or [one for one in words if len(name) > 1 and one.startswith(name)]
     return f"did you mean {close[0]!r}? {where}" if close else where

@@ -25,6 +25,7 @@ from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
 from outrider.models.gguf.folder import gguf_in, is_gguf, parts_of
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.hf_config import FAMILIES, read_model_type, read_native_config
+from outrider.models.hub_cache import cached_models
 from outrider.models.llama import ALONE, LlamaModel
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.shard import check_split
@@ -239,7 +240,8 @@ def resolve(name: str) -> Path:
 def _called(name: str, folder: Path) -> str:
     """The one model of the hub cache that `name` is short for. Raises CheckpointError, with what to
     fetch, if none is or several are."""
-    here = [model for model in _cached_models() if name and is_called(model, name)]
+    cached = [one.name for one in cached_models() if "/" in one.name]
+    here = [model for model in cached if name and is_called(model, name)]
     if len(here) == 1:
         _log.warning("%s: taking %s, which is on this machine.", name, here[0])
         return here[0]
@@ -250,15 +252,6 @@ def _called(name: str, folder: Path) -> str:
         f"no model {name!r}: there is no such folder, and it is not a hub id of the form org/name.",
         hint=f"{' or '.join(fetched)} fetches one" if fetched else _suggest(folder, name),
     )
-
-
-def _cached_models() -> list[str]:
-    """Hub ids of what is in the cache, whole or not."""
-    # Imported here: a local model needs no hub client.
-    from huggingface_hub import constants
-
-    folders = sorted(Path(constants.HF_HUB_CACHE).expanduser().glob("models--*--*"))
-    return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
 
 
 def _as_path(name: str) -> Path:

@@ -60,6 +60,26 @@ def test_settings_out_of_bounds_are_named(field: str, value: int | str) -> None:
         EngineConfig(**{field: value})  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("paln", "plan"),
+        ("pul", "pull"),
+        ("generat", "generate"),
+        # The beginning of a word means it, however short.
+        ("gen", "generate"),
+        # Short words have letters in common by chance.
+        ("hint", None),
+        ("ps", None),
+        ("lap", None),
+    ],
+)
+def test_the_nearest_word_is_named_if_it_is_near(word: str, meant: str | None) -> None:
+    hint = did_you_mean(word, ("plan", "pull", "generate", "train", "list"))
+    assert hint.startswith("did you mean") == (meant is not None)
+    assert meant is None or f"did you mean {meant!r}?" in hint
+
+
 def test_an_unknown_choice_comes_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(drafter="ngrams")
