@@ -42,6 +42,9 @@ class EagleFolder:
     layers: tuple[int, ...] = ()
     without: tuple[str, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    num_layers: int = 1
+    qk_norm: bool = False
+    own_bias: bool = False
 
     @property
     def prefix(self) -> str:
@@ -54,7 +57,7 @@ class EagleFolder:
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.ffn_size,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": self.num_layers,
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
@@ -69,8 +72,50 @@ class EagleFolder:
             found["eagle_aux_hidden_state_layer_ids"] = list(self.layers)
         return {**found, **self.changes}
 
+    def prefixes(self) -> list[str]:
+        """Of all layers, the first of which has its own name."""
+        return [self.prefix, *(f"layers.{index}" for index in range(1, self.num_layers))]
+
+    def speculators(self, target: str) -> dict[str, Any]:
+        """config.json as the speculators library writes it, of heads for a Qwen3 `target`."""
+        layer = self.config()
+        own = {key: layer.pop(key) for key in self.changes if key in layer}
+        own["draft_vocab_size"] = layer.pop("draft_vocab_size")
+        layer |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+        if self.layers:
+            own["eagle_aux_hidden_state_layer_ids"] = layer.pop("eagle_aux_hidden_state_layer_ids")
+        verifier = {"name_or_path": target, "architectures": ["Qwen3ForCausalLM"]}
+        return {
+            "architectures": ["Eagle3DraftModel"],
+            "model_type": "speculator_model",
+            "speculators_model_type": "eagle3",
+            "speculators_version": "0.6.0",
+            "speculators_config": {"algorithm": "eagle3", "verifier": verifier},
+            "transformer_layer_config": layer,
+            **own,
+        }
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        d, f, inputs = self.hidden_size, self.ffn_size, self.hidden_size * (1 + self.fused)
+        found: dict[str, tuple[int, ...]] = {}
+        for index, prefix in enumerate(self.prefixes()):
+            layer = self._layer_shapes(first=index == 0)
+            found |= {f"{prefix}.{name}": shape for name, shape in layer.items()}
+        d = self.hidden_size
+        num_states = len(self.layers) or 3 if self.fused else 2
+        found["fc.weight"] = (d, num_states * d)
+        if self.fused:
+            size = self.vocab_size if self.ids is None else len(self.ids)
+            found |= {"norm.weight": (d,), "lm_head.weight": (size, d)}
+        elif self.bias:
+            found["fc.bias"] = (d,)
+        if self.changes.get("fc_norm"):
+            found |= {f"fc_norm.{index}.weight": (d,) for index in range(num_states)}
+        if self.changes.get("norm_before_fc"):
+            found["input_norm.weight"] = (num_states * d,)
+        return found
+
+    def _layer_shapes(self, *, first: bool) -> dict[str, tuple[int, ...]]:
+        d, f, inputs = self.hidden_size, self.ffn_size, self.hidden_size * (1 + self.fused * first)
         attended, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         layer: dict[str, tuple[int, ...]] = {
             "self_attn.q_proj.weight": (attended, inputs),
@@ -83,15 +128,15 @@ class EagleFolder:
             "mlp.down_proj.weight": (d, f),
         }
         if self.fused:
-            layer |= {"hidden_norm.weight": (d,), "input_layernorm.weight": (d,)}
-        found = {f"{self.prefix}.{name}": shape for name, shape in layer.items()}
-        found["fc.weight"] = (d, (len(self.layers) or 3 if self.fused else 2) * d)
-        if self.fused:
-            size = self.vocab_size if self.ids is None else len(self.ids)
-            found |= {"norm.weight": (d,), "lm_head.weight": (size, d)}
-        elif self.bias:
-            found["fc.bias"] = (d,)
-        return found
+            layer["input_layernorm.weight"] = (d,)
+        if self.fused and first:
+            layer["hidden_norm.weight"] = (d,)
+        if self.qk_norm:
+            layer |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
+        if self.own_bias:
+            outputs = {"q": attended, "k": kv, "v": kv, "o": d}
+            layer |= {f"self_attn.{name}_proj.bias": (size,) for name, size in outputs.items()}
+        return layer
 
     def tensors(self) -> Tensors:
         rng = torch.Generator().manual_seed(self.seed)
@@ -134,11 +179,20 @@ class SlowEagle:
 
     def __init__(self, heads: EagleFolder, target: TargetTables) -> None:
         self._heads, self._target = heads, target
+        self._prefix = heads.prefix
         self._tensors = {name: tensor.double() for name, tensor in heads.tensors().items()}
 
     def fused(self, hidden_PKD: Tensor) -> Tensor:
         flat_PX = hidden_PKD.double().flatten(1)
-        if self._heads.fused:
+        heads, size = self._heads, self._heads.hidden_size
+        if heads.changes.get("fc_norm"):
+            states = torch.split(flat_PX, size, dim=1)
+            weights = [self._tensors[f"fc_norm.{index}.weight"] for index in range(len(states))]
+            pairs = zip(states, weights, strict=True)
+            flat_PX = torch.cat([_norm(x_PD, weight, heads.eps) for x_PD, weight in pairs], dim=1)
+        if heads.changes.get("norm_before_fc"):
+            flat_PX = _norm(flat_PX, self._tensors["input_norm.weight"], heads.eps)
+        if heads.fused:
             return self._fc(flat_PX)
         return _norm(flat_PX, self._target.norm_D.double(), self._target.eps)
 
@@ -159,34 +213,47 @@ class SlowEagle:
                 x_PD = _norm(before_PD, self._layer("hidden_norm"), eps)
         else:
             x_PD = inputs_PX = self._fc(torch.cat([token_PD, before_PD], dim=1))
-        x_PD = x_PD + self._attention(inputs_PX)
-        y_PD = _norm(x_PD, self._layer("post_attention_layernorm"), eps)
-        gate_PF = functional.silu(y_PD @ self._layer("mlp.gate_proj").T)
-        x_PD = (
-            x_PD
-            + (gate_PF * (y_PD @ self._layer("mlp.up_proj").T)) @ self._layer("mlp.down_proj").T
-        )
+        for prefix in heads.prefixes():
+            self._prefix = prefix
+            if prefix != heads.prefix:
+                inputs_PX = _norm(x_PD, self._layer("input_layernorm"), eps)
+            x_PD = x_PD + self._attention(inputs_PX)
+            y_PD = _norm(x_PD, self._layer("post_attention_layernorm"), eps)
+            gate_PF = functional.silu(y_PD @ self._layer("mlp.gate_proj").T)
+            up_PF = y_PD @ self._layer("mlp.up_proj").T
+            x_PD = x_PD + (gate_PF * up_PF) @ self._layer("mlp.down_proj").T
         if not heads.fused:
             return x_PD @ self._target.head_VD.double().T, x_PD
-        own_PW = _norm(x_PD, tensors["norm.weight"], eps) @ tensors["lm_head.weight"].T
+        normed_PD = _norm(x_PD, tensors["norm.weight"], eps)
+        own_PW = normed_PD @ tensors["lm_head.weight"].T
+        state_PD = normed_PD if heads.changes.get("norm_output") else x_PD
         if heads.ids is None:
-            return own_PW, x_PD
+            return own_PW, state_PD
         logits_PV = own_PW.new_full((len(tokens), heads.vocab_size), -1e10)
         logits_PV[:, list(heads.ids)] = own_PW
-        return logits_PV, x_PD
+        return logits_PV, state_PD
 
     def _fc(self, inputs_PX: Tensor) -> Tensor:
         out_PD = inputs_PX @ self._tensors["fc.weight"].T
         return out_PD + self._tensors.get("fc.bias", torch.zeros(()))
 
     def _layer(self, name: str) -> Tensor:
-        return self._tensors[f"{self._heads.prefix}.{name}.weight"]
+        return self._tensors[f"{self._prefix}.{name}.weight"]
+
+    def _times(self, x_PX: Tensor, name: str) -> Tensor:
+        """By a matrix of attention, with its bias, if it has one."""
+        name = f"self_attn.{name}_proj"
+        bias = self._tensors.get(f"{self._prefix}.{name}.bias", torch.zeros(()))
+        return x_PX @ self._layer(name).T + bias
 
     def _attention(self, inputs_PX: Tensor) -> Tensor:
         heads = self._heads
-        q_HPE = self._split(inputs_PX @ self._layer("self_attn.q_proj").T, heads.num_heads)
-        k_HPE = self._split(inputs_PX @ self._layer("self_attn.k_proj").T, heads.num_kv_heads)
-        v_HPE = self._split(inputs_PX @ self._layer("self_attn.v_proj").T, heads.num_kv_heads)
+        q_HPE = self._split(self._times(inputs_PX, "q"), heads.num_heads)
+        k_HPE = self._split(self._times(inputs_PX, "k"), heads.num_kv_heads)
+        v_HPE = self._split(self._times(inputs_PX, "v"), heads.num_kv_heads)
+        if heads.qk_norm:
+            q_HPE = _norm(q_HPE, self._layer("self_attn.q_norm"), heads.eps)
+            k_HPE = _norm(k_HPE, self._layer("self_attn.k_norm"), heads.eps)
         repeats = heads.num_heads // heads.num_kv_heads
         k_HPE = self._turned(k_HPE).repeat_interleave(repeats, 0)
         v_HPE = v_HPE.repeat_interleave(repeats, 0)
@@ -194,7 +261,7 @@ class SlowEagle:
         later_PP = torch.ones(scores_HPP.shape[1:], dtype=torch.bool).triu(1)
         shares_HPP = scores_HPP.masked_fill(later_PP, float("-inf")).softmax(-1)
         out_PA = (shares_HPP @ v_HPE).transpose(0, 1).flatten(1)
-        return out_PA @ self._layer("self_attn.o_proj").T
+        return self._times(out_PA, "o")
 
     def _split(self, x_PA: Tensor, num_heads: int) -> Tensor:
         return x_PA.view(len(x_PA), num_heads, self._heads.head_dim).transpose(0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,15 @@ EAGLE3 = EagleFolder(
     256, 8192, ids=tuple(range(3000)), head_dim=64, ffn_size=128, scale=0.02, dtype=torch.float16
 )
 EAGLE1 = replace(EAGLE3, fused=False, ids=None)
-KINDS = {"3": EAGLE3, "1": EAGLE1}
+# As the speculators library makes them now.
+LAYERED = replace(
+    EAGLE3,
+    num_layers=2,
+    qk_norm=True,
+    layers=(1, 2, 3),
+    changes={"norm_output": True, "fc_norm": True},
+)
+KINDS = {"3": EAGLE3, "1": EAGLE1, "layered": LAYERED}
 PROMPTS = load_prompts("humaneval")[3:6]
 GREEDY = SamplingParams(max_tokens=16)
 SAMPLED = SamplingParams(max_tokens=16, temperature=0.8, top_p=0.95, seed=5)
@@ -98,6 +107,29 @@ def test_text_that_the_seed_determines(
     config = replace(config, sampler=sampler, batch_size=3)
     alone = LLM(config=replace(config, drafter="none"))
     assert texts(LLM(draft=folders["3"], config=config), SAMPLED) == texts(alone, SAMPLED)
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("draft", [None, "outrider/embedded-draft"])
+def test_heads_that_name_their_target_are_one(
+    draft: str | None, plain: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    """A draft that is named goes before them."""
+    folder = LAYERED.write(tmp_path)
+    (folder / "config.json").write_text(json.dumps(LAYERED.speculators("outrider/embedded")))
+    llm = LLM(folder, draft=draft, config=EngineConfig(k=3, batch_size=3))
+    assert llm.drafter == ("eagle" if draft is None else "model")
+    assert texts(llm, GREEDY) == plain
+    assert any("the target is outrider/embedded" in note for note in llm.notes)
+
+
+@pytest.mark.weights
+def test_a_target_that_heads_name_and_nobody_has(tmp_path: Path) -> None:
+    folder = LAYERED.write(tmp_path)
+    (folder / "config.json").write_text(json.dumps(LAYERED.speculators("no-such-folder")))
+    with pytest.raises(CheckpointError, match="draft heads for 'no-such-folder'") as caught:
+        LLM(folder)
+    assert f"--draft {folder}" in (caught.value.hint or "")
 
 
 @pytest.mark.slow

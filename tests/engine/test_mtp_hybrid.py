@@ -13,9 +13,10 @@ import torch
 from checks.engine import check_greedy
 from doubles.kinds import close_to
 from doubles.rig import Rig, first_maximum
-from doubles.tiny_hybrids import hybrid_config, hybrid_kind
+from doubles.tiny_hybrids import hybrid_config, hybrid_kind, write_hybrid
 from doubles.tiny_mtp import gated_definition, write_hybrid_with_mtp
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec, RecurrentCapacity
 from outrider.drafters.growth import DraftSampler
@@ -56,6 +57,15 @@ def test_it_computes_what_the_definition_says(tmp_path: Path) -> None:
         states_PD, (40,), 1 + tensors["model.norm.weight"], 1e-6
     )
     close_to(net.fuse(states_PD[:, None]), normed_PD)
+
+
+def test_a_hybrid_without_a_block_says_so(tmp_path: Path) -> None:
+    write_hybrid(tmp_path, hybrid_config("qwen3_5"))
+    target = loaded(tmp_path)
+    config = read_mtp_config(tmp_path, target.spec)
+    with pytest.raises(CheckpointError, match="this hybrid has no MTP block") as caught:
+        load_mtp(tmp_path, config, target, HEADS_ROOM)
+    assert "--drafter ngram" in str(caught.value.hint)
 
 
 # Both rollbacks, every model. Other combinations are `deep`.

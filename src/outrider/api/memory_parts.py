@@ -200,7 +200,7 @@ def _heads_parts(
     yield Part("weights of the heads", weights, target.device, is_weights=True)
     num_layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
     if heads.format.arena:
-        arena = room.num_slots * spec.kv_bytes_per_token // max(1, num_layers)
+        arena = room.num_slots * spec.kv_bytes_per_token // max(1, num_layers) * heads.num_layers
         tables = tables_bytes(spec, room)
         yield Part(f"KV arena of the heads, {room.num_slots} tokens", arena, target.device)
         yield Part("positions and pages of the heads", tables, target.device)

@@ -17,7 +17,7 @@ from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, KINDS
-from outrider.core.errors import ConfigError, VocabularyError
+from outrider.core.errors import CheckpointError, ConfigError, VocabularyError
 from outrider.core.fields import is_changed
 from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.core.spec import DecoderConfig, RecurrentCapacity
@@ -30,6 +30,7 @@ from outrider.models.heads import (
     HeadsToLoad,
     hidden_layers_of,
     kind_of,
+    verifier_of,
 )
 from outrider.models.hf_config import FAMILIES, read_config
 from outrider.models.loading import DTYPES, pick_device
@@ -186,10 +187,14 @@ class LoadPlan:
 def plan_pair(
     model: str, draft: str | None, config: EngineConfig, *, search: bool = True
 ) -> LoadPlan:
-    """With `search`, drafter auto takes a draft model that nobody named (api/companions.py).
+    """With `search`, drafter auto takes a draft model that nobody named (api/companions.py). A
+    `model` may be heads that name their target: then that is the target, and they draft.
     Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
     folder = find_model(model)
     draft = draft or draft_of(model, config.drafter)
+    verifier = verifier_of(folder)
+    if verifier is not None:
+        draft, folder = draft or str(folder), _target_of(folder, verifier)
     found = _companion(folder, config) if search and draft is None else None
     if found is not None:
         # It stops drafting where that does not pay, since nobody asked for it.
@@ -220,9 +225,20 @@ def plan_pair(
         window_reason=f"target {target.max_tokens}, context {context}",
         draft_window=draft_config.max_tokens if draft_config else None,
         num_slots=whole_pages(wanted, config.page_size),
-        notes=() if found is None else (f"drafts with {_told(found)}; --draft none leaves it out",),
+        notes=_notes(found, verifier),
         is_found=found is not None,
     )
+
+
+def _target_of(heads: Path, verifier: str) -> Path:
+    """The target that heads name. Raises CheckpointError if it is not to be had."""
+    try:
+        return find_model(verifier)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{heads} has draft heads for {verifier!r}, which is not here: {error}",
+            hint=f"name their target where it is: --target MODEL --draft {heads}",
+        ) from error
 
 
 def _companion(target: Path, config: EngineConfig) -> Path | None:
@@ -230,6 +246,14 @@ def _companion(target: Path, config: EngineConfig) -> Path | None:
     left_to_us = config.drafter == AUTO and config.controller in (AUTO, "goodput")
     wanted = left_to_us and config.k > 0 and config.tensor_parallel == 1
     return companion_of(target) if wanted else None
+
+
+def _notes(found: Path | None, verifier: str | None) -> tuple[str, ...]:
+    """What nobody asked for by its name: the draft model, or the target of heads."""
+    told = [] if found is None else [f"drafts with {_told(found)}; --draft none leaves it out"]
+    if verifier is not None:
+        told.append(f"the target is {verifier}, which the draft heads name")
+    return tuple(told)
 
 
 def _told(found: Path) -> str:

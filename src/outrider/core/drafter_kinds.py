@@ -33,14 +33,16 @@ _BUILDERS = "outrider.engine.drafter_builders"
 class HeadFormat:
     """How a folder of heads is known: by the `model_types` of its config.json, one of its `keys`,
     or a `name` within its architectures; `tensors` are those of a checkpoint that says nothing
-    else. `window_key` says how long the texts were that the heads were trained on. Some may read
-    `three_layers`. Heads without an `arena` keep no keys and values."""
+    else. `window_key` says how long the texts were that the heads were trained on, `layers_key` how
+    many layers heads of several have. Some may read `three_layers`. Heads without an `arena` keep
+    no keys and values."""
 
     model_types: tuple[str, ...]
     keys: tuple[str, ...] = ()
     name: str = ""
     tensors: tuple[str, ...] = ()
     window_key: str = ""
+    layers_key: str = ""
     three_layers: bool = False
     arena: bool = True
 
@@ -106,6 +108,7 @@ _EAGLE = HeadFormat(
     name="eagle",
     tensors=("fc.weight",),
     window_key="max_position_embeddings",
+    layers_key="num_hidden_layers",
     three_layers=True,
 )
 _MEDUSA = HeadFormat(

@@ -2,9 +2,9 @@
 
 Heads call themselves a Llama of one layer, so the sizes of the layer are read as those of a Llama;
 the `speculators` library puts them into `transformer_layer_config`. EAGLE 3 adds
-`draft_vocab_size`, and some trainers `norm_before_residual`. Tensors have the names of the EAGLE
-project: `fc`, `layers.0` (1 and 2) or `midlayer` (3), `norm`, `lm_head`, `d2t`. Some files leave
-out the embedding, which is then the target's. V = vocabulary, W = ids that are drafted, D = size.
+`draft_vocab_size`, and some trainers norms and layers (`EagleConfig`). Tensors have the names of
+the EAGLE project: `fc`, `layers.0` (1 and 2) or `midlayer` (3), `norm`, `lm_head`, `d2t`. Some
+files leave out the embedding, then the target's. V = vocabulary, W = drafted ids, D = size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outrider.drafters.heads import NormedTarget, own_kernels, placement_of
 from outrider.kernels.native.forward import Attends, Entrance, LayerWeights
 from outrider.kernels.plan import PackedLinear
 from outrider.models.families import LlamaConfig, parse_llama
-from outrider.models.heads import HeadsToLoad, HeadTarget, is_eagle3
+from outrider.models.heads import HeadsToLoad, HeadTarget, is_eagle3, layer_part
 from outrider.models.json_object import JsonObject
 from outrider.models.llama import LayerOperators
 from outrider.models.rope import turns_of
@@ -41,9 +41,14 @@ _OTHER_TARGET = (
 )
 
 
+# More than any head has.
+_MAX_LAYERS = 16
+_NORMS = ("norm_before_residual", "fc_norm", "norm_before_fc", "norm_output")
+
+
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """`layer` has the sizes of the one layer; its window is what the heads were trained on.
+    """`layer` has the sizes of each layer; its window is what the heads were trained on.
 
     `fused` heads (EAGLE 3) read several layers of the target and have a vocabulary of
     `draft_vocab_size`; others read what the target's output head reads, and use that head.
@@ -58,12 +63,19 @@ class EagleConfig:
     and high, side by side. Attention reads norm(e) and norm(h) side by side; h is the residual. The
     output is h at the next position and, after a norm, gives the logits of an output head of its
     own, which may know fewer ids than the target: draft id i is the target's i + d2t[i].
+
+    Heads of the speculators library may have further layers behind that one, plain ones, and norms
+    of query and key heads (Qwen3); `fc_norm` norms each of the three states, `norm_before_fc` all
+    of them as one, before fc; with `norm_output` what is read as h at the next position is normed.
     """
 
     layer: LlamaConfig
     fused: bool
     draft_vocab_size: int
     norm_before_residual: bool = False
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
 
 
 def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
@@ -73,9 +85,10 @@ def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
     layer = parse_llama(_as_llama(raw))
     fused = is_eagle3(raw)
     _check_sizes(raw.where, layer, target)
-    if layer.num_layers != 1:
+    if layer.num_layers > (_MAX_LAYERS if fused else 1):
+        most = f"at most {_MAX_LAYERS} layers" if fused else "one layer"
         raise CheckpointError(
-            f"{raw.where}: num_hidden_layers is {layer.num_layers}; EAGLE heads have one layer.",
+            f"{raw.where}: num_hidden_layers is {layer.num_layers}; EAGLE heads have {most}.",
             hint="is it a folder of heads? A draft model goes without --drafter eagle",
         )
     draft_vocab_size = raw.integer("draft_vocab_size", layer.vocab_size)
@@ -89,7 +102,7 @@ def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
         layer=layer,
         fused=fused,
         draft_vocab_size=draft_vocab_size if fused else target.vocab_size,
-        norm_before_residual=raw.flag("norm_before_residual", default=False),
+        **{name: raw.flag(name, default=False) for name in _NORMS},
     )
 
 
@@ -119,9 +132,8 @@ def config_values(config: EagleConfig, hidden_layers: tuple[int, ...]) -> dict[s
 
 def _as_llama(raw: JsonObject) -> JsonObject:
     """Its layer is a Llama's, whatever the heads call themselves, and wherever it is described."""
-    layer = raw.child("transformer_layer_config")
-    described: Mapping[str, object] = layer.values if layer else {}
-    return JsonObject(raw.where, {**raw.values, **described, "model_type": "llama"})
+    described = layer_part(raw)
+    return JsonObject(raw.where, {**raw.values, **described.values, "model_type": "llama"})
 
 
 def _check_sizes(where: str, layer: LlamaConfig, target: ModelSpec) -> None:
@@ -139,8 +151,8 @@ def _check_sizes(where: str, layer: LlamaConfig, target: ModelSpec) -> None:
 
 
 EMBEDDING = "embed_tokens"
-# What follows from d2t.
-_DERIVED = (*DERIVED, "t2d")
+# What follows from d2t, and what is the target's own.
+_DERIVED = (*DERIVED, "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
 def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> EntranceNet:
@@ -164,31 +176,40 @@ def _read_block(
 ) -> HeadBlock:
     sizes, fused, room = config.layer, config.fused, heads.room
     hidden, layers = sizes.hidden_size, room.hidden_layers
-    prefix = "midlayer." if "midlayer.self_attn.q_proj.weight" in reader else "layers.0."
+    prefixes = [f"layers.{index}." for index in range(sizes.num_layers)]
+    if "midlayer.self_attn.q_proj.weight" in reader:
+        prefixes[0] = "midlayer."
     device = target.tables.embedding_VD.device
     fc = reader.linear({"fc": hidden}, (len(layers) if fused else 2) * hidden)
     bias_D = reader.bias({"fc": hidden}, present="fc.bias" in reader)
     turns = turns_of(sizes, room.num_positions(target.spec.max_tokens), device)
     # EAGLE 3 uses fc for the target's states, before the entrance.
     if fused:
-        states = TargetStates(layers=layers, join=fc, join_bias_D=bias_D)
+        norms = _norms_before_fc(reader, config, len(layers))
+        eps = sizes.rms_norm_eps
+        states = TargetStates(layers=layers, norms=norms, eps=eps, join=fc, join_bias_D=bias_D)
     else:
         eps = target.config.rms_norm_eps
-        states = TargetStates(layers=layers, norm_D=target.tables.norm_D, eps=eps)
-    norms = {"token_norm_D": "input_layernorm", "state_norm_D": "hidden_norm"}
+        states = TargetStates(layers=layers, norms=(target.tables.norm_D,), eps=eps)
+    entering = {"token_norm_D": "input_layernorm", "state_norm_D": "hidden_norm"}
+    operators = LayerOperators(sizes, turns)
     head, ids_W = _head(reader, weights, config, target)
     return HeadBlock(
         config=sizes,
-        layer=LlamaLayer(LayerOperators(sizes, turns), _layer(reader, config, prefix)),
+        layers=tuple(
+            LlamaLayer(operators, _layer(reader, config, prefix, first=prefix == prefixes[0]))
+            for prefix in prefixes
+        ),
         entrance=Entrance(
             **{
-                name: reader.vector(f"{prefix}{stored}.weight", hidden) if fused else None
-                for name, stored in norms.items()
+                name: reader.vector(f"{prefixes[0]}{stored}.weight", hidden) if fused else None
+                for name, stored in entering.items()
             },
             join=None if fused else fc,
             join_bias_D=None if fused else bias_D,
             attends=Attends.PAIR if fused else Attends.RESIDUAL,
             keeps_norm=config.norm_before_residual,
+            gives_normed=fused and config.norm_output,
             **entrance_buffers(room, hidden, device),
         ),
         states=states,
@@ -199,26 +220,50 @@ def _read_block(
     )
 
 
-def _layer(reader: WeightReader, config: EagleConfig, prefix: str) -> LayerWeights:
+def _norms_before_fc(
+    reader: WeightReader, config: EagleConfig, num_layers: int
+) -> tuple[Tensor, ...]:
+    """Of each state, or one of all of them side by side."""
+    size = config.layer.hidden_size
+    if config.fc_norm:
+        return tuple(reader.vector(f"fc_norm.{i}.weight", size) for i in range(num_layers))
+    if config.norm_before_fc:
+        return (reader.vector("input_norm.weight", num_layers * size),)
+    return ()
+
+
+def _layer(reader: WeightReader, config: EagleConfig, prefix: str, *, first: bool) -> LayerWeights:
+    """The `first` one reads token and state side by side, and has no norm of its own: the entrance
+    says what attention reads. Norms of heads and biases are there where the files have them."""
     sizes = config.layer
     hidden, ffn = sizes.hidden_size, sizes.ffn_size
     attended, kv = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     outputs = {"q_proj": attended, "k_proj": kv, "v_proj": kv}
     qkv = {f"{prefix}self_attn.{name}": size for name, size in outputs.items()}
     gate_up = {f"{prefix}mlp.{name}": ffn for name in ("gate_proj", "up_proj")}
+    out, down = {f"{prefix}self_attn.o_proj": hidden}, {f"{prefix}mlp.down_proj": hidden}
+
+    def bias(outputs: Mapping[str, int]) -> Tensor | None:
+        return reader.bias(outputs, present=f"{next(iter(outputs))}.bias" in reader)
+
+    def head_norm(name: str) -> Tensor | None:
+        stored = f"{prefix}self_attn.{name}.weight"
+        return reader.vector(stored, sizes.head_dim) if stored in reader else None
+
+    norm = f"{prefix}input_layernorm.weight"
     return LayerWeights(
-        attention_norm_D=torch.empty(0),  # There is none; the entrance says what attention reads.
-        qkv=reader.linear(qkv, (2 if config.fused else 1) * hidden),
-        qkv_bias_E=None,
-        q_norm_H=None,
-        k_norm_H=None,
-        out=reader.linear({f"{prefix}self_attn.o_proj": hidden}, attended),
-        out_bias_D=None,
+        attention_norm_D=torch.empty(0) if first else reader.vector(norm, hidden),
+        qkv=reader.linear(qkv, (2 if first and config.fused else 1) * hidden),
+        qkv_bias_E=bias(qkv),
+        q_norm_H=head_norm("q_norm"),
+        k_norm_H=head_norm("k_norm"),
+        out=reader.linear(out, attended),
+        out_bias_D=bias(out),
         ffn_norm_D=reader.vector(f"{prefix}post_attention_layernorm.weight", hidden),
         gate_up=reader.linear(gate_up, hidden),
-        gate_up_bias_2F=None,
-        down=reader.linear({f"{prefix}mlp.down_proj": hidden}, ffn),
-        down_bias_D=None,
+        gate_up_bias_2F=bias(gate_up),
+        down=reader.linear(down, ffn),
+        down_bias_D=bias(down),
     )
 
 

@@ -1,9 +1,9 @@
-"""One block of draft heads: a decoder layer behind an entrance, as EAGLE and MTP have it.
+"""One block of draft heads: decoder layers behind an entrance, as EAGLE and MTP have them.
 
 The entrance (kernels/native/forward.py) makes a residual of a token and of the state of the token
-before it. With native kernels a pass over a Llama layer is one call; operator by operator, which is
-the definition, it has the same bits. A pass costs one layer, the entrance and the output head,
-which is most of it for a small target.
+before it. With native kernels a pass over Llama layers is one call; operator by operator, which is
+the definition, it has the same bits. A pass costs the layers, mostly one, the entrance and the
+output head, which is most of it for a small target.
 
 Shapes:  P = tokens, N = packed tokens, M = packed logits rows, K = captured layers, V = vocabulary,
          W = ids that are drafted, D = hidden size, X = inputs of a product, A = heads x head size.
@@ -34,12 +34,9 @@ from outrider.models.qwen_hybrid_weights import AttentionWeights, HybridLayer, H
 from outrider.models.rope import Turns
 from outrider.models.weights import Placement
 
-# The residual after the block's one layer, of every token.
-_OWN_STATES = DraftNeeds(hidden_layers=(1,))
-
 
 class BlockLayer(Protocol):
-    """The decoder layer within a block."""
+    """A decoder layer within a block."""
 
     def run(
         self,
@@ -114,11 +111,12 @@ class GatedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetStates:
-    """What of the target a block reads: the states of `layers`, scaled by `norm_D` with its eps, or
-    made one by `join`, where these are given."""
+    """What of the target a block reads: the states of `layers` side by side. `norms` scale them,
+    one for each of as many equal parts, with their eps; then `join` makes one of them. Both may be
+    missing."""
 
     layers: tuple[int, ...]
-    norm_D: Tensor | None = None
+    norms: tuple[Tensor, ...] = ()
     eps: float = 0.0
     join: PackedLinear | None = None
     join_bias_D: Tensor | None = None
@@ -127,8 +125,11 @@ class TargetStates:
     def fused(self, kernels: Kernels, hidden_PKD: Tensor) -> Tensor:
         """states_PD in the place of the target's."""
         states_PX = hidden_PKD.float().flatten(1).contiguous()
-        if self.norm_D is not None:
-            return normed(kernels, states_PX, self.norm_D, self.eps)
+        if self.norms:
+            parts = states_PX.chunk(len(self.norms), dim=1)
+            pairs = zip(parts, self.norms, strict=True)
+            scaled = [normed(kernels, x.contiguous(), norm, self.eps) for x, norm in pairs]
+            states_PX = torch.cat(scaled, dim=1)
         if self.join is None:
             return states_PX
         out_PD = states_PX.new_empty(len(states_PX), self.join.num_out)
@@ -140,17 +141,16 @@ class TargetStates:
 class HeadBlock:
     """A block's weights; norms are float32. The output head, `head`, reads the residual after
     `norm_D`, if there is one, and knows the `ids_W`, None for all. `embedding_VD` and `head` may be
-    the target's. With `gives_normed` the block's own states are what `norm_D` gives."""
+    the target's."""
 
     config: LlamaConfig | QwenHybridConfig
-    layer: BlockLayer
+    layers: tuple[BlockLayer, ...]
     entrance: Entrance
     states: TargetStates
     embedding_VD: Tensor
     head: PackedLinear
     norm_D: Tensor | None
     ids_W: Tensor | None = None
-    gives_normed: bool = False
 
 
 class EntranceBuffers(TypedDict):
@@ -175,8 +175,10 @@ class EntranceNet:
 
     def __init__(self, block: HeadBlock, kernels: Kernels, place: Placement, room: Room) -> None:
         self._block, self._kernels = block, kernels
-        # Each block has memory of its own, with the keys and values of one layer.
-        self._config = config = replace(block.config, num_layers=1)
+        # Each block has memory of its own, with the keys and values of its layers.
+        self._config = config = replace(block.config, num_layers=len(block.layers))
+        # The residual after the last of them, of every token.
+        self._own_states = DraftNeeds(hidden_layers=(len(block.layers),))
         self._passes = Passes(
             place.spec(config),
             up_size=2 * config.ffn_size,
@@ -202,9 +204,9 @@ class EntranceNet:
     def _by_operators(self, rows: Sequence[StepRow], hidden_ND: Tensor) -> NetOutput:
         block = self._block
         block.entrance.states_ND[: len(hidden_ND)].copy_(hidden_ND)
-        out = self._passes.step(self, rows, _OWN_STATES)
+        out = self._passes.step(self, rows, self._own_states)
         own_ND = given(out.hidden_NKD, "hidden state")[:, 0].contiguous()
-        if block.gives_normed and block.norm_D is not None:
+        if block.entrance.gives_normed and block.norm_D is not None:
             own_ND = normed(self._kernels, own_ND, block.norm_D, self._config.rms_norm_eps)
         return NetOutput(out.logits_MV, own_ND)
 
@@ -232,14 +234,12 @@ class EntranceNet:
         half_ND.copy_(given_ND)
 
     def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
-        if depth != 0:
-            raise ContractError("a block has one layer")
-        reads = None
-        if self._block.entrance.attends is Attends.PAIR:
-            reads = self._block.entrance.pair_N2D[: plan.num_tokens]
-        elif self._block.entrance.attends is Attends.RESIDUAL:
+        entrance, reads = self._block.entrance, None
+        if depth == 0 and entrance.attends is Attends.PAIR:
+            reads = entrance.pair_N2D[: plan.num_tokens]
+        elif depth == 0 and entrance.attends is Attends.RESIDUAL:
             reads = scratch.x_ND
-        self._block.layer.run(self._kernels, plan, scratch, kv, reads)
+        self._block.layers[depth].run(self._kernels, plan, scratch, kv, reads)
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
         block, kernels = self._block, self._kernels
@@ -257,18 +257,19 @@ class EntranceNet:
         return None
 
     def _native(self) -> HeadPass | None:
-        """None without native kernels, and for a block whose layer or own states are a hybrid's."""
-        config, block, weights = self._config, self._block, self._block.layer.native
-        if weights is None or block.gives_normed:
+        """None without native kernels, and for a block whose layers are a hybrid's."""
+        config, block = self._config, self._block
+        weights = [layer.native for layer in block.layers if layer.native is not None]
+        if len(weights) < len(block.layers):
             return None
-        cos_TH, sin_TH = block.layer.turns
+        cos_TH, sin_TH = block.layers[0].turns
         parts = ForwardParts(
             embedding_VD=block.embedding_VD,
             final_norm_D=block.norm_D,
             head=block.head,
             cos_TH=cos_TH,
             sin_TH=sin_TH,
-            layers=[weights],
+            layers=weights,
             kv=self.state.layers,
             buffers=self._passes.scratch.for_native,
             eps=config.rms_norm_eps,

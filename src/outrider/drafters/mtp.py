@@ -203,7 +203,7 @@ def read_blocks(
     with Weights(folder) as weights:
         reader = WeightReader(weights, own_kernels(target), placement_of(target))
         if isinstance(config.block, QwenHybridConfig):
-            parts = _gated_parts(reader, config.block, turns)
+            parts = _gated_parts(folder, reader, config.block, turns)
         else:
             first, operators = config.first_layer, LayerOperators(config.block, turns)
             indices = range(first, first + config.depth)
@@ -218,22 +218,22 @@ def _block(part: _Part, config: MtpConfig, target: NormedTarget, room: Room) -> 
     tables, size = target.tables, config.block.hidden_size
     return HeadBlock(
         config=config.block,
-        layer=layer,
+        layers=(layer,),
         entrance=Entrance(
             token_norm_D=token_norm_D,
             state_norm_D=state_norm_D,
             join=join,
+            gives_normed=config.gives_normed,
             **entrance_buffers(room, size, tables.embedding_VD.device),
         ),
         states=TargetStates(
             layers=(target.spec.num_layers,),
-            norm_D=tables.norm_D if config.reads_normed else None,
+            norms=(tables.norm_D,) if config.reads_normed else (),
             eps=target.config.rms_norm_eps,
         ),
         embedding_VD=tables.embedding_VD,
         head=tables.head,
         norm_D=norm_D,
-        gives_normed=config.gives_normed,
     )
 
 
@@ -247,8 +247,16 @@ def _llama_part(reader: WeightReader, operators: LayerOperators, index: int) -> 
     return LlamaLayer(operators, read_layer(reader, config, index)), join, (enorm, hnorm, norm)
 
 
-def _gated_parts(reader: WeightReader, config: QwenHybridConfig, turns: Turns) -> list[_Part]:
-    """Blocks that share all but the layer."""
+def _gated_parts(
+    folder: Path, reader: WeightReader, config: QwenHybridConfig, turns: Turns
+) -> list[_Part]:
+    """Blocks that share all but the layer. Raises CheckpointError where there are none."""
+    if "mtp.fc.weight" not in reader:
+        raise CheckpointError(
+            f"{folder}: this hybrid has no MTP block: the files have no mtp.fc.weight.",
+            hint="conversions often leave it out, and the original repository may have it; "
+            "--drafter ngram needs none",
+        )
     layers = tuple(range(config.num_layers))
     sparse = tuple(n for n in layers if f"mtp.layers.{n}.mlp.gate.weight" in reader)
     config = replace(config, attention_layers=layers, sparse_layers=sparse)

@@ -4,7 +4,8 @@ Heads are small nets that read the target's hidden states (drafters/heads.py), i
 `config.json` and safetensors, in the formats that their projects publish:
 
     eagle    EAGLE 1 and 2 call themselves a Llama of one layer and have a tensor `fc.weight`;
-             EAGLE 3 says `draft_vocab_size` or names itself in `architectures`
+             EAGLE 3 says `draft_vocab_size`, names itself in `architectures`, or is a folder of
+             the speculators library (`speculators_model_type`), which names its target as well
     medusa   `medusa_num_heads` in config.json
     mtp      `model_type` outrider_mtp; or the MTP block within a target's own checkpoint
     block    `model_type` outrider_block
@@ -29,7 +30,7 @@ from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
-from outrider.models.json_object import JsonObject, is_there
+from outrider.models.json_object import MAX_LAYERS, JsonObject, is_there, no_config
 from outrider.models.llama import Tables
 from outrider.models.weight_files import INDEX, PICKLES, WEIGHTS
 from outrider.models.weights import Weights
@@ -42,6 +43,9 @@ MAX_WIDTH = 16
 _FORMATS = {kind.name: kind.format for kind in KINDS.values() if kind.format is not None}
 _EMBEDDING = "model.embed_tokens.weight"
 _LAYERS, _PUBLISHED_LAYERS = "hidden_layers", "eagle_aux_hidden_state_layer_ids"
+_SPECULATORS = "speculators_model_type"
+# Heads that look like others and are none, by what their architecture, type or keys have in them.
+_UNREAD = {"dflash": "DFlash", "dspark": "DSpark", "peagle": "P-EAGLE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +60,19 @@ class HeadsToLoad:
     def format(self) -> HeadFormat:
         return _FORMATS[self.kind]
 
+    @property
+    def num_layers(self) -> int:
+        """With keys and values of their own."""
+        key = self.format.layers_key
+        return layer_part(_config(self.folder)).integer(key, 1, most=MAX_LAYERS) if key else 1
+
     def notes(self, window: int) -> tuple[str, ...]:
         """A sentence if the heads were trained on texts shorter than `window`: nothing stops them
         there, for their positions go on as the target's do."""
         key = self.format.window_key
         if not key:
             return ()
-        trained = _config(self.folder).integer(key, window)
+        trained = layer_part(_config(self.folder)).integer(key, window)
         if trained >= window:
             return ()
         return (f"the heads were trained on {trained} tokens; later drafts may be kept less often",)
@@ -112,12 +122,38 @@ def kind_of(folder: Path) -> DraftKind:
     if folder.is_file():
         return MODEL
     config = _config(folder)
+    _refuse_unread(config)
     named = _named_kind(config)
     if not any(folder.glob("*.safetensors")):
         _refuse_pickles(folder, heads=named is not None)
     if named is None and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
         return _stored_kind(folder)
     return named or MODEL
+
+
+def verifier_of(folder: Path) -> str | None:
+    """The target that heads of the speculators library name as theirs; None for any other folder.
+    Raises CheckpointError for heads that name none, or are of a kind that is not read."""
+    if folder.is_file() or not is_there(folder / "config.json"):
+        return None
+    config = _config(folder)
+    if not config.has(_SPECULATORS):
+        return None
+    _refuse_unread(config)
+    part = config.child("speculators_config")
+    verifier = part.child("verifier") if part else None
+    name = verifier.text("name_or_path", "") if verifier else ""
+    if not name:
+        raise CheckpointError(
+            f"{config.where}: these are draft heads, and they do not name their target.",
+            hint=f"name it: --target MODEL --draft {folder}",
+        )
+    return name
+
+
+def layer_part(config: JsonObject) -> JsonObject:
+    """Where the sizes of the heads' layers stand: in a part of its own or with everything else."""
+    return config.child("transformer_layer_config") or config
 
 
 def hidden_layers_of(folder: Path, kind: HeadKind, num_layers: int) -> tuple[int, ...]:
@@ -141,7 +177,8 @@ def hidden_layers_of(folder: Path, kind: HeadKind, num_layers: int) -> tuple[int
 
 def is_eagle3(config: JsonObject) -> bool:
     """Whether EAGLE heads fuse three layers of the target, and not read its last one alone."""
-    named = " ".join((*config.texts("architectures"), config.text("model_type", "")))
+    own = (config.text("model_type", ""), config.text(_SPECULATORS, ""))
+    named = " ".join((*config.texts("architectures"), *own))
     return config.has("draft_vocab_size") or "eagle3" in named.lower()
 
 
@@ -170,10 +207,24 @@ def _counted_from_0(published: tuple[int, ...]) -> tuple[int, ...]:
 def _config(folder: Path) -> JsonObject:
     path = folder / "config.json"
     if not is_there(path):
-        raise CheckpointError(
-            f"{folder} has no config.json.", hint="is it a folder of a model or of draft heads?"
-        )
+        raise no_config(folder, "is it a folder of a model or of draft heads?")
     return JsonObject.read(path)
+
+
+def _refuse_unread(config: JsonObject) -> None:
+    own = config.text(_SPECULATORS, "eagle3")
+    named = " ".join((*config.texts("architectures"), config.text("model_type", ""), own)).lower()
+    unread = [
+        name for word, name in _UNREAD.items() if word in named or config.has(f"{word}_config")
+    ]
+    if own != "eagle3":
+        unread.append(own)
+    if unread:
+        raise CheckpointError(
+            f"{config.where}: {unread[0]} heads are not supported.",
+            hint="name EAGLE 3 heads of the same target; `outrider draft suggest TARGET` says what "
+            "needs no heads",
+        )
 
 
 def _named_kind(config: JsonObject) -> HeadKind | None:
@@ -207,6 +258,15 @@ def _refuse_pickles(folder: Path, *, heads: bool) -> None:
         raise CheckpointError(
             f"{folder} has its weights only as {pickles[0]}, a format that can run code when it "
             "is read; Outrider reads safetensors alone.",
-            hint=f"convert it where you trust it: torch.load({pickles[0]!r}, weights_only=True), "
-            f"then safetensors.torch.save_file(tensors, {WEIGHTS!r})",
+            hint=f"convert it where you trust it, in that folder: {_conversion(pickles[0])}",
         )
+
+
+def _conversion(pickle: str) -> str:
+    """A command that writes the same tensors as safetensors; tensors that share memory are copied,
+    which that format wants."""
+    return (
+        'python -c "import torch; from safetensors.torch import save_file; '
+        f"t = torch.load('{pickle}', map_location='cpu', weights_only=True); "
+        f"save_file({{k: v.clone() for k, v in t.items()}}, '{WEIGHTS}')\""
+    )

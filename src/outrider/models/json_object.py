@@ -147,6 +147,19 @@ def is_there(path: Path) -> bool:
     return path.name in GGUF_DOCUMENTS if is_in_gguf(path) else path.exists()
 
 
+def no_config(folder: Path, hint: str) -> CheckpointError:
+    """Of a folder without config.json. One of an adapter (LoRA) is called so."""
+    adapter = folder / "adapter_config.json"
+    if not adapter.is_file():
+        return CheckpointError(f"{folder} has no config.json.", hint=hint)
+    base = JsonObject.read(adapter).text("base_model_name_or_path", "its base model")
+    return CheckpointError(
+        f"{folder} holds an adapter (LoRA) of {base}, and no model.",
+        hint="merge it where its library is: peft's AutoPeftModelForCausalLM.from_pretrained("
+        "folder).merge_and_unload().save_pretrained(new_folder)",
+    )
+
+
 def is_in_gguf(path: Path) -> bool:
     return path.parent.is_file()
 

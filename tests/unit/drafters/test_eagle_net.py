@@ -33,6 +33,19 @@ FOLDERS = {
     "3, all ids": EAGLE3,
     "3, normed residual": replace(EAGLE3, changes={"norm_before_residual": True}),
     "3, one key head": replace(EAGLE3, num_kv_heads=1, theta=5e5),
+    "3, Qwen3 layer": replace(EAGLE3, qk_norm=True),
+    "3, biases": replace(EAGLE3, own_bias=True),
+    "3, three layers": replace(EAGLE3, num_layers=3, qk_norm=True, ids=IDS),
+    "3, each state normed": replace(EAGLE3, changes={"fc_norm": True}),
+    "3, states normed": replace(EAGLE3, changes={"norm_before_fc": True}),
+    "3, normed output": replace(EAGLE3, changes={"norm_output": True}),
+    "3, everything": replace(
+        EAGLE3,
+        num_layers=2,
+        qk_norm=True,
+        ids=IDS,
+        changes={"norm_output": True, "fc_norm": True, "norm_before_residual": True},
+    ),
     "1": EAGLE1,
     "1, no bias": replace(EAGLE1, bias=False, eps=1e-6),
 }
@@ -87,23 +100,44 @@ def test_the_net_is_its_definition(
     torch.testing.assert_close(out.hidden_ND.double(), states_PD, atol=2e-4, rtol=1e-4)
 
 
-def test_a_layer_may_be_described_apart(target: LlamaModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["3, all ids", "3, three layers", "3, everything"])
+def test_a_layer_may_be_described_apart(name: str, target: LlamaModel, tmp_path: Path) -> None:
     """As the speculators library writes folders: names of `layers.0`, and the layer's sizes in a
     part of config.json."""
+    written = FOLDERS[name]
     tensors = {
-        name.replace("midlayer", "layers.0"): tensor for name, tensor in EAGLE3.tensors().items()
+        name.replace("midlayer", "layers.0"): tensor for name, tensor in written.tensors().items()
     }
-    folder = EAGLE3.write(tmp_path)
+    folder = written.write(tmp_path)
     save_tensors(folder, tensors)
-    layer = EAGLE3.config()
-    own = {"draft_vocab_size": layer.pop("draft_vocab_size"), "architectures": ["Eagle3Speculator"]}
-    (folder / "config.json").write_text(json.dumps({**own, "transformer_layer_config": layer}))
-    net = load_eagle(heads_in(folder, LAYERS), target)
+    (folder / "config.json").write_text(json.dumps(written.speculators("org/model")))
+    heads = heads_in(folder, LAYERS)
+    assert heads.num_layers == written.num_layers
+    net = load_eagle(heads, target)
     net.state.open(0, ())
-    out = net.step([StepRow.chain(0, TEXT)], net.fuse(states(EAGLE3)))
-    definition = slow(EAGLE3)
-    wanted, _ = definition.read(TEXT, definition.fused(states(EAGLE3)))
+    out = net.step([StepRow.chain(0, TEXT)], net.fuse(states(written)))
+    definition = slow(written)
+    wanted, states_PD = definition.read(TEXT, definition.fused(states(written)))
     torch.testing.assert_close(out.logits_MV.double(), wanted, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(out.hidden_ND.double(), states_PD, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_one_native_call_has_the_bits_of_the_operators(
+    name: str, target: LlamaModel, tmp_path: Path
+) -> None:
+    net = loaded(tmp_path, FOLDERS[name], target)
+    if net.native is None:
+        pytest.skip("no native kernels here")
+    fused_PD = net.fuse(states(FOLDERS[name]))
+    for seq_id in (0, 1):
+        net.state.open(seq_id, ())
+    whole = net.step([StepRow.chain(0, TEXT)], fused_PD)
+    logits_MV = whole.logits_MV.clone()
+    net.native = None
+    steps = net.step([StepRow.chain(1, TEXT)], fused_PD)
+    assert torch.equal(logits_MV, steps.logits_MV)
+    assert torch.equal(whole.hidden_ND, steps.hidden_ND)
 
 
 def test_a_tree_is_its_paths(target: LlamaModel, tmp_path: Path) -> None:
@@ -183,9 +217,24 @@ BAD_CONFIGS: dict[str, tuple[EagleFolder, type[OutriderError], str]] = {
     "hidden size": (replace(EAGLE3, hidden_size=32), CheckpointError, "hidden_size 32, the target"),
     "vocabulary": (replace(EAGLE3, vocab_size=95), VocabularyError, "know 95 ids and the target"),
     "layers": (
-        replace(EAGLE3, changes={"num_hidden_layers": 2}),
+        replace(EAGLE3, changes={"num_hidden_layers": 17}),
+        CheckpointError,
+        "EAGLE heads have at most 16 layers",
+    ),
+    "layers of EAGLE 1": (
+        replace(EAGLE1, changes={"num_hidden_layers": 2}),
         CheckpointError,
         "EAGLE heads have one layer",
+    ),
+    "a layer that is not there": (
+        replace(EAGLE3, changes={"num_hidden_layers": 2}),
+        CheckpointError,
+        r"layers\.1\..* is missing",
+    ),
+    "a norm that is not there": (
+        replace(EAGLE3, changes={"fc_norm": True}, without=("fc_norm.1.weight",)),
+        CheckpointError,
+        r"fc_norm\.1\.weight.* is missing",
     ),
     "too many drafted ids": (
         replace(EAGLE3, changes={"draft_vocab_size": 97}),

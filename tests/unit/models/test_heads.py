@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,14 @@ import torch
 from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import random_llama, random_model, variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.models.heads import DraftKind, HeadKind, head_target, hidden_layers_of, kind_of
+from outrider.models.heads import (
+    DraftKind,
+    HeadKind,
+    head_target,
+    hidden_layers_of,
+    kind_of,
+    verifier_of,
+)
 
 EAGLE3 = EagleFolder(64, 96)
 EAGLE1 = replace(EAGLE3, fused=False)
@@ -30,6 +38,7 @@ KINDS: Mapping[str, tuple[dict[str, object], tuple[str, ...], DraftKind]] = {
     "EAGLE 3": (EAGLE3.config(), ("fc.weight", "midlayer.x"), "eagle"),
     "EAGLE 3, unnamed": ({"model_type": "llama", "draft_vocab_size": 9}, ("fc.weight",), "eagle"),
     "EAGLE 1": (EAGLE1.config(), ("fc.weight", "layers.0.x"), "eagle"),
+    "EAGLE 3 of speculators": (EAGLE3.speculators("org/model"), ("fc.weight",), "eagle"),
     "named EAGLE": ({"architectures": ["EagleForCausalLM"]}, ("a",), "eagle"),
     "Medusa": ({"medusa_num_heads": 3, "medusa_num_layers": 1}, ("0.0.linear.weight",), "medusa"),
     "MTP": ({"model_type": "outrider_mtp"}, ("a",), "mtp"),
@@ -44,6 +53,37 @@ def test_what_a_folder_is_taken_for(
     config: dict[str, object], names: tuple[str, ...], kind: DraftKind, tmp_path: Path
 ) -> None:
     assert kind_of(folder_of(tmp_path, config, names)) == kind
+
+
+UNREAD: Mapping[str, tuple[dict[str, object], str]] = {
+    "DFlash": ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "DFlash heads"),
+    "DFlash by its key": ({"model_type": "qwen3", "dflash_config": {"a": 1}}, "DFlash heads"),
+    "DFlash of speculators": (
+        {"speculators_model_type": "dflash", "draft_vocab_size": 9}, "DFlash heads",
+    ),
+    "P-EAGLE": ({"architectures": ["PEagleSpeculator"], "draft_vocab_size": 9}, "P-EAGLE heads"),
+    "another of speculators": ({"speculators_model_type": "mlp"}, "mlp heads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "said"), UNREAD.values(), ids=UNREAD)
+def test_heads_that_are_not_read_are_refused_by_name(
+    config: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=f"{said} are not supported") as caught:
+        kind_of(folder_of(tmp_path, config, ("fc.weight",)))
+    assert caught.value.hint
+
+
+def test_heads_of_speculators_name_their_target(tmp_path: Path) -> None:
+    assert verifier_of(folder_of(tmp_path / "a", EAGLE3.speculators("org/model"))) == "org/model"
+    assert verifier_of(folder_of(tmp_path / "b", EAGLE3.config())) is None
+    assert verifier_of(tmp_path / "nothing") is None
+    nothing: dict[str, object] = {}
+    nameless = {**EAGLE3.speculators("org/model"), "speculators_config": {"verifier": nothing}}
+    with pytest.raises(CheckpointError, match="do not name their target") as caught:
+        verifier_of(folder_of(tmp_path / "c", nameless))
+    assert "--target MODEL" in (caught.value.hint or "")
 
 
 def test_a_model_in_shards_is_a_model(tmp_path: Path) -> None:
@@ -64,7 +104,10 @@ def test_pickled_heads_are_refused_before_anything_is_missed(
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, a format") as caught:
         kind_of(tmp_path)
-    assert "save_file" in (caught.value.hint or "")
+    hint = caught.value.hint or ""
+    command = hint.partition("in that folder: ")[2]
+    assert command.startswith('python -c "import torch; from safetensors.torch import save_file; ')
+    compile(shlex.split(command)[2], "hint", "exec")
 
 
 def test_a_pickled_model_is_left_to_the_loader(tmp_path: Path) -> None:

@@ -75,10 +75,11 @@ class Attends(IntEnum):
 class Entrance:
     """Before the first layer of heads: the embedding of a token and the state of the token before
     it, each normed if there is a norm, make a pair. `join` makes the residual of it; without one
-    that is the state, normed if `keeps_norm`.
+    that is the state, normed if `keeps_norm`. `attends` is of the first layer; later ones read the
+    normed residual.
 
-    `states_ND` is what a pass reads, `own_ND` the residuals after the last layer, which it leaves;
-    these and `pair_N2D` are contiguous float32.
+    `states_ND` is what a pass reads, `own_ND` the residuals after the last layer, which it leaves,
+    as the final norm gives them if `gives_normed`; these and `pair_N2D` are contiguous float32.
     """
 
     token_norm_D: Tensor | None
@@ -90,6 +91,7 @@ class Entrance:
     join_bias_D: Tensor | None = None
     attends: Attends = Attends.NORMED
     keeps_norm: bool = False
+    gives_normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class _Entrance(Structure):
         (c_void_p, "token_norm state_norm"),
         (_Linear, "join"),
         (c_void_p, "states pair own"),
-        (c_int32, "attends keeps_norm"),
+        (c_int32, "attends keeps_norm gives_normed"),
     )
 
 
@@ -255,6 +257,7 @@ def _entrance(entrance: Entrance) -> _Entrance:
         entrance.own_ND.data_ptr(),
         entrance.attends,
         entrance.keeps_norm,
+        entrance.gives_normed,
     )
 
 

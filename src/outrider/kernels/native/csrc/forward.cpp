@@ -46,13 +46,14 @@ struct Linear {
 enum Attends { NORMED, PAIR, RESIDUAL };
 
 // Mirrored by `_Entrance` in forward.py. A norm may be null; without a join, the state itself is
-// the residual, after its norm if `keeps_norm`.
+// the residual, after its norm if `keeps_norm`. `attends` is of the first layer, later ones read what
+// their norm gives; `own` is left as the final norm gives it if `gives_normed`.
 struct Entrance {
     const float *token_norm, *state_norm;
     Linear join;
     const float* states;  // [tokens][hidden_size], given with a pass
     float *pair, *own;    // [tokens][2 hidden_size]; the last residuals, which a pass leaves
-    int32_t attends, keeps_norm;
+    int32_t attends, keeps_norm, gives_normed;
 };
 
 struct Layer {
@@ -143,7 +144,8 @@ void capture(const Decoder& d, const Pass& pass, int depth) {
 
 // What queries, keys and values are made of.
 const float* attention_input(const Decoder& d, const Layer& layer, int num) {
-    const int attends = d.entrance == nullptr ? NORMED : d.entrance->attends;
+    const bool enters = d.entrance != nullptr && &layer == d.layers;
+    const int attends = enters ? d.entrance->attends : NORMED;
     if (attends == PAIR) return d.entrance->pair;
     if (attends == RESIDUAL) return d.x;
     outrider_rms_norm(d.team, d.x, layer.attention_norm, d.eps, d.norm, num, d.hidden_size);
@@ -210,9 +212,15 @@ extern "C" int outrider_forward(const Decoder* decoder, const Pass* pass, const 
         case BFLOAT16: run<BFloat16>(d, *pass, tokens); break;
         case FLOAT16: run<Float16>(d, *pass, tokens); break;
     }
-    if (d.entrance != nullptr)
-        std::memcpy(d.entrance->own, d.x,
-                    sizeof(float) * pass->num_tokens * static_cast<int64_t>(d.hidden_size));
+    if (d.entrance != nullptr) {
+        const Entrance& e = *d.entrance;
+        if (e.gives_normed)
+            outrider_rms_norm(d.team, d.x, d.final_norm, d.eps, e.own, pass->num_tokens,
+                              d.hidden_size);
+        else
+            std::memcpy(e.own, d.x,
+                        sizeof(float) * pass->num_tokens * static_cast<int64_t>(d.hidden_size));
+    }
     if (num_wanted > 0) read_out(d, wanted, num_wanted, logits);
     return -1;
 }
