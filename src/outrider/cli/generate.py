@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.api.llm import LLM
 from outrider.api.profile import kernel_times
+from outrider.api.prompts import Prompt
 from outrider.api.result import GenerationResult
 from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
 from outrider.bench.machine import Neighbours, is_busy, provenance, said_of
 from outrider.bench.turns import Score, race
 from outrider.cli.call import Call
+from outrider.cli.chat_prompt import given_prompt
 from outrider.cli.output import answer, fitted, prose, say, screen_table
 from outrider.cli.rounds_page import RoundsPage
 from outrider.cli.run_options import GenerateOptions
@@ -53,25 +55,26 @@ def generate(call: Call[GenerateOptions]) -> int:
     text = _prompt_of(call)
     structure = structure_of(shown)
     llm = open_llm(resolved)
+    prompt, is_message = given_prompt(llm, text, shown, resolved.program().target)
     if shown.compare and not KINDS[llm.drafter].drafts:
         raise ConfigError("--compare: speculation is off already.", hint="choose a --drafter")
     page = RoundsPage(llm, resolved)
     page.turn(shown.html, flag="--html")
     params = page.asking(resolved.sampling())
     if params.n > 1:
-        return _several(llm, text, call, page)
+        return _several(llm, (text, prompt), call, page)
     painter = None if shown.json else Painter(resolved.program().color, sys.stdout)
-    stream = llm.stream(text, params, **structure)
+    stream = llm.stream(prompt, params, **structure)
     if painter is not None and not shown.quiet:
         say_toy(resolved.program().target)
-    if painter is not None and painter.colored:
+    if painter is not None and painter.colored and not is_message:
         painter.write(text)
     reply = show(llm, stream, painter)
     if painter is not None:
         painter.write("" if shown.quiet else painter.mark(cut=is_cut(reply.result)))
         painter.close_text(() if shown.quiet else reply.seen)
     tell_notes([reply.result])
-    comparison = compare_with_off(llm, text, resolved, structure) if shown.compare else None
+    comparison = compare_with_off(llm, prompt, resolved, structure) if shown.compare else None
     if painter is not None and not shown.quiet:
         painter.line(verdict(reply.result, comparison, everything=shown.stats))
     speed_ratio = comparison.summary() if comparison else ""
@@ -80,7 +83,7 @@ def generate(call: Call[GenerateOptions]) -> int:
     if comparison:
         record["compare"] = comparison.to_dict()
     if resolved.engine().profile:
-        record["profile"] = _profile(llm, text, reply.result, call)
+        record["profile"] = _profile(llm, prompt, reply.result, call)
     answer(shown, record, None)
     return 0
 
@@ -96,12 +99,12 @@ def verdict(
 
 
 def _profile(
-    llm: LLM, text: str, result: GenerationResult, call: Call[GenerateOptions]
+    llm: LLM, prompt: Prompt, result: GenerationResult, call: Call[GenerateOptions]
 ) -> dict[str, object]:
     """`--profile`: the record, which is also printed in short for a person."""
 
     profile = round_profile(llm, result, call.resolved)
-    profile["kernels"] = kernel_profile(llm, text, call.resolved, structure_of(call.options))
+    profile["kernels"] = kernel_profile(llm, prompt, call.resolved, structure_of(call.options))
     if not call.options.json and not call.options.quiet:
         print(fitted(profile_text(profile)))
     return profile
@@ -112,8 +115,11 @@ def _tell_page(line: str) -> None:
         say(line)
 
 
-def _several(llm: LLM, text: str, call: Call[GenerateOptions], page: RoundsPage) -> int:
-    """`--n`: all completions at once, shown one after the other."""
+def _several(
+    llm: LLM, given: tuple[str, Prompt], call: Call[GenerateOptions], page: RoundsPage
+) -> int:
+    """`--n`: all completions at once, shown one after the other. `given` are the prompt as it was
+    typed, and what the model gets."""
     from outrider.cli.paint import Painter
     from outrider.cli.session import run_record, tell_notes
 
@@ -121,7 +127,8 @@ def _several(llm: LLM, text: str, call: Call[GenerateOptions], page: RoundsPage)
     if shown.compare:
         raise ConfigError("--compare shows one completion, and --n asks for more.", hint="drop one")
     params = page.asking(call.resolved.sampling())
-    results = llm.generate([text], params, **structure_of(shown))
+    text, prompt = given
+    results = llm.generate([prompt], params, **structure_of(shown))
     if not shown.json:
         if not shown.quiet:
             say_toy(call.resolved.program().target)
@@ -252,7 +259,7 @@ class Comparison:
 
 
 def compare_with_off(
-    llm: LLM, prompt: str, resolved: Resolved, structure: StructureOptions | None = None
+    llm: LLM, prompt: Prompt, resolved: Resolved, structure: StructureOptions | None = None
 ) -> Comparison:
     """Race `llm` against the same target without a drafter."""
     params = resolved.sampling().seeded()
@@ -292,8 +299,8 @@ def _seconds_per_token(score: Score) -> list[float]:
 
 def _contestant(
     llm: LLM, params: SamplingParams, structure: StructureOptions, texts: set[tuple[int, ...]]
-) -> Callable[[str], Sequence[Sequence[int]]]:
-    def run(prompt: str) -> Sequence[Sequence[int]]:
+) -> Callable[[Prompt], Sequence[Sequence[int]]]:
+    def run(prompt: Prompt) -> Sequence[Sequence[int]]:
         # A drafter that remembers texts would copy the one that it wrote before.
         llm.forget()
         ids = [result.token_ids for result in llm.generate([prompt], params, **structure)]
@@ -310,7 +317,7 @@ def round_profile(llm: LLM, result: GenerationResult, resolved: Resolved) -> dic
 
 
 def kernel_profile(
-    llm: LLM, prompt: str, resolved: Resolved, structure: StructureOptions | None = None
+    llm: LLM, prompt: Prompt, resolved: Resolved, structure: StructureOptions | None = None
 ) -> dict[str, dict[str, float]]:
     """Calls and milliseconds of every kernel in another run of `prompt`, the slowest first."""
     asked: StructureOptions = structure or {}

@@ -35,7 +35,7 @@ from outrider.models.gguf.stores import stored_models
 from outrider.models.hf_config import read_config
 from outrider.models.hub_cache import cached_models
 from outrider.models.json_object import JsonObject
-from outrider.models.loading import ALIASES, DTYPES, HEAD_ALIASES, resolve
+from outrider.models.loading import ALIASES, DTYPES, HEAD_ALIASES, made_models, resolve
 
 LOADER_PROMPT = "The quick brown fox"
 
@@ -151,8 +151,10 @@ def export(call: Call[ExportOptions]) -> int:
     from outrider.lab.gguf_export import export as written
 
     options = call.options
+    # A path says nothing to whoever gets the file; its folder's name does.
+    name = "" if Path(model).expanduser().exists() else model
     wish = GgufOptions(
-        form=options.gguf, pre_tokenizer=options.pre_tokenizer, name=model, force=options.force
+        form=options.gguf, pre_tokenizer=options.pre_tokenizer, name=name, force=options.force
     )
     done: Exported | None = None
     with Meter(f"exporting {model}") as meter:
@@ -225,13 +227,15 @@ class LocalModel:
 
 
 def local_models() -> list[LocalModel]:
-    """The embedded models, then what the hub cache holds, then GGUF files of other programs."""
+    """The embedded models, then what the hub cache holds, then folders that were made here, then
+    GGUF files of other programs."""
     embedded = [_inspect(name, resolve(name)) for name in ALIASES]
+    made = [_inspect(str(folder), folder, folder.name) for folder in made_models()]
     stored = [_inspect(str(file), file, where) for file, where in stored_models()]
     cached = [
         _inspect(one.name, one.snapshot) for one in cached_models() if one.snapshot is not None
     ]
-    return [*embedded, *cached, *stored]
+    return [*embedded, *cached, *made, *stored]
 
 
 def _inspect(name: str, found: Path, where: str = "") -> LocalModel:

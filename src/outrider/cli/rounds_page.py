@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.output import check_writable, write_whole
+from outrider.core.errors import ConfigError
+from outrider.core.files import open_regular
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from outrider.core.settings import Resolved
 
 TITLE = "Outrider: how this text was written"
+# A page says its title within so many bytes.
+_HEAD = 4096
 
 
 @dataclass(slots=True)
@@ -30,10 +34,11 @@ class RoundsPage:
 
     def turn(self, name: str | None, *, flag: str) -> None:
         """On, to the file `name`, or off. Raises MachineError if the file, which `flag` names,
-        cannot be written."""
+        cannot be written, and ConfigError if it is there and is no such page."""
         path = Path(name) if name else None
         if path is not None:
             check_writable(path, flag=flag)
+            _check_ours(path, flag)
         self.path, self._runs = path, []
 
     def asking(self, params: SamplingParams) -> SamplingParams:
@@ -75,3 +80,15 @@ class RoundsPage:
             "device": str(self.llm.device),
         }
         return first | {name: value for name, value in decided.items() if name not in first}
+
+
+def _check_ours(path: Path, flag: str) -> None:
+    """A page that was written before is replaced, and no other file."""
+    if not path.exists():
+        return
+    with open_regular(path) as stream:
+        head = stream.read(_HEAD)
+    if head and f"<title>{TITLE}</title>".encode() not in head:
+        raise ConfigError(
+            f"{path} is there already, and it is no page of {flag}.", hint="name a new file"
+        )

@@ -32,6 +32,12 @@ class GenerateOptions(StructureOption, OutputOption):
 
     prompt: str | None = setting(None, "The same as PROMPT.")
     stdin: bool = setting(False, "Read the prompt from stdin; a lone - means the same.")
+    chat: bool = setting(
+        False,
+        "The prompt is a message, which goes through the model's chat template; for an instruct "
+        "model it is one anyway.",
+    )
+    raw: bool = setting(False, "Go on from the prompt as it is, with an instruct model too.")
     compare: bool = setting(False, "Also run without speculation, and print the speed-up.")
     quiet: bool = setting(False, "Print the text and nothing else.")
     stats: bool = setting(False, "Say all that was counted: times, rounds, memory.")

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from outrider.core.errors import ConfigError, did_you_mean, nearest
@@ -146,17 +148,22 @@ def is_changed(config: DataclassInstance, name: str) -> bool:
 def check_fields(config: DataclassInstance) -> None:
     """Raise ConfigError for the first field of `config` outside what it declares."""
     for item in fields(config):
-        value, default = getattr(config, item.name), default_of(item)
-        kind = meta_of(item).kind
-        if default is None:
-            if value is None:
-                continue
-            if kind is None:
-                check_mapping(item.name, value, meta_of(item))
-                continue
-            default = kind()
-        check_type(item.name, value, default)
-        check_value(item.name, value, meta_of(item))
+        meta = meta_of(item)
+        default = default_of(item) if meta.kind is None else meta.kind()
+        value = _plain_integer(config, item.name, default)
+        if default is None and value is not None:
+            check_mapping(item.name, value, meta)
+        elif value is not None or default_of(item) is not None:
+            check_type(item.name, value, default)
+            check_value(item.name, value, meta)
+
+
+def _plain_integer(config: DataclassInstance, name: str, default: object) -> object:
+    """The field's value; another library's integer, such as numpy's, becomes Python's own."""
+    if type(default) is int and not isinstance(getattr(config, name), int):
+        with suppress(TypeError):
+            object.__setattr__(config, name, index(getattr(config, name)))
+    return getattr(config, name)
 
 
 def check_type(name: str, value: object, default: object) -> None:
@@ -351,10 +358,9 @@ def split(text: str) -> tuple[str, ...]:
 
 def words_of(flag: str, text: str, *, hint: str) -> tuple[str, ...]:
     """The same. Raises ConfigError with `hint` if there is nothing."""
-    found = split(text)
-    if not found:
-        raise ConfigError(f"{flag} names nothing.", hint=hint)
-    return found
+    if found := split(text):
+        return found
+    raise ConfigError(f"{flag} names nothing.", hint=hint)
 
 
 def numbers_of(

@@ -75,7 +75,7 @@ def export(source: Path, path: Path, wish: GgufOptions) -> Generator[Exported]:
             f"a {config.family} model cannot be exported to GGUF.",
             hint="choose a checkpoint of the Llama family",
         )
-    metadata = metadata_of(config, wish.name or source.name)
+    metadata = metadata_of(config, wish.name or source.resolve().name)
     vocabulary = read_vocabulary(
         source,
         vocab_size=config.vocab_size,

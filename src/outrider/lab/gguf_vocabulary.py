@@ -1,14 +1,15 @@
 """Tokenizer in GGUF: a byte-level BPE vocabulary with tokens, kinds, merges and the pre-tokenizer.
 
 llama.cpp splits text by rules of its own that a file can only name, so tokenizer.json must split as
-one of them does. Another checkpoint is refused, unless the caller names a rule: then some texts
-become other tokens, and only token ids mean the same on both sides. llama.cpp knows no Unicode
-normalisation; that of Qwen (NFC) is left out, with a note.
+one of them does; models/gguf/splits.py has the rules, which are read as well. Another checkpoint
+is refused, unless the caller names a rule: then some texts become other tokens, and only token ids
+mean the same on both sides. llama.cpp knows no Unicode normalisation; that of Qwen (NFC) is left
+out, with a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -16,19 +17,12 @@ from typing import cast
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.files import FileKind, read_text
 from outrider.lab.gguf import Value
-from outrider.models.gguf.splits import LLAMA3, QWEN2, TEKKEN
-from outrider.models.json_object import JsonObject
+from outrider.models.gguf.splits import RULES, Rule
+from outrider.models.json_object import JsonObject, is_there
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-# Names of llama.cpp by the pattern that text is cut with, and by whether a piece that is a token
-# is taken whole ("ignore_merges").
-_BY_PATTERN: Mapping[tuple[str, bool], str] = {
-    (LLAMA3, True): "llama-bpe",
-    (LLAMA3, False): "dbrx",
-    (QWEN2, False): "qwen2",
-    (TEKKEN, True): "tekken",
-}
-PRE_TOKENIZERS = ("auto", "gpt-2", "smollm", *_BY_PATTERN.values())
+# Names that a caller may choose; auto may find others.
+PRE_TOKENIZERS = ("auto", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken")
 _NEXT = "name the nearest with --pre-tokenizer, and feed llama.cpp token ids rather than text"
 
 
@@ -95,19 +89,15 @@ def _rule(raw: JsonObject, model: JsonObject, wanted: str) -> str:
     if wanted != "auto":
         return wanted
     whole = model.flag("ignore_merges", default=False)
-    steps = _steps(raw)
-    names = [(step.text("type"), step) for step in steps]
-    match names:
-        case [("ByteLevel", step)] if not whole and _plain(step, regex=True):
-            return "gpt-2"
-        case [("Digits", digits), ("ByteLevel", step)] if not whole and _plain(step, regex=True):
-            if digits.flag("individual_digits", default=False):
-                return "smollm"
-        case [("Split", cut), ("ByteLevel", step)] if _plain(step, regex=False):
-            if (found := _BY_PATTERN.get((_pattern(cut), whole))) is not None:
-                return found
-        case _:
-            pass
+    steps, nfc = _told(_steps(raw)), raw.child("normalizer") is not None
+    found = [
+        (rule.nfc != nfc, name)
+        for name, rule in RULES.items()
+        if rule.ignore_merges == whole and _told(_steps_of(rule)) == steps
+    ]
+    if found:
+        # Of those that cut alike, the first that normalises alike, where one does.
+        return min(found, key=lambda one: one[0])[1]
     raise CheckpointError(
         f"{raw.where} cuts text by a rule that llama.cpp does not know, so the same text would "
         "be other tokens there.",
@@ -137,16 +127,31 @@ def _objects(raw: JsonObject, key: str) -> list[JsonObject]:
     return [JsonObject(f"{raw.where}: {key}", item) for item in found]
 
 
-def _plain(step: JsonObject, *, regex: bool) -> bool:
-    """Whether bytes become characters and nothing else happens, but for GPT-2's own pattern."""
-    prefix = step.flag("add_prefix_space", default=True)
-    return not prefix and step.flag("use_regex", default=True) == regex
+def _steps_of(rule: Rule) -> list[JsonObject]:
+    return _steps(JsonObject("", {"pre_tokenizer": rule.pre_tokenizer(prefix=False)}))
 
 
-def _pattern(cut: JsonObject) -> str:
-    pattern = cut.child("pattern")
-    isolated = cut.text("behavior", "") == "Isolated" and not cut.flag("invert", default=False)
-    return pattern.text("Regex", "") if pattern is not None and isolated else ""
+def _told(steps: Sequence[JsonObject]) -> list[tuple[object, ...]]:
+    """What each step does, by all of its settings that change a text."""
+    return [(step.text("type", ""), *_settings(step)) for step in steps]
+
+
+def _settings(step: JsonObject) -> tuple[object, ...]:
+    match step.text("type", ""):
+        case "ByteLevel":
+            names = ("add_prefix_space", "use_regex")
+            return tuple(step.flag(name, default=True) for name in names)
+        case "Digits":
+            return (step.flag("individual_digits", default=False),)
+        case "Punctuation":
+            return (step.text("behavior", "Isolated"),)
+        case "Split":
+            pattern = step.child("pattern")
+            regex = pattern.text("Regex", "") if pattern is not None else ""
+            return regex, step.text("behavior", ""), step.flag("invert", default=False)
+        case _:
+            # No rule has it.
+            return (step.where,)
 
 
 def _tokens(raw: JsonObject, model: JsonObject, vocab_size: int) -> tuple[list[str], list[int]]:
@@ -191,7 +196,7 @@ def _special(
 ) -> dict[str, Value]:
     """Tokens that begin and end a text, and the chat template."""
     path = folder / "tokenizer_config.json"
-    config = JsonObject.read(path) if path.exists() else JsonObject(str(path), {})
+    config = JsonObject.read(path) if is_there(path) else JsonObject(str(path), {})
     ids = {text: token_id for token_id, text in enumerate(tokens)}
     found: dict[str, Value] = {}
     begin, end = (ids.get(_token_text(config, key)) for key in ("bos_token", "eos_token"))

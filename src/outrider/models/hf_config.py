@@ -18,7 +18,7 @@ from outrider.models.families import (
     parse_gpt2,
     parse_llama,
 )
-from outrider.models.json_object import JsonObject, is_there
+from outrider.models.json_object import JsonObject, is_there, no_config
 from outrider.models.qwen_hybrid_config import (
     HYBRID_FAMILIES,
     QwenHybridConfig,
@@ -33,6 +33,10 @@ _PARSERS: Mapping[str, Callable[[JsonObject, JsonObject | None], NativeConfig]] 
     **dict.fromkeys(HYBRID_FAMILIES, parse_qwen_hybrid),
 }
 FAMILIES = tuple(sorted(_PARSERS))
+_ENCODERS = frozenset((
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
+    "mpnet", "roberta", "xlm-roberta",
+))  # fmt: skip
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -40,8 +44,15 @@ def read_config(folder: Path) -> DecoderConfig:
 
     A family without a decoder of ours is read by transformers, where it is installed.
     """
-    if read_model_type(folder) in FAMILIES:
+    family = read_model_type(folder)
+    if family in FAMILIES:
         return read_native_config(folder)
+    if family in _ENCODERS and not _read_json(folder).flag("is_decoder", default=False):
+        raise CheckpointError(
+            f"{folder}: a model of type {family} is an encoder: it reads a text and writes none.",
+            hint="choose a model that writes, such as `outrider pull HuggingFaceTB/"
+            "SmolLM2-135M-Instruct`",
+        )
     # Imported here: only such a family needs torch, and transformers, to be read.
     from outrider.models.adapter.config import read_adapter_config
 
@@ -79,7 +90,5 @@ def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> Nativ
 
 def _read_json(folder: Path) -> JsonObject:
     if not is_there(folder / "config.json"):
-        raise CheckpointError(
-            f"{folder} has no config.json.", hint="is it a Hugging Face model folder?"
-        )
+        raise no_config(folder, "is it a Hugging Face model folder?")
     return JsonObject.read(folder / "config.json")

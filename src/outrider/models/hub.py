@@ -270,7 +270,8 @@ def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[st
         there = f"pickle files, such as {pickles[0]}, which can run code when they are read"
         hint = (
             "choose a repository with safetensors, or a revision that has them: the hub's own "
-            "conversions are pull requests, so try --revision refs/pr/1"
+            "conversions are pull requests, so try --revision refs/pr/1. Where you trust them: "
+            f"`hf download {name.repo}`, and name its folder as --draft for a way to convert heads"
         )
     else:
         there = ", ".join(every[:5]) or "no files"

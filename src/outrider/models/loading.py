@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.core.env import make_cublas_deterministic
+from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, Room
@@ -44,6 +44,14 @@ ALIASES = {
 # Heads for the embedded target, which are no models.
 HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+# Models of before the hub had organisations.
+_MOVED = {
+    **{
+        name: f"openai-community/{name}"
+        for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+    },
+    "distilgpt2": "distilbert/distilgpt2",
+}
 # Data only: nothing that is fetched is ever executed.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 # Weights in another layout, and subfolders: a second copy of the model that nothing would read.
@@ -231,27 +239,52 @@ def resolve(name: str) -> Path:
             "safetensors and tokenizer.",
             hint=f"try its folder, {folder.resolve().parent}",
         )
+    if folder.suffix == ".gguf":
+        raise _no_file(folder)
     if HUB_ID.fullmatch(name) is None:
-        return _from_hub(_called(name, folder), folder)
+        found = _called(name, folder)
+        return found if isinstance(found, Path) else _from_hub(found, folder)
     return _from_hub(name, folder)
 
 
+def _no_file(file: Path) -> CheckpointError:
+    beside = sorted(file.parent.glob("*.gguf"))[:20] if file.parent.is_dir() else []
+    near = did_you_mean(str(file), map(str, beside)) if beside else ""
+    return CheckpointError(
+        f"there is no file {file}.",
+        hint=near
+        or "`outrider models list` shows the GGUF files of Ollama and LM Studio; a file "
+        "of the hub is downloaded first: `hf download ORG/NAME FILE.gguf`",
+    )
+
+
 @cache
-def _called(name: str, folder: Path) -> str:
-    """The one model of the hub cache that `name` is short for. Raises CheckpointError, with what to
-    fetch, if none is or several are."""
+def _called(name: str, folder: Path) -> str | Path:
+    """The one model on this machine that `name` is short for: of the hub cache, or a folder that
+    was made here. Raises CheckpointError, with what to fetch, if none is or several are."""
     cached = [one.name for one in cached_models() if "/" in one.name]
-    here = [model for model in cached if name and is_called(model, name)]
+    here: list[str | Path] = [model for model in cached if name and is_called(model, name)]
+    same = {model.rpartition("/")[2] for model in cached}
+    here += [m for m in made_models() if is_called(m.name, name) and m.name not in same]
     if len(here) == 1:
         _log.warning("%s: taking %s, which is on this machine.", name, here[0])
         return here[0]
     if here:
-        raise CheckpointError(f"{name!r} may be one of {', '.join(here)}.", hint="name one in full")
-    fetched = [f"`outrider pull {model}`" for model in models_called(name)[:2]]
+        listed = ", ".join(map(str, here))
+        raise CheckpointError(f"{name!r} may be one of {listed}.", hint="name one in full")
+    known = [_MOVED[name]] if name in _MOVED else models_called(name)
+    fetched = [f"`outrider pull {model}`" for model in known[:2]]
     raise CheckpointError(
         f"no model {name!r}: there is no such folder, and it is not a hub id of the form org/name.",
         hint=f"{' or '.join(fetched)} fetches one" if fetched else _suggest(folder, name),
     )
+
+
+def made_models() -> list[Path]:
+    """Folders of published models that scripts/real_model made; a whole one has config.json."""
+    cache = cache_folder()
+    found = sorted(cache.glob("real/*/config.json")) if cache is not None else []
+    return [file.parent for file in found]
 
 
 def _as_path(name: str) -> Path:

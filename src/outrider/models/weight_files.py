@@ -33,7 +33,8 @@ def weight_files(folder: Path) -> list[Path]:
             "from_pretrained(folder) and then save_pretrained(new_folder)",
         )
     raise CheckpointError(
-        f"{folder} has neither {WEIGHTS} nor {INDEX}.", hint="is the download complete?"
+        f"{folder} has neither {WEIGHTS} nor {INDEX}.",
+        hint="is the download complete? Pickle files (.bin) are never fetched from the hub",
     )
 
 

@@ -30,6 +30,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
 from outrider.drafters.prediction import check_prediction
+from outrider.models.gguf.folder import header_of
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
@@ -102,7 +103,7 @@ def subject_of(
 
 
 def fingerprint(name: str) -> str:
-    """Twelve hex digits of a model's config.json and its safetensors headers.
+    """Twelve hex digits of a model's config.json and the headers of its files.
 
     The headers name every tensor, its type, its shape and its place in the file; the weights
     themselves are not read, so two trainings of one architecture look alike.
@@ -117,6 +118,12 @@ def fingerprint(name: str) -> str:
 
 
 def _headers(folder: Path) -> Iterator[bytes]:
+    """Of safetensors, or of a GGUF file and those that belong to it."""
+    if folder.is_file():
+        for entry in header_of(folder).entries.values():
+            place = f"{entry.path.name} {entry.offset}"
+            yield f"{entry.name} {entry.kind.name} {entry.shape} {place}\n".encode()
+        return
     for path in sorted(folder.glob("*.safetensors")):
         with open_regular(path) as file:
             length = int.from_bytes(file.read(_HEADER_LENGTH), "little")

@@ -28,6 +28,12 @@ def same_logging() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def no_models_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names mean the same on a machine where scripts/real_model has run."""
+    monkeypatch.setattr("outrider.models.loading.cache_folder", lambda: None)
+
+
 @pytest.fixture
 def outrider(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from doubles.command_line import Command
 from doubles.gguf_file import Gguf
+from outrider.models.loading import resolve
 
 EXPORT = ("models", "export", "outrider/embedded-draft")
 
@@ -29,6 +31,18 @@ def test_it_writes_a_file_and_says_what_it_holds(outrider: Command, tmp_path: Pa
     assert record["file"] == "m.gguf"
     assert record["num_bytes"] == (tmp_path / "m.gguf").stat().st_size
     assert record["notes"]
+
+
+@pytest.mark.weights
+def test_the_file_is_called_as_the_model_is_and_not_by_a_path(
+    outrider: Command, tmp_path: Path
+) -> None:
+    folder = tmp_path / "private" / "my-model"
+    shutil.copytree(resolve("outrider/embedded-draft"), folder)
+    options = ("m.gguf", "--gguf", "q8_0", "--pre-tokenizer", "gpt-2", "--force")
+    for model, name in (("outrider/embedded-draft",) * 2, (str(folder), "my-model")):
+        assert outrider("models", "export", model, *options).code == 0
+        assert Gguf.read(tmp_path / "m.gguf").metadata["general.name"] == name
 
 
 @pytest.mark.weights

@@ -4,6 +4,7 @@ a command that does. docs/guesses.md is this table.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -268,6 +269,23 @@ class TestNames:
         assert "taking org/SmolLM2-135M-Instruct" in caplog.text
         with pytest.raises(CheckpointError):
             _called("135m", Path("135m"))
+
+    def test_a_folder_that_was_made_here_is_taken(
+        self, outrider: Command, cached: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("outrider.models.loading.cache_folder", lambda: cached)
+        folder = cached / "real" / "SmolLM2-135M-Instruct"
+        folder.mkdir(parents=True)
+        with pytest.raises(CheckpointError):
+            _called("smollm2", Path("smollm2"))
+        (folder / "config.json").write_text("{}")
+        assert _called("smollm2", Path("smollm2")) == folder
+        listed = json.loads(outrider("models", "list", "--json").out)
+        assert str(folder) in json.dumps(listed)
+        # The same model in the hub's cache goes before it, by its own name.
+        _called.cache_clear()
+        (cached / "models--org--SmolLM2-135M-Instruct").mkdir()
+        assert _called("smollm2", Path("smollm2")) == "org/SmolLM2-135M-Instruct"
 
     def test_of_several_models_none_is_taken(self, cached: Path) -> None:
         for name in ("a", "b"):

@@ -51,6 +51,17 @@ def test_every_completion_has_its_part(outrider: Command) -> None:
     assert {dict(run["facts"])["seed"] for run in runs} == {"1"}
 
 
+def test_only_a_page_is_replaced(outrider: Command) -> None:
+    for _ in range(2):
+        assert outrider("generate", PROMPT, *SHORT, "--html", "run.html").code == 0
+    other = Path("other.html")
+    other.write_text("<title>mine</title>")
+    shown = outrider("generate", PROMPT, *SHORT, "--html", "other.html")
+    assert (shown.code, shown.out) == (2, "")
+    assert "other.html is there already" in shown.err
+    assert other.read_text() == "<title>mine</title>"
+
+
 def test_a_file_that_cannot_be_written_is_told_of_before_anything_runs(outrider: Command) -> None:
     shown = outrider("generate", PROMPT, "--html", "no/such/run.html")
     assert shown.code == 3

@@ -191,3 +191,12 @@ def test_a_bias_is_not_changed_from_outside_after_it_was_checked() -> None:
     params = SamplingParams(logit_bias=bias)
     bias[10**6] = math.nan
     assert params.logit_bias == {1: 1.0}
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_integers_of_other_libraries_become_pythons(kind: Any) -> None:
+    params, config = SamplingParams(max_tokens=kind(2), seed=kind(7)), EngineConfig(k=kind(3))
+    assert (params.max_tokens, params.seed, config.k) == (2, 7, 3)
+    assert {type(params.max_tokens), type(params.seed), type(config.k)} == {int}
+    with pytest.raises(ConfigError, match="max_tokens"):
+        SamplingParams(max_tokens=kind(0))

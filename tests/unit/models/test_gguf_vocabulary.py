@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from doubles.gguf_file import tokenizer_for
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.lab.gguf_vocabulary import Vocabulary, read_vocabulary
+from outrider.models.gguf.splits import RULES
 from outrider.models.loading import resolve
 
 LLAMA3 = (
@@ -65,7 +67,8 @@ def test_tokens_kinds_and_merges_are_in_order(tmp_path: Path) -> None:
         (cut_by({"type": "Digits", "individual_digits": True}, GPT2), "smollm"),
         (cut_by(pattern(LLAMA3), BYTES, whole=True), "llama-bpe"),
         (cut_by(pattern(LLAMA3), BYTES), "dbrx"),
-        (cut_by(pattern(QWEN), BYTES), "qwen2"),
+        # Whoever reads qwen2 may normalise, which this tokenizer does not.
+        (cut_by(pattern(QWEN), BYTES), "deepseek-r1-qwen"),
     ],
 )
 def test_a_rule_is_known_by_what_it_does(change: Change, name: str, tmp_path: Path) -> None:
@@ -122,8 +125,30 @@ def test_an_unknown_rule_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
 
 
 def test_normalisation_is_noted(tmp_path: Path) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        cut_by(pattern(QWEN), BYTES)(raw)
+        raw["normalizer"] = {"type": "NFC"}
+
+    found = read(tmp_path, change)
+    assert "NFC" in found.notes[0]
+    assert found.metadata["tokenizer.ggml.pre"] == "qwen2"
     found = read(tmp_path, lambda raw: raw.update(normalizer={"type": "NFC"}))
     assert "NFC" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_that_is_read_is_found_again(name: str, tmp_path: Path) -> None:
+    """By a name that cuts alike: several families have one rule."""
+    rule = RULES[name]
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["pre_tokenizer"] = rule.pre_tokenizer(prefix=False)
+        raw["model"]["ignore_merges"] = rule.ignore_merges
+        raw["normalizer"] = {"type": "NFC"} if rule.nfc else None
+
+    found = read(tmp_path, change).metadata["tokenizer.ggml.pre"]
+    assert isinstance(found, str)
+    assert replace(RULES[found], begins=rule.begins) == rule
 
 
 def test_ends_beginnings_and_the_template_are_told(tmp_path: Path) -> None:

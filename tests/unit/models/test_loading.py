@@ -70,6 +70,40 @@ def test_a_name_that_can_mean_nothing_is_refused(name: str) -> None:
     assert "outrider/embedded" in caught.value.hint
 
 
+def test_a_gguf_file_that_is_not_there_is_called_a_file(tmp_path: Path) -> None:
+    for name in ("nowhere.gguf", "org/model.gguf"):
+        with pytest.raises(CheckpointError, match=f"there is no file {name}") as caught:
+            resolve(name)
+        assert "hf download" in str(caught.value.hint)
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="there is no file") as caught:
+        resolve(str(tmp_path / "model-Q4_K_S.gguf"))
+    assert "model-Q4_K_M.gguf" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "distilgpt2"])
+def test_models_of_before_organisations_are_known_by_their_new_names(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"no model '{name}'") as caught:
+        resolve(name)
+    assert f"/{name}` fetches" in str(caught.value.hint)
+
+
+def test_an_adapter_is_called_one(tmp_path: Path) -> None:
+    values = {"base_model_name_or_path": "org/base", "peft_type": "LORA"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"adapter \(LoRA\) of org/base") as caught:
+        read_config(tmp_path)
+    assert "merge_and_unload" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+def test_an_encoder_is_called_one(family: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(CheckpointError, match=f"{family} is an encoder") as caught:
+        read_config(tmp_path)
+    assert caught.value.exit_code == 3
+
+
 @pytest.mark.parametrize("name", ["x" * 5000, "~no-such-user/x"])
 def test_a_name_that_no_system_takes_is_refused(name: str) -> None:
     with pytest.raises(CheckpointError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.draft import common_prefix
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.lab.gguf_export import GgufOptions, export
+from outrider.models.loading import resolve
 from outrider.proof.check import Check, Effort
 from outrider.proof.mutants import ROUNDS
 from outrider.proof.parity import (
@@ -176,3 +179,15 @@ def test_fingerprints_tell_models_apart() -> None:
     target, draft = fingerprint(EMBEDDED), fingerprint("outrider/embedded-draft")
     assert target == fingerprint(EMBEDDED) != draft
     assert len(target) == len(draft) == 12
+
+
+def test_fingerprints_tell_quantisations_of_a_gguf_model_apart(tmp_path: Path) -> None:
+    forms = ("bf16", "q8_0", "q4_0")
+    prints = set[str]()
+    for form in forms:
+        path = tmp_path / "model.gguf"
+        wish = GgufOptions(form=form, pre_tokenizer="gpt-2", force=True)
+        for _ in export(resolve(EMBEDDED), path, wish):
+            pass
+        prints |= {fingerprint(str(path)), fingerprint(str(path))}
+    assert len(prints) == len(forms)

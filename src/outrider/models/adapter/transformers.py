@@ -287,6 +287,10 @@ def survey(config: Any) -> Anatomy:
             raise _refusal(
                 family, f"it keeps more than keys and values (its cache needs {error.name})"
             ) from error
+        except RuntimeError as error:
+            if "meta" not in str(error):
+                raise
+            raise _refusal(family, "what it keeps cannot be seen without weights") from error
     shape = seen.shape(config.get_text_config(decoder=True).num_hidden_layers)
     sizes = {name: weight.numel() for name, weight in model.named_parameters()}
     of_experts = sum(size for name, size in sizes.items() if ".experts." in name)

@@ -28,7 +28,7 @@ _OWN = "name a model or folder whose tokenizer fits with --tokenizer"
 _MAX_PIECE_CHARS, _MAX_PIECES_CHARS = 256, 1 << 23
 _SPACE = "▁"
 # Tokens that end a turn, in files whose metadata name the end of a text only.
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>")
+TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>")
 _NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -121,8 +121,8 @@ def special_ids(header: Header) -> dict[str, Any]:
     named = [words.token_id(name) for name in ("eos", "eot", "eom")]
     ends = [token_id for token_id in named if token_id is not None]
     controls = {words.tokens[place] for place in _places(words, _CONTROL)}
-    if controls.intersection(_TURN_ENDS):
-        ends += [words.tokens.index(text) for text in _TURN_ENDS if text in controls]
+    if controls.intersection(TURN_ENDS):
+        ends += [words.tokens.index(text) for text in TURN_ENDS if text in controls]
     found: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
     begin = words.token_id("bos")
     return found if begin is None else {**found, "bos_token_id": begin}
