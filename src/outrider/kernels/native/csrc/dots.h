@@ -74,4 +74,66 @@ inline BitVec add_dots(BitVec sums, BitVec weights, BitVec inputs) {
 
 #endif
 
+// Sums of products by weights of few bits. Where an instruction adds products of bytes in 16 bits,
+// those of several steps are added so; `widened` makes 32 bits of them. Elsewhere sums are of 32 bits
+// from the beginning.
+#if defined(__AVX512VNNI__) || defined(OUTRIDER_PLAIN_DOTS)
+constexpr bool HAS_NARROW = false;
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+constexpr bool HAS_NARROW = false;
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+constexpr bool HAS_NARROW = true;
+#else
+constexpr bool HAS_NARROW = false;
+#endif
+
+constexpr bool is_narrow(int bits) { return HAS_NARROW && bits <= 6; }
+
+// Steps of eight inputs, at most four, whose sums fit: of 15, 31 or 63 times 127, four a lane of 16
+// bits.
+constexpr int narrow_eights(int bits) {
+    return !is_narrow(bits) || bits <= 4 ? 4 : bits == 5 ? 2 : 1;
+}
+
+#if defined(__AVX512BW__)
+inline BitVec add_narrow(BitVec sums, BitVec weights, BitVec inputs) {
+    const __m512i products = _mm512_maddubs_epi16(cast<__m512i>(weights), cast<__m512i>(inputs));
+    return cast<BitVec>(_mm512_add_epi16(cast<__m512i>(sums), products));
+}
+inline BitVec sum_pairs(BitVec sums, BitVec factors) {
+    return cast<BitVec>(_mm512_madd_epi16(cast<__m512i>(sums), cast<__m512i>(factors)));
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+inline BitVec add_narrow(BitVec sums, BitVec weights, BitVec inputs) {
+    const __m256i products = _mm256_maddubs_epi16(cast<__m256i>(weights), cast<__m256i>(inputs));
+    return cast<BitVec>(_mm256_add_epi16(cast<__m256i>(sums), products));
+}
+inline BitVec sum_pairs(BitVec sums, BitVec factors) {
+    return cast<BitVec>(_mm256_madd_epi16(cast<__m256i>(sums), cast<__m256i>(factors)));
+}
+#else
+inline BitVec add_narrow(BitVec sums, BitVec, BitVec) { return sums; }
+inline BitVec sum_pairs(BitVec sums, BitVec) { return sums; }
+#endif
+
+template <int BITS>
+inline BitVec add_products(BitVec sums, BitVec weights, BitVec inputs) {
+    if constexpr (is_narrow(BITS)) return add_narrow(sums, weights, inputs);
+    return add_dots(sums, weights, inputs);
+}
+
+template <int BITS>
+inline BitVec widened(BitVec sums) {
+    if constexpr (is_narrow(BITS)) return sum_pairs(sums, BitVec{} + 0x10001u);
+    return sums;
+}
+
+// Times integers of at most 16 bits.
+template <int BITS>
+inline BitVec scaled(BitVec sums, IntVec factors) {
+    if constexpr (is_narrow(BITS))
+        return sum_pairs(sums, (cast<BitVec>(factors) & 0xffffu) | (cast<BitVec>(factors) << 16));
+    return sums * cast<BitVec>(factors);
+}
+
 }  // namespace outrider

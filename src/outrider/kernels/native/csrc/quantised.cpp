@@ -109,16 +109,16 @@ struct Int4 {
             for (int b = 0; b < BLOCKS; ++b) {
                 const uint8_t* from =
                     blocks + b * stride + static_cast<int64_t>(group) * GROUP_BYTES;
-                BitVec part[ROWS][BLOCK_VECS];
-                for (int r = 0; r < ROWS; ++r)
-                    for (int v = 0; v < BLOCK_VECS; ++v) part[r][v] = below[r][group] - BitVec{};
+                BitVec part[ROWS][BLOCK_VECS] = {};
                 for (int i = 0; i < GROUP; i += 2 * DOT_INPUTS)
                     add_eight<ROWS>(from + SCALE_BYTES + i / 2 * BLOCK, x, group * GROUP + i, part);
                 for (int v = 0; v < BLOCK_VECS; ++v) {
                     const Vec scale = scales_of(from, v);
-                    for (int r = 0; r < ROWS; ++r)
+                    for (int r = 0; r < ROWS; ++r) {
+                        const BitVec sum = widened<4>(part[r][v]) + below[r][group];
                         sums[r * VECS + b * BLOCK_VECS + v] +=
-                            __builtin_convertvector(cast<IntVec>(part[r][v]), Vec) * scale;
+                            __builtin_convertvector(cast<IntVec>(sum), Vec) * scale;
+                    }
                 }
             }
         }
@@ -141,7 +141,8 @@ struct Int4 {
             const BitVec first = splat_inputs(x[r] + input);
             const BitVec second = splat_inputs(x[r] + input + DOT_INPUTS);
             for (int v = 0; v < BLOCK_VECS; ++v)
-                part[r][v] = add_dots(add_dots(part[r][v], low[v], first), high[v], second);
+                part[r][v] = add_products<4>(add_products<4>(part[r][v], low[v], first), high[v],
+                                             second);
         }
     }
 
