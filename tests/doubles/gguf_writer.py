@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,34 @@ SCALARS = {
 }  # fmt: skip
 STRING, ARRAY = 8, 9
 # Types of tensors: number, values and bytes of a block.
-TENSORS = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_1": (3, 32, 20), "Q8_0": (8, 32, 34)}
+TENSORS = {
+    "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
+    "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84),
+    "Q3_K": (11, 256, 110), "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176),
+    "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "IQ4_XS": (23, 256, 136), "MXFP4": (39, 32, 17),
+}  # fmt: skip
+# Where a block has its float16 scale, and the one of its minimums; MXFP4 has an exponent at 0.
+SCALES: dict[str, tuple[int, ...]] = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82),
+    "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}  # fmt: skip
+# Largest magnitudes of what scales are multiplied by.
+_REACH = {"Q4": 15, "Q5": 31, "Q8": 127, "Q2": 45, "Q3": 128, "Q6": 4096, "IQ": 127}
+
+
+def random_blocks(kind: str, num: int, seed: int) -> np.ndarray[Any, Any]:
+    """Blocks of numbers about as large as weights are."""
+    number, _, num_bytes = TENSORS[kind]
+    rng = np.random.default_rng([number, seed])
+    raw = rng.integers(0, 256, (num, num_bytes), np.uint8)
+    reach = _REACH.get(kind[:2], 1) * (40 if kind in ("Q4_K", "Q5_K", "IQ4_XS") else 1)
+    for at in SCALES.get(kind, ()):
+        scales = rng.standard_normal((num, 1)) / reach / 4
+        raw[:, at : at + 2] = scales.astype("<f2").view(np.uint8)
+    if kind == "MXFP4":
+        raw[:, 0] = rng.integers(118, 125, num)
+    return raw
 
 
 def text(value: str | bytes) -> bytes:
@@ -84,13 +112,7 @@ class Gguf:
         self.tensors[name] = Stored(values.shape, kind, raw)
 
     def add_blocks(self, name: str, shape: tuple[int, ...], kind: str, seed: int) -> None:
-        """Random blocks with scales that are numbers."""
-        _, block, num_bytes = TENSORS[kind]
-        rng = np.random.default_rng(seed)
-        raw = rng.integers(0, 256, (prod(shape) // block, num_bytes), np.uint8)
-        scales = 4 if kind.endswith("_1") else 2
-        small = rng.standard_normal((len(raw), scales // 2)) / 64
-        raw[:, :scales] = small.astype("<f2").view(np.uint8)
+        raw = random_blocks(kind, prod(shape) // TENSORS[kind][1], seed)
         self.tensors[name] = Stored(shape, kind, raw.tobytes())
 
     def head(self) -> bytes:
@@ -160,6 +182,22 @@ def small_llama(changes: Mapping[str, Any] | None = None, kind: str = "Q4_1") ->
         file.add_blocks(f"blk.0.{name}.weight", shape, kind, seed)
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         file.add(f"{name}.weight", np.ones(32))
+    return file
+
+
+def wide_llama(kinds: Sequence[str]) -> Gguf:
+    """A model of two layers whose matrices blocks of 256 numbers divide; they are of `kinds`, in
+    turns, and the table of tokens is of the last one."""
+    sizes = {"embedding_length": 256, "feed_forward_length": 256, "context_length": 256}
+    file = Gguf(dict(LLAMA) | {f"llama.{key}": size for key, size in sizes.items()})
+    file.metadata["llama.block_count"] = 2
+    shapes, turns = {"attn_k": (128, 256), "attn_v": (128, 256)}, cycle(kinds)
+    for seed, (block, name) in enumerate(product((0, 1), MATRICES)):
+        shape = shapes.get(name, (256, 256))
+        file.add_blocks(f"blk.{block}.{name}.weight", shape, next(turns), seed)
+    for name in ("blk.0.attn", "blk.0.ffn", "blk.1.attn", "blk.1.ffn", "output"):
+        file.add(f"{name}_norm.weight", np.ones(256))
+    file.add_blocks("token_embd.weight", (len(TOKENS), 256), kinds[-1], 99)
     return file
 
 

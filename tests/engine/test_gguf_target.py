@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from doubles.gguf_writer import from_checkpoint, small_llama
+from doubles.gguf_writer import from_checkpoint, small_llama, wide_llama
 from doubles.tiny_checkpoints import random_tensors, variant
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, VocabularyError
+from outrider.kernels.plan import PackedTable
 from outrider.lab.gguf_export import GgufOptions, export
-from outrider.models.loading import resolve
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions, load_model, resolve
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef add("
 GREEDY = SamplingParams(max_tokens=24)
@@ -59,3 +65,45 @@ def test_an_unknown_rule_can_be_replaced_by_another_tokenizer(tmp_path: Path) ->
     assert written.error is None
     with pytest.raises(VocabularyError, match="and the target has 96"):
         LLM(path, config=EngineConfig(drafter="none", tokenizer=EMBEDDED))
+
+
+MIXES = (
+    ("Q4_0",), ("Q4_1", "Q8_0"), ("Q5_0", "Q5_1"), ("Q4_K", "Q4_K", "Q6_K"), ("Q5_K", "Q6_K"),
+    ("Q2_K", "Q3_K"), ("IQ4_NL", "IQ4_XS"), ("MXFP4",),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", MIXES, ids="-".join)
+def test_drafts_change_nothing_on_blocks(tmp_path: Path, kinds: Sequence[str]) -> None:
+    path = wide_llama(kinds).write(tmp_path / "a.gguf")
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompts = [[5, 9, 7, 5, 9, 7, 5, 9], [3, 4, 3, 4, 3], [8]]
+
+    def written(drafter: str, **options: Any) -> list[tuple[int, ...]]:
+        with LLM(path, config=EngineConfig(drafter=drafter, **options)) as llm:
+            return [result.token_ids for result in llm.generate(prompts, params)]
+
+    plain = written("none", batch_size=1)
+    assert written("none", batch_size=3) == plain
+    assert written("ngram", k=5) == plain
+    assert written("quantised-self", k=5, batch_size=1) == plain
+    assert written("recycling", tree_nodes=12) == plain
+
+
+def test_another_precision_takes_the_numbers_of_the_blocks(tmp_path: Path) -> None:
+    path = wide_llama(["Q4_K", "Q6_K"]).write(tmp_path / "a.gguf")
+    room = Room(num_slots=64)
+    kept = load_model(path, LoadOptions(room=room, device="cpu"))
+    if kept.kernels.pack_blocks is None:
+        pytest.skip("no native kernels here")
+    floats = load_model(path, LoadOptions(room=room, device="cpu", dtype="bfloat16"))
+    assert isinstance(kept, LlamaModel)
+    assert isinstance(floats, LlamaModel)
+    assert isinstance(kept.tables.embedding, PackedTable)
+    assert kept.tables.head is kept.tables.embedding.packed
+    assert kept.tables.embeddings.equal(floats.tables.embeddings)
+    assert kept.spec.weight_bytes < floats.spec.weight_bytes / 2
+    ids = torch.tensor([3, 7])
+    numbers_ND = torch.empty(2, 256)
+    kept.tables.embedding.read(ids, numbers_ND)
+    assert numbers_ND.bfloat16().equal(floats.tables.embeddings[ids])

@@ -160,7 +160,7 @@ def test_logits_that_are_no_numbers_cost_one_request() -> None:
     rigged = rig(2, batch_size=2)
     wanted = requests((0.8, 0.8))
     expected = rigged.run(wanted, captured=True)
-    table_VD = rigged.target._tables.embedding_VD  # pyright: ignore[reportPrivateUsage]
+    table_VD = rigged.target._tables.embeddings  # pyright: ignore[reportPrivateUsage]
     poison = next(t for t in range(VOCAB) if t not in [*wanted[0].prompt, *expected[0]])
     kept_D = table_VD[poison].clone()
     table_VD[poison] = torch.nan

@@ -161,7 +161,7 @@ def test_a_copy_shares_all_but_its_matrices() -> None:
     assert own is not None
     copy = own.of(target)
     assert copy.state is target.state
-    assert copy.tables.embedding_VD is target.tables.embedding_VD
+    assert copy.tables.embeddings is target.tables.embeddings
     assert copy.scratch.x_ND is not target.scratch.x_ND
     sizes = [sum(part.nbytes for part in model.streamed) for model in (copy, target)]
     assert sizes[0] < 0.3 * sizes[1]

@@ -21,7 +21,8 @@ from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, pick_device
-from outrider.models.weights import StoredWeights, stored_in
+from outrider.models.weight_files import StoredWeights
+from outrider.models.weights import stored_in
 
 # What Python holds of one page, and of tokens in it once a text is remembered.
 _PAGE_BYTES = 256
@@ -115,13 +116,18 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
     if heads is not None:
         more = heads.room.num_slots + plan.num_slots
         heads = replace(heads, room=replace(heads.room, num_slots=more))
+    in_float32 = _in_float32(plan.target, config, device)
     target = _Model(
         "target",
-        replace(spec_of_config(plan.target, config.dtype), quantise=config.quantise),
+        replace(
+            spec_of_config(plan.target, config.dtype),
+            quantise=config.quantise,
+            stored_bytes=_stored_bytes(files.target, config, config.quantise, in_float32, device),
+        ),
         files.target,
         target_room(plan, heads),
         device,
-        in_float32=_in_float32(plan.target, config, device),
+        in_float32=in_float32,
         num_lanes=lanes,
     )
     parts = [*_model_parts(target)]
@@ -129,13 +135,15 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
         parts = [part for part in parts if not part.is_weights and part.when != "loading"]
     if files.draft is not None and files.draft_config is not None:
         home = device if config.drafter_device == "auto" else config.drafter_device
+        in_float32 = _in_float32(files.draft_config, config, home)
+        kept = _stored_bytes(files.draft, config, "none", in_float32, home)
         draft = _Model(
             "draft",
-            spec_of_config(files.draft_config, config.dtype),
+            replace(spec_of_config(files.draft_config, config.dtype), stored_bytes=kept),
             files.draft,
             draft_room(plan.resolved, plan.num_slots, plan.window),
             home,
-            in_float32=_in_float32(files.draft_config, config, home),
+            in_float32=in_float32,
             num_lanes=1,
         )
         parts += _model_parts(draft)
@@ -165,6 +173,14 @@ def _in_float32(model: DecoderConfig, config: EngineConfig, device: str) -> bool
     """Whether the matrices are held as float32, as the reference kernels of CPUs hold all."""
     dtype = DTYPES.get(model.dtype if config.dtype == "auto" else config.dtype, torch.float32)
     return device == "cpu" and not is_native(torch.device(device), dtype, config.force_reference)
+
+
+def _stored_bytes(
+    stored: StoredWeights, config: EngineConfig, quantise: str, in_float32: bool, device: str
+) -> int:
+    """What blocks that stay as they are take; 0 where they become floats."""
+    stays = device == "cpu" and not in_float32 and stored.stays(config.dtype, quantise)
+    return stored.held_bytes if stays else 0
 
 
 def _model_parts(model: _Model) -> Iterator[Part]:
@@ -211,6 +227,8 @@ def _heads_parts(
 def _weights_bytes(model: _Model) -> int:
     """As they are held: a tied output head lies beside the table, in a form of its own."""
     spec = model.spec
+    if spec.stored_bytes and spec.quantise == "none":
+        return spec.stored_bytes
     table = spec.vocab_size * spec.hidden_size
     matrices = max(0, spec.num_parameters - table)
     if model.device == "cpu" and not model.stored.has_head:
@@ -228,7 +246,7 @@ def _loading_bytes(model: _Model) -> int:
     widest = max(spec.vocab_size, attended, 2 * spec.ffn_size)
     weights = min(widest * spec.hidden_size, spec.num_parameters)
     most = 2 * weights * max(4 if model.in_float32 else 0, spec.bytes_per_weight)
-    if model.stored.is_gguf:
+    if model.stored.is_gguf and not spec.stored_bytes:
         # Blocks become float32 first.
         most += 4 * weights
     if spec.quantise != "none":

@@ -14,9 +14,10 @@ class ModelSpec:
     """Sizes of a decoder. `max_tokens` is its window; `stop_ids` end a text it writes.
 
     `quantise`, int8 or int4, says how its matrices are held; the table of tokens is not one of
-    them. Every parameter counts once, though a tied output head is held apart from the table. Of a
-    hybrid `num_kv_layers` attend; the states of the others take `state_bytes` a sequence, and what
-    one token does to them `input_bytes`. Of a mixture each token uses `num_active_experts` of
+    them. Where all are held as a quantised file has them, `stored_bytes` is what they take. Every
+    parameter counts once, though a tied output head is held apart from the table. Of a hybrid
+    `num_kv_layers` attend; the states of the others take `state_bytes` a sequence, and what one
+    token does to them `input_bytes`. Of a mixture each token uses `num_active_experts` of
     `num_experts` in every layer that has them; all experts together are `expert_parameters`.
     """
 
@@ -41,6 +42,7 @@ class ModelSpec:
     num_experts: int = 0
     num_active_experts: int = 0
     expert_parameters: int = 0
+    stored_bytes: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -50,7 +52,7 @@ class ModelSpec:
     @property
     def weight_bytes(self) -> int:
         if self.quantise == "none":
-            return self.num_parameters * self.bytes_per_weight
+            return self.stored_bytes or self.num_parameters * self.bytes_per_weight
         table = self.vocab_size * self.hidden_size
         matrices = (self.num_parameters - table) * _QUANTISED_BYTES[self.quantise]
         return table * self.bytes_per_weight + int(matrices)

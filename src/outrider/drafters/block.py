@@ -165,7 +165,7 @@ class BlockNet:
     def _contexts(self, contexts: list[BlockContext]) -> tuple[Tensor, Tensor]:
         """What the queries read, the last token last, and which places of it are filling."""
         size = self.config.num_context
-        embedding_VD = self._target.tables.embedding_VD
+        embedding_VD = self._target.tables.embeddings
         fused_BCD: list[Tensor] = []
         absent_BC = torch.zeros(len(contexts), size, dtype=torch.bool, device=embedding_VD.device)
         for index, context in enumerate(contexts):

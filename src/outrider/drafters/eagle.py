@@ -179,7 +179,7 @@ def _read_block(
     prefixes = [f"layers.{index}." for index in range(sizes.num_layers)]
     if "midlayer.self_attn.q_proj.weight" in reader:
         prefixes[0] = "midlayer."
-    device = target.tables.embedding_VD.device
+    device = target.tables.embeddings.device
     fc = reader.linear({"fc": hidden}, (len(layers) if fused else 2) * hidden)
     bias_D = reader.bias({"fc": hidden}, present="fc.bias" in reader)
     turns = turns_of(sizes, room.num_positions(target.spec.max_tokens), device)
@@ -300,12 +300,12 @@ def _drafted_ids(weights: Weights, size: int, target: HeadTarget) -> Tensor:
             f"{weights.folder}: d2t names an id of the target twice.",
             hint="compare the file with the original and download it again",
         )
-    return ids_W.to(target.tables.embedding_VD.device)
+    return ids_W.to(target.tables.embeddings.device)
 
 
 def _embedding(reader: WeightReader, target: HeadTarget) -> Tensor:
     """The target's table, unless the files hold one that differs."""
-    table_VD = target.tables.embedding_VD
+    table_VD = target.tables.embeddings
     name = f"{EMBEDDING}.weight"
     if name not in reader:
         return table_VD

@@ -108,7 +108,7 @@ def own_kernels(target: HeadTarget) -> Kernels:
 
 def placement_of(target: HeadTarget) -> Placement:
     """The precision of the target's weights, and where they are."""
-    embedding_VD = target.tables.embedding_VD
+    embedding_VD = target.tables.embeddings
     return Placement("heads", embedding_VD.dtype, embedding_VD.device)
 
 

@@ -199,7 +199,7 @@ def read_blocks(
 ) -> list[HeadBlock]:
     """Raises CheckpointError for tensors that are missing or of another shape."""
     num_positions = room.num_positions(config.block.max_tokens)
-    turns = turns_of(config.block, num_positions, target.tables.embedding_VD.device)
+    turns = turns_of(config.block, num_positions, target.tables.embeddings.device)
     with Weights(folder) as weights:
         reader = WeightReader(weights, own_kernels(target), placement_of(target))
         if isinstance(config.block, QwenHybridConfig):
@@ -224,14 +224,14 @@ def _block(part: _Part, config: MtpConfig, target: NormedTarget, room: Room) -> 
             state_norm_D=state_norm_D,
             join=join,
             gives_normed=config.gives_normed,
-            **entrance_buffers(room, size, tables.embedding_VD.device),
+            **entrance_buffers(room, size, tables.embeddings.device),
         ),
         states=TargetStates(
             layers=(target.spec.num_layers,),
             norms=(tables.norm_D,) if config.reads_normed else (),
             eps=target.config.rms_norm_eps,
         ),
-        embedding_VD=tables.embedding_VD,
+        embedding_VD=tables.embeddings,
         head=tables.head,
         norm_D=norm_D,
     )

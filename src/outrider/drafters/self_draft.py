@@ -170,7 +170,7 @@ class SelfDraftSpec:
             reader = WeightReader(weights, kernels, place)
             return CheaperParts(
                 kernels=kernels,
-                head=reader.head(target.tables.embedding_VD, tied=config.tie_word_embeddings),
+                head=reader.head(target.tables.embedding, tied=config.tie_word_embeddings),
                 layers=[
                     read_layer(reader, config, depth) if depth in depths else own[depth]
                     for depth in range(config.num_layers)

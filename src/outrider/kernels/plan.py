@@ -13,8 +13,13 @@ Shapes:  N = packed tokens, B = sequences in the pass, P = page-table columns, E
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -43,6 +48,18 @@ class PackedPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows of a matrix as a GGUF file has them: `raw` are blocks of type number `kind`, row by row.
+    Output o is row `order_O[o]`, or row o without an order."""
+
+    raw: NDArray[np.uint8]
+    kind: int
+    num_out: int
+    num_in: int
+    order_O: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLinear:
     """Made by a `pack` and read by the `linear` chosen with it, by nobody else.
 
@@ -64,3 +81,32 @@ class PackedLinear:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+
+@dataclass(frozen=True)
+class PackedTable:
+    """The embeddings of all tokens as a packed matrix, which may be the output head as well.
+
+    `read` writes rows of it as float32; `lookup` is the address of the native function that does.
+    `dtype` is that of the other weights, which copies of the table have.
+    """
+
+    packed: PackedLinear
+    read: Callable[[Tensor, Tensor], None]
+    lookup: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.packed.num_out, self.packed.num_in
+
+    def floats(self) -> Tensor:
+        """All of it, [V, D]."""
+        out_VD = torch.empty(self.shape)
+        self.read(torch.arange(self.shape[0]), out_VD)
+        return out_VD.to(self.dtype)
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """The same, made once for all who keep it."""
+        return self.floats()

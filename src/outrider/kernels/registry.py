@@ -29,11 +29,12 @@ from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import Forward, ForwardParts, NativeForward
+from outrider.kernels.native.grouped import NativeGrouped
 from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.native.quantised import NativeQuantised
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import KernelTiming, kind_answer, thread_answer
-from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.plan import Blocks, PackedLinear, PackedPlan, PackedTable
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.attention import TorchAttention
@@ -45,6 +46,8 @@ OPS = (
     "gelu", "delta", "argmax", "verify_prefix", "softmax", "pick", "leftover",
 )  # fmt: skip
 
+# What `quantise` of `choose` may be besides none and the schemes of kernels/reference/linear.py.
+AS_STORED = "stored"
 # Below it a GPU has no matrix units for bfloat16.
 LEAST_CAPABILITY = 8
 
@@ -109,6 +112,9 @@ class Kernels:
                                                       a host sync
     sampling                                          from logits to a token: core/sampling.py
 
+    `pack_blocks`, if there is one, packs the rows of a matrix as a file has them, for `linear` too;
+    it gives None for what it cannot. `table` makes a table of tokens of what it packed.
+
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits. `exact` says that every operator is row-invariant: a row's bits depend on that row alone.
     `threads` is how many of them native operators use; they never change a bit.
@@ -132,6 +138,8 @@ class Kernels:
     sampling: Sampling
     choices: tuple[Choice, ...]
     exact: bool
+    pack_blocks: Callable[[Sequence[Blocks]], PackedLinear | None] | None = None
+    table: Callable[[PackedLinear, torch.dtype], PackedTable] | None = None
     forward: Callable[[ForwardParts], Forward] | None = None
     threads: Choice | None = None
     twin: Callable[[], Kernels] | None = None
@@ -154,15 +162,20 @@ def choose(
 
     `dtype` is that of weights and arena; 0 threads are the physical cores, or all hardware threads
     where they are measured to be faster. `compiler` overrides the environment's. With `quantise`,
-    int8 or int4, `pack` quantises and `linear` multiplies integers.
+    int8 or int4, `pack` quantises and `linear` multiplies integers. With AS_STORED native kernels
+    hold matrices of quantised files as they are (`pack_blocks`); others take them as floats.
     """
     refusal = _why_not(device, dtype, force_reference)
     wanted = refusal is None
     if refusal is None:
         built = built_kernels(compiler or env.compiler(), env.cache_folder())
         if built.library is not None:
-            return _measured(built.library, built.folder, dtype, threads, quantise)
+            if quantise != AS_STORED:
+                return _measured(built.library, built.folder, dtype, threads, quantise)
+            plain = _measured(built.library, built.folder, dtype, threads, "none")
+            return _as_stored(plain, built.library)
         refusal = built.refusal
+    quantise = "none" if quantise == AS_STORED else quantise
     refusals = (f"native: {refusal}",)
     if device.type == "cuda" and not force_reference:
         no_triton = _why_not_triton(device)
@@ -244,6 +257,27 @@ def _quantised(kernels: Kernels, side: NativeQuantised | TorchQuantised) -> Kern
         return replace(kernels, pack=side.pack, linear=side.linear, choices=(linear, *others))
 
     return _changed(kernels, quantised)
+
+
+def _as_stored(kernels: Kernels, library: ctypes.CDLL) -> Kernels:
+    threads = given(kernels.threads, "number of threads")
+    grouped = NativeGrouped(library, int(threads.name))
+
+    def pack_blocks(parts: Sequence[Blocks]) -> PackedLinear | None:
+        return grouped.pack(parts) if grouped.takes(parts) else None
+
+    def with_blocks(kernels: Kernels) -> Kernels:
+        plain, by_group = kernels.linear, grouped.linear
+
+        def linear(
+            x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+        ) -> None:
+            own = by_group if packed.call == grouped.call else plain
+            own(x_NI, packed, out_NO, accumulate)
+
+        return replace(kernels, linear=linear, pack_blocks=pack_blocks, table=grouped.table)
+
+    return _changed(kernels, with_blocks)
 
 
 def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) -> str | None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from outrider.core.errors import ContractError
 from outrider.kernels.native.forward import Forward, ForwardParts, LayerWeights
-from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.plan import PackedLinear, PackedPlan, PackedTable
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
@@ -41,18 +41,23 @@ EMBEDDING = "model.embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    embedding_VD: Tensor
+    embedding: Tensor | PackedTable
     norm_D: Tensor
     head: PackedLinear
 
+    @property
+    def embeddings(self) -> Tensor:
+        """Those of all tokens as numbers, [V, D]."""
+        return self.embedding if isinstance(self.embedding, Tensor) else self.embedding.kept
+
 
 def read_tables(reader: WeightReader, config: LlamaConfig, share: Share = WHOLE) -> Tables:
-    embedding_VD = reader.table(EMBEDDING, config.vocab_size, config.hidden_size)
+    embedding = reader.tokens(EMBEDDING, config.vocab_size, config.hidden_size)
     return Tables(
-        embedding_VD=embedding_VD,
+        embedding=embedding,
         norm_D=reader.vector("model.norm.weight", config.hidden_size),
         head=reader.head(
-            embedding_VD, tied=config.tie_word_embeddings, rows=share.cut(config.vocab_size)
+            embedding, tied=config.tie_word_embeddings, rows=share.cut(config.vocab_size)
         ),
     )
 
@@ -312,7 +317,11 @@ class LlamaModel(PassDecoder):
         return self._layers
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
-        torch.index_select(self._tables.embedding_VD, 0, plan.tokens_N, out=scratch.rows_ND)
+        embedding = self._tables.embedding
+        if not isinstance(embedding, Tensor):
+            embedding.read(plan.tokens_N, scratch.x_ND)
+            return
+        torch.index_select(embedding, 0, plan.tokens_N, out=scratch.rows_ND)
         scratch.x_ND.copy_(scratch.rows_ND)
 
     def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
@@ -337,7 +346,7 @@ class LlamaModel(PassDecoder):
         cos_TH, sin_TH = self._operators.turns
         return self.kernels.forward(
             ForwardParts(
-                embedding_VD=tables.embedding_VD,
+                embedding_VD=tables.embedding,
                 final_norm_D=tables.norm_D,
                 head=tables.head,
                 cos_TH=cos_TH,

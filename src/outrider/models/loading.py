@@ -19,7 +19,7 @@ import torch
 
 from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
-from outrider.kernels.registry import choose
+from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
 from outrider.models.gguf.folder import gguf_in, is_gguf, parts_of
@@ -31,7 +31,7 @@ from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.shard import check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.weights import EMBEDDINGS, Placement, Weights
+from outrider.models.weights import Placement, Weights
 from outrider.pairs.catalog import is_called, models_called
 
 _log = logging.getLogger(__name__)
@@ -126,17 +126,19 @@ def load_model(
     config = read_native_config(folder)
     device = pick_device(options.device)
     with Weights(folder) as weights:
-        embedding = next((found for found in EMBEDDINGS if found in weights), EMBEDDINGS[0])
-        own = config.dtype or str(weights.stored_dtype(embedding)).removeprefix("torch.")
+        stored = weights.stored
+        stays = stored.stays(options.dtype, options.quantise)
+        own = config.dtype or str(weights.stored_dtype(weights.embedding)).removeprefix("torch.")
         dtype = pick_dtype(options.dtype, own, folder)
         kernels = choose(
             device=device,
             dtype=dtype,
             force_reference=options.force_reference,
             threads=options.threads,
-            quantise=options.quantise,
+            quantise=AS_STORED if stays else options.quantise,
         )
-        place = Placement(name or folder.name, dtype, device, options.quantise)
+        held = 0 if kernels.pack_blocks is None else stored.held_bytes
+        place = Placement(name or folder.name, dtype, device, options.quantise, held)
         match config:
             case GPT2Config():
                 return GPT2Model(config, weights, kernels=kernels, place=place, room=options.room)

@@ -130,7 +130,7 @@ class QwenHybridModel:
     ) -> Tensor | None:
         """Leave the last residual in `scratch.x_ND`; the captured layers in the order named."""
         tokens_N = plan.packed.tokens_N
-        torch.index_select(self._tables.embedding_VD, 0, tokens_N, out=scratch.rows_ND)
+        torch.index_select(self._tables.embeddings, 0, tokens_N, out=scratch.rows_ND)
         scratch.x_ND.copy_(scratch.rows_ND)
         layers = (
             partial(self._layer, layer, index, plan, scratch)

@@ -184,7 +184,7 @@ class HybridReader:
             f"{self._prefix}embed_tokens.weight", config.vocab_size, config.hidden_size
         )
         return Tables(
-            embedding_VD=embedding_VD,
+            embedding=embedding_VD,
             norm_D=self.norm("norm", config.hidden_size),
             head=self._reader.head(embedding_VD, tied=config.tie_word_embeddings),
         )

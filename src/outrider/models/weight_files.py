@@ -1,10 +1,18 @@
-"""The files that hold a folder's weights, found by name. What could run code is refused."""
+"""The files that hold a folder's weights: found by name, opened, measured. What could run code is
+refused."""
 
 from __future__ import annotations
 
+import errno
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
-from outrider.core.errors import CheckpointError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
+from outrider.core.files import FileKind, open_regular
 from outrider.models.gguf.folder import parts_of
 from outrider.models.json_object import JsonObject
 
@@ -13,6 +21,47 @@ INDEX = "model.safetensors.index.json"
 # Medusa heads are published under this name.
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# Bytes of a safetensors file that say how long its header is.
+_HEADER_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Sizes of a folder's weights in its files: in all, and of the largest. `most_values` is how
+    many weights they can hold. `has_head` says that an output head is among them. Kernels that run
+    on the blocks of a file hold `held_bytes`; 0 of other files."""
+
+    folder: Path
+    num_bytes: int
+    most_values: int
+    largest_file: int
+    has_head: bool
+    held_bytes: int = 0
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.folder.is_file()
+
+    def stays(self, dtype: str, quantise: str) -> bool:
+        """Whether matrices stay as a file has them, where kernels can run on those: nobody asked
+        for another precision."""
+        return self.is_gguf and dtype == "auto" and quantise == "none"
+
+    def check_claim(self, num_weights: int) -> None:
+        """Raise CheckpointError for a model of more weights than the files can hold, one a byte or
+        as many as a table lists: nothing is to be allocated for what is not there."""
+        if num_weights > self.most_values:
+            raise CheckpointError(
+                f"{self.folder}: config.json implies {num_weights} weights, and the files have "
+                f"{self.num_bytes} bytes.",
+                hint="config.json and the weights belong to different models, or the download is "
+                "incomplete",
+            )
+
+
+class TensorFile(Protocol):
+    def keys(self) -> list[str]: ...
+    def get_tensor(self, name: str, /) -> Tensor: ...
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -51,3 +100,36 @@ def _shards(folder: Path) -> list[Path]:
                 f"{places.where} names {name!r}, which is not a safetensors file of this folder."
             )
     return [folder / name for name in names]
+
+
+def open_safetensors(path: Path) -> TensorFile:
+    """Raises CheckpointError for a file that is missing or damaged."""
+    if not path.exists():
+        raise CheckpointError(
+            f"{path} is missing, though {INDEX} names it.",
+            hint="download the missing shard",
+        )
+    try:
+        check_header(path)
+        return cast("TensorFile", safe_open(path, framework="pt"))
+    except (SafetensorError, OSError) as error:
+        raise damaged(path, error) from error
+
+
+def check_header(path: Path) -> None:
+    """A header takes memory several times its size. Raises OSError, also for what is no regular
+    file, or has a header longer than those of real models."""
+    with open_regular(path) as stream:
+        size = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
+    if size > FileKind.HEADER.max_bytes:
+        most = f"the {FileKind.HEADER.max_bytes} that {FileKind.HEADER.what} may have"
+        raise OSError(errno.EFBIG, f"it would have a header of {size} bytes, more than {most}")
+
+
+def damaged(path: Path, error: Exception) -> OutriderError:
+    """What to raise for a file that cannot be read."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
+    return out_of_memory(error, f"mapping {path}") or CheckpointError(
+        f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {reason}.",
+        hint="compare its size with the original and download it again",
+    )

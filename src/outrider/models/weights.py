@@ -12,69 +12,38 @@ Shapes:  D = hidden size, V = vocabulary, T = positions, O = outputs, I = inputs
 from __future__ import annotations
 
 import difflib
-import errno
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
-from outrider.core.files import FileKind, open_regular
+from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig, ModelSpec
-from outrider.kernels.plan import PackedLinear
+from outrider.kernels.plan import Blocks, PackedLinear, PackedTable
 from outrider.kernels.registry import Kernels
 from outrider.models.gguf.folder import GgufTensors
 from outrider.models.published.codes import Codes
 from outrider.models.published.scheme import scheme_in
 from outrider.models.published.tensors import Quantised
-from outrider.models.weight_files import INDEX, weight_files
+from outrider.models.weight_files import (
+    StoredWeights,
+    TensorFile,
+    damaged,
+    open_safetensors,
+    weight_files,
+)
 
 HEAD = "lm_head.weight"
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
-# Bytes of a safetensors file that say how long its header is.
-_HEADER_LENGTH = 8
 # Bytes read of a file before it is mapped anew: pages once read count as memory of this process
 # while they are mapped, and the old mapping goes with the last tensor that was taken from it.
 _MAX_MAPPED = 1 << 25
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredWeights:
-    """Sizes of a folder's weights in its files: in all, and of the largest. `most_values` is how
-    many weights they can hold. `has_head` says that an output head is among them."""
-
-    folder: Path
-    num_bytes: int
-    most_values: int
-    largest_file: int
-    has_head: bool
-
-    @property
-    def is_gguf(self) -> bool:
-        return self.folder.is_file()
-
-    def check_claim(self, num_weights: int) -> None:
-        """Raise CheckpointError for a model of more weights than the files can hold, one a byte or
-        as many as a table lists: nothing is to be allocated for what is not there."""
-        if num_weights > self.most_values:
-            raise CheckpointError(
-                f"{self.folder}: config.json implies {num_weights} weights, and the files have "
-                f"{self.num_bytes} bytes.",
-                hint="config.json and the weights belong to different models, or the download is "
-                "incomplete",
-            )
-
-
-class _File(Protocol):
-    def keys(self) -> list[str]: ...
-    def get_tensor(self, name: str, /) -> Tensor: ...
 
 
 class Weights:
@@ -115,7 +84,10 @@ class Weights:
             else size * self._quantised.values_a_byte
             for file, size in zip(self._readers.values(), sizes, strict=True)
         )
-        return StoredWeights(self.folder, sum(sizes), most, max(sizes), HEAD in self)
+        held = sum(
+            file.held_bytes for file in self._readers.values() if isinstance(file, GgufTensors)
+        )
+        return StoredWeights(self.folder, sum(sizes), most, max(sizes), HEAD in self, held)
 
     def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The tensor `name`: a view of its file, not to be written, or, of one that is quantised,
@@ -128,6 +100,18 @@ class Weights:
                 hint="is quantization_config missing in config.json, or the download incomplete?",
             )
         return tensor
+
+    def blocks(self, name: str, num_out: int, num_in: int) -> Blocks | None:
+        """The matrix `name` as a GGUF file has it; None for what is not quantised, or not of this
+        shape, which `take` then says."""
+        path = self._file_of.get(name)
+        file = None if path is None else self._readers[path]
+        found = file.blocks(name) if isinstance(file, GgufTensors) else None
+        if path is None or found is None or (found.num_out, found.num_in) != (num_out, num_in):
+            return None
+        self._let_go(path, found.raw.nbytes)
+        self._untaken.discard(name)
+        return found
 
     def codes(self, name: str) -> Codes | None:
         """Codes and scales of a matrix that is quantised; None for any other tensor."""
@@ -159,6 +143,11 @@ class Weights:
             )
         self._untaken.discard(name)
         return found.numbers(dtype) if isinstance(found, Codes) else found
+
+    @property
+    def embedding(self) -> str:
+        """The name of the table of tokens."""
+        return next((name for name in EMBEDDINGS if name in self), EMBEDDINGS[0])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -209,7 +198,7 @@ class Weights:
         try:
             tensor = self._readers[path].get_tensor(name)
         except SafetensorError as error:
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
         self._let_go(path, tensor.nbytes)
         return tensor
 
@@ -222,8 +211,8 @@ class Weights:
         if self._num_mapped > _MAX_MAPPED:
             self._readers[path], self._num_mapped = self._open(path), 0
 
-    def _open(self, path: Path) -> _File:
-        return GgufTensors(path, self.folder) if self.folder.is_file() else _open(path)
+    def _open(self, path: Path) -> TensorFile:
+        return GgufTensors(path, self.folder) if self.folder.is_file() else open_safetensors(path)
 
     def _near(self, name: str) -> str:
         close = difflib.get_close_matches(name, self._file_of, n=1)
@@ -235,37 +224,6 @@ def stored_in(folder: Path) -> StoredWeights:
     """Raises CheckpointError as `Weights` does."""
     with Weights(folder) as weights:
         return weights.stored
-
-
-def _open(path: Path) -> _File:
-    if not path.exists():
-        raise CheckpointError(
-            f"{path} is missing, though {INDEX} names it.",
-            hint="download the missing shard",
-        )
-    try:
-        check_header(path)
-        return cast("_File", safe_open(path, framework="pt"))
-    except (SafetensorError, OSError) as error:
-        raise _damaged(path, error) from error
-
-
-def check_header(path: Path) -> None:
-    """A header takes memory several times its size. Raises OSError, also for what is no regular
-    file, or has a header longer than those of real models."""
-    with open_regular(path) as stream:
-        size = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
-    if size > FileKind.HEADER.max_bytes:
-        most = f"the {FileKind.HEADER.max_bytes} that {FileKind.HEADER.what} may have"
-        raise OSError(errno.EFBIG, f"it would have a header of {size} bytes, more than {most}")
-
-
-def _damaged(path: Path, error: Exception) -> OutriderError:
-    reason = (error.strerror if isinstance(error, OSError) else None) or error
-    return out_of_memory(error, f"mapping {path}") or CheckpointError(
-        f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {reason}.",
-        hint="compare its size with the original and download it again",
-    )
 
 
 # Names of the table of tokens in all families' files.
@@ -281,17 +239,19 @@ EVERYTHING = slice(None)
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The precision of weights and KV, and where they live; `name` is the model's, for reports.
-    `quantise`, int8 or int4, says that the matrices are held so."""
+    `quantise`, int8 or int4, says that the matrices are held so; blocks of a file that stay as they
+    are take `stored_bytes`."""
 
     name: str
     dtype: torch.dtype
     device: torch.device
     quantise: str = "none"
+    stored_bytes: int = 0
 
     def spec(self, config: DecoderConfig) -> ModelSpec:
         size = self.dtype.itemsize
         plain = config.spec(self.name, bytes_per_weight=size, bytes_per_kv=size)
-        return replace(plain, quantise=self.quantise)
+        return replace(plain, quantise=self.quantise, stored_bytes=self.stored_bytes)
 
 
 class WeightReader:
@@ -314,11 +274,27 @@ class WeightReader:
         """Norms, biases and positions, in float32."""
         return self._copy(self._weights.take(name, *shape), torch.float32)
 
-    def head(self, embedding_VD: Tensor, *, tied: bool, rows: slice = EVERYTHING) -> PackedLinear:
+    def tokens(self, name: str, vocab_size: int, hidden_size: int) -> Tensor | PackedTable:
+        """The embeddings of all tokens, by blocks of the file where kernels run on those."""
+        packed, table = self._as_stored({name: vocab_size}, hidden_size), self._kernels.table
+        if packed is None or table is None:
+            return self.table(name, vocab_size, hidden_size)
+        return table(packed, self._place.dtype)
+
+    def head(
+        self, embedding_VD: Tensor | PackedTable, *, tied: bool, rows: slice = EVERYTHING
+    ) -> PackedLinear:
         """As in transformers, a head that is stored wins over tying. `rows` are those wanted."""
-        if tied and HEAD not in self._weights:
+        vocab_size, hidden_size = embedding_VD.shape
+        is_tied, is_whole = tied and HEAD not in self._weights, _is_all(rows, vocab_size)
+        if not is_tied:
+            stored = self._as_stored({HEAD: vocab_size}, hidden_size) if is_whole else None
+            return stored or self._kernels.pack(self.table(HEAD, vocab_size, hidden_size)[rows])
+        if isinstance(embedding_VD, Tensor):
             return self._kernels.pack(embedding_VD[rows])
-        return self._kernels.pack(self.table(HEAD, *embedding_VD.shape)[rows])
+        if is_whole and self._kernels.table is not None:
+            return embedding_VD.packed
+        return self._kernels.pack(embedding_VD.floats()[rows])
 
     def linear(
         self,
@@ -330,6 +306,10 @@ class WeightReader:
     ) -> PackedLinear:
         """One matrix of the weights of `outputs`, in that order; then its rows in `order_O`, and
         of its inputs those in `columns`."""
+        if order_O is None and _is_all(columns, num_in):
+            names = {f"{name}.weight": num_out for name, num_out in outputs.items()}
+            if (stored := self._as_stored(names, num_in)) is not None:
+                return stored
         parts = [self._take(f"{name}.weight", num_out, num_in) for name, num_out in outputs.items()]
         return self._packed(_ordered(torch.cat(parts), order_O)[:, columns].contiguous())
 
@@ -353,6 +333,15 @@ class WeightReader:
     def _take(self, name: str, *shape: int) -> Tensor:
         return self._weights.take(name, *shape, dtype=self._place.dtype)
 
+    def _as_stored(self, outputs: Mapping[str, int], num_in: int) -> PackedLinear | None:
+        """The blocks of the file, if the kernels run on all of them."""
+        pack = self._kernels.pack_blocks
+        if pack is None:
+            return None
+        parts = [self._weights.blocks(name, num_out, num_in) for name, num_out in outputs.items()]
+        found = [one for one in parts if one is not None]
+        return pack(found) if len(found) == len(parts) else None
+
     def _packed(self, weight_OI: Tensor) -> PackedLinear:
         place = self._place
         return self._kernels.pack(weight_OI.to(device=place.device, dtype=place.dtype))
@@ -360,6 +349,10 @@ class WeightReader:
     def _copy(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Memory of our own: the file may change or vanish while the model runs."""
         return tensor.to(device=self._place.device, dtype=dtype, copy=True)
+
+
+def _is_all(part: slice, size: int) -> bool:
+    return range(size)[part] == range(size)
 
 
 def _ordered(rows: Tensor, order_O: Tensor | None) -> Tensor:

@@ -96,7 +96,7 @@ def test_the_plan_is_what_loading_takes(config: EngineConfig) -> None:
     told = parts_of(plan)
     turns = target._operators.turns  # pyright: ignore[reportPrivateUsage]
     tables = sum(table.nbytes for table in turns)
-    streamed = sum(one.nbytes for one in target.streamed) + target.tables.embedding_VD.nbytes
+    streamed = sum(one.nbytes for one in target.streamed) + target.tables.embeddings.nbytes
     taken = {
         "weights of the target": streamed,
         f"KV arena of the target, {plan.num_slots} tokens": target.state.arena.nbytes,

@@ -45,7 +45,7 @@ def test_guesses_are_those_of_the_definition(target: LlamaModel, tmp_path: Path)
     guess = net.guess(contexts, 4)
     head_VD = random_tensors(variant("llama2").config, seed=0)["lm_head.weight"]
     for index, context in enumerate(contexts):
-        next_CD = target.tables.embedding_VD[list(context.next_ids)]
+        next_CD = target.tables.embeddings[list(context.next_ids)]
         read_CD = torch.cat([context.hidden_CLD.flatten(1), next_CD], dim=1)
         x_KD, sure_K = block_guess(tensors, CONFIG, read_CD)
         close_to(guess.logits_BKV[index], x_KD @ head_VD.T)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from doubles.gguf_writer import wide_llama
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
@@ -69,6 +70,16 @@ def test_one_call_has_the_bits_of_many(name: str, dtype: str, tmp_path: Path) ->
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one, other)
     assert not any(logits_MV.isnan().any() for logits_MV in whole)
+
+
+@pytest.mark.parametrize("kinds", [("Q4_1", "Q8_0"), ("Q4_K", "Q4_K", "Q6_K")], ids="-".join)
+def test_one_call_over_blocks_has_the_bits_of_many(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    model = load(wide_llama(kinds).write(tmp_path / "a.gguf"), "auto")
+    whole = texts(model)
+    model.kernels = replace(model.kernels)
+    assert model.kernels.pack_blocks is not None
+    for one, other in zip(whole, texts(model), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_captured_layers_leave_the_logits_as_they_are(tmp_path: Path) -> None:

@@ -92,5 +92,5 @@ def test_scales_that_are_no_numbers_make_no_noise() -> None:
 
 
 def test_nothing_becomes_nothing() -> None:
-    kind = TensorType("Q8_0", 32, 34)
+    kind = TensorType("Q8_0", 8, 32, 34)
     assert decode(np.empty(0, np.uint8), kind).shape == (0,)

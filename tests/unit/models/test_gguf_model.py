@@ -71,7 +71,7 @@ def test_a_converted_model_loads(tmp_path: Path) -> None:
     assert ours.spec.num_parameters == theirs.spec.num_parameters
     assert isinstance(ours, LlamaModel)
     assert isinstance(theirs, LlamaModel)
-    assert torch.equal(ours.tables.embedding_VD, theirs.tables.embedding_VD)
+    assert torch.equal(ours.tables.embeddings, theirs.tables.embeddings)
     for mine, other in zip(ours.layers, theirs.layers, strict=True):
         assert torch.equal(mine.attention_norm_D, other.attention_norm_D)
 

@@ -29,7 +29,7 @@ from outrider.kernels.native.ops import (
     pointer,
     struct_fields,
 )
-from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.plan import PackedLinear, PackedPlan, PackedTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ class Entrance:
 @dataclass(frozen=True, slots=True)
 class ForwardParts:
     """What a decoder is made of. The tensors must live, unmoved, as long as the forward does. Every
-    pass leaves the residuals after `hidden_layers` in `hidden_SKD`, of the embedding's dtype.
+    pass leaves the residuals after `hidden_layers` in `hidden_SKD`, of the dtype of weights.
     Without `final_norm_D` the output head reads the last residual as it is."""
 
-    embedding_VD: Tensor
+    embedding_VD: Tensor | PackedTable
     final_norm_D: Tensor | None
     head: PackedLinear
     cos_TH: Tensor
@@ -152,7 +152,7 @@ class _Entrance(Structure):
 
 class _Decoder(Structure):
     _fields_ = struct_fields(
-        (c_void_p, "team rope_append attention embedding final_norm"),
+        (c_void_p, "team rope_append attention embedding lookup final_norm"),
         (_Linear, "head"),
         (c_void_p, "cos sin layers x norm qkv attended up activated hidden captured entrance"),
         (c_float, "eps scale"),
@@ -171,12 +171,14 @@ class NativeForward:
         vocab_size, hidden_size = parts.embedding_VD.shape
         if parts.hidden_SKD.dtype != parts.embedding_VD.dtype:
             raise ContractError("hidden states have another dtype than the weights")
+        embedding, lookup = _embedding(parts.embedding_VD)
         self._captured = (c_int32 * len(parts.hidden_layers))(*parts.hidden_layers)
         self._entrance = None if parts.entrance is None else _entrance(parts.entrance)
         self._decoder = _Decoder(
             ops.team,
             *ops.functions(),
-            parts.embedding_VD.data_ptr(),
+            embedding,
+            lookup,
             pointer(parts.final_norm_D),
             _linear(parts.head, None),
             parts.cos_TH.data_ptr(),
@@ -229,6 +231,13 @@ class NativeForward:
         )
         if foreign >= 0:
             raise IndexError(f"token {int(plan.tokens_N[foreign])} is not in the vocabulary")
+
+
+def _embedding(embedding_VD: Tensor | PackedTable) -> tuple[int, int | None]:
+    """Its address, and that of the function that reads it unless it is a tensor."""
+    if isinstance(embedding_VD, Tensor):
+        return embedding_VD.data_ptr(), None
+    return embedding_VD.packed.pointer, embedding_VD.lookup
 
 
 def _layer(layer: LayerWeights, kv: tuple[Tensor, Tensor]) -> _Layer:

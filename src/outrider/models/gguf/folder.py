@@ -19,10 +19,12 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError
 from outrider.core.files import open_regular
+from outrider.kernels.plan import Blocks
 from outrider.models.gguf.blocks import decode
 from outrider.models.gguf.config import architecture_of, config_of, head_dim_of
 from outrider.models.gguf.names import Place, places
 from outrider.models.gguf.reader import MAGIC, Header, map_file, read_header
+from outrider.models.gguf.types import held_bytes
 from outrider.models.gguf.vocabulary import tokenizer_config_of, tokenizer_of
 from outrider.models.json_object import GGUF_DOCUMENTS
 
@@ -159,9 +161,26 @@ class GgufTensors:
     def num_values(self) -> int:
         return sum(self._entries[place.stored].num_values for place in self._places.values())
 
+    @property
+    def held_bytes(self) -> int:
+        """What the tensors take where kernels run on blocks (kernels/native/csrc/groups.h)."""
+        entries = [self._entries[place.stored] for place in self._places.values()]
+        return sum(one.num_values // one.kind.block * held_bytes(one.kind) for one in entries)
+
     def dtype_of(self, name: str) -> torch.dtype:
         """That of the tensor that `get_tensor` gives."""
         return _DTYPES.get(self._entries[self._places[name].stored].kind.name, torch.float32)
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The rows of a matrix as they are stored; None for what is not quantised, or lies
+        otherwise."""
+        place = self._places[name]
+        entry = self._entries[place.stored]
+        if not entry.kind.is_quantised or place.transposed or len(entry.shape) != 2:
+            return None
+        raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
+        num_out, num_in = entry.shape
+        return Blocks(raw, entry.kind.number, num_out, num_in, place.order(num_out))
 
     def get_tensor(self, name: str) -> Tensor:
         place = self._places[name]

@@ -70,16 +70,18 @@ class Place:
 
     def laid_out(self, tensor: Tensor) -> Tensor:
         """As a checkpoint has it."""
-        if self.head_dim and not tensor.shape[0] % self.head_dim:
-            return separate(tensor, self.head_dim)
+        order_O = self.order(tensor.shape[0])
+        if order_O is not None:
+            return tensor[order_O]
         return tensor.T.contiguous() if self.transposed else tensor
 
-
-def separate(rows_O: Tensor, head_dim: int) -> Tensor:
-    """Rows of each head with all first partners before all second ones."""
-    order_H = torch.arange(head_dim).view(-1, 2).T.flatten()
-    order_O = torch.arange(rows_O.shape[0]).view(-1, head_dim)[:, order_H].flatten()
-    return rows_O[order_O]
+    def order(self, num_rows: int) -> Tensor | None:
+        """Where each row of the checkpoint lies in the file; None if none moves. Of each head all
+        first partners come before all second ones."""
+        if not self.head_dim or num_rows % self.head_dim:
+            return None
+        order_H = torch.arange(self.head_dim).view(-1, 2).T.flatten()
+        return torch.arange(num_rows).view(-1, self.head_dim)[:, order_H].flatten()
 
 
 def places(header: Header, architecture: str, head_dim: int) -> Mapping[str, Place]:

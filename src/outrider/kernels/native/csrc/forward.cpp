@@ -76,6 +76,8 @@ struct Decoder {
     void (*attention)(const Pass*, const float* qkv, void* keys, void* values, float scale,
                       float* out);
     const void* embedding;
+    // Reads rows of an embedding that is a packed matrix; null for one that is a table.
+    void (*lookup)(const void* embedding, const int32_t* tokens, float* x, int num_tokens);
     const float* final_norm;
     Linear head;
     const float *cos, *sin;
@@ -97,6 +99,7 @@ void copy_row(const From* from, To* to, int size) {
 template <class T>
 void embed(const Decoder& d, const int32_t* tokens, int num_tokens) {
     const int size = d.hidden_size;
+    if (d.lookup != nullptr) return d.lookup(d.embedding, tokens, d.x, num_tokens);
     for (int n = 0; n < num_tokens; ++n) {
         const T* row = static_cast<const T*>(d.embedding) + static_cast<int64_t>(tokens[n]) * size;
         copy_row(row, d.x + static_cast<int64_t>(n) * size, size);

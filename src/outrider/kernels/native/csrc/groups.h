@@ -1,0 +1,114 @@
+// Matrices of quantised groups, as GGUF files and published checkpoints hold them: for 16 or 32
+// inputs of an output one scale, and one minimum or a zero that all share.
+//
+//     weight = scale * (code - zero)        weight = scale * code + minimum
+//
+// A unit is 32 inputs of a block of BLOCK outputs. Codes of 4 bits share bytes: of eight inputs the
+// first four are the low halves; fifth and sixth bits lie in planes behind them (`codes_of`). Scales
+// are float16 or bfloat16, or bytes times a float16 that 256 inputs of an output share; then those
+// float16 stand before their eight units. In a block:
+//
+//     [8 units' float16 scales of scales [BLOCK], of minimums [BLOCK]]
+//     for each unit: scales [sets][BLOCK], minimums [sets][BLOCK], codes
+//
+// No value of a file is changed: what is stored here is what the file stores, in another order.
+#pragma once
+
+#include "dots.h"
+#include "team.h"
+#include "vectors.h"
+
+namespace outrider {
+
+constexpr int UNIT = 32, UNITS_OF_SUPER = 8;
+constexpr int UNIT_BLOCK = LANES * BLOCK_VECS;
+
+// TABLE4 are places in a table of 16 numbers, to which `zero` is added.
+enum Codes { U4, U5, U6, U8, TABLE4 };
+enum Scales { HALF, BRAIN, SUPER };
+
+struct Format {
+    Codes codes;
+    Scales scales;
+    int sets;  // of scales in a unit: 1 or 2
+    bool has_min, is_signed;
+    int zero;
+    const int8_t* table;
+
+    constexpr int code_bytes() const {
+        constexpr int BYTES[] = {16, 20, 24, 32, 16};
+        return BYTES[codes] * UNIT_BLOCK;
+    }
+    constexpr int scale_bytes() const { return sets * UNIT_BLOCK * (scales == SUPER ? 1 : 2); }
+    constexpr int head_bytes() const { return scales == SUPER ? UNIT_BLOCK * 2 * (has_min ? 2 : 1) : 0; }
+    constexpr int unit_bytes() const { return scale_bytes() * (has_min ? 2 : 1) + code_bytes(); }
+    // Of one of the float16 heads, and of one unit, within a block.
+    constexpr int64_t head_at(int unit) const {
+        const int super = unit / UNITS_OF_SUPER;
+        return static_cast<int64_t>(super) * (UNITS_OF_SUPER * unit_bytes() + head_bytes());
+    }
+    constexpr int64_t unit_at(int unit) const {
+        const int heads = scales == SUPER ? unit / UNITS_OF_SUPER + 1 : 0;
+        return static_cast<int64_t>(unit) * unit_bytes() + heads * head_bytes();
+    }
+    constexpr int64_t block_bytes(int num_units) const {
+        const int heads = (num_units + UNITS_OF_SUPER - 1) / UNITS_OF_SUPER;
+        return static_cast<int64_t>(num_units) * unit_bytes() + heads * head_bytes();
+    }
+};
+
+constexpr int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                   1,    13,   25,  38,  53,  69,  89,  113};
+// Twice the numbers of E2M1: the scale is halved.
+constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr int TABLE_ZERO = 127;
+
+// By the numbers that GGUF has for types.
+template <int TYPE>
+constexpr Format FORMAT = {};
+template <>
+constexpr Format FORMAT<2> = {U4, HALF, 1, false, false, 8, nullptr};  // Q4_0
+template <>
+constexpr Format FORMAT<3> = {U4, HALF, 1, true, false, 0, nullptr};  // Q4_1
+template <>
+constexpr Format FORMAT<6> = {U5, HALF, 1, false, false, 16, nullptr};  // Q5_0
+template <>
+constexpr Format FORMAT<7> = {U5, HALF, 1, true, false, 0, nullptr};  // Q5_1
+template <>
+constexpr Format FORMAT<8> = {U8, HALF, 1, false, false, 128, nullptr};  // Q8_0
+template <>
+constexpr Format FORMAT<10> = {U4, SUPER, 2, true, false, 0, nullptr};  // Q2_K
+template <>
+constexpr Format FORMAT<11> = {U4, SUPER, 2, false, true, 4, nullptr};  // Q3_K
+template <>
+constexpr Format FORMAT<12> = {U4, SUPER, 1, true, false, 0, nullptr};  // Q4_K
+template <>
+constexpr Format FORMAT<13> = {U5, SUPER, 1, true, false, 0, nullptr};  // Q5_K
+template <>
+constexpr Format FORMAT<14> = {U6, SUPER, 2, false, true, 32, nullptr};  // Q6_K
+template <>
+constexpr Format FORMAT<20> = {TABLE4, HALF, 1, false, false, TABLE_ZERO, NON_LINEAR};  // IQ4_NL
+template <>
+constexpr Format FORMAT<23> = {TABLE4, SUPER, 1, false, true, TABLE_ZERO, NON_LINEAR};  // IQ4_XS
+template <>
+constexpr Format FORMAT<39> = {TABLE4, BRAIN, 1, false, false, TABLE_ZERO, E2M1};  // MXFP4
+
+// Null for a type without a format.
+const Format* format_of(int type);
+
+// Some outputs of a matrix: those of one type. Mirrored by `_Part` in kernels/native/grouped.py.
+struct Part {
+    const uint8_t* packed;
+    int32_t type, first_out, num_out, unused;
+};
+
+constexpr int MOST_PARTS = 8;
+
+// Mirrored by `_Grouped` in kernels/native/grouped.py.
+struct Grouped {
+    Team* team;
+    int32_t num_in, num_out, num_parts, unused;
+    Part parts[MOST_PARTS];
+};
+
+}  // namespace outrider

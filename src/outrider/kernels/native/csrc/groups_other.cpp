@@ -1,0 +1,19 @@
+// Kernels of the other types; see groups_add.h.
+#include "groups_add.h"
+
+namespace outrider {
+
+const Adds* other_adds(int type) {
+    switch (type) {
+        case 6: return &ADDS<6>;
+        case 7: return &ADDS<7>;
+        case 10: return &ADDS<10>;
+        case 11: return &ADDS<11>;
+        case 20: return &ADDS<20>;
+        case 23: return &ADDS<23>;
+        case 39: return &ADDS<39>;
+        default: return nullptr;
+    }
+}
+
+}  // namespace outrider

@@ -1,0 +1,320 @@
+// Blocks of GGUF files into matrices of groups (groups.h), and rows of those as float32.
+//
+// kernels' models/gguf/blocks.py has each type's definition. Here a block becomes its codes, scales
+// and minimums, unit by unit.
+#include "groups.h"
+#include "integers.h"
+
+namespace outrider {
+
+namespace {
+
+// 32 inputs of an output. Of a scale or minimum that is a byte, `scale` and `min` have that; then
+// `super_scale` and `super_min` are the float16 that they are multiplied by.
+struct Unit {
+    uint8_t codes[UNIT];
+    uint16_t scale[2], min[2], super_scale, super_min;
+};
+
+inline uint16_t half_at(const uint8_t* from) {
+    return static_cast<uint16_t>(from[0] | from[1] << 8);
+}
+
+// 16 bytes: their low halves, then their high ones.
+inline void nibbles(const uint8_t* from, uint8_t* to) {
+    for (int i = 0; i < 16; ++i) {
+        to[i] = from[i] & 15;
+        to[i + 16] = from[i] >> 4;
+    }
+}
+
+inline void fifth_bits(const uint8_t* from, uint8_t* to) {
+    for (int i = 0; i < UNIT; ++i) to[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+}
+
+void q4_0(const uint8_t* from, int, Unit& unit) {
+    unit.scale[0] = half_at(from);
+    nibbles(from + 2, unit.codes);
+}
+
+void q4_1(const uint8_t* from, int, Unit& unit) {
+    unit.scale[0] = half_at(from);
+    unit.min[0] = half_at(from + 2);
+    nibbles(from + 4, unit.codes);
+}
+
+void q5_0(const uint8_t* from, int, Unit& unit) {
+    unit.scale[0] = half_at(from);
+    nibbles(from + 6, unit.codes);
+    fifth_bits(from + 2, unit.codes);
+}
+
+void q5_1(const uint8_t* from, int, Unit& unit) {
+    unit.scale[0] = half_at(from);
+    unit.min[0] = half_at(from + 2);
+    nibbles(from + 8, unit.codes);
+    fifth_bits(from + 4, unit.codes);
+}
+
+void q8_0(const uint8_t* from, int, Unit& unit) {
+    unit.scale[0] = half_at(from);
+    for (int i = 0; i < UNIT; ++i) unit.codes[i] = from[2 + i] ^ 128;
+}
+
+void mxfp4(const uint8_t* from, int, Unit& unit) {
+    // 2^(e - 128) as bfloat16; the two smallest are denormal.
+    const int e = from[0];
+    unit.scale[0] = static_cast<uint16_t>(e >= 2 ? (e - 1) << 7 : 0x20 << e);
+    nibbles(from + 1, unit.codes);
+}
+
+// Two bits of each of 32 bytes.
+inline void two_bits(const uint8_t* from, int shift, uint8_t* to) {
+    for (int i = 0; i < UNIT; ++i) to[i] = from[i] >> shift & 3;
+}
+
+void q2_k(const uint8_t* from, int u, Unit& unit) {
+    two_bits(from + 16 + u / 4 * 32, u % 4 * 2, unit.codes);
+    for (int set = 0; set < 2; ++set) {
+        unit.scale[set] = from[2 * u + set] & 15;
+        unit.min[set] = from[2 * u + set] >> 4;
+    }
+    unit.super_scale = half_at(from + 80);
+    unit.super_min = half_at(from + 82);
+}
+
+void q3_k(const uint8_t* from, int u, Unit& unit) {
+    two_bits(from + 32 + u / 4 * 32, u % 4 * 2, unit.codes);
+    for (int i = 0; i < UNIT; ++i) unit.codes[i] |= (from[i] >> u & 1) << 2;
+    for (int set = 0; set < 2; ++set) {
+        const int part = 2 * u + set;
+        const int low = from[96 + part % 8] >> part / 8 * 4 & 15;
+        const int high = from[104 + part % 4] >> part / 4 * 2 & 3;
+        unit.scale[set] = static_cast<uint8_t>((low | high << 4) - 32);
+    }
+    unit.super_scale = half_at(from + 108);
+}
+
+// Scales and minimums of 6 bits in 12 bytes, the two float16 before them.
+inline void scales_of_k(const uint8_t* from, int u, Unit& unit) {
+    const uint8_t *first = from + 4, *second = from + 8, *third = from + 12;
+    unit.scale[0] = u < 4 ? first[u] & 63 : (third[u - 4] & 15) | first[u - 4] >> 6 << 4;
+    unit.min[0] = u < 4 ? second[u] & 63 : third[u - 4] >> 4 | second[u - 4] >> 6 << 4;
+    unit.super_scale = half_at(from);
+    unit.super_min = half_at(from + 2);
+}
+
+inline void nibbles_of_k(const uint8_t* from, int u, uint8_t* to) {
+    for (int i = 0; i < UNIT; ++i) to[i] = from[u / 2 * 32 + i] >> u % 2 * 4 & 15;
+}
+
+void q4_k(const uint8_t* from, int u, Unit& unit) {
+    nibbles_of_k(from + 16, u, unit.codes);
+    scales_of_k(from, u, unit);
+}
+
+void q5_k(const uint8_t* from, int u, Unit& unit) {
+    nibbles_of_k(from + 48, u, unit.codes);
+    for (int i = 0; i < UNIT; ++i) unit.codes[i] |= (from[16 + i] >> u & 1) << 4;
+    scales_of_k(from, u, unit);
+}
+
+void q6_k(const uint8_t* from, int u, Unit& unit) {
+    const int half = u / 4, quarter = u % 4;
+    const uint8_t* low = from + half * 64 + quarter % 2 * 32;
+    const uint8_t* high = from + 128 + half * 32;
+    for (int i = 0; i < UNIT; ++i) {
+        const int nibble = low[i] >> quarter / 2 * 4 & 15;
+        unit.codes[i] = static_cast<uint8_t>(nibble | (high[i] >> quarter * 2 & 3) << 4);
+    }
+    for (int set = 0; set < 2; ++set) unit.scale[set] = from[192 + 2 * u + set];
+    unit.super_scale = half_at(from + 208);
+}
+
+void iq4_xs(const uint8_t* from, int u, Unit& unit) {
+    const int low = from[4 + u / 2] >> u % 2 * 4 & 15, high = from[2 + u / 4] >> u % 4 * 2 & 3;
+    unit.scale[0] = static_cast<uint8_t>((low | high << 4) - 32);
+    unit.super_scale = half_at(from);
+    nibbles(from + 8 + u * 16, unit.codes);
+}
+
+struct Type {
+    int number, block_bytes, units;
+    void (*decode)(const uint8_t* block, int unit, Unit& to);
+    Format format;
+};
+
+constexpr Type TYPES[] = {
+    {2, 18, 1, q4_0, FORMAT<2>},    {3, 20, 1, q4_1, FORMAT<3>},
+    {6, 22, 1, q5_0, FORMAT<6>},    {7, 24, 1, q5_1, FORMAT<7>},
+    {8, 34, 1, q8_0, FORMAT<8>},    {10, 84, 8, q2_k, FORMAT<10>},
+    {11, 110, 8, q3_k, FORMAT<11>}, {12, 144, 8, q4_k, FORMAT<12>},
+    {13, 176, 8, q5_k, FORMAT<13>}, {14, 210, 8, q6_k, FORMAT<14>},
+    {20, 18, 1, q4_0, FORMAT<20>},  {23, 136, 8, iq4_xs, FORMAT<23>},
+    {39, 17, 1, mxfp4, FORMAT<39>},
+};
+
+const Type* type_of(int number) {
+    for (const Type& type : TYPES)
+        if (type.number == number) return &type;
+    return nullptr;
+}
+
+// Input i of column c: byte `at`, bits from `shift` on.
+struct Spot {
+    int at, shift;
+};
+
+// Where the low four bits of an input are, or all eight.
+inline Spot low_spot(const Format& f, int c, int i) {
+    if (f.codes == U8) return {(i / 4 * UNIT_BLOCK + c) * 4 + i % 4, 0};
+    return {(i / 8 * UNIT_BLOCK + c) * 4 + i % 4, i % 8 / 4 * 4};
+}
+
+inline Spot high_spot(const Format& f, int c, int i) {
+    const int step = i / 4, planes = 16 * UNIT_BLOCK;
+    if (f.codes == U5) return {planes + c * 4 + i % 4, step};
+    return {planes + (step / 4 * UNIT_BLOCK + c) * 4 + i % 4, step % 4 * 2};
+}
+
+void put_codes(const Format& f, const uint8_t* codes, int c, uint8_t* to) {
+    for (int i = 0; i < UNIT; ++i) {
+        const Spot low = low_spot(f, c, i);
+        if (f.codes == U8) {
+            to[low.at] = codes[i];
+            continue;
+        }
+        to[low.at] = static_cast<uint8_t>(to[low.at] | (codes[i] & 15) << low.shift);
+        if (f.codes != U5 && f.codes != U6) continue;
+        const Spot high = high_spot(f, c, i);
+        to[high.at] = static_cast<uint8_t>(to[high.at] | codes[i] >> 4 << high.shift);
+    }
+}
+
+int code_at(const Format& f, const uint8_t* codes, int c, int i) {
+    const Spot low = low_spot(f, c, i);
+    if (f.codes == U8) return codes[low.at];
+    int code = codes[low.at] >> low.shift & 15;
+    if (f.codes == TABLE4) return f.table[code] + f.zero;
+    if (f.codes == U4) return code;
+    const Spot high = high_spot(f, c, i);
+    return code | (codes[high.at] >> high.shift & (f.codes == U5 ? 1 : 3)) << 4;
+}
+
+inline void put_half(uint8_t* to, int c, uint16_t bits) {
+    std::memcpy(to + 2 * c, &bits, sizeof(bits));
+}
+
+void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block) {
+    uint8_t* to = block + f.unit_at(u);
+    uint8_t* head = block + f.head_at(u);
+    const int scale_bytes = f.scale_bytes();
+    for (int set = 0; set < f.sets; ++set) {
+        const int at = set * UNIT_BLOCK + c;
+        if (f.scales == SUPER) {
+            to[at] = static_cast<uint8_t>(unit.scale[set]);
+            if (f.has_min) to[scale_bytes + at] = static_cast<uint8_t>(unit.min[set]);
+        } else {
+            put_half(to, at, unit.scale[set]);
+            if (f.has_min) put_half(to + scale_bytes, at, unit.min[set]);
+        }
+    }
+    if (f.scales == SUPER && u % UNITS_OF_SUPER == 0) {
+        put_half(head, c, unit.super_scale);
+        if (f.has_min) put_half(head, UNIT_BLOCK + c, unit.super_min);
+    }
+    put_codes(f, unit.codes, c, to + scale_bytes * (f.has_min ? 2 : 1));
+}
+
+inline float float_of(uint16_t bits, bool is_brain) {
+    if (is_brain) return cast<float>(static_cast<uint32_t>(bits) << 16);
+    const Float16 half{bits};
+    return load_some(&half, 1)[0];
+}
+
+inline float half_of(const uint8_t* from, int c, bool is_brain) {
+    return float_of(half_at(from + 2 * c), is_brain);
+}
+
+// One of the scales, or of the minimums `behind` bytes after them.
+float factor(const Format& f, const uint8_t* head, const uint8_t* unit, int at, int c, bool is_min) {
+    if (f.scales != SUPER)
+        return half_of(unit + (is_min ? f.scale_bytes() : 0), at, f.scales == BRAIN);
+    const uint8_t byte = unit[(is_min ? f.scale_bytes() : 0) + at];
+    const float number = f.is_signed ? static_cast<float>(static_cast<int8_t>(byte)) : byte;
+    return half_of(head, (is_min ? UNIT_BLOCK : 0) + c, false) * number;
+}
+
+void read_unit(const Format& f, const uint8_t* block, int u, int c, float* to) {
+    const uint8_t *unit = block + f.unit_at(u), *head = block + f.head_at(u);
+    const uint8_t* codes = unit + f.scale_bytes() * (f.has_min ? 2 : 1);
+    for (int i = 0; i < UNIT; ++i) {
+        const int at = i * f.sets / UNIT * UNIT_BLOCK + c;
+        const float scale = factor(f, head, unit, at, c, false);
+        volatile float product = scale * static_cast<float>(code_at(f, codes, c, i) - f.zero);
+        // Of bytes the minimum is taken away.
+        const float min = f.has_min ? factor(f, head, unit, at, c, true) : 0.0f;
+        to[i] = !f.has_min ? product : f.scales == SUPER ? product - min : product + min;
+    }
+}
+
+}  // namespace
+
+const Format* format_of(int type) {
+    const Type* found = type_of(type);
+    return found == nullptr ? nullptr : &found->format;
+}
+
+}  // namespace outrider
+
+using namespace outrider;
+
+extern "C" {
+
+// Bytes of `num_out` outputs of `num_in` inputs, packed; 0 for a type without kernels.
+int64_t outrider_grouped_bytes(int type, int num_out, int num_in) {
+    const Format* f = format_of(type);
+    if (f == nullptr || num_in % UNIT != 0) return 0;
+    const int64_t num_blocks = (num_out + UNIT_BLOCK - 1) / UNIT_BLOCK;
+    return num_blocks * f->block_bytes(num_in / UNIT);
+}
+
+// Packs rows of blocks of a file; output o is row order[o], or o where `order` is null.
+void outrider_pack_grouped(Team* team, int type, const uint8_t* rows, const int32_t* order,
+                           uint8_t* to, int num_out, int num_in) {
+    const Type& known = *type_of(type);
+    const Format& f = known.format;
+    const int units = num_in / UNIT, num_blocks = (num_out + UNIT_BLOCK - 1) / UNIT_BLOCK;
+    const int64_t row_bytes = static_cast<int64_t>(units / known.units) * known.block_bytes;
+    std::lock_guard<std::mutex> lock(team->entry());
+    team->run(num_blocks, 1, [&](int first, int last, int) {
+        Unit unit{};
+        for (int block = first; block < last; ++block) {
+            uint8_t* packed = to + block * f.block_bytes(units);
+            std::memset(packed, 0, f.block_bytes(units));
+            for (int c = 0; c < UNIT_BLOCK && block * UNIT_BLOCK + c < num_out; ++c) {
+                const int out = block * UNIT_BLOCK + c;
+                const uint8_t* row = rows + (order == nullptr ? out : order[out]) * row_bytes;
+                for (int u = 0; u < units; ++u) {
+                    known.decode(row + u / known.units * known.block_bytes, u % known.units, unit);
+                    put(f, unit, u, c, packed);
+                }
+            }
+        }
+    });
+}
+
+// Outputs `rows` of a packed matrix, each `num_in` float32.
+void outrider_grouped_rows(const Grouped* weights, const int32_t* rows, float* to, int num_rows) {
+    const Grouped& w = *weights;
+    const int units = w.num_in / UNIT;
+    for (int n = 0; n < num_rows; ++n, to += w.num_in) {
+        const Part* part = w.parts;
+        while (rows[n] >= part->first_out + part->num_out) ++part;
+        const Format& f = *format_of(part->type);
+        const int out = rows[n] - part->first_out, c = out % UNIT_BLOCK;
+        const uint8_t* block = part->packed + out / UNIT_BLOCK * f.block_bytes(units);
+        for (int u = 0; u < units; ++u) read_unit(f, block, u, c, to + u * UNIT);
+    }
+}
+}

@@ -1,0 +1,99 @@
+"""Linears on CPUs over the blocks of GGUF files, in the layout of csrc/groups.h.
+
+No value is changed: codes, scales and minimums are those of the file in another order, and a matrix
+may have rows of several types. csrc/groups_add.h says what is computed.
+
+Shapes:  N = rows, I = inputs, O = outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_int32, c_void_p
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ContractError
+from outrider.kernels.native import cpu
+from outrider.kernels.native.ops import address, function, struct_fields, team
+from outrider.kernels.plan import Blocks, PackedLinear, PackedTable
+
+# As in csrc/groups.h.
+MOST_PARTS = 8
+# Parts begin at a cache line.
+_ALIGNMENT = 64
+
+
+class _Part(Structure):
+    _fields_ = struct_fields((c_void_p, "packed"), (c_int32, "type first_out num_out unused"))
+
+
+class _Grouped(Structure):
+    _fields_ = [
+        *struct_fields((c_void_p, "team"), (c_int32, "num_in num_out num_parts unused")),
+        ("parts", _Part * MOST_PARTS),
+    ]
+
+
+class NativeGrouped:
+    """`pack` and `linear` of matrices whose blocks are held as they are. Activations are contiguous
+    float32, on the CPU."""
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        self.team = team(library, num_threads)
+        self._bytes = function(library, "grouped_bytes")
+        self._pack = function(library, "pack_grouped")
+        self._linear = function(library, "linear", "_grouped")
+        self.call = address(self._linear)
+        self._rows = function(library, "grouped_rows")
+
+    def takes(self, parts: Sequence[Blocks]) -> bool:
+        return len(parts) <= MOST_PARTS and all(self._size(one, num_out=1) for one in parts)
+
+    def pack(self, parts: Sequence[Blocks]) -> PackedLinear:
+        """One matrix of the rows of all parts, which `takes` has said yes to."""
+        starts, end = list[int](), 0
+        for one in parts:
+            starts.append(end)
+            end += -(-self._size(one) // _ALIGNMENT) * _ALIGNMENT
+        data = cpu.empty(end, dtype=torch.uint8)
+        num_in, num_out = parts[0].num_in, sum(one.num_out for one in parts)
+        grouped = _Grouped(self.team, num_in, num_out, len(parts))
+        first_out = 0
+        for place, (one, start) in enumerate(zip(parts, starts, strict=True)):
+            if one.num_in != num_in:
+                raise ContractError("the parts of a matrix are of different widths")
+            to, order = data.data_ptr() + start, one.order_O
+            order = None if order is None else order.to(torch.int32).contiguous()
+            rows = None if order is None else order.data_ptr()
+            self._pack(self.team, one.kind, one.raw.ctypes.data, rows, to, one.num_out, one.num_in)
+            grouped.parts[place] = _Part(to, one.kind, first_out, one.num_out)
+            first_out += one.num_out
+        pointer = ctypes.addressof(grouped)
+        return PackedLinear(num_out, num_in, data, pointer, grouped, call=self.call)
+
+    def linear(
+        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+    ) -> None:
+        num_rows, num_in = x_NI.shape
+        if num_in != packed.num_in:
+            raise ContractError("input and weight are of different widths")
+        self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
+
+    def table(self, packed: PackedLinear, dtype: torch.dtype) -> PackedTable:
+        """Outputs of a packed matrix as rows of tokens."""
+
+        def read(rows_N: Tensor, out_NI: Tensor) -> None:
+            if len(rows_N) and not 0 <= int(rows_N.min()) <= int(rows_N.max()) < packed.num_out:
+                raise IndexError("a row is not in the table")
+            rows_N = rows_N.to(torch.int32).contiguous()
+            self._rows(packed.pointer, rows_N.data_ptr(), out_NI.data_ptr(), len(rows_N))
+
+        return PackedTable(packed, read, address(self._rows), dtype)
+
+    def _size(self, one: Blocks, num_out: int | None = None) -> int:
+        """Bytes of its outputs, packed; 0 for a type that is not known here."""
+        size: int = self._bytes(one.kind, num_out or one.num_out, one.num_in)
+        return size

@@ -1,0 +1,230 @@
+"""Linears over blocks of GGUF files: no number changes, and a row's sums are its own."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from doubles.gguf_writer import SCALES, TENSORS, random_blocks
+from outrider.core import env
+from outrider.core.errors import ContractError
+from outrider.kernels.native import build, levels
+from outrider.kernels.native.grouped import NativeGrouped
+from outrider.kernels.plan import Blocks, PackedLinear
+from outrider.models.gguf.blocks import decode
+from outrider.models.gguf.types import TYPES
+from unit.kernels.implementations import kernels_named, randn, row_choices
+
+KINDS = (*SCALES, "MXFP4")
+# Half a block of columns, several, and a tail; 768 inputs are more than a slice of any type.
+SHAPES = ((768, 45), (256, 8), (1024, 100))
+
+
+@functools.cache
+def grouped(num_threads: int) -> NativeGrouped:
+    kernels_named("native-1", torch.bfloat16)  # skips where there are none
+    library = build.built_kernels(env.compiler(), env.cache_folder()).library
+    assert library is not None
+    return NativeGrouped(library, num_threads)
+
+
+@pytest.fixture(scope="module")
+def plain_dots() -> ctypes.CDLL:
+    """The sources of these linears alone, compiled without the CPU's instructions for dots."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        for source in levels.SOURCES.iterdir():
+            if source.suffix == ".h" or source.stem.startswith(("groups", "linear", "team")):
+                shutil.copy(source, folder)
+        patch.setattr(build, "SOURCES", Path(folder))
+        built = build.built_kernels("c++ -O1 -DOUTRIDER_PLAIN_DOTS", env.cache_folder())
+    if built.library is None:
+        pytest.skip(str(built.refusal))
+    return built.library
+
+
+def blocks(kind: str, num_out: int, num_in: int, *, seed: int = 0) -> Blocks:
+    number, block, _ = TENSORS[kind]
+    raw = random_blocks(kind, num_out * num_in // block, seed)
+    return Blocks(raw.reshape(-1), number, num_out, num_in)
+
+
+def numbers(one: Blocks) -> Tensor:
+    found = decode(one.raw, TYPES[one.kind]).reshape(one.num_out, one.num_in)
+    flat: Tensor = torch.from_numpy(found)  # pyright: ignore[reportUnknownMemberType]
+    return flat if one.order_O is None else flat[one.order_O]
+
+
+def run(
+    side: NativeGrouped, packed: PackedLinear, x_NI: Tensor, begin: Tensor | None = None
+) -> Tensor:
+    out_NO = torch.full((len(x_NI), packed.num_out), 7.0) if begin is None else begin.clone()
+    side.linear(x_NI.contiguous(), packed, out_NO, begin is not None)
+    return out_NO
+
+
+def defined(x_NI: Tensor, parts: Sequence[Blocks]) -> NDArray[np.float32]:
+    """What csrc/groups_add.h says, a step at a time in float64, each rounded to float32: but for
+    ties that is what one fused multiply-add gives."""
+    x_NUG = x_NI.numpy().reshape(len(x_NI), -1, 32)
+    largest_NU = np.abs(x_NUG).max(axis=2)
+    inverse_NU = np.float32(127) / largest_NU
+    ints_NUG = np.rint(x_NUG * inverse_NU[:, :, None]).astype(np.float64)
+    scale_NU = largest_NU / np.float32(127)
+    columns: list[NDArray[np.float32]] = []
+    for one in parts:
+        columns += [
+            _column(row, ints_NUG, scale_NU, one) for row in one.raw.reshape(one.num_out, -1)
+        ]
+    return np.stack(columns, axis=1)
+
+
+def _column(
+    row: NDArray[np.uint8],
+    ints_NUG: NDArray[np.float64],
+    scale_NU: NDArray[np.float32],
+    one: Blocks,
+) -> NDArray[np.float32]:
+    """Q4_0 and Q4_1 alone: enough to hold the order of steps."""
+    _, _, num_bytes = TENSORS["Q4_0" if one.kind == 2 else "Q4_1"]
+    units = row.reshape(-1, num_bytes)
+    sums_N = np.zeros(len(ints_NUG), np.float32)
+    for u, unit in enumerate(units):
+        halves = unit[:4].view(np.float16).astype(np.float32)
+        codes = np.concatenate([unit[-16:] & 15, unit[-16:] >> 4]).astype(np.float64)
+        zero = 8 if one.kind == 2 else 0
+        dots_N = (ints_NUG[:, u] * (codes - zero)).sum(axis=1)
+        factor_N = halves[0] * scale_NU[:, u]
+        sums_N = (dots_N * factor_N.astype(np.float64) + sums_N).astype(np.float32)
+        if one.kind == 3:
+            total_N = scale_NU[:, u] * ints_NUG[:, u].sum(axis=1).astype(np.float32)
+            more_N = halves[1].astype(np.float64) * total_N.astype(np.float64)
+            sums_N = (more_N + sums_N).astype(np.float32)
+    return sums_N
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_number_of_a_file_changes(kind: str, shape: tuple[int, int]) -> None:
+    num_in, num_out = shape
+    side, one = grouped(2), blocks(kind, num_out, num_in)
+    order = torch.randperm(num_out, generator=torch.Generator().manual_seed(1))
+    for item in (one, Blocks(one.raw, one.kind, num_out, num_in, order)):
+        table = side.table(side.pack([item]), torch.float32)
+        assert table.floats().equal(numbers(item))
+        some = torch.tensor([num_out - 1, 0, 3])
+        out_NI = torch.empty(3, num_in)
+        table.read(some, out_NI)
+        assert out_NI.equal(numbers(item)[some])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_has_no_other_rows(kind: str) -> None:
+    side = grouped(1)
+    table = side.table(side.pack([blocks(kind, 8, 256)]), torch.float32)
+    for bad in (-1, 8, 1 << 40):
+        with pytest.raises(IndexError):
+            table.read(torch.tensor([0, bad]), torch.empty(2, 256))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_near_the_product_of_the_numbers(kind: str) -> None:
+    """Within what rounding inputs to 8 bits by groups of 32 costs."""
+    side, one = grouped(2), blocks(kind, 100, 1024)
+    x_NI = randn(40, 1024)
+    exact_NO = x_NI.double() @ numbers(one).double().T
+    difference_NO = run(side, side.pack([one]), x_NI).double() - exact_NO
+    assert float(difference_NO.square().mean()) < 0.012**2 * float(exact_NO.square().mean())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_row_does_not_depend_on_the_pass(kind: str, num_threads: int) -> None:
+    side = grouped(num_threads)
+    packed = side.pack([blocks(kind, 77, 768), blocks("Q6_K", 40, 768), blocks(kind, 5, 768)])
+    x_NI = randn(100, 768) * torch.logspace(-9, 9, 100)[:, None]
+    alone_NO = torch.cat([run(grouped(1), packed, row_I[None]) for row_I in x_NI])
+    for rows in row_choices(100):
+        assert run(side, packed, x_NI[rows]).equal(alone_NO[rows])
+
+
+@pytest.mark.parametrize("kinds", [("Q4_0",), ("Q4_1",), ("Q4_1", "Q4_0", "Q4_1")], ids=str)
+def test_sums_are_those_of_the_definition(kinds: tuple[str, ...]) -> None:
+    if platform.machine() == "x86_64" and levels.levels_here()[0].name == "x86-64":
+        pytest.skip("this CPU has no fused multiply-add")
+    side = grouped(2)
+    parts = [blocks(kind, 9 + place, 256, seed=place) for place, kind in enumerate(kinds)]
+    x_NI = randn(7, 256)
+    found = run(side, side.pack(parts), x_NI)
+    assert found.equal(torch.from_numpy(defined(x_NI, parts)))  # pyright: ignore[reportUnknownMemberType]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_arithmetic_gives_the_bits_of_the_fast_instructions(
+    kind: str, plain_dots: ctypes.CDLL
+) -> None:
+    x_NI, one = randn(13, 768), blocks(kind, 45, 768)
+    fast, plain = grouped(2), NativeGrouped(plain_dots, 1)
+    assert run(plain, plain.pack([one]), x_NI).equal(run(fast, fast.pack([one]), x_NI))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_at_their_limits_do_not_overflow(kind: str) -> None:
+    """The largest codes against the largest integers, of either sign."""
+    number, block, num_bytes = TENSORS[kind]
+    raw = random_blocks(kind, 16 * 512 // block, 0)
+    kept = {at + i for at in SCALES.get(kind, ()) for i in (0, 1)} or {0}
+    for place in range(num_bytes):
+        if place not in kept:
+            raw[:, place] = 255
+    side, one = grouped(1), Blocks(raw.reshape(-1), number, 16, 512)
+    x_NI = torch.ones(6, 512) * torch.tensor([1.0, -1.0, 3.0, -2.0, 1e-3, 1e3])[:, None]
+    exact_NO = x_NI.double() @ numbers(one).double().T
+    largest = x_NI.abs().double() @ numbers(one).double().abs().T
+    difference = (run(side, side.pack([one]), x_NI).double() - exact_NO).abs()
+    assert bool((difference <= 1e-5 * largest).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_stays_in_its_row(kind: str) -> None:
+    side, x_NI = grouped(2), randn(5, 256)
+    packed = side.pack([blocks(kind, 40, 256)])
+    fine_NO = run(side, packed, x_NI)
+    x_NI[1, 7], x_NI[3, 200] = torch.nan, -torch.inf
+    found_NO = run(side, packed, x_NI)
+    assert bool(found_NO[[1, 3]].isnan().all())
+    assert found_NO[[0, 2, 4]].equal(fine_NO[[0, 2, 4]])
+    zeros_NO = run(side, packed, torch.zeros(2, 256))
+    assert bool((zeros_NO == 0).all())
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 40])
+def test_it_adds_to_its_output_and_writes_nothing_else(num_rows: int) -> None:
+    side, x_NI = grouped(2), randn(num_rows, 256)
+    packed = side.pack([blocks("Q4_K", 33, 256), blocks("Q8_0", 3, 256)])
+    begin_NO = randn(num_rows, 36, seed=3)
+    assert run(side, packed, x_NI, begin_NO).equal(begin_NO + run(side, packed, x_NI))
+    room = torch.full((num_rows + 2, 36), 5.0)
+    side.linear(x_NI, packed, room[1:-1])
+    assert bool((room[[0, -1]] == 5).all())
+
+
+def test_matrices_that_it_cannot_hold_are_left_to_others() -> None:
+    side, fine = grouped(1), blocks("Q4_0", 4, 64)
+    assert side.takes([fine])
+    assert not side.takes([fine] * 9)
+    assert not side.takes([fine, Blocks(fine.raw, 16, 4, 64)])
+    with pytest.raises(ContractError, match="widths"):
+        side.pack([fine, blocks("Q4_0", 4, 32)])
+    with pytest.raises(ContractError, match="widths"):
+        run(side, side.pack([fine]), randn(1, 32))
