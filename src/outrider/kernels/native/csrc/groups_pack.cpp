@@ -138,28 +138,6 @@ void iq4_xs(const uint8_t* from, int u, Unit& unit) {
     nibbles(from + 8 + u * 16, unit.codes);
 }
 
-struct Type {
-    int number, block_bytes, units;
-    void (*decode)(const uint8_t* block, int unit, Unit& to);
-    Format format;
-};
-
-constexpr Type TYPES[] = {
-    {2, 18, 1, q4_0, FORMAT<2>},    {3, 20, 1, q4_1, FORMAT<3>},
-    {6, 22, 1, q5_0, FORMAT<6>},    {7, 24, 1, q5_1, FORMAT<7>},
-    {8, 34, 1, q8_0, FORMAT<8>},    {10, 84, 8, q2_k, FORMAT<10>},
-    {11, 110, 8, q3_k, FORMAT<11>}, {12, 144, 8, q4_k, FORMAT<12>},
-    {13, 176, 8, q5_k, FORMAT<13>}, {14, 210, 8, q6_k, FORMAT<14>},
-    {20, 18, 1, q4_0, FORMAT<20>},  {23, 136, 8, iq4_xs, FORMAT<23>},
-    {39, 17, 1, mxfp4, FORMAT<39>},
-};
-
-const Type* type_of(int number) {
-    for (const Type& type : TYPES)
-        if (type.number == number) return &type;
-    return nullptr;
-}
-
 // Input i of column c: byte `at`, bits from `shift` on.
 struct Spot {
     int at, shift;
@@ -177,17 +155,35 @@ inline Spot high_spot(const Format& f, int c, int i) {
     return {planes + (step / 4 * UNIT_BLOCK + c) * 4 + i % 4, step % 4 * 2};
 }
 
-void put_codes(const Format& f, const uint8_t* codes, int c, uint8_t* to) {
-    for (int i = 0; i < UNIT; ++i) {
-        const Spot low = low_spot(f, c, i);
-        if (f.codes == U8) {
-            to[low.at] = codes[i];
-            continue;
-        }
-        to[low.at] = static_cast<uint8_t>(to[low.at] | (codes[i] & 15) << low.shift);
-        if (f.codes != U5 && f.codes != U6) continue;
-        const Spot high = high_spot(f, c, i);
-        to[high.at] = static_cast<uint8_t>(to[high.at] | codes[i] >> 4 << high.shift);
+inline uint32_t four(const uint8_t* codes, int step) {
+    uint32_t some;
+    std::memcpy(&some, codes + 4 * step, sizeof(some));
+    return some;
+}
+
+inline void put_four(uint8_t* to, int row, int c, uint32_t some) {
+    std::memcpy(to + (row * UNIT_BLOCK + c) * 4, &some, sizeof(some));
+}
+
+// Four inputs at a time, as `low_spot` and `high_spot` say.
+inline void put_codes(const Format& f, const uint8_t* codes, int c, uint8_t* to) {
+    if (f.codes == U8) {
+        for (int step = 0; step < 8; ++step) put_four(to, step, c, four(codes, step));
+        return;
+    }
+    for (int eight = 0; eight < 4; ++eight) {
+        const uint32_t low = four(codes, 2 * eight) & 0x0f0f0f0fu;
+        const uint32_t high = four(codes, 2 * eight + 1) & 0x0f0f0f0fu;
+        put_four(to, eight, c, low | high << 4);
+    }
+    if (f.codes != U5 && f.codes != U6) return;
+    const int planes = f.codes == U5 ? 1 : 2, width = f.codes == U5 ? 1 : 2, steps = 8 / planes;
+    const uint32_t mask = f.codes == U5 ? 0x01010101u : 0x03030303u;
+    for (int plane = 0; plane < planes; ++plane) {
+        uint32_t bits = 0;
+        for (int step = 0; step < steps; ++step)
+            bits |= (four(codes, plane * steps + step) >> 4 & mask) << width * step;
+        put_four(to + 16 * UNIT_BLOCK, plane, c, bits);
     }
 }
 
@@ -205,7 +201,7 @@ inline void put_half(uint8_t* to, int c, uint16_t bits) {
     std::memcpy(to + 2 * c, &bits, sizeof(bits));
 }
 
-void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block) {
+inline void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block) {
     uint8_t* to = block + f.unit_at(u);
     uint8_t* head = block + f.head_at(u);
     const int scale_bytes = f.scale_bytes();
@@ -224,6 +220,45 @@ void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block) {
         if (f.has_min) put_half(head, UNIT_BLOCK + c, unit.super_min);
     }
     put_codes(f, unit.codes, c, to + scale_bytes * (f.has_min ? 2 : 1));
+}
+
+using Decode = void (*)(const uint8_t* block, int unit, Unit& to);
+
+// One output, column c of a block.
+using PackRow = void (*)(const uint8_t* row, int units, int c, uint8_t* block);
+
+struct Type {
+    int number, block_bytes, units;
+    PackRow pack_row;
+    Format format;
+};
+
+template <int TYPE, int BLOCK_BYTES, int UNITS, Decode DECODE>
+void pack_row(const uint8_t* row, int units, int c, uint8_t* block) {
+    Unit unit{};
+    for (int u = 0; u < units; ++u) {
+        DECODE(row + u / UNITS * BLOCK_BYTES, u % UNITS, unit);
+        put(FORMAT<TYPE>, unit, u, c, block);
+    }
+}
+
+template <int TYPE, int BLOCK_BYTES, int UNITS, Decode DECODE>
+constexpr Type known() {
+    return {TYPE, BLOCK_BYTES, UNITS, pack_row<TYPE, BLOCK_BYTES, UNITS, DECODE>, FORMAT<TYPE>};
+}
+
+constexpr Type TYPES[] = {
+    known<2, 18, 1, q4_0>(),   known<3, 20, 1, q4_1>(),   known<6, 22, 1, q5_0>(),
+    known<7, 24, 1, q5_1>(),   known<8, 34, 1, q8_0>(),   known<10, 84, 8, q2_k>(),
+    known<11, 110, 8, q3_k>(), known<12, 144, 8, q4_k>(), known<13, 176, 8, q5_k>(),
+    known<14, 210, 8, q6_k>(), known<20, 18, 1, q4_0>(),  known<23, 136, 8, iq4_xs>(),
+    known<39, 17, 1, mxfp4>(),
+};
+
+const Type* type_of(int number) {
+    for (const Type& type : TYPES)
+        if (type.number == number) return &type;
+    return nullptr;
 }
 
 inline float float_of(uint16_t bits, bool is_brain) {
@@ -288,17 +323,14 @@ void outrider_pack_grouped(Team* team, int type, const uint8_t* rows, const int3
     const int64_t row_bytes = static_cast<int64_t>(units / known.units) * known.block_bytes;
     std::lock_guard<std::mutex> lock(team->entry());
     team->run(num_blocks, 1, [&](int first, int last, int) {
-        Unit unit{};
         for (int block = first; block < last; ++block) {
             uint8_t* packed = to + block * f.block_bytes(units);
             std::memset(packed, 0, f.block_bytes(units));
-            for (int c = 0; c < UNIT_BLOCK && block * UNIT_BLOCK + c < num_out; ++c) {
+            const int count = std::min(UNIT_BLOCK, num_out - block * UNIT_BLOCK);
+            for (int c = 0; c < count; ++c) {
                 const int out = block * UNIT_BLOCK + c;
                 const uint8_t* row = rows + (order == nullptr ? out : order[out]) * row_bytes;
-                for (int u = 0; u < units; ++u) {
-                    known.decode(row + u / known.units * known.block_bytes, u % known.units, unit);
-                    put(f, unit, u, c, packed);
-                }
+                known.pack_row(row, units, c, packed);
             }
         }
     });
