@@ -121,7 +121,11 @@ def note(report: Report, **cell: Any) -> None:
 def told_command(options: argparse.Namespace) -> str:
     """What was run, without the places of files that mean nothing elsewhere."""
     places = {str(options.output): "FILE", str(getattr(options, "model", None)): "FOLDER"}
-    return " ".join([Path(sys.argv[0]).name, *(places.get(word, word) for word in sys.argv[1:])])
+
+    def told(word: str) -> str:
+        return places.get(word) or (Path(word).name if Path(word).is_absolute() else word)
+
+    return " ".join([Path(sys.argv[0]).name, *map(told, sys.argv[1:])])
 
 
 @contextmanager

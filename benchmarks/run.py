@@ -32,6 +32,7 @@ STUDIES = {
     "gate": "gate",
     "suggest": "suggest",
     "structured": "structured",
+    "gguf": "gguf",
 }
 
 
