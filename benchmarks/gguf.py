@@ -143,8 +143,7 @@ def _distances(file: Path, config: EngineConfig, programs: Path, quick: bool) ->
 
 
 def _listed(numbers: Tensor) -> list[float]:
-    found: list[float] = numbers.tolist()  # pyright: ignore[reportUnknownMemberType]
-    return found
+    return [float(number) for number in numbers]
 
 
 def _log_probs(file: Path, windows: Sequence[Sequence[int]], dtype: str) -> Tensor:
