@@ -275,7 +275,14 @@ def _as_stored(kernels: Kernels, library: ctypes.CDLL) -> Kernels:
             own = by_group if packed.call == grouped.call else plain
             own(x_NI, packed, out_NO, accumulate)
 
-        return replace(kernels, linear=linear, pack_blocks=pack_blocks, table=grouped.table)
+        first, *others = kernels.choices
+        return replace(
+            kernels,
+            linear=linear,
+            pack_blocks=pack_blocks,
+            table=grouped.table,
+            choices=(replace(first, name=f"{first.name} blocks"), *others),
+        )
 
     return _changed(kernels, with_blocks)
 
