@@ -1,7 +1,8 @@
 """Calibrations with round numbers, and a machine of given costs that decodes nothing.
 
 A round of that machine takes `draft_pass` seconds for each token of its longest draft,
-`target(rows)` for the pass, and `catch_up` for each token that a drafter has not read. What
+`target(rows)` for the pass, `judge` for each drafted token after it, and `catch_up` for each token
+that a drafter has not read. What
 controllers see is multiplied by noise and depends on drawn acceptances; what a run is judged by is
 free of both: expected tokens over noiseless seconds. With the same seed a machine repeats itself.
 """
@@ -81,6 +82,7 @@ class ToyMachine:
     rate: Rate
     num_requests: int = 1
     overhead: float = 0.0
+    judge: float = 0.0
     noise: float = 0.0
     spikes: float = 0.0
     catch_up: float = 0.0
@@ -95,6 +97,7 @@ class ToyMachine:
     def seconds(self, depth: int, num_tokens: int) -> float:
         """Of a round that drafts `depth` for every request, without noise."""
         took = self.target(self.num_requests * (1 + depth)) + self.draft_pass * depth
+        took += self.judge * self.num_requests * depth
         return self.speed(num_tokens) * (self.overhead + took)
 
     def run(self, controller: Controller, num_tokens: int) -> Run:
@@ -111,7 +114,8 @@ class ToyMachine:
             reading = max((unread[i] for i in ids if depths[i]), default=0) * self.catch_up
             drafting = reading + self.draft_pass * max(depths)
             verifying = self.target(self.num_requests + sum(depths))
-            run.seconds += speed * (drafting + verifying + self.overhead)
+            accepting = self.overhead + self.judge * sum(depths)
+            run.seconds += speed * (drafting + verifying + accepting)
             for i in ids:
                 accepted = 0
                 while accepted < depths[i] and chance.random() < self.rate(
@@ -135,7 +139,7 @@ class ToyMachine:
                         num_rows_copied=0,
                         draft_seconds=slow * drafting,
                         verify_seconds=slow * verifying,
-                        accept_seconds=slow * self.overhead,
+                        accept_seconds=slow * accepting,
                     )
                 )
             run.depths.append(depths)

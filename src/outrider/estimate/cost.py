@@ -2,11 +2,14 @@
 
 A round of b sequences with drafts of K_1 to K_b tokens takes
 
-    T = overhead + host b + target(b + K_1 + ... + K_b) + draft(max K, number of K > 0)
+    T = overhead + host b + judge (K_1 + ... + K_b)
+        + target(b + K_1 + ... + K_b) + draft(max K, number of K > 0)
 
 The target reads its weights once for all rows of a pass, so its seconds go by rows. Work of the
-host after a pass (text, memory, records) goes by sequences. A draft model runs once a token for all
-sequences that still draft, so its seconds go by depth, for each number of sequences.
+host after a pass (text, memory, records) goes by sequences, and the distributions that drafted
+tokens are judged by go by these: with a large vocabulary they may cost more than the pass. A draft
+model runs once a token for all sequences that still draft, so its seconds go by depth, for each
+number of sequences.
 """
 
 from __future__ import annotations
@@ -74,19 +77,20 @@ class Curve:
 @dataclass(frozen=True, slots=True)
 class CostTable:
     """`target` is seconds by rows of a pass; `drafts` has seconds by depth for each number of
-    sequences that was measured, in growing order. `overhead` is what a round takes besides, and
-    `host` what each of its sequences does."""
+    sequences that was measured, in growing order. `overhead` is what a round takes besides, `host`
+    what each of its sequences does, and `judge` what each drafted token does after the pass."""
 
     target: Curve
     drafts: tuple[tuple[int, Curve], ...]
     overhead: float = 0.0
     host: float = 0.0
+    judge: float = 0.0
 
     def __post_init__(self) -> None:
         counts = [count for count, _ in self.drafts]
         if not counts or counts[0] < 1 or any(a >= b for a, b in pairwise(counts)):
             raise ConfigError("a table of costs needs drafts, by growing batch.", hint=_HINT)
-        if not _are_costs((self.overhead, self.host)):
+        if not _are_costs((self.overhead, self.host, self.judge)):
             raise ConfigError("a table of costs needs overheads from 0 up.", hint=_HINT)
 
     def target_seconds(self, num_rows: int) -> float:
@@ -105,7 +109,8 @@ class CostTable:
         """T of a pass over `num_rows` of so many sequences, after drafts of at most `depth` for
         `num_drafting` of them."""
         drafting = self.draft_seconds(depth, num_drafting) if depth else 0.0
-        return self.overhead + self.host * num_sequences + self.target.at(num_rows) + drafting
+        host = self.host * num_sequences + self.judge * (num_rows - num_sequences)
+        return self.overhead + host + self.target.at(num_rows) + drafting
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -116,7 +121,8 @@ class CostTable:
         try:
             record = json.loads(text)
             drafts = [(int(count), curve_of(curve)) for count, curve in record["drafts"]]
-            shared = float(record["overhead"]), float(record["host"])
+            shared = [float(record[name]) for name in ("overhead", "host")]
+            shared.append(float(record.get("judge", 0.0)))
             return cls(curve_of(record["target"]), tuple(drafts), *shared)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"no table of costs: {error}.", hint=_HINT) from error
@@ -159,6 +165,8 @@ ASSUMED = CostTable(
     target=Curve(((1.0, 1.0), (33.0, 1.0 + 32 * ASSUMED_ROW_COST))),
     drafts=((1, Curve(((0.0, 0.0), (1.0, ASSUMED_DRAFT)))),),
 )
+# Rounds without drafts, after which those with drafts say what judging costs.
+_FEW = 3
 # A table that somebody stored is as good as so many measurements of each point.
 _TRUST = 4
 
@@ -181,8 +189,9 @@ class CostMeter:
         self._drafts: dict[tuple[int, int], RunningMedian] = {}
         self._levels = RunningMedian(LEVEL_WINDOW)
         self._scatter = RunningMedian(WINDOW)
-        self._overhead = self._host = 0.0
+        self._overhead = self._host = self._judge = 0.0
         self._gaps, self._hosts = RunningMedian(LEVEL_WINDOW), RunningMedian(LEVEL_WINDOW)
+        self._mixed, self._judges = RunningMedian(LEVEL_WINDOW), RunningMedian(LEVEL_WINDOW)
         if start is not None:
             self._recall(start)
 
@@ -209,12 +218,25 @@ class CostMeter:
         # What the host does between passes costs every round alike; the median leaves idling out.
         self._gaps.add(shared.gap_seconds)
         self._overhead = self._gaps.median
-        self._hosts.add(shared.accept_seconds / len(rounds))
-        self._host = self._hosts.median
+        self._time_host(shared.accept_seconds / level, len(rounds), num_rows - len(rounds))
         depths = [trace.num_drafted for trace in rounds if trace.num_drafted]
         if depths and caught_up:
             key = (_count_bucket(len(depths)), max(depths))
             self._drafts.setdefault(key, RunningMedian(WINDOW)).add(shared.draft_seconds / level)
+
+    def _time_host(self, seconds: float, num_sequences: int, num_drafted: int) -> None:
+        """Rounds without drafts tell the host's work for a sequence, and what others take beyond
+        that is judging; until there are a few of the first kind, nothing is."""
+        self._mixed.add(seconds / num_sequences)
+        if not num_drafted:
+            self._hosts.add(seconds / num_sequences)
+        if len(self._hosts) < _FEW:
+            self._host = self._mixed.median
+            return
+        self._host = self._hosts.median
+        if num_drafted:
+            self._judges.add((seconds - num_sequences * self._host) / num_drafted)
+            self._judge = max(self._judges.median, 0.0)
 
     def table(self) -> CostTable | None:
         """None before the first pass that tells something."""
@@ -226,7 +248,8 @@ class CostMeter:
             by_count.setdefault(count, {})[depth] = times
         drafts = tuple((count, self._from_nothing(by_count[count])) for count in sorted(by_count))
         guess = Curve(((0.0, 0.0), (1.0, ASSUMED_DRAFT * target.points[0][1])))
-        return CostTable(target, drafts or ((1, guess),), self._overhead, self._host)
+        host, judge = self.level * self._host, self.level * self._judge
+        return CostTable(target, drafts or ((1, guess),), self._overhead, host, judge)
 
     def _from_nothing(self, points: dict[int, RunningMedian]) -> Curve:
         """Through the point that needs no measurement as well: no draft takes no time."""
@@ -243,7 +266,7 @@ class CostMeter:
         )
 
     def _recall(self, table: CostTable) -> None:
-        self._overhead, self._host = table.overhead, table.host
+        self._overhead, self._host, self._judge = table.overhead, table.host, table.judge
         for rows, seconds in table.target.points:
             times = self._target.setdefault(_rows_bucket(round(rows)), RunningMedian(WINDOW))
             for _ in range(_TRUST):

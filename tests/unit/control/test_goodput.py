@@ -73,6 +73,18 @@ MACHINES: dict[str, tuple[ToyMachine, float]] = {
         ToyMachine(flat, 0.1, lambda i, j, n: 0.7, speed=lambda n: 1.0 + (n >= HALF)),
         0.98,
     ),
+    "judging is dear, off is best": (
+        ToyMachine(flat, 0.02, lambda i, j, n: 0.4, judge=0.6, overhead=0.1),
+        0.98,
+    ),
+    "judging costs, and drafts pay": (
+        ToyMachine(flat, 0.02, lambda i, j, n: 0.9, judge=0.2, overhead=0.1),
+        0.98,
+    ),
+    "judging is dear, and the machine slows down": (
+        ToyMachine(flat, 0.02, lambda i, j, n: 0.4, judge=0.6, speed=lambda n: 1.0 + (n >= HALF)),
+        0.98,
+    ),
     "a round has its own price": (
         ToyMachine(flat, 0.1, lambda i, j, n: 0.6, overhead=1.0),
         0.98,

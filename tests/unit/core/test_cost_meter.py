@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -162,3 +163,29 @@ def test_many_rows_share_a_bucket_with_their_neighbours_only() -> None:
     found = table(meter)
     assert len(found.target.points) == 4
     assert found.target_seconds(64) == pytest.approx(64.5, rel=0.02)
+
+
+def test_judging_goes_by_drafted_tokens() -> None:
+    """The host takes a tenth of a second for a sequence, and a drafted token as much again."""
+    meter = CostMeter()
+    for _ in range(4):
+        meter.observe(passed([0, 0], target=1.0, accept=0.2), caught_up=True)
+    for _ in range(4):
+        meter.observe(passed([3, 1], target=1.0, accept=0.6), caught_up=True)
+    found = table(meter)
+    assert (found.host, found.judge) == (pytest.approx(0.1), pytest.approx(0.1))
+    more = found.round_seconds(2, 6, 3, 2) - found.round_seconds(2, 2, 0, 0)
+    assert more == pytest.approx(0.4 + found.draft_seconds(3, 2))
+    assert CostTable.of_json(found.to_json()) == found
+    old = json.loads(found.to_json())
+    del old["judge"]
+    assert CostTable.of_json(json.dumps(old)) == replace(found, judge=0.0)
+
+
+def test_a_host_that_takes_as_long_with_drafts_judges_for_nothing() -> None:
+    chance = random.Random(5)
+    meter = CostMeter()
+    for depth in (0, 4) * 40:
+        accept = 0.3 * chance.lognormvariate(0, 0.2)
+        meter.observe(passed([depth], target=1.0, accept=accept), caught_up=True)
+    assert table(meter).judge < 0.01
