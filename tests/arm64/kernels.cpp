@@ -27,7 +27,10 @@ void pointwise(int size) {
                         size);
     outrider_gelu(three, x.data(), gelu.data(), ROWS, size);
     outrider_silu_mul(three, x.data(), silu.data(), ROWS / 2, size);
-    Doubles want_rms, want_layer, want_gelu, want_silu;
+    Floats capped = x;
+    outrider_soft_cap(three, capped.data(), 2.0f, ROWS, size);
+    Doubles want_rms, want_layer, want_gelu, want_silu, want_capped;
+    for (float y : x) want_capped.push_back(2 * std::tanh(double{y} / 2));
     for (int n = 0; n < ROWS; ++n) {
         const float* row = &x[n * size];
         for (double y : plain_rms(row, weight.data(), size, 1e-5)) want_rms.push_back(y);
@@ -51,6 +54,7 @@ void pointwise(int size) {
     // One number less its mean is nothing but rounding.
     if (size > 1) close(layer, want_layer, 5e-6, "layer_norm" + of);
     close(gelu, want_gelu, 2e-6, "gelu" + of);
+    close(capped, want_capped, 2e-6, "soft_cap" + of);
     close(silu, want_silu, 2e-6, "silu_mul" + of);
 }
 
@@ -159,7 +163,7 @@ void rope(int dim, Rope call) {
 }
 
 template <class T, class Attention>
-void attention(int dim, Attention call) {
+void attention(int dim, const Look& look, Attention call) {
     const Case c(dim);
     const int size = Case::HEADS * dim;
     const Floats x = normals(c.count() * c.row_size());
@@ -170,32 +174,40 @@ void attention(int dim, Attention call) {
         for (int h = 0; h < Case::HEADS; ++h) {
             const int g = h / (Case::HEADS / Case::KV);
             Doubles scores;
-            for (int slot : c.keys[n]) {
+            const size_t first = look.first_key(static_cast<int>(c.keys[n].size()));
+            for (size_t t = first; t < c.keys[n].size(); ++t) {
+                const int slot = c.keys[n][t];
                 double dot = 0;
                 for (int j = 0; j < dim; ++j)
                     dot += double{x[n * c.row_size() + h * dim + j]}
                          * Plain<T>::read(keys[(g * Case::SLOTS + slot) * dim + j]);
-                scores.push_back(dot * 0.125);
+                dot *= look.scale;
+                scores.push_back(look.cap > 0 ? look.cap * std::tanh(dot / look.cap) : dot);
             }
-            const double most = *std::max_element(scores.begin(), scores.end());
-            double sum = 0;
+            double most = *std::max_element(scores.begin(), scores.end()), sum = 0;
+            if (look.sinks != nullptr) {
+                most = std::max(most, double{look.sinks[h]});
+                sum = std::exp(look.sinks[h] - most);
+            }
             for (double& score : scores) sum += score = std::exp(score - most);
             for (size_t t = 0; t < scores.size(); ++t)
                 for (int j = 0; j < dim; ++j)
                     want[n * size + h * dim + j] +=
                         scores[t] / sum
-                        * Plain<T>::read(values[(g * Case::SLOTS + c.keys[n][t]) * dim + j]);
+                        * Plain<T>::read(
+                            values[(g * Case::SLOTS + c.keys[n][first + t]) * dim + j]);
         }
     Floats got(want.size()), alone(want.size());
-    const std::string what = std::string("attention ") + Plain<T>::NAME;
+    const std::string what = std::string("attention ") + Plain<T>::NAME + " of window "
+                           + std::to_string(look.window);
     for (Team* team : {one, three}) {
         const Pass pass = c.pass(team, 0, c.count());
-        call(&pass, x.data(), keys.data(), values.data(), 0.125f, got.data());
+        call(&pass, x.data(), keys.data(), values.data(), &look, got.data());
         close(got, want, 5e-6, what);
     }
     for (int n = 0; n < c.count(); ++n) {
         const Pass pass = c.pass(one, n, 1);
-        call(&pass, &x[n * c.row_size()], keys.data(), values.data(), 0.125f, &alone[n * size]);
+        call(&pass, &x[n * c.row_size()], keys.data(), values.data(), &look, &alone[n * size]);
     }
     same(got, alone, what + ": a token beside others");
 }
@@ -346,9 +358,13 @@ int main() {
         rope<float>(dim, outrider_rope_append_float32);
         rope<BFloat16>(dim, outrider_rope_append_bfloat16);
         rope<Float16>(dim, outrider_rope_append_float16);
-        attention<float>(dim, outrider_attention_float32);
-        attention<BFloat16>(dim, outrider_attention_bfloat16);
-        attention<Float16>(dim, outrider_attention_float16);
+        const Floats sinks = normals(Case::HEADS, 3.0f);
+        for (const Look& look : {Look{0.125f, 0.0f, 0, 0, nullptr}, {0.125f, 0.0f, 5, 0, nullptr},
+                                 {0.5f, 1.5f, 11, 0, sinks.data()}}) {
+            attention<float>(dim, look, outrider_attention_float32);
+            attention<BFloat16>(dim, look, outrider_attention_bfloat16);
+            attention<Float16>(dim, look, outrider_attention_float16);
+        }
     }
     for (int64_t size : {1, 17, 513, 50257}) sampling(size);
     for (auto [keys, values] : {std::pair{5, 7}, {64, 40}, {128, 128}}) delta(keys, values);

@@ -55,15 +55,17 @@ void outrider_layer_norm(Team*, const float*, const float*, const float*, float,
 void outrider_head_norm(Team*, float*, const float*, const float*, float, int, int, int, int);
 void outrider_gelu(Team*, const float*, float*, int, int);
 void outrider_silu_mul(Team*, const float*, float*, int, int);
+void outrider_soft_cap(Team*, float*, float, int, int);
 void outrider_argmax(Team*, const float*, int64_t*, int, int64_t);
 void outrider_rope_append_float32(const Pass*, float*, const float*, const float*, float*, float*);
 void outrider_rope_append_bfloat16(const Pass*, float*, const float*, const float*, BFloat16*,
                                    BFloat16*);
 void outrider_rope_append_float16(const Pass*, float*, const float*, const float*, Float16*,
                                   Float16*);
-void outrider_attention_float32(const Pass*, const float*, float*, float*, float, float*);
-void outrider_attention_bfloat16(const Pass*, const float*, BFloat16*, BFloat16*, float, float*);
-void outrider_attention_float16(const Pass*, const float*, Float16*, Float16*, float, float*);
+void outrider_attention_float32(const Pass*, const float*, float*, float*, const Look*, float*);
+void outrider_attention_bfloat16(const Pass*, const float*, BFloat16*, BFloat16*, const Look*,
+                                 float*);
+void outrider_attention_float16(const Pass*, const float*, Float16*, Float16*, const Look*, float*);
 void outrider_softmax(Team*, const float*, float, float*, int, int64_t);
 int64_t outrider_pick(Team*, const float*, double, int64_t);
 double outrider_leftover(Team*, const float*, const float*, int64_t, double, float*, int64_t);

@@ -250,17 +250,27 @@ _MODULES = {
 }
 
 
-def from_checkpoint(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gguf:
-    """The file that llama.cpp's converter makes of a checkpoint in float32, without a tokenizer."""
-    family = config["model_type"]
-    arch = "llama" if family == "mistral" else family
+def module_named(module: str) -> str:
+    """What GGUF calls a module of a checkpoint."""
+    return _MODULES[module]
+
+
+def from_config(config: Mapping[str, Any], arch: str) -> Gguf:
+    """A file without tensors and tokenizer."""
     metadata: dict[str, Any] = {"general.architecture": arch}
     for key, value in config.items():
         if key in _KEYS and value is not None:
             metadata[f"{arch}.{_KEYS[key]}"] = value
     ends = {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.bos_token_id": 1}
     texts = [f"t{i}" for i in range(config["vocab_size"])]
-    file = Gguf({**metadata, **ends, "tokenizer.ggml.tokens": texts})
+    return Gguf({**metadata, **ends, "tokenizer.ggml.tokens": texts})
+
+
+def from_checkpoint(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Gguf:
+    """The file that llama.cpp's converter makes of a checkpoint in float32, without a tokenizer."""
+    family = config["model_type"]
+    arch = "llama" if family == "mistral" else family
+    file = from_config(config, arch)
     heads = config.get("num_attention_heads", 1)
     for name, tensor in tensors.items():
         values = tensor.float().numpy()

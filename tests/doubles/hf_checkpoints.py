@@ -70,11 +70,32 @@ def random_hf(family: str, changes: Mapping[str, Any] | None = None, *, seed: in
         configs: Any = AutoConfig
         loader: Any = AutoModelForCausalLM
         model = loader.from_config(configs.for_model(family, **settings))
+    _randomise(model, seed)
+    return model
+
+
+def random_wrapper(
+    family: str, text: Mapping[str, Any], eyes: Mapping[str, Any], *, seed: int = 0
+) -> Any:
+    """The same of a model that also sees, from settings of its two parts."""
+    with hushed():
+        from transformers import AutoConfig, AutoModelForImageTextToText
+
+        configs: Any = AutoConfig
+        loader: Any = AutoModelForImageTextToText
+        settings = configs.for_model(family, text_config=dict(text), vision_config=dict(eyes))
+        settings._attn_implementation = "eager"
+        model = loader.from_config(settings).eval()
+    _randomise(model, seed)
+    model.tie_weights()
+    return model
+
+
+def _randomise(model: Any, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=rng)
-        weight.data = 0.15 * noise if weight.dim() > 1 else weight.data + 0.1 * noise
-    return model
+        weight.data = 0.15 * noise if weight.dim() > 1 else weight.data.nan_to_num() + 0.1 * noise
 
 
 def write_hf(

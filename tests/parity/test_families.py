@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from doubles.tiny_checkpoints import Variant, variant, write_checkpoint
+from doubles.tiny_families import add_words
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.cli.main import run
@@ -30,17 +31,7 @@ PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 def write_model(folder: Path, item: Variant, *, seed: int) -> Path:
     """A checkpoint with a tokenizer of one word an id."""
     write_checkpoint(folder, item, seed=seed)
-    size: int = item.config["vocab_size"]
-    vocabulary = {f"w{i}": i for i in range(size)}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"}
-    tokenizer: dict[str, object] = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": model,
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return folder
+    return add_words(folder, item.config["vocab_size"])
 
 
 def generate(
@@ -89,8 +80,13 @@ def test_the_command_line_reads_a_folder_of_every_family(
     assert 0 <= stored - facts["num_parameters"] * torch.float32.itemsize < 8192
 
 
-@pytest.mark.parametrize("name", ["phi3", "phi3_longrope"])
-def test_a_window_that_was_cut_is_told(name: str, tmp_path: Path) -> None:
-    llm = LLM(write_model(tmp_path / "model", variant(name), seed=3))
+def test_a_window_that_was_cut_is_told(tmp_path: Path) -> None:
+    llm = LLM(write_model(tmp_path / "model", variant("phi3_longrope"), seed=3))
     assert llm.spec.max_tokens == 128
     assert any("the window is 128 tokens, not 256" in note for note in llm.notes)
+    longer = LLM(tmp_path / "model", config=EngineConfig(drafter="none", context=200))
+    assert longer.spec.max_tokens == 256
+    assert any("hold for texts of any length" in note for note in longer.notes)
+    assert not any("the window is" in note for note in longer.notes)
+    result = longer.generate([[i % 96 for i in range(150)]], PARAMS)[0]
+    assert len(result.token_ids) == 24

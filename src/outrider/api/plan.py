@@ -200,7 +200,7 @@ def plan_pair(
         # It stops drafting where that does not pay, since nobody asked for it.
         draft, config = str(found), replace(config, controller="goodput")
     resolved, draft_folder = resolve_pair(folder, draft, config)
-    target = read_config(folder)
+    target = read_config(folder).for_context(config.context)
     tokenizer = _tokenizer_of(folder, target, config.tokenizer)
     _check_claim(folder, target)
     draft_config, translator = _fitted(resolved, draft_folder, tokenizer, target)
@@ -223,7 +223,7 @@ def plan_pair(
         own=own,
         window=window,
         window_reason=f"target {target.max_tokens}, context {context}",
-        draft_window=draft_config.max_tokens if draft_config else None,
+        draft_window=draft_config.for_context(window).max_tokens if draft_config else None,
         num_slots=whole_pages(wanted, config.page_size),
         notes=_notes(found, verifier),
         is_found=found is not None,

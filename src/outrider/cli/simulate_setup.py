@@ -21,7 +21,7 @@ from outrider.core.files import FileKind, read_text
 from outrider.core.settings import Given, typed
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts
-from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig, parse_llama
+from outrider.models.families import DECODER_FAMILIES, GPT2Config, LlamaConfig, parse_llama
 from outrider.models.json_object import JsonObject
 from outrider.planner.devices import device_sheet
 from outrider.planner.places import believe
@@ -75,7 +75,7 @@ def spec_named(name: str) -> ModelSpec:
 def _read(path: Path) -> ModelSpec:
     raw = JsonObject.read(path)
     name = path.parent.name or path.stem
-    if raw.text("model_type") in LLAMA_FAMILIES:
+    if raw.text("model_type") in DECODER_FAMILIES:
         return parse_llama(raw).spec(name, bytes_per_weight=_BYTES, bytes_per_kv=_BYTES)
     # Imported here: configs of hybrids, and of what transformers runs, come with tensors.
     from outrider.models.hf_config import read_config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Protocol, Self
 
 # Bytes a weight; of int4, each group of 32 has a scale of two bytes.
 _QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5625}
@@ -15,10 +15,11 @@ class ModelSpec:
 
     `quantise`, int8 or int4, says how its matrices are held; the table of tokens is not one of
     them. Where all are held as a quantised file has them, `stored_bytes` is what they take. Every
-    parameter counts once, though a tied output head is held apart from the table. Of a hybrid
-    `num_kv_layers` attend; the states of the others take `state_bytes` a sequence, and what one
-    token does to them `input_bytes`. Of a mixture each token uses `num_active_experts` of
-    `num_experts` in every layer that has them; all experts together are `expert_parameters`.
+    parameter counts once, though a tied output head is held apart from the table. Some layers see
+    the last `window` tokens alone, if that is not 0. Of a hybrid `num_kv_layers` attend; the states
+    of the others take `state_bytes` a sequence, and what one token does to them `input_bytes`. Of a
+    mixture each token uses `num_active_experts` of `num_experts` in every layer that has them; all
+    experts together are `expert_parameters`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelSpec:
     bytes_per_kv: int
     stop_ids: tuple[int, ...] = ()
     quantise: str = "none"
+    window: int = 0
     num_kv_layers: int | None = None
     state_bytes: int = 0
     input_bytes: int = 0
@@ -86,6 +88,12 @@ class DecoderConfig:
     @property
     def num_parameters(self) -> int:
         raise NotImplementedError
+
+    def for_context(self, num_tokens: int) -> Self:
+        """The same for sequences of up to so many tokens, where a wish for more than `max_tokens`
+        makes another model of it; 0 is no wish."""
+        del num_tokens
+        return self
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
         """`name` is what reports call the model."""

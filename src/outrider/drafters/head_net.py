@@ -28,7 +28,7 @@ from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadMemory
-from outrider.models.llama import LayerOperators
+from outrider.models.llama_layers import LayerOperators
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.qwen_hybrid_weights import AttentionWeights, HybridLayer, HybridOperators
 from outrider.models.rope import Turns
@@ -262,13 +262,11 @@ class EntranceNet:
         weights = [layer.native for layer in block.layers if layer.native is not None]
         if len(weights) < len(block.layers):
             return None
-        cos_TH, sin_TH = block.layers[0].turns
         parts = ForwardParts(
             embedding_VD=block.embedding_VD,
             final_norm_D=block.norm_D,
             head=block.head,
-            cos_TH=cos_TH,
-            sin_TH=sin_TH,
+            turns=[layer.turns for layer in block.layers],
             layers=weights,
             kv=self.state.layers,
             buffers=self._passes.scratch.for_native,

@@ -60,7 +60,8 @@ from outrider.models.decoder import Room
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, parse_llama
 from outrider.models.heads import HeadsToLoad
 from outrider.models.json_object import JsonObject
-from outrider.models.llama import LayerOperators, read_layer
+from outrider.models.llama_layers import LayerOperators
+from outrider.models.llama_weights import read_layer
 from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES, QwenHybridConfig, parse_qwen_hybrid
 from outrider.models.qwen_hybrid_weights import HybridOperators, HybridReader
 from outrider.models.rope import Turns, turns_of
@@ -148,7 +149,8 @@ def _behind_layers(raw: JsonObject) -> MtpConfig:
             hint="name a folder of heads with --draft, or train a block: `outrider train mtp`",
         )
     layers = parse_llama(raw)
-    block = replace(layers, num_layers=raw.integer(_DEPTH))
+    # Its window is that of its own texts; it sees all of them.
+    block = replace(layers, num_layers=raw.integer(_DEPTH), layers=())
     return MtpConfig(block=block, first_layer=layers.num_layers, reads_normed=True)
 
 

@@ -22,7 +22,9 @@ from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.kernels.registry import choose
 from outrider.models.families import LLAMA_FAMILIES
-from outrider.models.llama import CheaperParts, LlamaModel, read_layer
+from outrider.models.llama import CheaperParts, LlamaModel
+from outrider.models.llama_weights import read_layer
+from outrider.models.text_names import TextNames
 from outrider.models.weights import Placement, WeightReader, Weights
 
 
@@ -167,7 +169,7 @@ class SelfDraftSpec:
         place = Placement(target.spec.name, arena.dtype, arena.device, self.quantise)
         own = target.layers
         with Weights(self.folder) as weights:
-            reader = WeightReader(weights, kernels, place)
+            reader = WeightReader(weights, kernels, place, text=TextNames.of(weights))
             return CheaperParts(
                 kernels=kernels,
                 head=reader.head(target.tables.embedding, tied=config.tie_word_embeddings),

@@ -113,6 +113,12 @@ def compaction_of(config: EngineConfig, target: CausalLM, drafter: Drafter) -> C
             hint="leave --kv-budget at 0, or choose a model of the Llama family or GPT-2 in one "
             "process",
         )
+    if target.spec.window:
+        raise ConfigError(
+            f"kv_budget={config.kv_budget}: layers of this target see the last "
+            f"{target.spec.window} tokens, and keys that are left have lost their places.",
+            hint="leave --kv-budget at 0",
+        )
     if drafter.needs.hidden_layers:
         raise ConfigError(
             f"kv_budget={config.kv_budget}: drafter {drafter.name!r} reads hidden states, which "

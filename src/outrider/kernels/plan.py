@@ -7,7 +7,8 @@ token may depend on those keys in that order and on nothing else: not on the num
 tokens, on batch mates, or on pages. So a verify pass of K + 1 tokens has the bits of K + 1 passes
 of one.
 
-Shapes:  N = packed tokens, B = sequences in the pass, P = page-table columns, E = extra keys.
+Shapes:  N = packed tokens, B = sequences in the pass, P = page-table columns, E = extra keys,
+         H = query heads.
 """
 
 from __future__ import annotations
@@ -45,6 +46,26 @@ class PackedPlan:
     @property
     def num_tokens(self) -> int:
         return self.tokens_N.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """How a layer attends, where that is not a softmax over all keys.
+
+    Products are multiplied by `scale`. A token sees the last `window` of its keys, itself among
+    them; 0 is all of them. A score s becomes `cap` * tanh(s / `cap`); 0 leaves it. `sinks_H`,
+    float32, are scores that take their share of the softmax of a query head and add nothing.
+    """
+
+    scale: float
+    window: int = 0
+    cap: float = 0.0
+    sinks_H: Tensor | None = None
+
+    @classmethod
+    def of(cls, how: AttentionKind | float) -> AttentionKind:
+        """A number alone is the scale."""
+        return how if isinstance(how, AttentionKind) else cls(how)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.native.quantised import NativeQuantised
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import KernelTiming, kind_answer, thread_answer
-from outrider.kernels.plan import Blocks, PackedLinear, PackedPlan, PackedTable
+from outrider.kernels.plan import AttentionKind, Blocks, PackedLinear, PackedPlan, PackedTable
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.attention import TorchAttention
@@ -43,7 +43,8 @@ from outrider.kernels.reference.linear import TorchLinear, TorchQuantised, pack_
 
 OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
-    "gelu", "delta", "argmax", "verify_prefix", "softmax", "pick", "leftover",
+    "gelu", "gelu_mul", "soft_cap", "delta", "argmax", "verify_prefix", "softmax", "pick",
+    "leftover",
 )  # fmt: skip
 
 # What `quantise` of `choose` may be besides none and the schemes of kernels/reference/linear.py.
@@ -101,9 +102,12 @@ class Kernels:
                                                       RMS norm of each q and k head, in place
     rope_append(qkv_NE, cos_TH, sin_TH, plan, k_GSD, v_GSD)
                                                       rotates q in place, writes k and v
-    attention(qkv_NE, k_GSD, v_GSD, plan, scale, out_NO)
+    attention(qkv_NE, k_GSD, v_GSD, plan, how, out_NO)
+                                                      `how` is an AttentionKind, or its scale alone
     silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
     gelu(x_NF, out_NF)                                with tanh; `out` may be x
+    gelu_mul(gate_up_N2F, out_NF)                     gelu(gate) * up
+    soft_cap(x_NF, cap)                               cap * tanh(x / cap), in place
     delta(first_NP, weights, runs, cells, layer, out_NO)
                                                       a layer's gated delta rule
     argmax(logits_MV)                                 the first largest of each row, -1 for a NaN;
@@ -130,9 +134,11 @@ class Kernels:
     layer_norm: Callable[[Tensor, Tensor, Tensor, float, Tensor], None]
     head_norm: Callable[[Tensor, Tensor, Tensor, int, float], None]
     rope_append: Callable[[Tensor, Tensor, Tensor, PackedPlan, Tensor, Tensor], None]
-    attention: Callable[[Tensor, Tensor, Tensor, PackedPlan, float, Tensor], None]
+    attention: Callable[[Tensor, Tensor, Tensor, PackedPlan, AttentionKind | float, Tensor], None]
     silu_mul: Callable[[Tensor, Tensor], None]
     gelu: Callable[[Tensor, Tensor], None]
+    gelu_mul: Callable[[Tensor, Tensor], None]
+    soft_cap: Callable[[Tensor, float], None]
     delta: Delta
     argmax: Callable[[Tensor], list[int]]
     sampling: Sampling
@@ -387,6 +393,8 @@ def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ..
         attention=TorchAttention(alone=exact),
         silu_mul=pointwise.silu_mul_by_row if exact else pointwise.silu_mul,
         gelu=pointwise.gelu_by_row if exact else pointwise.gelu,
+        gelu_mul=pointwise.gelu_mul_by_row if exact else pointwise.gelu_mul,
+        soft_cap=pointwise.soft_cap_by_row if exact else pointwise.soft_cap,
         delta=torch_delta,
         argmax=pointwise.argmax,
         sampling=PLAIN,

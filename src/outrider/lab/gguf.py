@@ -22,7 +22,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ContractError
 from outrider.models.families import LlamaConfig
-from outrider.models.llama import EMBEDDING
+from outrider.models.llama_weights import EMBEDDING
 from outrider.models.rope import frequencies
 from outrider.models.weights import HEAD, Weights
 
@@ -217,7 +217,7 @@ def metadata_of(config: LlamaConfig, name: str) -> dict[str, Value]:
     arch = architecture_of(config)
     sizes: dict[str, Value] = {
         "vocab_size": config.vocab_size,
-        "context_length": config.max_tokens,
+        "context_length": config.whole_tokens,
         "embedding_length": config.hidden_size,
         "block_count": config.num_layers,
         "feed_forward_length": config.ffn_size,

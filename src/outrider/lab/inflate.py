@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, ConfigError, did_you_mean
 from outrider.models.families import LlamaConfig
-from outrider.models.llama import EMBEDDING
+from outrider.models.llama_weights import EMBEDDING
 from outrider.models.weights import HEAD, Weights
 
 NORM = "model.norm.weight"
@@ -129,6 +129,8 @@ def inflated_config(small: LlamaConfig, shape: ModelShape) -> LlamaConfig:
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         ffn_size=shape.ffn_size,
+        max_tokens=small.whole_tokens,
+        layers=(),
         rms_norm_eps=small.rms_norm_eps * Channels(small.hidden_size, shape.hidden_size).eps_scale,
         tie_word_embeddings=False,
     )

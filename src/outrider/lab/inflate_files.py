@@ -53,7 +53,7 @@ def write_inflated(
     disk is too small.
     """
     small = read_native_config(source)
-    if not isinstance(small, LlamaConfig):
+    if not isinstance(small, LlamaConfig) or small.extras:
         raise CheckpointError(
             f"a {small.family} model cannot be inflated.", hint="inflate outrider/embedded"
         )
@@ -151,7 +151,7 @@ def llama_json(config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_tokens,
+        "max_position_embeddings": config.whole_tokens,
         "hidden_act": "silu",
         **sizes_json(config, dtype),
     }

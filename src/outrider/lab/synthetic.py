@@ -34,7 +34,7 @@ from outrider.lab.gemm_shape import GemmShape
 from outrider.lab.inflate import NORM, meaningless
 from outrider.lab.inflate_files import llama_json, write_json, write_shards
 from outrider.lab.scripted import TokenMemory
-from outrider.models.llama import EMBEDDING
+from outrider.models.llama_weights import EMBEDDING
 from outrider.models.weights import HEAD
 
 

@@ -1,17 +1,19 @@
-"""Model configs: `config.json` of GPT-2, Llama, Mistral, Qwen2, Qwen3 and Phi-3.
+"""Model configs: `config.json` of GPT-2 and of the Llama line, whose rows are in family_table.py.
 
 Defaults of absent keys are those of transformers. A setting that would change the logits and is not
-implemented is refused by name, never ignored; a sliding window beyond which this decoder would
-differ is cut, and a note says so. No tensors.
+implemented is refused by name, never ignored; a window beyond which this decoder would differ is
+cut, and a note says so. No tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from outrider.core.errors import CheckpointError
-from outrider.core.spec import DecoderConfig
+from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.models.family_table import FAMILY_TABLE, WRAPPERS, Family, layer_kinds
 from outrider.models.json_object import (
     CONTRADICTION,
     MAX_LAYERS,
@@ -22,15 +24,17 @@ from outrider.models.json_object import (
     stop_ids,
     stored_dtype,
 )
-from outrider.models.published.scheme import scheme_of
-from outrider.models.rope_config import (
-    COMMON_ROPE,
-    PHI3_ROPE,
-    Rope,
-    RopeRules,
-    check_rotary,
-    parse_rope,
+from outrider.models.layer_kinds import (
+    PLAIN_LAYERS,
+    Experts,
+    LayerKind,
+    LayerTraits,
+    Norms,
+    check_experts,
+    sparse_layers,
 )
+from outrider.models.published.scheme import scheme_of
+from outrider.models.rope_config import Rope, check_rotary
 
 _DEFAULTS: Mapping[str, object] = {"eos_token_id": 50256}
 # The only value of each switch that this decoder has, which is also the default.
@@ -107,7 +111,10 @@ class LlamaConfig(DecoderConfig):
     """Sizes and options of a decoder of the Llama family.
 
     `qk_norm` normalises every query and key head before it turns. `fused_tensors` says that the
-    files hold q, k and v as one matrix, and gate and up as one.
+    files hold q, k and v as one matrix, and gate and up as one. `layers` has an entry for each
+    layer, or none where all see the whole text and turn by `rope`. The FFNs of `sparse_layers` are
+    mixtures of `experts`. `also_sees`: files and settings are those of a model with a part for
+    pictures. With other rotary factors (`for_context`) the window is `longest_tokens`, if not 0.
     """
 
     rms_norm_eps: float = 1e-6
@@ -118,138 +125,215 @@ class LlamaConfig(DecoderConfig):
     mlp_bias: bool = False
     qk_norm: bool = False
     fused_tensors: bool = False
+    layers: tuple[LayerKind, ...] = ()
+    traits: LayerTraits = PLAIN_LAYERS
+    experts: Experts | None = None
+    sparse_layers: tuple[int, ...] = ()
+    also_sees: bool = False
+    longest_tokens: int = 0
+
+    def layer_kind(self, index: int) -> LayerKind:
+        return self.layers[index] if self.layers else LayerKind(rope=self.rope)
+
+    def for_context(self, num_tokens: int) -> Self:
+        if num_tokens <= self.max_tokens or not self.longest_tokens:
+            return self
+
+        def stretched(rope: Rope) -> Rope:
+            return replace(rope, is_long=rope.kind == "longrope")
+
+        notes = tuple(note for note in self.notes if not note.startswith(_LONG_FACTORS))
+        layers = tuple(
+            replace(kind, rope=None if kind.rope is None else stretched(kind.rope))
+            for kind in self.layers
+        )
+        told = f"{_LONG_FACTORS} hold for texts of any length, as the context was made longer"
+        return replace(
+            self,
+            max_tokens=self.longest_tokens,
+            rope=stretched(self.rope),
+            layers=layers,
+            notes=(*notes, told),
+        )
+
+    @property
+    def scale(self) -> float:
+        """What scores of attention are multiplied by."""
+        return self.traits.attention_scale or self.head_dim**-0.5
+
+    @property
+    def whole_tokens(self) -> int:
+        """How long a text may be that every layer sees whole."""
+        windows = (kind.window for kind in self.layers if kind.window)
+        return min((self.max_tokens, *windows))
+
+    @property
+    def attends_otherwise(self) -> bool:
+        """Whether attention is anywhere more than a softmax over all keys."""
+        traits = self.traits
+        return traits.sinks or traits.attention_cap > 0 or self.whole_tokens < self.max_tokens
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What its layers have that those of Llama, Mistral, Qwen2, Qwen3 and Phi-3 do not."""
+        ropes = {self.layer_kind(index).rope for index in range(self.num_layers)}
+        found = {
+            "mixtures of experts": bool(self.sparse_layers),
+            "attention sinks": self.traits.sinks,
+            "positions by layer": ropes != {self.rope},
+            "norms and scales of its own": replace(self.traits, sinks=False) != PLAIN_LAYERS,
+            "a part for pictures": self.also_sees,
+        }
+        return tuple(name for name, there in found.items() if there)
 
     @property
     def num_parameters(self) -> int:
-        attention = self.hidden_size * (self.qkv_size + self.num_heads * self.head_dim)
+        traits, heads = self.traits, self.num_heads * self.head_dim
+        attention = self.hidden_size * (self.qkv_size + heads)
         attention += self.qkv_bias * self.qkv_size + self.out_bias * self.hidden_size
-        attention += self.qk_norm * 2 * self.head_dim
+        kv = self.num_kv_heads * self.head_dim
+        attention += self.qk_norm * (heads + kv if traits.whole_heads else 2 * self.head_dim)
+        attention += traits.sinks * self.num_heads
         ffn = 3 * self.hidden_size * self.ffn_size
         ffn += self.mlp_bias * (2 * self.ffn_size + self.hidden_size)
-        layer = attention + ffn + 2 * self.hidden_size
+        num_sparse = len(self.sparse_layers)
+        ffns = (self.num_layers - num_sparse) * ffn
+        if self.experts is not None:
+            ffns += num_sparse * self.experts.num_parameters(self.hidden_size)
+        num_norms = {Norms.AROUND: 4, Norms.PARALLEL: 1}.get(traits.norms, 2)
+        layers = self.num_layers * (attention + num_norms * self.hidden_size) + ffns
         tables = 1 if self.tie_word_embeddings else 2
         embeddings = tables * self.vocab_size * self.hidden_size
-        return self.num_layers * layer + embeddings + self.hidden_size
+        return layers + embeddings + self.hidden_size
 
-
-def _no_window(raw: JsonObject) -> int | None:
-    del raw
-    return None
-
-
-def _window_of_all_layers(raw: JsonObject) -> int | None:
-    return raw.integer("sliding_window") if raw.has("sliding_window") else None
-
-
-def _window_of_some_layers(raw: JsonObject) -> int | None:
-    """Qwen: `layer_types` says which layers slide; without it, those from a certain one on may."""
-    kinds = raw.texts("layer_types")
-    if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
-        raise CheckpointError(
-            f"{raw.where}: layer_types has {unknown[0]!r}, which is not supported.",
-            hint=OTHER_CHECKPOINT,
+    def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
+        sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
+        plain = DecoderConfig.spec(self, name, **sizes)
+        if self.whole_tokens < self.max_tokens:
+            plain = replace(plain, window=self.whole_tokens)
+        if self.experts is None:
+            return plain
+        of_layer = self.experts.expert_parameters(self.hidden_size)
+        return replace(
+            plain,
+            num_experts=self.experts.num_experts,
+            num_active_experts=self.experts.num_chosen,
+            expert_parameters=len(self.sparse_layers) * of_layer,
         )
-    if kinds:
-        return raw.integer("sliding_window") if "sliding_attention" in kinds else None
-    first = raw.integer("max_window_layers", least=0)
-    if raw.flag("use_sliding_window", default=False) and first < raw.integer("num_hidden_layers"):
-        return _window_of_all_layers(raw)
-    return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What sets a family apart: `defaults` of keys that are absent, `fixed` ones that it never
-    reads, and how its layers slide."""
-
-    defaults: Mapping[str, object] = field(default_factory=dict[str, object])
-    fixed: Mapping[str, object] = field(default_factory=dict[str, object])
-    window: Callable[[JsonObject], int | None] = _no_window
-    rope: RopeRules = COMMON_ROPE
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    fused_tensors: bool = False
-
-
-_NO_BIAS = {"attention_bias": False, "mlp_bias": False}
-_QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
-_FAMILIES: Mapping[str, _Family] = {
-    "llama": _Family(),
-    "mistral": _Family(
-        {"num_key_value_heads": 8, "sliding_window": 4096}, _NO_BIAS, _window_of_all_layers
-    ),
-    "qwen2": _Family(_QWEN, _NO_BIAS, _window_of_some_layers, qkv_bias=True),
-    "qwen3": _Family(
-        {**_QWEN, "head_dim": 128}, {"mlp_bias": False}, _window_of_some_layers, qk_norm=True
-    ),
-    "phi3": _Family(
-        {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, "eos_token_id": 32000},
-        _NO_BIAS,
-        _window_of_all_layers,
-        PHI3_ROPE,
-        fused_tensors=True,
-    ),
-}
-LLAMA_FAMILIES = tuple(_FAMILIES)
+# Those of its line whose layers all are a Llama's, but for biases, norms of heads and windows.
+LLAMA_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+DECODER_FAMILIES = (*FAMILY_TABLE, *WRAPPERS)
 
 
 def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaConfig:
     """Raises CheckpointError, naming file and key, for anything missing, ill-typed or unknown."""
     name = raw.text("model_type")
-    family = _FAMILIES[name]
-    raw = JsonObject(raw.where, {**family.defaults, **raw.values, **family.fixed})
-    refuse_activation(raw, "hidden_act", ("silu", "swish"))
-    scheme_of(raw)
+    outer, (raw, family) = raw, _text_model(raw)
+    refuse_activation(raw, family.activation_key, family.activations)
+    scheme_of(outer)
     num_heads = raw.integer("num_attention_heads")
+    num_layers = raw.integer("num_hidden_layers", most=MAX_LAYERS)
     hidden_size = raw.integer("hidden_size")
     vocab_size = raw.integer("vocab_size")
-    rope = parse_rope(raw, family.rope)
-    max_tokens, notes = _window(raw, rope, family.window(raw))
+    layers = layer_kinds(raw, family, num_layers)
+    rope = next((kind.rope for kind in layers[::-1] if kind.rope is not None), Rope())
+    max_tokens, notes = _window(raw, rope, family.reach(raw))
+    longest = bounded_window(raw.integer("max_position_embeddings"))[0] if rope.long_factors else 0
+    most = max(max_tokens, longest)
+    # A window that hides nothing is none.
+    layers = tuple(
+        LayerKind(kind.window if kind.window < most else 0, kind.rope) for kind in layers
+    )
     attention_bias = raw.flag("attention_bias", default=False)
+    experts = family.experts(raw)
     config = LlamaConfig(
         family=name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         ffn_size=raw.integer("intermediate_size"),
-        num_layers=raw.integer("num_hidden_layers", most=MAX_LAYERS),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=raw.integer("num_key_value_heads", num_heads),
         head_dim=raw.integer("head_dim", max(1, hidden_size // num_heads)),
         max_tokens=max_tokens,
-        rms_norm_eps=raw.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=raw.number(family.norm_key, 1e-6),
         rope=rope,
-        tie_word_embeddings=raw.flag("tie_word_embeddings", default=False),
+        tie_word_embeddings=_tied(outer, raw),
         qkv_bias=family.qkv_bias or attention_bias,
         out_bias=attention_bias,
         mlp_bias=raw.flag("mlp_bias", default=False),
         qk_norm=family.qk_norm,
         fused_tensors=family.fused_tensors,
-        stop_ids=stop_ids(vocab_size, raw, generation),
-        dtype=stored_dtype(raw),
-        notes=notes,
+        layers=() if set(layers) == {LayerKind(rope=rope)} else layers,
+        traits=family.traits(raw),
+        experts=experts,
+        sparse_layers=sparse_layers(raw, num_layers) if experts else (),
+        longest_tokens=longest if longest > max_tokens else 0,
+        also_sees=outer is not raw and outer.has("text_config"),
+        stop_ids=stop_ids(vocab_size, outer, raw, generation),
+        dtype=stored_dtype(outer) or stored_dtype(raw),
+        notes=(*_seeing(outer), *notes),
     )
-    _check_llama_heads(raw.where, config)
+    _check_llama(raw.where, config)
     return config
 
 
-def _check_llama_heads(where: str, config: LlamaConfig) -> None:
+def _text_model(raw: JsonObject) -> tuple[JsonObject, Family]:
+    """The settings of the text model, with defaults, and its family."""
+    name = raw.text("model_type")
+    if name in WRAPPERS:
+        raw = raw.child("text_config") or JsonObject(raw.where, {**raw.values, "model_type": None})
+        name = raw.text("model_type", WRAPPERS[name])
+        if name not in FAMILY_TABLE:
+            raise CheckpointError(
+                f"{raw.where}: a text model of model_type {name!r} is not supported.",
+                hint=OTHER_CHECKPOINT,
+            )
+    family = FAMILY_TABLE[name]
+    return JsonObject(raw.where, {**family.defaults, **raw.values, **family.fixed}), family
+
+
+_LONG_FACTORS = "the long factors of longrope"
+
+
+def _tied(outer: JsonObject, raw: JsonObject) -> bool:
+    """A model that also sees says it at its top, or in its text part."""
+    own = raw.flag("tie_word_embeddings", default=False)
+    key = "tie_word_embeddings"
+    return outer.flag(key, default=own) if outer.has("text_config") else own
+
+
+def _seeing(raw: JsonObject) -> tuple[str, ...]:
+    if not raw.has("vision_config"):
+        return ()
+    return ("the model also takes pictures; Outrider runs its text part",)
+
+
+def _check_llama(where: str, config: LlamaConfig) -> None:
     if config.num_heads % config.num_kv_heads:
         raise CheckpointError(
             f"{where}: num_attention_heads {config.num_heads} is not a multiple of "
             f"num_key_value_heads {config.num_kv_heads}.",
             hint=CONTRADICTION,
         )
-    check_rotary(where, config.rope, config.head_dim)
+    if config.experts is not None:
+        check_experts(where, config.experts)
+    for rope in {config.rope, *(kind.rope for kind in config.layers)}:
+        if rope is not None:
+            check_rotary(where, rope, config.head_dim)
 
 
-def _window(raw: JsonObject, rope: Rope, sliding: int | None) -> tuple[int, tuple[str, ...]]:
-    """Within its sliding window such a model attends to everything, as this decoder does."""
+def _window(
+    raw: JsonObject, rope: Rope, reach: tuple[int, str] | None
+) -> tuple[int, tuple[str, ...]]:
+    """How far this decoder computes what the model means."""
     max_tokens = raw.integer("max_position_embeddings")
-    limits: list[tuple[int, str]] = []
-    if sliding is not None:
-        limits.append((sliding, "sliding-window attention is not supported"))
+    limits = [reach] if reach else []
     if rope.kind == "longrope":
-        limits.append((rope.original_tokens, "the long factors of longrope are not supported"))
+        reason = f"{_LONG_FACTORS} take a longer --context"
+        limits.append((rope.original_tokens, reason))
     window, reason = min(limits, default=(max_tokens, ""))
     if window >= max_tokens:
         return bounded_window(max_tokens)

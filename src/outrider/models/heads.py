@@ -31,7 +31,7 @@ from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 from outrider.models.json_object import MAX_LAYERS, JsonObject, is_there, no_config
-from outrider.models.llama import Tables
+from outrider.models.llama_weights import Tables
 from outrider.models.weight_files import INDEX, PICKLES, WEIGHTS
 from outrider.models.weights import Weights
 

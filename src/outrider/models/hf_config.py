@@ -12,7 +12,7 @@ from pathlib import Path
 from outrider.core.errors import CheckpointError, nearest
 from outrider.core.spec import DecoderConfig
 from outrider.models.families import (
-    LLAMA_FAMILIES,
+    DECODER_FAMILIES,
     GPT2Config,
     LlamaConfig,
     parse_gpt2,
@@ -28,7 +28,7 @@ from outrider.models.qwen_hybrid_config import (
 NativeConfig = LlamaConfig | GPT2Config | QwenHybridConfig
 
 _PARSERS: Mapping[str, Callable[[JsonObject, JsonObject | None], NativeConfig]] = {
-    **dict.fromkeys(LLAMA_FAMILIES, parse_llama),
+    **dict.fromkeys(DECODER_FAMILIES, parse_llama),
     "gpt2": parse_gpt2,
     **dict.fromkeys(HYBRID_FAMILIES, parse_qwen_hybrid),
 }

@@ -19,6 +19,7 @@ import torch
 
 from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
+from outrider.kernels.kinds import for_kinds
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
@@ -26,7 +27,8 @@ from outrider.models.gguf.folder import gguf_in, is_gguf, parts_of
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.hf_config import FAMILIES, read_model_type, read_native_config
 from outrider.models.hub_cache import cached_models
-from outrider.models.llama import ALONE, LlamaModel
+from outrider.models.llama import LlamaModel
+from outrider.models.llama_layers import ALONE
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.shard import check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -123,7 +125,7 @@ def load_model(
         from outrider.models.adapter.model import load_adapter
 
         return load_adapter(folder, options, name=name)
-    config = read_native_config(folder)
+    config = read_native_config(folder).for_context(options.room.window)
     device = pick_device(options.device)
     with Weights(folder) as weights:
         stored = weights.stored
@@ -150,6 +152,8 @@ def load_model(
                 if comm.size > 2:
                     # Two summands have one sum; the order of more may depend on the row's place.
                     kernels = replace(kernels, exact=False)
+                if config.attends_otherwise:
+                    kernels = for_kinds(kernels)
                 return LlamaModel(
                     config, weights, kernels=kernels, place=place, room=options.room, comm=comm
                 )

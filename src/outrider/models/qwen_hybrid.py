@@ -31,7 +31,7 @@ from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room, Scratch, residuals, wanted_tokens
-from outrider.models.llama import Tables
+from outrider.models.llama_weights import Tables
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.qwen_hybrid_weights import (
     BESIDE,

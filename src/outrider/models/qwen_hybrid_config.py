@@ -22,24 +22,13 @@ from outrider.models.json_object import (
     stop_ids,
     stored_dtype,
 )
+from outrider.models.layer_kinds import Experts, check_experts, sparse_layers
 from outrider.models.published.scheme import scheme_of
 from outrider.models.rope_config import COMMON_ROPE, Rope, RopeRules, check_rotary, parse_rope
 
 HYBRID_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 _KINDS = ("linear_attention", "full_attention")
 _ROPE = RopeRules(COMMON_ROPE.kinds, partial=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
-    """A mixture's sizes: each token goes through `num_chosen` of `num_experts` and through one that
-    all share. `normalise` makes the weights of the chosen ones sum to 1."""
-
-    num_experts: int
-    num_chosen: int
-    ffn_size: int
-    shared_ffn_size: int
-    normalise: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,34 +61,24 @@ class QwenHybridConfig(DecoderConfig):
             len(self.attention_layers) * attention
             + delta.num_layers * recurrent
             + dense
-            + len(self.sparse_layers) * self._mixture
+            + len(self.sparse_layers) * (self.experts.num_parameters(hidden) if self.experts else 0)
             + (2 * self.num_layers + 1) * hidden
             + tables
         )
-
-    @property
-    def _mixture(self) -> int:
-        """Parameters of one mixture, router and gate included."""
-        if self.experts is None:
-            return 0
-        sizes = self.experts
-        each = 3 * (sizes.num_experts * sizes.ffn_size + sizes.shared_ffn_size)
-        return self.hidden_size * (each + sizes.num_experts + 1)
 
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
         sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
         plain = DecoderConfig.spec(self, name, **sizes)
         experts = self.experts
-        num_experts = experts.num_experts if experts else 0
-        each = 3 * self.hidden_size * experts.ffn_size if experts else 0
+        of_layer = experts.expert_parameters(self.hidden_size) if experts else 0
         return replace(
             plain,
             num_kv_layers=len(self.attention_layers),
             state_bytes=self.delta.state_bytes,
             input_bytes=self.delta.input_bytes,
-            num_experts=num_experts,
+            num_experts=experts.num_experts if experts else 0,
             num_active_experts=experts.num_chosen if experts else 0,
-            expert_parameters=len(self.sparse_layers) * num_experts * each,
+            expert_parameters=len(self.sparse_layers) * of_layer,
         )
 
 
@@ -162,7 +141,7 @@ def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> 
         attention_layers=attending,
         delta=_delta(text, num_layers - len(attending)),
         experts=experts,
-        sparse_layers=_sparse_layers(text, num_layers) if experts else (),
+        sparse_layers=sparse_layers(text, num_layers) if experts else (),
         rms_norm_eps=text.number("rms_norm_eps", 1e-6),
         rope=parse_rope(text, _ROPE),
         tie_word_embeddings=_tied(raw, text),
@@ -223,14 +202,6 @@ def _experts(text: JsonObject) -> Experts | None:
     )
 
 
-def _sparse_layers(text: JsonObject, num_layers: int) -> tuple[int, ...]:
-    every = text.integer("decoder_sparse_step", 1)
-    dense = set(text.integers("mlp_only_layers"))
-    return tuple(
-        index for index in range(num_layers) if index not in dense and (index + 1) % every == 0
-    )
-
-
 def _tied(raw: JsonObject, text: JsonObject) -> bool:
     return raw.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
 
@@ -253,10 +224,6 @@ def _check(where: str, config: QwenHybridConfig) -> None:
                 f"{where}: {many} {number} is not a multiple of {few} {divisor}.",
                 hint=CONTRADICTION,
             )
-    if experts is not None and experts.num_chosen > experts.num_experts:
-        raise CheckpointError(
-            f"{where}: num_experts_per_tok {experts.num_chosen} is above num_experts "
-            f"{experts.num_experts}.",
-            hint=CONTRADICTION,
-        )
+    if experts is not None:
+        check_experts(where, experts)
     check_rotary(where, config.rope, config.head_dim)

@@ -7,90 +7,28 @@ prediction are left to others.
 
 Shapes:  D = hidden size, V = vocabulary or value size, H = head size or heads, E = fused q, k, v,
          J = taps, C = channels of the convolution, O and P = rows of a matrix, N = packed tokens,
-         n = tokens of one expert, X = experts, Q = experts of a token, F = an FFN's size, U = 2F,
          A = heads x head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from outrider.core.clock import host_rows
+from outrider.core.errors import given
+from outrider.kernels.native.forward import DenseWeights, MixtureWeights
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import DeltaWeights, by_row
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, Scratch
-from outrider.models.llama import Tables
-from outrider.models.qwen_hybrid_config import Experts, QwenHybridConfig
+from outrider.models.llama_weights import Tables
+from outrider.models.mixture import mix, read_mixture
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope import Turns, turning_order
 from outrider.models.weights import WeightReader
-
-
-@dataclass(frozen=True, slots=True)
-class DenseWeights:
-    """One feed-forward net: down(silu(gate) * up)."""
-
-    gate_up: PackedLinear
-    down: PackedLinear
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureWeights:
-    """`router` scores all experts and, in its last output, the shared one."""
-
-    sizes: Experts
-    router: PackedLinear
-    experts: Sequence[DenseWeights]
-    shared: DenseWeights
-
-
-def feed(kernels: Kernels, net: DenseWeights, x_ND: Tensor) -> Tensor:
-    """What one net gives for all of `x_ND`, in new memory."""
-    up_N2F = x_ND.new_empty(x_ND.shape[0], net.gate_up.num_out)
-    kernels.linear(x_ND, net.gate_up, up_N2F)
-    activated_NF = x_ND.new_empty(x_ND.shape[0], net.down.num_in)
-    kernels.silu_mul(up_N2F, activated_NF)
-    out_ND = torch.empty_like(x_ND)
-    kernels.linear(activated_NF, net.down, out_ND)
-    return out_ND
-
-
-def mix(kernels: Kernels, weights: MixtureWeights, x_ND: Tensor) -> Tensor:
-    """What the mixture gives for the normed residual `x_ND`. A host sync: reads who was chosen.
-
-    Tokens are taken expert by expert, so that an expert's weights are read once a pass. The outputs
-    of a token are summed in the order of the experts' numbers, so its bits depend on the token
-    alone.
-    """
-    sizes = weights.sizes
-    scores_NX1 = x_ND.new_empty(x_ND.shape[0], sizes.num_experts + 1)
-    kernels.linear(x_ND, weights.router, scores_NX1)
-    probs_NX = by_row(lambda row_X: torch.softmax(row_X, 0), scores_NX1[:, :-1])
-    parts_NQ, chosen_NQ = probs_NX.topk(sizes.num_chosen)
-    if sizes.normalise:
-        parts_NQ = by_row(lambda row_Q: row_Q / row_Q.sum(), parts_NQ)
-    out_ND = torch.zeros_like(x_ND)
-    for expert, places in _by_expert(host_rows(chosen_NQ)):
-        rows_n = torch.tensor([row for row, _ in places], device=x_ND.device)
-        ranks_n = torch.tensor([rank for _, rank in places], device=x_ND.device)
-        given_nD = feed(kernels, weights.experts[expert], x_ND[rows_n])
-        out_ND.index_add_(0, rows_n, given_nD.mul_(parts_NQ[rows_n, ranks_n, None]))
-    shared_ND = feed(kernels, weights.shared, x_ND)
-    return out_ND.add_(shared_ND.mul_(by_row(torch.sigmoid, scores_NX1[:, -1:])))
-
-
-def _by_expert(chosen: Sequence[Sequence[int]]) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Experts by number, with the rows that chose them and as which of their choices."""
-    places: dict[int, list[tuple[int, int]]] = {}
-    for row, experts in enumerate(chosen):
-        for rank, expert in enumerate(experts):
-            places.setdefault(expert, []).append((row, rank))
-    return sorted(places.items())
-
 
 # With the text model inside one that also sees, or by itself.
 _PREFIXES = ("model.language_model.", "model.")
@@ -160,7 +98,8 @@ class HybridOperators:
     def feed(self, kernels: Kernels, layer: HybridLayer, scratch: Scratch) -> None:
         self.norm(kernels, layer.ffn_norm_D, scratch)
         if isinstance(layer.ffn, MixtureWeights):
-            scratch.x_ND.add_(mix(kernels, layer.ffn, scratch.norm_ND))
+            sizes = given(self.config.experts, "mixture's sizes")
+            scratch.x_ND.add_(mix(kernels, sizes, layer.ffn, scratch.norm_ND))
             return
         kernels.linear(scratch.norm_ND, layer.ffn.gate_up, scratch.up_NU)
         kernels.silu_mul(scratch.up_NU, scratch.activated_NF)
@@ -201,7 +140,7 @@ class HybridReader:
             ffn_norm_D=self.norm(f"{name}post_attention_layernorm", config.hidden_size),
             ffn=self._dense(f"{name}mlp.", config.ffn_size)
             if sparse is None
-            else self._mixture(f"{name}mlp.", sparse),
+            else read_mixture(self._reader, sparse, f"{self._prefix}{name}", config.hidden_size),
         )
 
     def _attention(self, name: str) -> AttentionWeights:
@@ -255,24 +194,6 @@ class HybridReader:
         return DenseWeights(
             self._linear(gate_up), self._linear({f"{name}down_proj": hidden}, num_in=ffn_size)
         )
-
-    def _mixture(self, name: str, sizes: Experts) -> MixtureWeights:
-        router = {f"{name}gate": sizes.num_experts, f"{name}shared_expert_gate": 1}
-        return MixtureWeights(
-            sizes=sizes,
-            router=self._linear(router),
-            experts=self._experts(f"{name}experts.", sizes),
-            shared=self._dense(f"{name}shared_expert.", sizes.shared_ffn_size),
-        )
-
-    def _experts(self, name: str, sizes: Experts) -> list[DenseWeights]:
-        count, ffn, hidden = sizes.num_experts, sizes.ffn_size, self._config.hidden_size
-        if f"{self._prefix}{name}gate_up_proj" not in self._reader:
-            return [self._dense(f"{name}{number}.", ffn) for number in range(count)]
-        read = self._reader.stacked
-        gate_up = read(f"{self._prefix}{name}gate_up_proj", count, 2 * ffn, hidden)
-        down = read(f"{self._prefix}{name}down_proj", count, hidden, ffn)
-        return [DenseWeights(*pair) for pair in zip(gate_up, down, strict=True)]
 
     def _linear(
         self, outputs: Mapping[str, int], order_O: Tensor | None = None, num_in: int | None = None

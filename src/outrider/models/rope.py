@@ -55,13 +55,21 @@ def rope_tables(rope: Rope, *, head_dim: int, num_positions: int) -> Turns:
     return cos_TH, sin_TH
 
 
-def turning_order(rope: Rope, head_dim: int) -> Tensor | None:
+def still_turns(turns: Turns) -> Turns:
+    """Tables like `turns` for layers whose heads do not turn with positions."""
+    cos_TH, sin_TH = turns
+    return torch.ones_like(cos_TH), torch.zeros_like(sin_TH)
+
+
+def turning_order(rope: Rope, head_dim: int, *, interleaved: bool = False) -> Tensor | None:
     """order_D: the place in the checkpoint of each dimension of a head as the kernels pair them.
 
-    Kernels turn (i, i + D/2), checkpoints (i, i + R): where only a part of a head turns, its second
-    half must move up to D/2. None if nothing moves. Queries and keys in one order have the same
-    products in any.
+    Kernels turn (i, i + D/2), checkpoints (i, i + R), or (2i, 2i + 1) if `interleaved`: where only
+    a part of a head turns, its second half must move up to D/2. None if nothing moves. Queries and
+    keys in one order have the same products in any.
     """
+    if interleaved:
+        return torch.arange(head_dim).view(-1, 2).T.flatten()
     turns = rope.rotary_dim(head_dim)
     if turns == head_dim:
         return None
@@ -78,7 +86,8 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
     if rope.kind == "yarn":
         return _yarn_frequencies(rope, dim, turns_R)
     if rope.kind == "longrope":
-        return 1.0 / (torch.tensor(rope.short_factors, dtype=torch.float32) * turns_R)
+        factors = rope.long_factors if rope.is_long else rope.short_factors
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * turns_R)
     freqs_R = 1.0 / turns_R
     if rope.kind == "linear":
         return freqs_R / rope.factor

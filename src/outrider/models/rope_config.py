@@ -21,7 +21,8 @@ class Rope:
     """Rotary positions: `kind` says how the plain frequencies are stretched (models/rope.py).
 
     `attention_factor` multiplies both tables. The first `partial_rotary_factor` of each head turns,
-    the rest does not. Fields that `kind` does not use keep their default.
+    the rest does not. Fields that `kind` does not use keep their default. Longrope divides by its
+    short factors, or by its long ones if `is_long`.
     """
 
     kind: str = "default"
@@ -36,6 +37,8 @@ class Rope:
     attention_factor: float = 1.0
     partial_rotary_factor: float = 1.0
     short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    is_long: bool = False
 
     def rotary_dim(self, head_dim: int) -> int:
         """How much of a head turns."""
@@ -51,6 +54,8 @@ class RopeRules:
 
 
 COMMON_ROPE = RopeRules({kind: kind for kind in ROPE_KINDS})
+# Pictures have positions in three directions, which are one and the same for text.
+MROPE = RopeRules({**COMMON_ROPE.kinds, "mrope": "default"})
 # Phi-3's first files say "su" or "yarn" and mean longrope.
 PHI3_ROPE = RopeRules(
     {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"},
@@ -79,12 +84,15 @@ def check_rotary(where: str, rope: Rope, head_dim: int) -> None:
                 f"{where}: {name} must be even for rotary positions, got {value}.",
                 hint=CONTRADICTION,
             )
-    if rope.kind == "longrope" and len(rope.short_factors) != dim // 2:
-        raise CheckpointError(
-            f"{where}: short_factor has {len(rope.short_factors)} numbers, but {dim} rotated "
-            f"dimensions of a head need {dim // 2}.",
-            hint=CONTRADICTION,
-        )
+    if rope.kind != "longrope":
+        return
+    for name, factors in (("short", rope.short_factors), ("long", rope.long_factors)):
+        if len(factors) != dim // 2 and (factors or name == "short"):
+            raise CheckpointError(
+                f"{where}: {name}_factor has {len(factors)} numbers, but {dim} rotated "
+                f"dimensions of a head need {dim // 2}.",
+                hint=CONTRADICTION,
+            )
 
 
 def _kind(part: JsonObject, rules: RopeRules) -> str:
@@ -160,10 +168,11 @@ def _mscale(factor: float, scale: float) -> float:
 
 
 def _longrope(part: JsonObject, rope: Rope, max_tokens: int) -> Rope:
-    """Ding et al., "LongRoPE", 2024, as far as the original window reaches: the short factors.
+    """Ding et al., "LongRoPE", 2024: short factors as far as the original window reaches.
 
-    Past it other factors hold for all positions, those already in memory included; the config
-    therefore caps the window. The attention factor is that of the whole range either way.
+    Past it the long ones hold for all positions, those already in memory included; so which of them
+    hold is decided when a model is loaded. The attention factor is that of the whole range either
+    way.
     """
     original = rope.original_tokens
     if original < 2:
@@ -177,5 +186,6 @@ def _longrope(part: JsonObject, rope: Rope, max_tokens: int) -> Rope:
         rope,
         factor=factor,
         short_factors=part.numbers("short_factor"),
+        long_factors=part.numbers("long_factor") if part.has("long_factor") else (),
         attention_factor=part.number("attention_factor", inferred),
     )

@@ -12,7 +12,7 @@ Shapes:  D = hidden size, V = vocabulary, T = positions, O = outputs, I = inputs
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from outrider.models.gguf.folder import GgufTensors
 from outrider.models.published.codes import Codes
 from outrider.models.published.scheme import scheme_in
 from outrider.models.published.tensors import Quantised
+from outrider.models.text_names import EMBEDDINGS, TextNames
 from outrider.models.weight_files import (
     StoredWeights,
     TensorFile,
@@ -104,12 +105,20 @@ class Weights:
     def blocks(self, name: str, num_out: int, num_in: int) -> Blocks | None:
         """The matrix `name` as a GGUF file has it; None for what is not quantised, or not of this
         shape, which `take` then says."""
+        found = self.stacked_blocks(name, 1, num_out, num_in)
+        return found[0] if found else None
+
+    def stacked_blocks(
+        self, name: str, count: int, num_out: int, num_in: int
+    ) -> Sequence[Blocks] | None:
+        """The same of a tensor of `count` matrices."""
         path = self._file_of.get(name)
         file = None if path is None else self._readers[path]
-        found = file.blocks(name) if isinstance(file, GgufTensors) else None
-        if path is None or found is None or (found.num_out, found.num_in) != (num_out, num_in):
+        found = file.blocks(name) if isinstance(file, GgufTensors) else ()
+        sizes = [(one.num_out, one.num_in) for one in found]
+        if path is None or sizes != [(num_out, num_in)] * count:
             return None
-        self._let_go(path, found.raw.nbytes)
+        self._let_go(path, sum(one.raw.nbytes for one in found))
         self._untaken.discard(name)
         return found
 
@@ -226,13 +235,6 @@ def stored_in(folder: Path) -> StoredWeights:
         return weights.stored
 
 
-# Names of the table of tokens in all families' files.
-EMBEDDINGS = (
-    "model.embed_tokens.weight",
-    "model.language_model.embed_tokens.weight",
-    "transformer.wte.weight",
-    "wte.weight",
-)
 EVERYTHING = slice(None)
 
 
@@ -256,15 +258,22 @@ class Placement:
 
 class WeightReader:
     """Reads, converts and packs one matrix at a time, so the peak is one matrix over the model.
+    `text` says where the files keep a text model; None is under its plain names.
 
     Every method raises CheckpointError for a tensor that is missing or has another shape.
     """
 
-    def __init__(self, weights: Weights, kernels: Kernels, place: Placement) -> None:
+    def __init__(
+        self, weights: Weights, kernels: Kernels, place: Placement, *, text: TextNames | None = None
+    ) -> None:
         self._weights, self._kernels, self._place = weights, kernels, place
+        self._text = text or TextNames()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._weights
+        return self._named(name) in self._weights
+
+    def _named(self, name: str) -> str:
+        return self._text.stored(name)
 
     def table(self, name: str, *shape: int) -> Tensor:
         """A matrix that is looked up by row, in the weights' dtype."""
@@ -272,7 +281,7 @@ class WeightReader:
 
     def vector(self, name: str, *shape: int) -> Tensor:
         """Norms, biases and positions, in float32."""
-        return self._copy(self._weights.take(name, *shape), torch.float32)
+        return self._copy(self._weights.take(self._named(name), *shape), torch.float32)
 
     def tokens(self, name: str, vocab_size: int, hidden_size: int) -> Tensor | PackedTable:
         """The embeddings of all tokens, by blocks of the file where kernels run on those."""
@@ -286,7 +295,7 @@ class WeightReader:
     ) -> PackedLinear:
         """As in transformers, a head that is stored wins over tying. `rows` are those wanted."""
         vocab_size, hidden_size = embedding_VD.shape
-        is_tied, is_whole = tied and HEAD not in self._weights, _is_all(rows, vocab_size)
+        is_tied, is_whole = tied and HEAD not in self, _is_all(rows, vocab_size)
         if not is_tied:
             stored = self._as_stored({HEAD: vocab_size}, hidden_size) if is_whole else None
             return stored or self._kernels.pack(self.table(HEAD, vocab_size, hidden_size)[rows])
@@ -313,10 +322,36 @@ class WeightReader:
         parts = [self._take(f"{name}.weight", num_out, num_in) for name, num_out in outputs.items()]
         return self._packed(_ordered(torch.cat(parts), order_O)[:, columns].contiguous())
 
-    def stacked(self, name: str, count: int, num_out: int, num_in: int) -> list[PackedLinear]:
-        """The matrices of one tensor that holds `count` of them."""
-        stack = self._take(name, count, num_out, num_in)
-        return [self._packed(weight_OI) for weight_OI in stack]
+    def stacked(self, outputs: Mapping[str, int], count: int, num_in: int) -> list[PackedLinear]:
+        """The matrices of tensors that hold `count` of them each; one of each become one."""
+        if (stored := self._stacked_as_stored(outputs, count, num_in)) is not None:
+            return stored
+        stacks = [self._take(name, count, num_out, num_in) for name, num_out in outputs.items()]
+        return [self._packed(torch.cat(parts)) for parts in zip(*stacks, strict=True)]
+
+    def _stacked_as_stored(
+        self, outputs: Mapping[str, int], count: int, num_in: int
+    ) -> list[PackedLinear] | None:
+        pack = self._kernels.pack_blocks
+        if pack is None:
+            return None
+        stacks = [
+            self._weights.stacked_blocks(self._named(name), count, num_out, num_in)
+            for name, num_out in outputs.items()
+        ]
+        found = [stack for stack in stacks if stack is not None]
+        if len(found) < len(stacks):
+            return None
+        packed = [pack(list(parts)) for parts in zip(*found, strict=True)]
+        whole = [one for one in packed if one is not None]
+        return whole if len(whole) == count else None
+
+    def stacked_conv(
+        self, name: str, count: int, num_in: int, num_out: int, order_O: Tensor | None = None
+    ) -> list[PackedLinear]:
+        """The same of matrices stored as inputs by outputs; then their rows in `order_O`."""
+        stack = self._take(name, count, num_in, num_out)
+        return [self._packed(_ordered(weight_IO.T, order_O).contiguous()) for weight_IO in stack]
 
     def conv(self, name: str, num_in: int, num_out: int) -> PackedLinear:
         """A Conv1D of GPT-2, which is a linear stored as inputs by outputs."""
@@ -327,18 +362,24 @@ class WeightReader:
     ) -> Tensor | None:
         if not present:
             return None
-        parts = [self._weights.take(f"{name}.bias", num_out) for name, num_out in outputs.items()]
+        parts = [
+            self._weights.take(self._named(f"{name}.bias"), num_out)
+            for name, num_out in outputs.items()
+        ]
         return self._copy(_ordered(torch.cat(parts), order_O), torch.float32)
 
     def _take(self, name: str, *shape: int) -> Tensor:
-        return self._weights.take(name, *shape, dtype=self._place.dtype)
+        return self._weights.take(self._named(name), *shape, dtype=self._place.dtype)
 
     def _as_stored(self, outputs: Mapping[str, int], num_in: int) -> PackedLinear | None:
         """The blocks of the file, if the kernels run on all of them."""
         pack = self._kernels.pack_blocks
         if pack is None:
             return None
-        parts = [self._weights.blocks(name, num_out, num_in) for name, num_out in outputs.items()]
+        parts = [
+            self._weights.blocks(self._named(name), num_out, num_in)
+            for name, num_out in outputs.items()
+        ]
         found = [one for one in parts if one is not None]
         return pack(found) if len(found) == len(parts) else None
 

@@ -1,8 +1,8 @@
 """The Llama family as torch.nn modules, to be trained or to teach; tensors are named as on the hub.
 
 A layer is  x += out(attention(rope(qkv(norm(x)))))  and then  x += down(silu(gate(y)) * up(y))  for
-y = norm(x): the arithmetic of models/llama.py, whose decoder reads what is exported from here.
-Whole windows are read at once, causally, and there is no KV.
+y = norm(x): the arithmetic of models/llama_layers.py for its plain families, whose decoder reads
+what is exported from here. Whole windows are read at once, causally, and there is no KV.
 
 Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary, G = heads, H = head size,
          R = half of what turns of a head, K = kept layers, W = ids of a distribution.
@@ -206,7 +206,7 @@ def read_llama(folder: Path, num_positions: int) -> Llama:
 def read_llama_config(folder: Path) -> LlamaConfig:
     """Raises CheckpointError for a family that these modules do not have."""
     config = read_native_config(folder)
-    if not isinstance(config, LlamaConfig) or config.fused_tensors:
+    if not isinstance(config, LlamaConfig) or config.fused_tensors or config.extras:
         raise CheckpointError(
             f"{folder}: a {config.family} model cannot be trained here, nor teach.",
             hint=f"choose one of: {', '.join(f for f in LLAMA_FAMILIES if f != 'phi3')}",

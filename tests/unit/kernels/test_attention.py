@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core.clock import host_ints
+from outrider.kernels.plan import AttentionKind
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.registry import Kernels
 from unit.kernels.implementations import (
     DTYPES,
     IMPLEMENTATIONS,
     kernels_named,
+    randn,
     relative_error,
     row_choices,
 )
@@ -36,21 +38,28 @@ HEADS = (
 )
 
 
-def run(kernels: Kernels, case: Pass) -> Tensor:
+def run(kernels: Kernels, case: Pass, kind: AttentionKind | None = None) -> Tensor:
     heads = case.heads
     out_NO = torch.full((case.plan.num_tokens, heads.num_heads * heads.head_dim), torch.nan)
-    scale = heads.head_dim**-0.5
-    kernels.attention(case.qkv_NE, case.k_GSD, case.v_GSD, case.plan, scale, out_NO)
+    how = kind or heads.head_dim**-0.5
+    kernels.attention(case.qkv_NE, case.k_GSD, case.v_GSD, case.plan, how, out_NO)
     return out_NO
 
 
-def oracle(case: Pass) -> Tensor:
+def oracle(case: Pass, kind: AttentionKind | None = None) -> Tensor:
     heads, rows = case.heads, list[Tensor]()
+    kind = kind or AttentionKind(heads.head_dim**-0.5)
     for q_E, keys in zip(case.qkv_NE.double(), case.keys, strict=True):
-        index = torch.tensor(keys)
+        index = torch.tensor(keys[-kind.window :])
         q_GRD = q_E[: heads.num_heads * heads.head_dim].view(heads.num_kv_heads, -1, heads.head_dim)
         k_GTD, v_GTD = case.k_GSD[:, index].double(), case.v_GSD[:, index].double()
-        weights_GRT = (q_GRD @ k_GTD.transpose(1, 2) * heads.head_dim**-0.5).softmax(-1)
+        scores_GRT = q_GRD @ k_GTD.transpose(1, 2) * kind.scale
+        if kind.cap:
+            scores_GRT = kind.cap * torch.tanh(scores_GRT / kind.cap)
+        if kind.sinks_H is not None:
+            sinks_GR1 = kind.sinks_H.double().view(heads.num_kv_heads, -1, 1)
+            scores_GRT = torch.cat([scores_GRT, sinks_GR1], dim=-1)
+        weights_GRT = scores_GRT.softmax(-1)[..., : len(index)]
         rows.append((weights_GRT @ v_GTD).flatten())
     return torch.stack(rows)
 
@@ -132,3 +141,48 @@ def test_the_grouped_definition_agrees(name: str, dtype: torch.dtype) -> None:
     attention = TorchAttention(alone=False)
     attention(case.qkv_NE, case.k_GSD, case.v_GSD, case.plan, 0.125, out_NO)
     assert relative_error(out_NO, oracle(case)) < 2e-6
+
+
+def kinds(heads: Heads) -> list[AttentionKind]:
+    """Windows that begin before, among and behind what neighbours share, caps and sinks."""
+    sinks_H, scale = 3 * randn(heads.num_heads), heads.head_dim**-0.5
+    windows = [AttentionKind(scale, window) for window in (1, 2, 5, 16, 45, 1000)]
+    return [
+        *windows,
+        AttentionKind(scale, cap=2.0),
+        AttentionKind(2 * scale, cap=50.0),
+        AttentionKind(scale, sinks_H=sinks_H),
+        AttentionKind(scale, 20, 1.5, sinks_H),
+    ]
+
+
+@pytest.mark.parametrize("heads", HEADS[:4], ids=str)
+def test_windows_caps_and_sinks(name: str, dtype: torch.dtype, heads: Heads) -> None:
+    kernels = kernels_named(name, dtype)
+    case = make_pass([chain(0, 60), TREE, chain(70, 33)], heads=heads, dtype=dtype)
+    for kind in kinds(heads):
+        whole_NO = run(kernels, case, kind)
+        assert relative_error(whole_NO, oracle(case, kind)) < 2e-6, kind
+        alone_NO = torch.cat([run(kernels, case.rows([row]), kind) for row in range(100)])
+        assert torch.equal(whole_NO, alone_NO), kind
+
+
+def test_a_window_reads_no_other_slots(name: str, dtype: torch.dtype) -> None:
+    kernels, kind = kernels_named(name, dtype), AttentionKind(0.125, window=6)
+    case = make_pass([chain(20, 9)], dtype=dtype)
+    whole_NO = run(kernels, case, kind)
+    last = case.keys[-1]
+    case.k_GSD[:, last[:-6]] = torch.nan
+    case.v_GSD[:, last[:-6]] = torch.nan
+    assert torch.equal(run(kernels, case.rows([8]), kind)[0], whole_NO[8])
+
+
+def test_the_grouped_definition_of_kinds_agrees(name: str, dtype: torch.dtype) -> None:
+    del name
+    heads = HEADS[0]
+    case = make_pass([chain(50, 9), TREE, chain(0, 20)], heads=heads, dtype=dtype)
+    attention = TorchAttention(alone=False)
+    for kind in kinds(heads):
+        out_NO = torch.full((36, 256), torch.nan)
+        attention(case.qkv_NE, case.k_GSD, case.v_GSD, case.plan, kind, out_NO)
+        assert relative_error(out_NO, oracle(case, kind)) < 2e-6, kind

@@ -195,3 +195,43 @@ def test_rope_append(name: str, dtype: torch.dtype, heads: Heads) -> None:
     rounding = 1e-6 if dtype == torch.float32 else 2**-8
     assert relative_error(k_NGD, exact_NAD[:, num_q : num_q + num_kv]) < rounding
     assert torch.equal(v_NGD, heads_NAD[:, num_q + num_kv :].to(dtype))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gelu_mul(name: str, size: int) -> None:
+    kernels = kernels_named(name, torch.float32)
+
+    def gated(gate_up_N2F: Tensor) -> Tensor:
+        out_NF = torch.full((gate_up_N2F.shape[0], size), torch.nan)
+        kernels.gelu_mul(gate_up_N2F, out_NF)
+        return out_NF
+
+    gate_up_N2F = randn(100, 2 * size) * 4
+    assert_rows_alone(gated, gate_up_N2F)
+    gate_NF, up_NF = gate_up_N2F.chunk(2, dim=-1)
+    expected_NF = torch.empty_like(up_NF)
+    kernels.gelu(gate_NF.contiguous(), expected_NF)
+    assert torch.equal(gated(gate_up_N2F), expected_NF * up_NF)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_soft_cap(name: str, size: int, cap: float) -> None:
+    kernels = kernels_named(name, torch.float32)
+
+    def capped(x_NF: Tensor) -> Tensor:
+        out_NF = x_NF.clone()
+        kernels.soft_cap(out_NF, cap)
+        return out_NF
+
+    x_NF = torch.cat([randn(50, size) * 20, randn(50, size) / 100])
+    assert_rows_alone(capped, x_NF)
+    exact_NF = cap * torch.tanh(x_NF.double() / cap)
+    assert torch.allclose(capped(x_NF).double(), exact_NF, rtol=5e-7, atol=0)
+
+
+def test_a_soft_cap_of_large_values(name: str) -> None:
+    x_NF = torch.tensor([[-torch.inf, -1e9, -0.0, 0.0, 1e-30, 1e9, torch.inf, torch.nan]])
+    kernels_named(name, torch.float32).soft_cap(x_NF, 4.0)
+    expected = torch.tensor([[-4.0, -4.0, 0.0, 0.0, 1e-30, 4.0, 4.0, torch.nan]])
+    assert torch.allclose(x_NF, expected, rtol=1e-6, atol=0, equal_nan=True)

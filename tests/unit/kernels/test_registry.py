@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from outrider.kernels import registry
+from outrider.kernels.kinds import for_kinds
 from outrider.kernels.native.cpu import cpu_identity, num_physical_cores
-from outrider.kernels.registry import OPS, choose
+from outrider.kernels.registry import OPS, Choice, choose
 from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn
 
 
@@ -101,3 +103,15 @@ def test_a_cpu_has_cores_and_an_identity(tmp_path: Path, monkeypatch: pytest.Mon
     assert cpu_identity()
     monkeypatch.setattr("outrider.kernels.native.cpu._TOPOLOGY", tmp_path)
     assert num_physical_cores() >= 1
+
+
+def test_layers_that_attend_in_their_own_way_leave_triton_s_attention() -> None:
+    plain = choose(device=CPU, dtype=torch.float32, force_reference=True)
+    assert for_kinds(plain) is plain
+    choices = tuple(Choice(op, "triton") for op in OPS)
+    found = for_kinds(replace(plain, choices=choices))
+    assert not found.exact
+    named = {choice.op: choice for choice in found.choices}
+    assert named["attention"].name == "reference"
+    assert "windows, caps or sinks" in named["attention"].refusals[-1]
+    assert {choice.name for op, choice in named.items() if op != "attention"} == {"triton"}

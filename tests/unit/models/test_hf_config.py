@@ -38,9 +38,8 @@ def test_an_unknown_family_is_refused_with_the_nearest_and_the_way_out() -> None
     with pytest.raises(CheckpointError, match="no decoder for model_type 'mistrall'") as caught:
         parse(model_type="mistrall")
     assert caught.value.hint == (
-        "did you mean 'mistral'? It has gpt2, llama, mistral, phi3, qwen2, qwen3, qwen3_5, "
-        "qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_next; others run through "
-        "transformers: pip install 'outrider[hf]'"
+        f"did you mean 'mistral'? It has {', '.join(FAMILIES)}; others run through transformers: "
+        "pip install 'outrider[hf]'"
     )
 
 

@@ -194,8 +194,8 @@ def test_a_full_arena_stages_nothing() -> None:
 def test_positions_up_to_the_window_are_finite() -> None:
     model = random_llama(variant("mistral_window"), room=Room(num_slots=512, max_logits=1))
     model.state.open(1, ())
-    assert model.spec.max_tokens == 128
-    row = StepRow.chain(1, (TEXT * 4)[:128], logits_from=127)
+    assert (model.spec.max_tokens, model.spec.window) == (256, 128)
+    row = StepRow.chain(1, (TEXT * 8)[:256], logits_from=255)
     assert step(model, row).isfinite().all()
 
 

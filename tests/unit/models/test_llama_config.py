@@ -6,6 +6,7 @@ import pytest
 
 from outrider.core.errors import CheckpointError
 from outrider.models.families import LlamaConfig
+from outrider.models.layer_kinds import LayerKind
 from outrider.models.rope_config import Rope
 from unit.models.configs import ABSENT, parse
 
@@ -89,27 +90,28 @@ def test_mistral_defaults_are_those_of_transformers() -> None:
         attention_bias=True,
     )
     assert config.num_kv_heads == 8
-    assert config.max_tokens == 4096
+    assert (config.max_tokens, config.whole_tokens) == (32768, 4096)
     assert not config.qkv_bias
     assert not config.out_bias
 
 
-def test_a_sliding_window_caps_the_window_and_says_so() -> None:
+def test_a_sliding_window_is_that_of_every_layer() -> None:
     config = parse(model_type="mistral", sliding_window=128)
-    assert config.max_tokens == 128
-    assert config.notes == (
-        "sliding-window attention is not supported: the window is 128 tokens, not 256",
-    )
+    assert (config.max_tokens, config.whole_tokens, config.notes) == (256, 128, ())
+    assert config.layers == (LayerKind(128, config.rope),) * 2
+    assert config.attends_otherwise
+    assert not config.extras
 
 
 @pytest.mark.parametrize("window", [None, 256, 4096])
 def test_a_window_that_hides_nothing_needs_no_note(window: int | None) -> None:
     config = parse(model_type="mistral", sliding_window=window)
-    assert (config.max_tokens, config.notes) == (256, ())
+    assert (config.max_tokens, config.whole_tokens, config.notes) == (256, 256, ())
+    assert not config.attends_otherwise
 
 
 def test_llama_has_no_sliding_window() -> None:
-    assert parse(sliding_window=16).max_tokens == 256
+    assert parse(sliding_window=16).whole_tokens == 256
 
 
 @pytest.mark.parametrize(
@@ -220,10 +222,20 @@ SLIDING = ["full_attention", "sliding_attention"]
         ({"sliding_window": 64, "layer_types": ["full_attention"] * 2}, 256),
     ],
 )
-def test_qwen_s_window_is_cut_if_any_layer_slides(changes: dict[str, Any], window: int) -> None:
+def test_some_layers_of_qwen_may_slide(changes: dict[str, Any], window: int) -> None:
     config = qwen(**changes)
-    assert config.max_tokens == window
-    assert bool(config.notes) == (window == 64)
+    assert (config.max_tokens, config.whole_tokens, config.notes) == (256, window, ())
+    assert bool(config.layers) == (window == 64)
+
+
+def test_the_layers_that_slide_are_those_that_are_named() -> None:
+    changes: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 64}
+    windows = [kind.window for kind in qwen(max_window_layers=1, **changes).layers]
+    assert windows == [0, 64]
+    windows = [kind.window for kind in qwen(layer_types=SLIDING[::-1], **changes).layers]
+    assert windows == [64, 0]
+    with pytest.raises(CheckpointError, match="layer_types has 1 entries for 2 layers"):
+        qwen(layer_types=SLIDING[:1], **changes)
 
 
 def test_qwen_layers_of_another_kind_are_refused() -> None:
@@ -237,26 +249,34 @@ def test_qwen_layers_of_another_kind_are_refused() -> None:
 
 @pytest.mark.parametrize("window", [None, 256, 4096])
 def test_phi3_slides_like_mistral(window: int | None) -> None:
-    assert parse(model_type="phi3", sliding_window=window).max_tokens == 256
-    cut = parse(model_type="phi3", sliding_window=128)
-    assert cut.max_tokens == 128
-    assert cut.notes == (
-        "sliding-window attention is not supported: the window is 128 tokens, not 256",
-    )
+    assert parse(model_type="phi3", sliding_window=window).whole_tokens == 256
+    sliding = parse(model_type="phi3", sliding_window=128)
+    assert (sliding.max_tokens, sliding.whole_tokens, sliding.notes) == (256, 128, ())
 
 
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
-def test_the_smallest_window_is_the_one_that_is_told() -> None:
+def test_long_factors_end_the_window() -> None:
     changes: dict[str, Any] = {"rope_scaling": LONGROPE, "original_max_position_embeddings": 64}
     config = parse(model_type="phi3", **changes)
     assert config.max_tokens == 64
     assert config.notes == (
-        "the long factors of longrope are not supported: the window is 64 tokens, not 256",
+        "the long factors of longrope take a longer --context: the window is 64 tokens, not 256",
     )
-    assert parse(model_type="phi3", sliding_window=32, **changes).max_tokens == 32
-    assert parse(model_type="phi3", sliding_window=128, **changes).max_tokens == 64
+    assert config.for_context(64) == config.for_context(0) == config
+    longer = config.for_context(65)
+    assert (longer.max_tokens, longer.rope.is_long) == (256, True)
+    assert all("any length" in note for note in longer.notes)
+    without = {"rope_scaling": {**LONGROPE, "long_factor": None}}
+    short = parse(model_type="phi3", **{**changes, **without})
+    assert short.for_context(200) == short
+    with pytest.raises(CheckpointError, match="long_factor has 3 numbers"):
+        parse(
+            model_type="phi3", **{**changes, "rope_scaling": {**LONGROPE, "long_factor": [1.0] * 3}}
+        )
+    sliding = parse(model_type="phi3", sliding_window=32, **changes)
+    assert (sliding.max_tokens, sliding.whole_tokens) == (64, 32)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def captured_round(
         refused = refused or "the target's layers are not ours to run one by one"
     elif KINDS[stages.drafter.name].drafts and drafting is None:
         refused = refused or "the draft model's layers are not ours to run one by one"
+    elif any(_chooses(model) for model in (target, drafting and drafting.model)):
+        refused = refused or "which experts a token goes through is read by the host"
     elif launcher is None:
         refused = refused or _device_refusal(target, drafting)
     if refused is not None:
@@ -114,6 +116,10 @@ def _drafting(drafter: Drafter, model: CausalLM | None) -> DraftModel | None:
             return DraftModel(stack, drafter)
         case _:
             return None
+
+
+def _chooses(model: StackModel | None) -> bool:
+    return isinstance(model, LlamaModel) and bool(model.config.sparse_layers)
 
 
 def _attention(model: StackModel) -> str:

@@ -4,9 +4,9 @@ See csrc/forward.cpp: operators, order and buffers are those of the decoder's ow
 bits are the same. Draft heads are decoders with an entrance, where a token meets the state of the
 token before it.
 
-Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head, G = KV heads,
-         S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers; others
-         as in models/decoder.py.
+Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head or a head, G = KV heads,
+         S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers, X =
+         experts; others as in models/decoder.py.
 """
 
 from __future__ import annotations
@@ -20,34 +20,68 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.core.errors import ContractError
+from outrider.core.errors import ContractError, given
 from outrider.kernels.native.ops import (
     SUFFIXES,
+    LookStruct,
     NativeOps,
     PassStruct,
     function,
     pointer,
     struct_fields,
 )
-from outrider.kernels.plan import PackedLinear, PackedPlan, PackedTable
+from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, PackedTable
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeights:
+    """One feed-forward net with a gate."""
+
+    gate_up: PackedLinear
+    down: PackedLinear
+    gate_up_bias_2F: Tensor | None = None
+    down_bias_D: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """`router` scores all experts and, in its last output, the shared one, if there is one."""
+
+    router: PackedLinear
+    experts: Sequence[DenseWeights]
+    shared: DenseWeights | None = None
+    router_bias_X: Tensor | None = None
+
+    @property
+    def always_read(self) -> tuple[PackedLinear, ...]:
+        """What every token reads."""
+        shared = () if self.shared is None else (self.shared.gate_up, self.shared.down)
+        return (self.router, *shared)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Norms and biases are float32; one that the family lacks is None."""
+    """Norms and biases are float32; one that the family lacks is None. `attended_norm_D` and
+    `fed_norm_D` are of what attention and FFN give. Norms of queries and keys are for a head each,
+    or for all of them as one. Without `attention` that is over all keys. The FFN is a `mixture`, or
+    the dense net of `gate_up` and `down`."""
 
-    attention_norm_D: Tensor
+    attention_norm_D: Tensor | None
     qkv: PackedLinear
     qkv_bias_E: Tensor | None
     q_norm_H: Tensor | None
     k_norm_H: Tensor | None
     out: PackedLinear
     out_bias_D: Tensor | None
-    ffn_norm_D: Tensor
-    gate_up: PackedLinear
+    ffn_norm_D: Tensor | None
+    gate_up: PackedLinear | None
     gate_up_bias_2F: Tensor | None
-    down: PackedLinear
+    down: PackedLinear | None
     down_bias_D: Tensor | None
+    attended_norm_D: Tensor | None = None
+    fed_norm_D: Tensor | None = None
+    attention: AttentionKind | None = None
+    mixture: MixtureWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +128,38 @@ class Entrance:
     gives_normed: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderTraits:
+    """What sets a decoder apart from a Llama. What attention and FFN give is multiplied by
+    `residual_scale`, logits by `logit_scale` and then softly capped at `logit_cap`, if not 0.
+    Norms are `centred` (layer norms without bias). Attention and FFN read one norm if `parallel`;
+    norms of queries and keys take all heads as one if `whole_heads`; `gelu` gates the FFN instead
+    of SiLU."""
+
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    centred: bool = False
+    parallel: bool = False
+    whole_heads: bool = False
+    gelu: bool = False
+
+
+PLAIN_DECODER = DecoderTraits()
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardParts:
     """What a decoder is made of. The tensors must live, unmoved, as long as the forward does. Every
     pass leaves the residuals after `hidden_layers` in `hidden_SKD`, of the dtype of weights.
-    Without `final_norm_D` the output head reads the last residual as it is."""
+    Without `final_norm_D` the output head reads the last residual as it is. `turns` are the tables
+    of cos and sin of each layer, of shape TH."""
 
     embedding_VD: Tensor | PackedTable
     final_norm_D: Tensor | None
     head: PackedLinear
-    cos_TH: Tensor
-    sin_TH: Tensor
+    turns: Sequence[tuple[Tensor, Tensor]]
     layers: Sequence[LayerWeights]
     kv: Sequence[tuple[Tensor, Tensor]]
     buffers: ForwardBuffers
@@ -114,6 +169,7 @@ class ForwardParts:
     hidden_SKD: Tensor
     hidden_layers: Sequence[int] = ()
     entrance: Entrance | None = None
+    traits: DecoderTraits = PLAIN_DECODER
 
 
 class Forward(Protocol):
@@ -135,8 +191,10 @@ class _Layer(Structure):
         (_Linear, "qkv"),
         (c_void_p, "q_norm k_norm"),
         (_Linear, "out"),
-        (c_void_p, "ffn_norm"),
+        (c_void_p, "attended_norm ffn_norm"),
         (_Linear, "gate_up down"),
+        (c_void_p, "fed_norm cos sin"),
+        (LookStruct, "look"),
         (c_void_p, "keys values"),
     )
 
@@ -154,9 +212,10 @@ class _Decoder(Structure):
     _fields_ = struct_fields(
         (c_void_p, "team rope_append attention embedding lookup final_norm"),
         (_Linear, "head"),
-        (c_void_p, "cos sin layers x norm qkv attended up activated hidden captured entrance"),
-        (c_float, "eps scale"),
+        (c_void_p, "layers x norm qkv attended up activated hidden captured entrance no_bias"),
+        (c_float, "eps embedding_scale residual_scale logit_scale logit_cap"),
         (c_int32, "num_layers hidden_size ffn_size vocab_size dtype num_captured"),
+        (c_int32, "parallel whole_heads gelu"),
     )
 
 
@@ -166,7 +225,10 @@ class NativeForward:
     def __init__(self, ops: NativeOps, library: ctypes.CDLL, parts: ForwardParts) -> None:
         self.library = library
         self._ops, self._parts = ops, parts
-        layers = (_Layer * len(parts.layers))(*map(_layer, parts.layers, parts.kv))
+        scales = [parts.scale] * len(parts.layers)
+        layers = (_Layer * len(parts.layers))(
+            *map(_layer, parts.layers, parts.kv, parts.turns, scales)
+        )
         self._layers = layers
         vocab_size, hidden_size = parts.embedding_VD.shape
         if parts.hidden_SKD.dtype != parts.embedding_VD.dtype:
@@ -174,6 +236,8 @@ class NativeForward:
         embedding, lookup = _embedding(parts.embedding_VD)
         self._captured = (c_int32 * len(parts.hidden_layers))(*parts.hidden_layers)
         self._entrance = None if parts.entrance is None else _entrance(parts.entrance)
+        traits = parts.traits
+        self._no_bias_D = parts.buffers.x_ND.new_zeros(hidden_size) if traits.centred else None
         self._decoder = _Decoder(
             ops.team,
             *ops.functions(),
@@ -181,21 +245,26 @@ class NativeForward:
             lookup,
             pointer(parts.final_norm_D),
             _linear(parts.head, None),
-            parts.cos_TH.data_ptr(),
-            parts.sin_TH.data_ptr(),
             ctypes.addressof(layers),
             *(getattr(parts.buffers, item.name).data_ptr() for item in fields(parts.buffers)),
             parts.hidden_SKD.data_ptr(),
             ctypes.addressof(self._captured),
             None if self._entrance is None else ctypes.addressof(self._entrance),
+            pointer(self._no_bias_D),
             parts.eps,
-            parts.scale,
+            traits.embedding_scale,
+            traits.residual_scale,
+            traits.logit_scale,
+            traits.logit_cap,
             len(parts.layers),
             hidden_size,
             parts.ffn_size,
             vocab_size,
             list(SUFFIXES).index(parts.embedding_VD.dtype),
             len(parts.hidden_layers),
+            traits.parallel,
+            traits.whole_heads,
+            traits.gelu,
         )
         self.address = ctypes.addressof(self._decoder)
         self._run = function(library, "forward")
@@ -240,16 +309,23 @@ def _embedding(embedding_VD: Tensor | PackedTable) -> tuple[int, int | None]:
     return embedding_VD.packed.pointer, embedding_VD.lookup
 
 
-def _layer(layer: LayerWeights, kv: tuple[Tensor, Tensor]) -> _Layer:
+def _layer(
+    layer: LayerWeights, kv: tuple[Tensor, Tensor], turns: tuple[Tensor, Tensor], scale: float
+) -> _Layer:
     return _Layer(
-        layer.attention_norm_D.data_ptr(),
+        pointer(layer.attention_norm_D),
         _linear(layer.qkv, layer.qkv_bias_E),
         pointer(layer.q_norm_H),
         pointer(layer.k_norm_H),
         _linear(layer.out, layer.out_bias_D),
-        layer.ffn_norm_D.data_ptr(),
-        _linear(layer.gate_up, layer.gate_up_bias_2F),
-        _linear(layer.down, layer.down_bias_D),
+        pointer(layer.attended_norm_D),
+        pointer(layer.ffn_norm_D),
+        _linear(given(layer.gate_up, "dense FFN"), layer.gate_up_bias_2F),
+        _linear(given(layer.down, "dense FFN"), layer.down_bias_D),
+        pointer(layer.fed_norm_D),
+        turns[0].data_ptr(),
+        turns[1].data_ptr(),
+        LookStruct.of(layer.attention or scale),
         kv[0].data_ptr(),
         kv[1].data_ptr(),
     )

@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.core.errors import ContractError, given
 from outrider.kernels.native import cpu
 from outrider.kernels.native.cpu import DOTS, ENDINGS, TILES, VECTORS
-from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan
 
 # In the order of csrc/forward.cpp.
 SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -52,6 +52,20 @@ class PassStruct(Structure):
     )
 
 
+class LookStruct(Structure):
+    """How a layer attends (csrc/pass.h)."""
+
+    _fields_ = struct_fields(
+        (c_float, "scale cap"), (c_int32, "window unused"), (c_void_p, "sinks")
+    )
+
+    @classmethod
+    def of(cls, how: AttentionKind | float) -> LookStruct:
+        """What `how` points to must live as long as it is read."""
+        kind = AttentionKind.of(how)
+        return cls(kind.scale, kind.cap, kind.window, 0, pointer(kind.sinks_H))
+
+
 class WeightsStruct(Structure):
     """What a linear is told of its matrix (csrc/linear.cpp, csrc/quantised.cpp)."""
 
@@ -65,11 +79,12 @@ _TYPES = {"p": c_void_p, "i": c_int, "l": c_int64, "u": c_uint64, "f": c_float, 
 # Of each function of csrc/, the types of its arguments and, behind a colon, of its result.
 _SIGNATURES = {
     "argmax": "pppil",
-    "attention": "ppppfp",
+    "attention": "pppppp",
     "delta": "pppiiip",
     "drafts": "p:i",
     "forward": "ppppip:i",
     "gelu": "pppii",
+    "gelu_mul": "pppii",
     "grouped_bytes": "iii:l",
     "grouped_rows": "pppi",
     "grow_tree": "pppl:i",
@@ -87,6 +102,7 @@ _SIGNATURES = {
     "rope_append": "pppppp",
     "round": "p:i",
     "silu_mul": "pppii",
+    "soft_cap": "ppfii",
     "softmax": "ppfpil",
     "stream": "ppl:u",
     "team": "i:p",
@@ -177,6 +193,8 @@ class NativeOps(NativeLinear):
         self._head_norm = function(library, "head_norm")
         self._silu_mul = function(library, "silu_mul")
         self._gelu = function(library, "gelu")
+        self._gelu_mul = function(library, "gelu_mul")
+        self._soft_cap = function(library, "soft_cap")
         self._argmax = function(library, "argmax")
         self._plan: PackedPlan | None = None
         self._strides: tuple[int, ...] = ()
@@ -225,6 +243,14 @@ class NativeOps(NativeLinear):
         num_rows, size = x_NF.shape
         self._gelu(self.team, x_NF.data_ptr(), out_NF.data_ptr(), num_rows, size)
 
+    def gelu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
+        num_rows, size = out_NF.shape
+        self._gelu_mul(self.team, gate_up_N2F.data_ptr(), out_NF.data_ptr(), num_rows, size)
+
+    def soft_cap(self, x_NF: Tensor, cap: float) -> None:
+        num_rows, size = x_NF.shape
+        self._soft_cap(self.team, x_NF.data_ptr(), cap, num_rows, size)
+
     def argmax(self, logits_MV: Tensor) -> list[int]:
         num_rows, vocab_size = logits_MV.shape
         chosen = (c_int64 * num_rows)()
@@ -260,18 +286,19 @@ class NativeOps(NativeLinear):
         k_GSD: Tensor,
         v_GSD: Tensor,
         plan: PackedPlan,
-        scale: float,
+        how: AttentionKind | float,
         out_NO: Tensor,
     ) -> None:
         if qkv_NE.shape[0] != plan.num_tokens:
             raise ContractError("the plan is of another number of tokens")
         self.describe(plan, qkv_NE.shape[1], k_GSD)
+        look = LookStruct.of(how)
         self._attention(
             self._pass_address,
             qkv_NE.data_ptr(),
             k_GSD.data_ptr(),
             v_GSD.data_ptr(),
-            scale,
+            ctypes.addressof(look),
             out_NO.data_ptr(),
         )
 

@@ -6,7 +6,7 @@ freshly gathered tensors, whatever its neighbours; elsewhere a group is a sequen
 
 Shapes:  N = packed tokens, n = rows of a group, U = union of their keys, E = packed heads of qkv,
          O = packed query heads, G = key/value heads, R = query heads that share one, M = n times R,
-         S = slots, D = head size, B = sequences, P = page-table columns.
+         S = slots, D = head size, B = sequences, P = page-table columns, H = query heads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.clock import host_ints
-from outrider.kernels.plan import PackedPlan
+from outrider.kernels.plan import AttentionKind, PackedPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class RowGroup:
 
 
 class TorchAttention:
-    """`alone` makes every row its own group. Remembers the groups of the last plan."""
+    """`alone` makes every row its own group. Remembers the groups of the last plan, by window."""
 
     __slots__ = ("_alone", "_groups", "_plan")
 
     def __init__(self, *, alone: bool) -> None:
         self._alone = alone
         self._plan: PackedPlan | None = None
-        self._groups: list[RowGroup] = []
+        self._groups: dict[int, list[RowGroup]] = {}
 
     def __call__(
         self,
@@ -47,39 +47,64 @@ class TorchAttention:
         k_GSD: Tensor,
         v_GSD: Tensor,
         plan: PackedPlan,
-        scale: float,
+        how: AttentionKind | float,
         out_NO: Tensor,
     ) -> None:
+        kind = AttentionKind.of(how)
         if self._plan is not plan:
-            self._plan, self._groups = plan, list(row_groups(plan, alone=self._alone))
-        for group in self._groups:
+            self._plan, self._groups = plan, {}
+        groups = self._groups.get(kind.window)
+        if groups is None:
+            groups = list(row_groups(plan, alone=self._alone, window=kind.window))
+            self._groups[kind.window] = groups
+        for group in groups:
             q_nO = qkv_NE[:, : out_NO.shape[1]].index_select(0, group.rows_n)
             k_GUD = k_GSD.index_select(1, group.slots_U).float()
             v_GUD = v_GSD.index_select(1, group.slots_U).float()
-            mixed_nO = _attend(q_nO, k_GUD, v_GUD, group.mask_nU, scale)
+            mixed_nO = _attend(q_nO, k_GUD, v_GUD, group.mask_nU, kind)
             out_NO.index_copy_(0, group.rows_n, mixed_nO)
 
 
 def _attend(
-    q_nO: Tensor, k_GUD: Tensor, v_GUD: Tensor, mask_nU: Tensor | None, scale: float
+    q_nO: Tensor,
+    k_GUD: Tensor,
+    v_GUD: Tensor,
+    mask_nU: Tensor | None,
+    kind: AttentionKind,
 ) -> Tensor:
     """A row's query heads that share keys count as further rows of one head."""
     num_rows, (num_kv_heads, _, head_dim) = q_nO.shape[0], k_GUD.shape
     q_GnRD = q_nO.view(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1)
     num_shared = q_GnRD.shape[2]
-    mixed_1GMD = functional.scaled_dot_product_attention(
-        q_GnRD.reshape(1, num_kv_heads, -1, head_dim),
-        k_GUD[None],
-        v_GUD[None],
-        attn_mask=None if mask_nU is None else mask_nU.repeat_interleave(num_shared, 0),
-        scale=scale,
-    )
-    mixed_GnRD = mixed_1GMD.view(num_kv_heads, num_rows, num_shared, head_dim)
+    q_GMD = q_GnRD.reshape(num_kv_heads, -1, head_dim)
+    mask_MU = None if mask_nU is None else mask_nU.repeat_interleave(num_shared, 0)
+    if kind.cap or kind.sinks_H is not None:
+        sinks_GM1 = None
+        if kind.sinks_H is not None:
+            sinks_GM1 = kind.sinks_H.view(num_kv_heads, num_shared).repeat(1, num_rows)[..., None]
+        mixed_GMD = _weights(q_GMD @ k_GUD.mT * kind.scale, mask_MU, kind.cap, sinks_GM1) @ v_GUD
+    else:
+        mixed_GMD = functional.scaled_dot_product_attention(
+            q_GMD[None], k_GUD[None], v_GUD[None], attn_mask=mask_MU, scale=kind.scale
+        )
+    mixed_GnRD = mixed_GMD.view(num_kv_heads, num_rows, num_shared, head_dim)
     return mixed_GnRD.transpose(0, 1).reshape(q_nO.shape)
 
 
-def row_groups(plan: PackedPlan, *, alone: bool) -> Iterator[RowGroup]:
-    """A host sync: reads the plan's lengths."""
+def _weights(
+    scores_GMU: Tensor, mask_MU: Tensor | None, cap: float, sinks_GM1: Tensor | None
+) -> Tensor:
+    if cap:
+        scores_GMU = cap * torch.tanh(scores_GMU / cap)
+    if mask_MU is not None:
+        scores_GMU = scores_GMU.masked_fill(~mask_MU, -torch.inf)
+    if sinks_GM1 is None:
+        return scores_GMU.softmax(-1)
+    return torch.cat([scores_GMU, sinks_GM1], dim=-1).softmax(-1)[..., :-1]
+
+
+def row_groups(plan: PackedPlan, *, alone: bool, window: int = 0) -> Iterator[RowGroup]:
+    """A host sync: reads the plan's lengths. Rows see the last `window` of their keys, if not 0."""
     visible, seqs = host_ints(plan.visible_N), host_ints(plan.seq_N)
     offsets = [0] * (len(visible) + 1)
     if plan.extra_offsets_N1 is not None:
@@ -92,12 +117,14 @@ def row_groups(plan: PackedPlan, *, alone: bool) -> Iterator[RowGroup]:
         slots = [_page_slots(plan, seq, length)]
         if plan.extra_slots_E is not None:
             slots += [plan.extra_slots_E[offsets[row] : offsets[row + 1]] for row in rows]
-        mask_nU = None
+        slots_U, mask_nU = torch.cat(slots), None
         if len(rows) > 1:
             counts = [offsets[row + 1] - offsets[row] for row in rows]
-            mask_nU = _mask([visible[row] for row in rows], counts).to(plan.seq_N.device)
+            mask_nU = _mask([visible[row] for row in rows], counts, window).to(plan.seq_N.device)
+        elif window:
+            slots_U = slots_U[-window:]
         rows_n = torch.tensor(rows, device=plan.seq_N.device)
-        yield RowGroup(rows_n, torch.cat(slots), mask_nU)
+        yield RowGroup(rows_n, slots_U, mask_nU)
 
 
 def _page_slots(plan: PackedPlan, seq: int, length: int) -> Tensor:
@@ -106,8 +133,17 @@ def _page_slots(plan: PackedPlan, seq: int, length: int) -> Tensor:
     return slots_PS.flatten()[:length]
 
 
-def _mask(visible: list[int], num_extra: list[int]) -> Tensor:
-    """Row n sees the first `visible[n]` paged keys and its own run of the extra keys."""
-    paged_nU = torch.arange(max(visible)) < torch.tensor(visible)[:, None]
-    owner_E = torch.repeat_interleave(torch.arange(len(visible)), torch.tensor(num_extra))
-    return torch.cat([paged_nU, owner_E == torch.arange(len(visible))[:, None]], dim=1)
+def _mask(visible: list[int], num_extra: list[int], window: int) -> Tensor:
+    """Row n sees the first `visible[n]` paged keys and its own run of the extra keys; of these the
+    last `window`, if not 0."""
+    visible_n1, extra_n = torch.tensor(visible)[:, None], torch.tensor(num_extra)
+    place_P = torch.arange(max(visible))
+    paged_nU = place_P < visible_n1
+    owner_E = torch.repeat_interleave(torch.arange(len(visible)), extra_n)
+    own_nE = owner_E == torch.arange(len(visible))[:, None]
+    if window:
+        first_n1 = visible_n1 + extra_n[:, None] - window
+        run_E = torch.arange(len(owner_E)) - (extra_n.cumsum(0) - extra_n)[owner_E]
+        paged_nU &= place_P >= first_n1
+        own_nE &= visible_n1 + run_E >= first_n1
+    return torch.cat([paged_nU, own_nE], dim=1)

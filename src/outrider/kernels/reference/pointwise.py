@@ -1,8 +1,8 @@
 """Norms, activations, rotary positions with KV append, and argmax in PyTorch; each row by itself.
 
 On a CPU these operators are row-invariant because they use only additions, products, divisions and
-square roots, which IEEE rounds alike in vector and scalar loops. The exponentials of SiLU and GELU
-differ in the last bit between both forms: `silu_mul_by_row` and `gelu_by_row` therefore make one
+square roots, which IEEE rounds alike in vector and scalar loops. The exponentials of SiLU, GELU
+and tanh differ in the last bit between both forms: what ends in `by_row` therefore makes one
 identical call per row.
 
 Shapes:  N = packed tokens, E = packed query, key and value heads, D = head size or hidden size,
@@ -63,6 +63,29 @@ def silu_mul_by_row(gate_up_N2F: Tensor, out_NF: Tensor) -> None:
 def gelu(x_NF: Tensor, out_NF: Tensor) -> None:
     """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), which GPT-2 calls gelu_new."""
     out_NF.copy_(functional.gelu(x_NF, approximate="tanh"))
+
+
+def gelu_mul(gate_up_N2F: Tensor, out_NF: Tensor) -> None:
+    """gelu(gate) * up."""
+    size = out_NF.shape[1]
+    gelu(gate_up_N2F[:, :size], out_NF)
+    out_NF.mul_(gate_up_N2F[:, size:])
+
+
+def gelu_mul_by_row(gate_up_N2F: Tensor, out_NF: Tensor) -> None:
+    size = out_NF.shape[1]
+    gelu_by_row(gate_up_N2F[:, :size], out_NF)
+    out_NF.mul_(gate_up_N2F[:, size:])
+
+
+def soft_cap(x_NF: Tensor, cap: float) -> None:
+    """cap * tanh(x / cap), in place."""
+    x_NF.div_(cap).tanh_().mul_(cap)
+
+
+def soft_cap_by_row(x_NF: Tensor, cap: float) -> None:
+    for x_F in x_NF:
+        soft_cap(x_F, cap)
 
 
 def gelu_by_row(x_NF: Tensor, out_NF: Tensor) -> None:

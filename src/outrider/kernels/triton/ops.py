@@ -21,7 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels.plan import PackedLinear, PackedPlan
+from outrider.core.errors import ContractError
+from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan
+from outrider.kernels.reference import pointwise as plain
 from outrider.kernels.triton import attention, linear, pointwise
 from outrider.kernels.triton import linear as quantised
 from outrider.kernels.triton.scratch import Workspace
@@ -222,13 +224,16 @@ class TritonOps:
         k_GSD: Tensor,
         v_GSD: Tensor,
         plan: PackedPlan,
-        scale: float,
+        how: AttentionKind | float,
         out_NO: Tensor,
     ) -> None:
         """Softmax over exactly the keys that the plan names; a token of none gets zeros.
 
-        Needs of the room `attention_shape(...).room(...)`.
+        Windows, caps and sinks are for the reference (registry.py). Needs of the room
+        `attention_shape(...).room(...)`.
         """
+        if isinstance(how, AttentionKind):
+            raise ContractError("this attention has no windows, caps or sinks")
         num_kv_heads, _, head_dim = k_GSD.shape
         assert k_GSD.stride() == v_GSD.stride()
         assert k_GSD.stride(2) == 1
@@ -240,7 +245,7 @@ class TritonOps:
         )
         for first in range(0, plan.num_tokens, _ROWS_AT_ONCE):
             rows = (first, min(first + _ROWS_AT_ONCE, plan.num_tokens))
-            self._attend(qkv_NE, (k_GSD, v_GSD), (plan, rows), (shape, scale), out_NO)
+            self._attend(qkv_NE, (k_GSD, v_GSD), (plan, rows), (shape, how), out_NO)
 
     def _attend(
         self,
@@ -308,3 +313,11 @@ class TritonOps:
             BLOCK=pointwise.BLOCK,
             num_warps=4,
         )  # fmt: skip
+
+    def gelu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
+        """gelu(gate) * up."""
+        plain.gelu_mul(gate_up_N2F, out_NF)
+
+    def soft_cap(self, x_NF: Tensor, cap: float) -> None:
+        """cap * tanh(x / cap), in place."""
+        plain.soft_cap(x_NF, cap)

@@ -21,22 +21,39 @@ from outrider.models.rope_config import Rope
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # Architectures by the families that their config.json names.
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gpt2": "gpt2"}
-# Settings of other models that share an architecture's name.
-_REFUSED = (
-    "expert_count",
-    "use_parallel_residual",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "logit_scale",
-    "residual_scale",
-    "embedding_scale",
-    "attention.scale",
-    "attention.clamp_kqv",
-    "attention.max_alibi_bias",
-    "attention.temperature_scale",
-    "rope.scaling.yarn_log_multiplier",
-)
+MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi3": "phi3",
+    "gpt2": "gpt2",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "smollm3": "smollm3",
+    "gpt-oss": "gpt_oss",
+}
+MIXTURES, GEMMAS = ("qwen2moe", "qwen3moe", "gpt-oss"), ("gemma2", "gemma3")
+# Settings of other models that share an architecture's name, and the architectures that have them.
+_REFUSED: Mapping[str, tuple[str, ...]] = {
+    "expert_count": MIXTURES,
+    "expert_group_count": (),
+    "expert_weights_scale": (),
+    "use_parallel_residual": (),
+    "attn_logit_softcapping": GEMMAS,
+    "final_logit_softcapping": GEMMAS,
+    "logit_scale": (),
+    "residual_scale": (),
+    "embedding_scale": (),
+    "attention.scale": (),
+    "attention.clamp_kqv": (),
+    "attention.max_alibi_bias": (),
+    "attention.temperature_scale": (),
+    "rope.scaling.yarn_log_multiplier": (),
+}
+# Layers of Gemma's largest models, whose queries are scaled by another size than that of a head.
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 _MAX_FACTORS = 4096
 
 
@@ -64,9 +81,9 @@ def config_of(header: Header) -> dict[str, Any]:
     """Raises CheckpointError, naming file and key, for what is missing or not supported."""
     sizes = _Sizes(header)
     raw, arch = sizes.raw, sizes.arch
-    for key in _REFUSED:
+    for key, known in _REFUSED.items():
         value = raw.values.get(f"{arch}.{key}")
-        if value:
+        if value and arch not in known:
             raise CheckpointError(
                 f"{raw.where}: {arch}.{key} {value!r:.40} is not supported.", hint=OTHER_CHECKPOINT
             )
@@ -124,16 +141,51 @@ def _llama(sizes: _Sizes) -> dict[str, Any]:
         "rope_theta": sizes.number("rope.freq_base", 10000.0),
         "hidden_act": "silu",
         # Qwen 2 has biases that no key tells, of queries, keys and values only.
-        "attention_bias": sizes.arch != "qwen2" and "blk.0.attn_q.bias" in entries,
+        "attention_bias": sizes.arch not in ("qwen2", "qwen2moe")
+        and "blk.0.attn_q.bias" in entries,
         "mlp_bias": "blk.0.ffn_down.bias" in entries,
     }
-    found |= _window(sizes) | _turning(sizes)
+    found |= _window(sizes) | _turning(sizes) | _experts(sizes) | _gemma(sizes)
     if scaling := _scaling(sizes, found):
         found["rope_scaling"] = scaling
         # Phi-3 has it beside the others.
         key = "original_max_position_embeddings"
         found |= {key: scaling[key]} if key in scaling else {}
     return found
+
+
+def _experts(sizes: _Sizes) -> dict[str, Any]:
+    if sizes.arch not in MIXTURES:
+        return {}
+    ffn = sizes.integer("expert_feed_forward_length")
+    found: dict[str, Any] = {
+        "num_local_experts": sizes.integer("expert_count"),
+        "num_experts_per_tok": sizes.integer("expert_used_count"),
+        "moe_intermediate_size": ffn,
+        "norm_topk_prob": sizes.arch == "qwen3moe",
+    }
+    if sizes.arch == "gpt-oss":
+        found["intermediate_size"] = ffn
+    if sizes.arch == "qwen2moe":
+        shared = sizes.integer("expert_shared_feed_forward_length")
+        found["shared_expert_intermediate_size"] = shared
+    return found
+
+
+def _gemma(sizes: _Sizes) -> dict[str, Any]:
+    if sizes.arch not in GEMMAS:
+        return {}
+    found: dict[str, Any] = {
+        f"{name}_logit_softcapping": None
+        if not sizes.raw.has(f"{sizes.arch}.{name}_logit_softcapping")
+        else sizes.number(f"{name}_logit_softcapping")
+        for name in ("attn", "final")
+    }
+    largest = sizes.integer("block_count") == _LARGEST_GEMMA[sizes.arch]
+    scalar = sizes.hidden // sizes.num_heads if largest else sizes.head_dim
+    local = {"rope_local_base_freq": sizes.number("rope.freq_base_swa", 10000.0)}
+    found |= {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
+    return found | (local if sizes.arch == "gemma3" else {})
 
 
 def _gpt2(sizes: _Sizes) -> dict[str, Any]:
@@ -179,6 +231,7 @@ def _scaling(sizes: _Sizes, found: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "rope_type": "longrope",
             "short_factor": [_shortest(factor) for factor in _factors(header, entry)],
+            "long_factor": _long_factors(header),
             "original_max_position_embeddings": original,
             "attention_factor": sizes.number("rope.scaling.attn_factor", 1.0),
         }
@@ -197,7 +250,14 @@ def _scaling(sizes: _Sizes, found: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("beta_fast", "beta_slow"):
             if raw.has(f"{sizes.arch}.rope.scaling.yarn_{name}"):
                 scaling[name] = sizes.number(f"rope.scaling.yarn_{name}")
+        if sizes.arch == "gpt-oss":
+            scaling["truncate"] = False
     return scaling
+
+
+def _long_factors(header: Header) -> list[float] | None:
+    entry = header.entries.get("rope_factors_long.weight")
+    return None if entry is None else [_shortest(factor) for factor in _factors(header, entry)]
 
 
 def _by_factors(found: Mapping[str, Any], factors: list[float]) -> dict[str, Any]:

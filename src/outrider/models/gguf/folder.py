@@ -8,8 +8,10 @@ the same ones.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -171,16 +173,20 @@ class GgufTensors:
         """That of the tensor that `get_tensor` gives."""
         return _DTYPES.get(self._entries[self._places[name].stored].kind.name, torch.float32)
 
-    def blocks(self, name: str) -> Blocks | None:
-        """The rows of a matrix as they are stored; None for what is not quantised, or lies
-        otherwise."""
+    def blocks(self, name: str) -> Sequence[Blocks]:
+        """The rows of a matrix as they are stored, or of each of a stack of them; none for what is
+        not quantised, or lies otherwise."""
         place = self._places[name]
         entry = self._entries[place.stored]
-        if not entry.kind.is_quantised or place.transposed or len(entry.shape) != 2:
-            return None
+        if not entry.kind.is_quantised or place.transposed or len(entry.shape) not in (2, 3):
+            return ()
+        *stack, num_out, num_in = entry.shape
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
-        num_out, num_in = entry.shape
-        return Blocks(raw, entry.kind.number, num_out, num_in, place.order(num_out))
+        order_O = place.order(num_out)
+        return [
+            Blocks(part, entry.kind.number, num_out, num_in, order_O)
+            for part in raw.reshape(prod(stack), -1)
+        ]
 
     def get_tensor(self, name: str) -> Tensor:
         place = self._places[name]

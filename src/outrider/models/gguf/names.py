@@ -2,7 +2,7 @@
 
 Some are laid out otherwise as well. llama.cpp turns neighbours (2i, 2i + 1) of a head for `llama`,
 where checkpoints pair (i, i + H/2): its rows of queries and keys are moved back. GPT-2's matrices
-lie as inputs by outputs in checkpoints.
+lie as inputs by outputs in checkpoints. Gemma's checkpoints hold what norms add to 1.
 
 Shapes:  H = size of a head, O = rows.
 """
@@ -38,6 +38,32 @@ _LLAMA_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_EXPERTS = {f"ffn_{part}_exps": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")}
+_SHARED = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+_QWEN_MIXTURE = {
+    **_EXPERTS,
+    **_SHARED,
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# What architectures call otherwise, or have besides.
+_OWN_NAMES: Mapping[str, Mapping[str, str]] = {
+    "qwen2moe": _QWEN_MIXTURE,
+    "qwen3moe": _QWEN_MIXTURE,
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "gpt-oss": {
+        **_EXPERTS,
+        "ffn_gate_inp": "mlp.router",
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks": "self_attn.sinks",
+    },
+}
 _GPT2_OUTER = {
     "token_embd": "wte",
     "position_embd": "wpe",
@@ -52,20 +78,25 @@ _GPT2_LAYER = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
-_TURNED = ("attn_q", "attn_k")
+_TURNED_BY, _TURNED = ("llama", "smollm3"), ("attn_q", "attn_k")
 _TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a tensor of a checkpoint is in the file: `stored` is its name there. Rows of heads of
-    `head_dim` are `turned`, or the matrix is `transposed`."""
+    `head_dim` are `turned`, the matrix is `transposed`, numbers are `above_one`, or a list is the
+    one row of a matrix (`is_row`)."""
 
     stored: str
     head_dim: int = 0
     transposed: bool = False
+    above_one: bool = False
+    is_row: bool = False
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        if self.is_row:
+            return (1, *stored)
         return stored[::-1] if self.transposed else stored
 
     def laid_out(self, tensor: Tensor) -> Tensor:
@@ -73,6 +104,10 @@ class Place:
         order_O = self.order(tensor.shape[0])
         if order_O is not None:
             return tensor[order_O]
+        if self.is_row:
+            return tensor[None]
+        if self.above_one:
+            return tensor - 1
         return tensor.T.contiguous() if self.transposed else tensor
 
     def order(self, num_rows: int) -> Tensor | None:
@@ -88,6 +123,8 @@ def places(header: Header, architecture: str, head_dim: int) -> Mapping[str, Pla
     """Every tensor of the file by the name that it has in a checkpoint; unknown ones keep theirs,
     which no model asks for."""
     gpt2 = architecture == "gpt2"
+    own = _OWN_NAMES.get(architecture, {})
+    layer_names = _GPT2_LAYER if gpt2 else {**_LLAMA_LAYER, **own}
     found: dict[str, Place] = {}
     for stored in header.entries:
         if stored in FACTORS:
@@ -95,17 +132,23 @@ def places(header: Header, architecture: str, head_dim: int) -> Mapping[str, Pla
         module, _, ending = stored.rpartition(".")
         block, _, part = module.removeprefix("blk.").partition(".")
         if module.startswith("blk.") and part:
-            known = (_GPT2_LAYER if gpt2 else _LLAMA_LAYER).get(part)
+            known = layer_names.get(part)
             name = f"h.{block}.{known}" if gpt2 else f"model.layers.{block}.{known}"
         else:
             known = (_GPT2_OUTER if gpt2 else _LLAMA_OUTER).get(module)
             name = known or ""
         if known == "self_attn.qkv_proj" or (known == "mlp.up_proj" and _is_fused(header, block)):
             name = name.replace("mlp.up_proj", "mlp.gate_up_proj")
-        turned = architecture == "llama" and part in _TURNED
-        transposed = gpt2 and part in _TRANSPOSED and ending == "weight"
-        place = Place(stored, head_dim if turned else 0, transposed)
-        found[f"{name}.{ending}" if known else stored] = place
+        turned = architecture in _TURNED_BY and part in _TURNED
+        place = Place(
+            stored,
+            head_dim if turned else 0,
+            transposed=gpt2 and part in _TRANSPOSED and ending == "weight",
+            above_one=own is _GEMMA and module.endswith("norm"),
+            is_row=part == "ffn_gate_inp_shexp",
+        )
+        whole = name if part == "attn_sinks" else f"{name}.{ending}"
+        found[whole if known else stored] = place
     return found
 
 

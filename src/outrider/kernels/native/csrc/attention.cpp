@@ -28,26 +28,32 @@ constexpr int MIN_WIDEN_QUERIES = 3;
 // Multiply-adds below which a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 17;
 
-// Turns scores into weights e^(score - max), zero past the last key; returns 1 / their sum.
-float soften(float* scores, int num_keys) {
+// Turns scores into weights e^(score - max), zero past the last key; returns 1 / their sum, to which
+// a sink adds. One copy of it serves all items: a compiler may fuse sums in one and not in another.
+__attribute__((noinline)) float soften(float* scores, int num_keys, float cap, const float* sink) {
     const int padded = (num_keys + LANES - 1) / LANES * LANES;
+    if (cap > 0.0f)
+        for (int t = 0; t < num_keys; t += LANES)
+            store_some(scores + t, capped(load_some(scores + t, num_keys - t), cap), num_keys - t);
     for (int t = num_keys; t < padded; ++t) scores[t] = -std::numeric_limits<float>::infinity();
     Vec most = load(scores);
     for (int t = LANES; t < padded; t += LANES) most = larger(load(scores + t), most);
-    const float max = largest_lane(most);
+    float max = largest_lane(most);
+    if (sink != nullptr) max = *sink > max ? *sink : max;
     Vec sum = {};
     for (int t = 0; t < padded; t += LANES) {
         const Vec weight = exp(load(scores + t) - max);
         store(scores + t, weight);
         sum += weight;
     }
-    return 1.0f / sum_of_lanes(sum);
+    const float total = sum_of_lanes(sum);
+    return 1.0f / (sink == nullptr ? total : total + exp(splat(*sink - max))[0]);
 }
 
 struct Call {
     const float* qkv;
     float* out;
-    float scale;
+    const Look& look;
 };
 
 // Tokens [first, last) of one sequence.
@@ -65,12 +71,15 @@ class Item {
           group_(pass.num_heads / pass.num_kv_heads),
           keys_{arena.key(head, 0), pass.slot_stride, dim_, padded_dim_},
           values_{arena.value(head, 0), pass.slot_stride, dim_, padded_dim_},
-          num_shared_(pass.visible[tokens.first]) {
+          first_shared_(0), end_shared_(pass.visible[tokens.first]) {
         int max_keys = 0;
         for (int n = tokens.first; n < tokens.last; ++n) {
-            num_shared_ = std::min(num_shared_, pass.visible[n]);
-            max_keys = std::max(max_keys, pass.num_keys(n));
+            first_shared_ = std::max(first_shared_, first_key(n));
+            end_shared_ = std::min(end_shared_, pass.visible[n]);
+            max_keys = std::max(max_keys, pass.num_keys(n) - first_key(n));
         }
+        // Where no key is seen by all, each token has all of its keys to itself.
+        if (first_shared_ >= end_shared_) first_shared_ = end_shared_ = 0;
         divide(scratch, max_keys);
     }
 
@@ -93,6 +102,7 @@ class Item {
 
   private:
     int num_queries() const { return (tokens_.last - tokens_.first) * group_; }
+    int first_key(int n) const { return call_.look.first_key(pass_.num_keys(n)); }
 
     void divide(Scratch& scratch, int max_keys) {
         // A vector of scores may start anywhere and is stored whole.
@@ -106,7 +116,8 @@ class Item {
         slots_ = reinterpret_cast<int32_t*>(slots);
         queries_ = reinterpret_cast<Query*>(next + num * per_query);
         for (size_t q = 0; q < num; ++q, next += per_query)
-            queries_[q] = {next, next + padded_dim_, next + 2 * padded_dim_, 0.0f};
+            queries_[q] = {next, next + padded_dim_, next + 2 * padded_dim_, 0.0f,
+                           first_key(tokens_.first + static_cast<int>(q) / group_)};
     }
 
     template <class R, class Read>
@@ -115,11 +126,15 @@ class Item {
         each_block([&](Tokens tokens, const int32_t* slots, int t, int count) {
             read(keys_, slots, count, &block);
             for (int q = 0; q < queries(tokens); ++q)
-                score(first_query(tokens)[q], t, block, padded_dim_, call_.scale);
+                score(first_query(tokens)[q], t, block, padded_dim_, call_.look.scale);
         });
+        const float* sinks = call_.look.sinks;
         for (int q = 0; q < num_queries(); ++q)
             queries_[q].scale =
-                soften(queries_[q].scores, pass_.num_keys(tokens_.first + q / group_));
+                soften(queries_[q].scores,
+                       pass_.num_keys(tokens_.first + q / group_) - queries_[q].first,
+                       call_.look.cap,
+                       sinks == nullptr ? nullptr : sinks + head_ * group_ + q % group_);
         each_block([&](Tokens tokens, const int32_t* slots, int t, int count) {
             read(values_, slots, count, &block);
             mix(first_query(tokens), queries(tokens), t, block, padded_dim_);
@@ -129,19 +144,27 @@ class Item {
     Query* first_query(Tokens tokens) { return queries_ + (tokens.first - tokens_.first) * group_; }
     int queries(Tokens tokens) const { return (tokens.last - tokens.first) * group_; }
 
-    // Calls use(tokens, slots, t, count) for blocks of keys at logical positions from t: first what
-    // all tokens share, then each token's own.
+    // Calls use(tokens, slots, t, count) for blocks of keys at logical positions from t, in order
+    // for each token: those before what all tokens share, what they share, each token's own last.
     template <class Use>
     void each_block(const Use& use) {
-        list_paged(tokens_.first, 0, num_shared_);
-        blocks(tokens_, 0, num_shared_, use);
         for (int n = tokens_.first; n < tokens_.last; ++n) {
-            list_paged(n, num_shared_, pass_.visible[n]);
-            const int num_extra = pass_.num_extra(n);
-            if (num_extra > 0)
-                std::copy_n(pass_.extra_slots + pass_.extra_offsets[n], num_extra,
-                            slots_ + pass_.visible[n] - num_shared_);
-            blocks({n, n + 1}, num_shared_, pass_.num_keys(n), use);
+            if (first_key(n) >= first_shared_) continue;
+            list_paged(n, first_key(n), first_shared_);
+            blocks({n, n + 1}, first_key(n), first_shared_, use);
+        }
+        list_paged(tokens_.first, first_shared_, end_shared_);
+        blocks(tokens_, first_shared_, end_shared_, use);
+        for (int n = tokens_.first; n < tokens_.last; ++n) {
+            const int first = std::max(end_shared_, first_key(n)), visible = pass_.visible[n];
+            list_paged(n, first, visible);
+            // A window may begin among the keys that are listed.
+            const int skipped = std::max(0, first - visible);
+            const int num_listed = pass_.num_extra(n) - skipped;
+            if (num_listed > 0)
+                std::copy_n(pass_.extra_slots + pass_.extra_offsets[n] + skipped, num_listed,
+                            slots_ + std::max(0, visible - first));
+            blocks({n, n + 1}, first, pass_.num_keys(n), use);
         }
     }
 
@@ -188,7 +211,7 @@ class Item {
     const Tokens tokens_;
     const int head_, dim_, padded_dim_, group_;
     const Stored<T> keys_, values_;
-    int num_shared_;
+    int first_shared_, end_shared_;
     float* space_;
     int32_t* slots_;
     Query* queries_;
@@ -212,8 +235,9 @@ void attention(const Pass& pass, const Call& call, const Arena<T>& arena) {
     std::lock_guard<std::mutex> lock(team.entry());
     int64_t num_keys = 0, max_keys = 1;
     for (int n = 0; n < pass.num_tokens; ++n) {
-        num_keys += pass.num_keys(n);
-        max_keys = std::max<int64_t>(max_keys, pass.num_keys(n));
+        const int seen = pass.num_keys(n) - call.look.first_key(pass.num_keys(n));
+        num_keys += seen;
+        max_keys = std::max<int64_t>(max_keys, seen);
     }
     const bool split = 2 * num_keys * pass.num_heads * pass.head_dim >= MIN_SPLIT_WORK;
     const int num_threads = split ? team.num_threads() : 1;
@@ -240,17 +264,17 @@ using namespace outrider;
 extern "C" {
 
 void outrider_attention_float32(const Pass* pass, const float* qkv, float* keys, float* values,
-                                float scale, float* out) {
-    attention<float>(*pass, {qkv, out, scale}, {*pass, keys, values});
+                                const Look* look, float* out) {
+    attention<float>(*pass, {qkv, out, *look}, {*pass, keys, values});
 }
 
 void outrider_attention_bfloat16(const Pass* pass, const float* qkv, BFloat16* keys,
-                                 BFloat16* values, float scale, float* out) {
-    attention<BFloat16>(*pass, {qkv, out, scale}, {*pass, keys, values});
+                                 BFloat16* values, const Look* look, float* out) {
+    attention<BFloat16>(*pass, {qkv, out, *look}, {*pass, keys, values});
 }
 
 void outrider_attention_float16(const Pass* pass, const float* qkv, Float16* keys, Float16* values,
-                                float scale, float* out) {
-    attention<Float16>(*pass, {qkv, out, scale}, {*pass, keys, values});
+                                const Look* look, float* out) {
+    attention<Float16>(*pass, {qkv, out, *look}, {*pass, keys, values});
 }
 }

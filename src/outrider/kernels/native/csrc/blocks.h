@@ -107,8 +107,11 @@ void widen(const Stored<T>& stored, const int32_t* slots, int count, float* spac
 struct Query {
     float* vector;
     float* mixed;
-    float* scores;  // by logical position; then weights
+    float* scores;  // by logical position from the first that is seen; then weights
     float scale;
+    int first;
+
+    float* score(int t) const { return scores + (t - first); }
 };
 
 template <class R>
@@ -138,8 +141,9 @@ inline Vec dots(const float* query, const R* const* rows, int padded_dim) {
 
 template <class R, int VECS>
 void score_rows(const Query& query, int t, const Block<R>& block, int padded_dim, float scale) {
+    float* scores = query.score(t);
     for (int i = 0; i < block.count; i += LANES)
-        store(query.scores + t + i,
+        store(scores + i,
               dots<R, VECS, LANES>(query.vector, block.rows + i, padded_dim) * scale);
 }
 
@@ -157,6 +161,8 @@ void score(const Query& query, int t, const Block<R>& block, int padded_dim, flo
 template <class R, int QUERIES, int VECS>
 void mix_vecs(const Query* queries, int t, const Block<R>& block, int at) {
     Vec sums[QUERIES][VECS];
+    const float* weights[QUERIES];
+    for (int q = 0; q < QUERIES; ++q) weights[q] = queries[q].score(t);
     for (int q = 0; q < QUERIES; ++q)
         for (int v = 0; v < VECS; ++v) sums[q][v] = load(queries[q].mixed + at + v * LANES);
     for (int i = 0; i < block.count; ++i) {
@@ -164,7 +170,7 @@ void mix_vecs(const Query* queries, int t, const Block<R>& block, int at) {
         read_vecs(block.rows[i] + at, VECS, row);
         for (int q = 0; q < QUERIES; ++q)
             for (int v = 0; v < VECS; ++v)
-                sums[q][v] = fused(row[v], splat(queries[q].scores[t + i]), sums[q][v]);
+                sums[q][v] = fused(row[v], splat(weights[q][i]), sums[q][v]);
     }
     for (int q = 0; q < QUERIES; ++q)
         for (int v = 0; v < VECS; ++v) store(queries[q].mixed + at + v * LANES, sums[q][v]);

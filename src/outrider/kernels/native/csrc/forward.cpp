@@ -17,9 +17,13 @@ extern "C" {
 
 void outrider_rms_norm(Team*, const float* x, const float* weight, float eps, float* out,
                        int num_rows, int size);
+void outrider_layer_norm(Team*, const float* x, const float* weight, const float* bias, float eps,
+                         float* out, int num_rows, int size);
 void outrider_head_norm(Team*, float* qkv, const float* q_weight, const float* k_weight, float eps,
                         int num_rows, int num_heads, int num_kv_heads, int dim);
 void outrider_silu_mul(Team*, const float* gate_up, float* out, int num_rows, int size);
+void outrider_gelu_mul(Team*, const float* gate_up, float* out, int num_rows, int size);
+void outrider_soft_cap(Team*, float* x, float cap, int num_rows, int size);
 }
 
 namespace outrider {
@@ -56,13 +60,16 @@ struct Entrance {
     int32_t attends, keeps_norm, gives_normed;
 };
 
+// A norm that the family lacks is null: those before a product, and those of what it gives.
 struct Layer {
     const float* attention_norm;
     Linear qkv;
-    const float *q_norm, *k_norm;  // null where heads are not normalised
+    const float *q_norm, *k_norm;
     Linear out;
-    const float* ffn_norm;
+    const float *attended_norm, *ffn_norm;
     Linear gate_up, down;
+    const float *fed_norm, *cos, *sin;
+    Look look;
     void *keys, *values;
 };
 
@@ -73,22 +80,54 @@ struct Decoder {
     Team* team;
     void (*rope_append)(const Pass*, float* qkv, const float* cos, const float* sin, void* keys,
                         void* values);
-    void (*attention)(const Pass*, const float* qkv, void* keys, void* values, float scale,
+    void (*attention)(const Pass*, const float* qkv, void* keys, void* values, const Look* look,
                       float* out);
     const void* embedding;
     // Reads rows of an embedding that is a packed matrix; null for one that is a table.
     void (*lookup)(const void* embedding, const int32_t* tokens, float* x, int num_tokens);
     const float* final_norm;
     Linear head;
-    const float *cos, *sin;
     const Layer* layers;
     float *x, *norm, *qkv, *attended, *up, *activated;
     void* hidden;              // [slots][num_captured][hidden_size], of the embedding's type
     const int32_t* captured;   // after how many layers the residual is kept
     const Entrance* entrance;  // null but for heads
-    float eps, scale;
+    const float* no_bias;      // zeros where norms are centred, else null
+    float eps, embedding_scale, residual_scale, logit_scale, logit_cap;
     int32_t num_layers, hidden_size, ffn_size, vocab_size, dtype, num_captured;
+    // Whether attention and FFN read the same norm, query and key norms take all heads as one, and
+    // the gate goes through GELU.
+    int32_t parallel, whole_heads, gelu;
 };
+
+void norm(const Decoder& d, const float* x, const float* weight, float* out, int num) {
+    if (d.no_bias == nullptr)
+        outrider_rms_norm(d.team, x, weight, d.eps, out, num, d.hidden_size);
+    else
+        outrider_layer_norm(d.team, x, weight, d.no_bias, d.eps, out, num, d.hidden_size);
+}
+
+void scale_all(float* x, float scale, int64_t size) {
+    if (scale == 1.0f) return;
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int count = static_cast<int>(size - i < LANES ? size - i : LANES);
+        store_some(x + i, load_some(x + i, count) * scale, count);
+    }
+}
+
+// Adds a product to the residual, by way of `norm` where it is normed or scaled first.
+void add(const Decoder& d, const Linear& linear, const float* from, const float* weight, int num) {
+    if (weight == nullptr && d.residual_scale == 1.0f)
+        return linear(from, d.x, num, d.hidden_size, true);
+    const int64_t size = static_cast<int64_t>(num) * d.hidden_size;
+    linear(from, d.norm, num, d.hidden_size, false);
+    if (weight != nullptr) norm(d, d.norm, weight, d.norm, num);
+    scale_all(d.norm, d.residual_scale, size);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int count = static_cast<int>(size - i < LANES ? size - i : LANES);
+        store_some(d.x + i, load_some(d.x + i, count) + load_some(d.norm + i, count), count);
+    }
+}
 
 template <class From, class To>
 void copy_row(const From* from, To* to, int size) {
@@ -151,26 +190,42 @@ const float* attention_input(const Decoder& d, const Layer& layer, int num) {
     const int attends = enters ? d.entrance->attends : NORMED;
     if (attends == PAIR) return d.entrance->pair;
     if (attends == RESIDUAL) return d.x;
-    outrider_rms_norm(d.team, d.x, layer.attention_norm, d.eps, d.norm, num, d.hidden_size);
+    if (layer.attention_norm == nullptr) return d.x;
+    norm(d, d.x, layer.attention_norm, d.norm, num);
     return d.norm;
 }
 
+void norm_heads(const Decoder& d, const Layer& layer, const Pass& pass) {
+    const int num = pass.num_tokens, dim = pass.head_dim;
+    if (!d.whole_heads)
+        return outrider_head_norm(d.team, d.qkv, layer.q_norm, layer.k_norm, d.eps, num,
+                                  pass.num_heads, pass.num_kv_heads, dim);
+    const int attended = pass.num_heads * dim, kv = pass.num_kv_heads * dim;
+    for (int n = 0; n < num; ++n) {
+        float* row = d.qkv + static_cast<int64_t>(n) * pass.row_size;
+        outrider_rms_norm(d.team, row, layer.q_norm, d.eps, row, 1, attended);
+        outrider_rms_norm(d.team, row + attended, layer.k_norm, d.eps, row + attended, 1, kv);
+    }
+}
+
 void attend(const Decoder& d, const Layer& layer, const Pass& pass) {
-    const int num = pass.num_tokens, size = d.hidden_size;
+    const int num = pass.num_tokens;
     layer.qkv(attention_input(d, layer, num), d.qkv, num, pass.row_size, false);
-    if (layer.q_norm != nullptr)
-        outrider_head_norm(d.team, d.qkv, layer.q_norm, layer.k_norm, d.eps, num, pass.num_heads,
-                           pass.num_kv_heads, pass.head_dim);
-    d.rope_append(&pass, d.qkv, d.cos, d.sin, layer.keys, layer.values);
-    d.attention(&pass, d.qkv, layer.keys, layer.values, d.scale, d.attended);
-    layer.out(d.attended, d.x, num, size, true);
+    if (layer.q_norm != nullptr) norm_heads(d, layer, pass);
+    d.rope_append(&pass, d.qkv, layer.cos, layer.sin, layer.keys, layer.values);
+    d.attention(&pass, d.qkv, layer.keys, layer.values, &layer.look, d.attended);
+    add(d, layer.out, d.attended, layer.attended_norm, num);
 }
 
 void feed(const Decoder& d, const Layer& layer, int num) {
-    outrider_rms_norm(d.team, d.x, layer.ffn_norm, d.eps, d.norm, num, d.hidden_size);
-    layer.gate_up(d.norm, d.up, num, 2 * d.ffn_size, false);
-    outrider_silu_mul(d.team, d.up, d.activated, num, d.ffn_size);
-    layer.down(d.activated, d.x, num, d.hidden_size, true);
+    const float* reads = d.parallel ? d.norm : d.x;
+    if (layer.ffn_norm != nullptr) {
+        norm(d, d.x, layer.ffn_norm, d.norm, num);
+        reads = d.norm;
+    }
+    layer.gate_up(reads, d.up, num, 2 * d.ffn_size, false);
+    (d.gelu ? outrider_gelu_mul : outrider_silu_mul)(d.team, d.up, d.activated, num, d.ffn_size);
+    add(d, layer.down, d.activated, layer.fed_norm, num);
 }
 
 // The rows move to the front of `norm`, and their norms, if the head reads those, to that of `x`,
@@ -181,16 +236,20 @@ void read_out(const Decoder& d, const int32_t* wanted, int num_wanted, float* lo
         std::memcpy(d.norm + m * size, d.x + wanted[m] * size, sizeof(float) * size);
     const float* rows = d.norm;
     if (d.final_norm != nullptr) {
-        outrider_rms_norm(d.team, d.norm, d.final_norm, d.eps, d.x, num_wanted, d.hidden_size);
+        norm(d, d.norm, d.final_norm, d.x, num_wanted);
         rows = d.x;
     }
     d.head(rows, logits, num_wanted, d.vocab_size, false);
+    scale_all(logits, d.logit_scale, static_cast<int64_t>(num_wanted) * d.vocab_size);
+    if (d.logit_cap > 0.0f)
+        outrider_soft_cap(d.team, logits, d.logit_cap, num_wanted, d.vocab_size);
 }
 
 // T is the type of the embedding and of kept states.
 template <class T>
 void run(const Decoder& d, const Pass& pass, const int32_t* tokens) {
     embed<T>(d, tokens, pass.num_tokens);
+    scale_all(d.x, d.embedding_scale, static_cast<int64_t>(pass.num_tokens) * d.hidden_size);
     if (d.entrance != nullptr) enter(d, *d.entrance, pass.num_tokens);
     for (int i = 0; i < d.num_layers; ++i) {
         capture<T>(d, pass, i);

@@ -23,6 +23,19 @@ struct Pass {
     int num_keys(int n) const { return visible[n] + num_extra(n); }
 };
 
+// How a layer attends: AttentionKind of plan.py. Mirrored by `LookStruct` in ops.py. A window or a
+// cap of 0 is none; sinks, one for each query head, may be null.
+struct Look {
+    float scale, cap;
+    int32_t window, unused;
+    const float* sinks;
+
+    // The first of `num_keys` that a token sees.
+    int first_key(int num_keys) const {
+        return window > 0 && num_keys > window ? num_keys - window : 0;
+    }
+};
+
 // One layer's keys and values.
 template <class T>
 struct Arena {

@@ -1,5 +1,5 @@
 // What surrounds the linears of a decoder layer: norms, rotary embedding with the write into the
-// arena, SiLU gating and GELU, and the greedy choice. Each row is computed alone.
+// arena, SiLU gating and GELU, soft caps, and the greedy choice. Each row is computed alone.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -72,6 +72,14 @@ void silu_mul_row(const float* gate, const float* up, float* out, int size) {
     for (int i = 0; i < size; i += LANES) {
         const Vec g = load_some(gate + i, size - i);
         store_some(out + i, g / (exp(-g) + 1.0f) * load_some(up + i, size - i), size - i);
+    }
+}
+
+void gelu_mul_row(const float* gate, const float* up, float* out, int size) {
+    gelu_row(gate, out, size);
+    for (int i = 0; i < size; i += LANES) {
+        const int count = size - i;
+        store_some(out + i, load_some(out + i, count) * load_some(up + i, count), count);
     }
 }
 
@@ -187,6 +195,21 @@ void outrider_silu_mul(Team* team, const float* gate_up, float* out, int num_row
     for_rows(*team, num_rows, size, [&](int n) {
         const float* row = gate_up + static_cast<int64_t>(n) * 2 * size;
         silu_mul_row(row, row + size, out + static_cast<int64_t>(n) * size, size);
+    });
+}
+
+void outrider_gelu_mul(Team* team, const float* gate_up, float* out, int num_rows, int size) {
+    for_rows(*team, num_rows, size, [&](int n) {
+        const float* row = gate_up + static_cast<int64_t>(n) * 2 * size;
+        gelu_mul_row(row, row + size, out + static_cast<int64_t>(n) * size, size);
+    });
+}
+
+void outrider_soft_cap(Team* team, float* x, float cap, int num_rows, int size) {
+    for_rows(*team, num_rows, size, [&](int n) {
+        float* row = x + static_cast<int64_t>(n) * size;
+        for (int i = 0; i < size; i += LANES)
+            store_some(row + i, capped(load_some(row + i, size - i), cap), size - i);
     });
 }
 

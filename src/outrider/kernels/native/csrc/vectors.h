@@ -243,4 +243,21 @@ inline Vec exp(Vec x) {
     return is_tiny ? Vec{} : power;
 }
 
+// tanh to about 1e-7 relative: near 0, where the quotient cancels, the polynomial of Cephes.
+inline Vec tanh(Vec x) {
+    const Vec square = x * x, size = larger(x, -x);
+    Vec p = splat(-5.70498872745e-3f);
+    p = p * square + 2.06390887954e-2f;
+    p = p * square - 5.37397155531e-2f;
+    p = p * square + 1.33314422036e-1f;
+    p = p * square - 3.33332819422e-1f;
+    const Vec near = x + x * square * p;
+    const Vec far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+    const Vec away = x < 0.0f ? -far : far;
+    return size < 0.625f ? near : away;
+}
+
+// cap * tanh(x / cap).
+inline Vec capped(Vec x, float cap) { return tanh(x / cap) * cap; }
+
 }  // namespace outrider

@@ -1,0 +1,155 @@
+"""Writes the table of architectures in docs/models.md: `scripts/families`.
+
+For each of the most used ones a tiny random checkpoint is made by transformers, loaded and run. The
+row says what ran it, and what is lost: what the loader tells the user, or refuses. Logits that are
+not those of transformers are an error. `--check` only compares, and exits with 1 if the page is out
+of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+
+from doubles.hf_checkpoints import random_hf
+from doubles.tiny_families import WRAPPERS, write_wrapper
+from outrider.core.errors import CheckpointError
+from outrider.models.adapter.model import AdapterModel
+from outrider.models.decoder import Room
+from outrider.models.loading import LoadOptions, load_model
+from parity.feeding import feed
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+BEGIN = "<!-- Written by scripts/families; do not edit. -->"
+END = "<!-- End of the table. -->"
+TEXT = [(7 * i * i + 3 * i) % 96 for i in range(24)]
+OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=16), dtype="float32", device="cpu")
+
+_MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_DELTA = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_LOCAL = {"num_local_experts": 4, "head_dim": 12}
+# Names that people know, model types, and settings beside the common ones; None is a wrapper of
+# tests/doubles/tiny_families.py.
+ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
+    ("Llama 2 and 3, SmolLM2", "llama", {}),
+    ("Qwen3", "qwen3", {"head_dim": 12}),
+    ("Qwen2, Qwen2.5", "qwen2", {}),
+    ("Qwen3 mixtures (30B-A3B)", "qwen3_moe", {**_MIXTURE, "head_dim": 12}),
+    ("Gemma 3 with pictures", "gemma3", None),
+    ("Gemma 3 (270M, 1B)", "gemma3_text", {"head_dim": 12, "sliding_window": 8}),
+    ("gpt-oss", "gpt_oss", {**_LOCAL, "num_experts_per_tok": 2, "sliding_window": 8}),
+    ("Mistral", "mistral", {"sliding_window": 8}),
+    ("Mistral Small", "mistral3", None),
+    ("Ministral", "ministral", {"head_dim": 12, "sliding_window": 8}),
+    ("Qwen3.5", "qwen3_5_text", _DELTA),
+    ("Qwen3-Next", "qwen3_next", {**_DELTA, **_MIXTURE, "shared_expert_intermediate_size": 20}),
+    ("Phi-3, Phi-3.5, Phi-4, Phi-4-mini", "phi3", {}),
+    ("Gemma 2", "gemma2", {"head_dim": 12, "sliding_window": 8}),
+    ("Gemma", "gemma", {"head_dim": 12}),
+    ("Qwen3-VL", "qwen3_vl", None),
+    ("Qwen2.5-VL", "qwen2_5_vl", None),
+    ("DeepSeek V3, R1", "deepseek_v3", {**_ROUTED, **_LATENT, "n_group": 2, "topk_group": 1}),
+    ("Gemma 4", "gemma4_text", {"head_dim": 12, "num_hidden_layers": 6, "sliding_window": 8}),
+    (
+        "Llama 4",
+        "llama4_text",
+        {**_LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 52},
+    ),
+    ("GLM-4", "glm4", {"head_dim": 12}),
+    ("GLM-4.5", "glm4_moe", {**_ROUTED, "head_dim": 12, "n_group": 1, "topk_group": 1}),
+    ("Mixtral", "mixtral", {"num_local_experts": 4}),
+    ("Qwen2 mixtures", "qwen2_moe", {**_MIXTURE, "shared_expert_intermediate_size": 28}),
+    ("SmolLM3", "smollm3", {"num_hidden_layers": 4}),
+    ("OLMo 2", "olmo2", {}),
+    ("OLMo 3", "olmo3", {"num_hidden_layers": 4, "sliding_window": 8}),
+    ("Command R7B, Command A", "cohere2", {"num_hidden_layers": 4, "sliding_window": 8}),
+    (
+        "EXAONE 4",
+        "exaone4",
+        {"num_hidden_layers": 4, "sliding_window": 8, "sliding_window_pattern": 4},
+    ),
+    ("Granite 3", "granite", {"logits_scaling": 4.0}),
+    ("GPT-2", "gpt2", {"n_inner": 52}),
+)
+
+
+class Row(NamedTuple):
+    names: str
+    model_type: str
+    runs: str
+    lost: str
+
+    def __str__(self) -> str:
+        return f"| {self.names} | `{self.model_type}` | {self.runs} | {self.lost} |"
+
+
+def row_of(names: str, model_type: str, changes: Mapping[str, Any] | None) -> Row:
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        if changes is None:
+            assert model_type in WRAPPERS
+            _, theirs = write_wrapper(folder, model_type)
+        else:
+            theirs = random_hf(model_type, changes, seed=3).eval()
+            theirs.tie_weights()
+            theirs.save_pretrained(folder)
+        try:
+            model = load_model(folder, OPTIONS)
+        except CheckpointError as error:
+            reason = str(error).replace(str(folder / "config.json"), "").removeprefix(": ")
+            return Row(names, model_type, "refused", reason.rstrip("."))
+        with torch.no_grad():
+            logits_NV = theirs(torch.tensor([TEXT])).logits[0]
+        torch.testing.assert_close(feed(model, TEXT, [len(TEXT)]), logits_NV, atol=1e-3, rtol=1e-4)
+        is_foreign = isinstance(model, AdapterModel)
+        # The first note of an adapter says what it is.
+        lost = "; ".join(model.config.notes[is_foreign:])
+        return Row(names, model_type, "transformers" if is_foreign else "native", lost)
+
+
+def table() -> str:
+    rows = [row_of(*one) for one in ARCHITECTURES]
+    head = "| models | `model_type` | runs | what is lost |\n|---|---|---|---|"
+    return "\n".join([head, *map(str, rows)])
+
+
+def main() -> int:
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    wanted = f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    if "--check" in sys.argv[1:]:
+        return int(wanted != page)
+    PAGE.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""Operators for layers that attend in their own way: windows, soft caps, sinks (AttentionKind)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.core.errors import given
+from outrider.kernels.reference.attention import TorchAttention
+from outrider.kernels.registry import OPS, Choice, Kernels
+
+
+def for_kinds(kernels: Kernels) -> Kernels:
+    """The same kernels where they know such layers. Triton's attention knows scales alone, so the
+    reference's takes its place, in which rows are not alike."""
+    place = OPS.index("attention")
+    if kernels.choices[place].name != "triton":
+        return kernels
+    choices = list(kernels.choices)
+    reason = "triton: it has no windows, caps or sinks"
+    choices[place] = Choice("attention", "reference", (*choices[place].refusals, reason))
+    make = given(kernels.twin, "maker of such kernels")
+    return replace(
+        kernels,
+        attention=TorchAttention(alone=False),
+        choices=tuple(choices),
+        exact=False,
+        twin=lambda: for_kinds(make()),
+    )

@@ -1,0 +1,204 @@
+"""Mixtures of experts: each token goes through the few that a router chooses for it.
+
+A pass reads the weights of the experts that its tokens chose, each once, and no others. A token's
+bits depend on that token alone: its experts' outputs are summed in the order of their numbers.
+
+Shapes:  N = tokens, Q = experts of a token, P = all choices, N times Q, by expert, D = hidden size,
+         F = an FFN's size, X = experts, I = inputs, O = outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from outrider.core.clock import host_rows
+from outrider.kernels.native.forward import DenseWeights, MixtureWeights
+from outrider.kernels.plan import PackedLinear
+from outrider.kernels.reference.delta import by_row
+from outrider.kernels.registry import Kernels
+from outrider.models.layer_kinds import ExpertNames, Experts, Gate
+from outrider.models.weights import WeightReader
+
+
+def gated(kernels: Kernels, gate: Gate, up_N2F: Tensor, out_NF: Tensor) -> None:
+    """What a dense FFN's second product reads."""
+    (kernels.gelu_mul if gate is Gate.GELU else kernels.silu_mul)(up_N2F, out_NF)
+
+
+def feed(kernels: Kernels, sizes: Experts, net: DenseWeights, x_ND: Tensor) -> Tensor:
+    """What one net gives for all of `x_ND`, in new memory."""
+    whole = [(net, slice(None))]
+    return _second(kernels, whole, _first(kernels, sizes, whole, x_ND), x_ND.shape[1])
+
+
+# Nets, each with the rows that go through it.
+_Parts = Sequence[tuple[DenseWeights, slice]]
+
+
+def _first(kernels: Kernels, sizes: Experts, parts: _Parts, x_ND: Tensor) -> Tensor:
+    """What the nets' second products read."""
+    num_up = parts[0][0].gate_up.num_out
+    up_N2F = x_ND.new_empty(x_ND.shape[0], num_up)
+    for net, rows in parts:
+        _multiply(kernels, net.gate_up, net.gate_up_bias_2F, x_ND[rows], up_N2F[rows])
+    activated_NF = x_ND.new_empty(x_ND.shape[0], num_up // 2)
+    if sizes.gate is Gate.CLAMPED:
+        _clamped(sizes, up_N2F, activated_NF)
+    else:
+        gated(kernels, sizes.gate, up_N2F, activated_NF)
+    return activated_NF
+
+
+def _second(kernels: Kernels, parts: _Parts, activated_NF: Tensor, hidden_size: int) -> Tensor:
+    out_ND = activated_NF.new_empty(activated_NF.shape[0], hidden_size)
+    for net, rows in parts:
+        _multiply(kernels, net.down, net.down_bias_D, activated_NF[rows], out_ND[rows])
+    return out_ND
+
+
+def _multiply(
+    kernels: Kernels, packed: PackedLinear, bias_O: Tensor | None, x_NI: Tensor, out_NO: Tensor
+) -> None:
+    kernels.linear(x_NI, packed, out_NO)
+    if bias_O is not None:
+        out_NO.add_(bias_O)
+
+
+def _clamped(sizes: Experts, up_N2F: Tensor, out_NF: Tensor) -> None:
+    gate_NF, up_NF = up_N2F.chunk(2, dim=1)
+    gate_NF = gate_NF.clamp(max=sizes.limit)
+    torch.mul(gate_NF, by_row(torch.sigmoid, gate_NF * sizes.alpha), out=out_NF)
+    out_NF.mul_(up_NF.clamp(-sizes.limit, sizes.limit).add_(1))
+
+
+def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor) -> Tensor:
+    """What the mixture gives for the normed residual `x_ND`. A host sync: reads who was chosen."""
+    scores_NO = x_ND.new_empty(x_ND.shape[0], weights.router.num_out)
+    _multiply(kernels, weights.router, weights.router_bias_X, x_ND, scores_NO)
+    probs_NX = by_row(lambda row_X: torch.softmax(row_X, 0), scores_NO[:, : sizes.num_experts])
+    parts_NQ, chosen_NQ = probs_NX.topk(sizes.num_chosen)
+    if sizes.normalise:
+        parts_NQ = by_row(lambda row_Q: row_Q / row_Q.sum(), parts_NQ)
+    experts, places = _by_expert(host_rows(chosen_NQ))
+    places_P = torch.tensor(places, device=x_ND.device)
+    rows_P = places_P // sizes.num_chosen
+    nets = [(weights.experts[expert], rows) for expert, rows in experts]
+    activated_PF = _first(kernels, sizes, nets, x_ND.index_select(0, rows_P))
+    given_PD = _second(kernels, nets, activated_PF, x_ND.shape[1])
+    given_PD.mul_(parts_NQ.flatten().index_select(0, places_P)[:, None])
+    # In order: a token's summands come by the numbers of its experts.
+    out_ND = torch.zeros_like(x_ND).index_add_(0, rows_P, given_PD)
+    if weights.shared is None:
+        return out_ND
+    shared_ND = feed(kernels, sizes, weights.shared, x_ND)
+    return out_ND.add_(shared_ND.mul_(by_row(torch.sigmoid, scores_NO[:, -1:])))
+
+
+def _by_expert(
+    chosen: Sequence[Sequence[int]],
+) -> tuple[list[tuple[int, slice]], list[int]]:
+    """Experts by number, with their part of the places; a place is that of a choice among all."""
+    flat = [expert for experts in chosen for expert in experts]
+    places = sorted(range(len(flat)), key=flat.__getitem__)
+    experts: list[tuple[int, slice]] = []
+    first = 0
+    for expert, group in groupby(flat[place] for place in places):
+        end = first + sum(1 for _ in group)
+        experts.append((expert, slice(first, end)))
+        first = end
+    return experts, places
+
+
+# Names of the FFN, of its router, and of an expert's gate, up and down.
+_NAMES = {
+    ExpertNames.QWEN: ("mlp.", "gate", ("gate_proj", "up_proj", "down_proj")),
+    ExpertNames.MIXTRAL: ("block_sparse_moe.", "gate", ("w1", "w3", "w2")),
+    ExpertNames.GPT_OSS: ("mlp.", "router", ("gate_proj", "up_proj", "down_proj")),
+}
+
+
+def read_mixture(
+    reader: WeightReader, sizes: Experts, layer: str, hidden_size: int
+) -> MixtureWeights:
+    """Of the layer whose names begin with `layer`. Raises CheckpointError for what is missing."""
+    prefix, router, parts = _NAMES[sizes.names]
+    prefix = layer + prefix
+    if sizes.names is ExpertNames.MIXTRAL and f"{prefix}{router}.weight" not in reader:
+        prefix, parts = f"{layer}mlp.", _NAMES[ExpertNames.QWEN][2]
+    outputs = {f"{prefix}{router}": sizes.num_experts}
+    shared = None
+    if sizes.shared_ffn_size:
+        outputs[f"{prefix}shared_expert_gate"] = 1
+        names = (f"{prefix}shared_expert.{part}" for part in _NAMES[ExpertNames.QWEN][2])
+        shared = _dense(reader, *names, sizes=(sizes.shared_ffn_size, hidden_size))
+    return MixtureWeights(
+        router=reader.linear(outputs, hidden_size),
+        router_bias_X=reader.bias(outputs, present=sizes.biased),
+        experts=_experts(reader, sizes, f"{prefix}experts.", parts, hidden_size),
+        shared=shared,
+    )
+
+
+def _experts(
+    reader: WeightReader, sizes: Experts, prefix: str, parts: tuple[str, ...], hidden_size: int
+) -> list[DenseWeights]:
+    count, ffn = sizes.num_experts, sizes.ffn_size
+    if f"{prefix}gate_proj.weight" in reader:
+        return _stacked(reader, sizes, prefix, hidden_size)
+    if sizes.names is ExpertNames.GPT_OSS:
+        return _transposed(reader, sizes, prefix, hidden_size)
+    if f"{prefix}gate_up_proj" in reader:
+        gate_up = reader.stacked({f"{prefix}gate_up_proj": 2 * ffn}, count, hidden_size)
+        down = reader.stacked({f"{prefix}down_proj": hidden_size}, count, ffn)
+        return [DenseWeights(*pair) for pair in zip(gate_up, down, strict=True)]
+    return [
+        _dense(
+            reader,
+            *(f"{prefix}{number}.{part}" for part in parts),
+            sizes=(ffn, hidden_size),
+        )
+        for number in range(count)
+    ]
+
+
+def _dense(
+    reader: WeightReader, gate: str, up: str, down: str, *, sizes: tuple[int, int]
+) -> DenseWeights:
+    ffn, hidden = sizes
+    return DenseWeights(
+        reader.linear({gate: ffn, up: ffn}, hidden), reader.linear({down: hidden}, ffn)
+    )
+
+
+def _stacked(
+    reader: WeightReader, sizes: Experts, prefix: str, hidden_size: int
+) -> list[DenseWeights]:
+    """As GGUF files have them: gate, up and down of all experts in a tensor each."""
+    count, ffn = sizes.num_experts, sizes.ffn_size
+    halves = [f"{prefix}{part}_proj" for part in ("gate", "up")]
+    gate_up = reader.stacked({f"{half}.weight": ffn for half in halves}, count, hidden_size)
+    down = reader.stacked({f"{prefix}down_proj.weight": hidden_size}, count, ffn)
+    if not sizes.biased:
+        return [DenseWeights(*pair) for pair in zip(gate_up, down, strict=True)]
+    first_XO = torch.cat([reader.vector(f"{half}.bias", count, ffn) for half in halves], dim=1)
+    second_XD = reader.vector(f"{prefix}down_proj.bias", count, hidden_size)
+    return [DenseWeights(*parts) for parts in zip(gate_up, down, first_XO, second_XD, strict=True)]
+
+
+def _transposed(
+    reader: WeightReader, sizes: Experts, prefix: str, hidden_size: int
+) -> list[DenseWeights]:
+    count, ffn = sizes.num_experts, sizes.ffn_size
+    order_O = torch.arange(2 * ffn).view(-1, 2).T.flatten()
+    gate_up = reader.stacked_conv(f"{prefix}gate_up_proj", count, hidden_size, 2 * ffn, order_O)
+    down = reader.stacked_conv(f"{prefix}down_proj", count, ffn, hidden_size)
+    first_XO = reader.vector(f"{prefix}gate_up_proj_bias", count, 2 * ffn)[:, order_O]
+    second_XD = reader.vector(f"{prefix}down_proj_bias", count, hidden_size)
+    return [
+        DenseWeights(up, out, first_O.contiguous(), second_D)
+        for up, out, first_O, second_D in zip(gate_up, down, first_XO, second_XD, strict=True)
+    ]

@@ -1,0 +1,46 @@
+"""Names of tensors: where files keep a text model, by itself or within one that also sees."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+# Beginnings of the names of a text model and of its output head.
+_PREFIXES = (
+    ("model.", "lm_head."),
+    ("model.language_model.", "lm_head."),
+    ("language_model.model.", "language_model.lm_head."),
+)
+_EMBEDDING = "embed_tokens.weight"
+# Names of the table of tokens in all families' files.
+EMBEDDINGS = (
+    *(f"{prefix}{_EMBEDDING}" for prefix, _ in _PREFIXES),
+    "transformer.wte.weight",
+    "wte.weight",
+)
+# What a model that also sees has beside its text model.
+BESIDE_TEXT = tuple(
+    f"{outer}{part}"
+    for outer in ("model.", "")
+    for part in ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextNames:
+    """What the files have in place of `model.` and `lm_head.`."""
+
+    model: str = "model."
+    head: str = "lm_head."
+
+    @classmethod
+    def of(cls, weights: Container[str]) -> TextNames:
+        """As the files have it; the plain names if they have no table of tokens."""
+        found = (pair for pair in _PREFIXES if f"{pair[0]}{_EMBEDDING}" in weights)
+        return cls(*next(found, _PREFIXES[0]))
+
+    def stored(self, name: str) -> str:
+        for plain, own in (("model.", self.model), ("lm_head.", self.head)):
+            if name.startswith(plain):
+                return own + name.removeprefix(plain)
+        return name

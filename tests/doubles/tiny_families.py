@@ -1,0 +1,251 @@
+"""Tiny random checkpoints of the families of models/family_table.py, written by transformers.
+
+Windows are shorter than the texts of tests, and sizes no multiples of a vector register.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from doubles.hf_checkpoints import random_wrapper, write_hf
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_FOUR = {"num_hidden_layers": 4}
+_MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 7, **_FOUR}
+# By a name of the case, the family and what its config says beside the common settings.
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mistral": ("mistral", {"sliding_window": 7}),
+    "ministral": (
+        "ministral",
+        {"head_dim": 12, "sliding_window": 9, "layer_types": [_FULL, _SLIDING]},
+    ),
+    "ministral3": (
+        "ministral3",
+        {"head_dim": 12, "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.1}},
+    ),
+    "qwen2_sliding": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3_sliding": (
+        "qwen3",
+        {
+            "head_dim": 12,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": [_SLIDING, _FULL],
+        },
+    ),
+    "phi3_sliding": ("phi3", {"sliding_window": 11}),
+    "qwen2_moe": ("qwen2_moe", {**_MIXTURE, "shared_expert_intermediate_size": 28}),
+    "qwen2_moe_unusual": (
+        "qwen2_moe",
+        {
+            **_MIXTURE,
+            **_FOUR,
+            "shared_expert_intermediate_size": 28,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "max_window_layers": 3,
+        },
+    ),
+    "qwen3_moe": ("qwen3_moe", {**_MIXTURE, "head_dim": 12, "norm_topk_prob": True}),
+    "qwen3_moe_unusual": (
+        "qwen3_moe",
+        {
+            **_MIXTURE,
+            "head_dim": 12,
+            "mlp_only_layers": [0],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+        },
+    ),
+    "mixtral": ("mixtral", _LOCAL),
+    "mixtral_sliding": ("mixtral", {**_LOCAL, "sliding_window": 6, "head_dim": 12}),
+    "gpt_oss": ("gpt_oss", {**_LOCAL, **_FOUR, "head_dim": 12, "sliding_window": 6}),
+    "gpt_oss_unusual": (
+        "gpt_oss",
+        {
+            **_LOCAL,
+            "head_dim": 12,
+            "sliding_window": 6,
+            "layer_types": [_FULL, _SLIDING],
+            "swiglu_limit": 0.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    ),
+    "gemma": ("gemma", {"head_dim": 12}),
+    "gemma2": ("gemma2", _GEMMA),
+    "gemma2_unusual": (
+        "gemma2",
+        {
+            **_GEMMA,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": None,
+            "layer_types": [_FULL, _FULL, _SLIDING, _SLIDING],
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3_text": ("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}),
+    # As GGUF files say it: queries are scaled by the size of a head.
+    "gemma2_plain": ("gemma2", {**_GEMMA, "query_pre_attn_scalar": 12}),
+    "gemma3_plain": (
+        "gemma3_text",
+        {**_GEMMA, "query_pre_attn_scalar": 12, "num_hidden_layers": 6},
+    ),
+    "gemma3_unusual": (
+        "gemma3_text",
+        {
+            **_GEMMA,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {
+                _FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 9000.0},
+                _SLIDING: {"rope_type": "default", "rope_theta": 300.0},
+            },
+            "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING],
+        },
+    ),
+    "smollm3": ("smollm3", _FOUR),
+    "smollm3_unusual": (
+        "smollm3",
+        {
+            **_FOUR,
+            "no_rope_layers": [0, 1, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {**_FOUR, "sliding_window": 6}),
+    "olmo3_unusual": (
+        "olmo3",
+        {
+            "sliding_window": 6,
+            "layer_types": [_FULL, _SLIDING],
+            "attention_bias": True,
+            "rope_parameters": {
+                _FULL: _YARN,
+                _SLIDING: {"rope_type": "default", "rope_theta": 700.0},
+            },
+        },
+    ),
+    "cohere2": ("cohere2", {**_FOUR, "sliding_window": 6}),
+    "cohere2_unusual": (
+        "cohere2",
+        {
+            "sliding_window": 6,
+            "layer_types": [_FULL, _SLIDING],
+            "logit_scale": 0.75,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "exaone4": ("exaone4", {**_FOUR, "sliding_window": 6, "sliding_window_pattern": 4}),
+    "exaone4_whole": ("exaone4", {"sliding_window": None, "layer_types": [_FULL, _FULL]}),
+    "granite": (
+        "granite",
+        {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 4.0,
+        },
+    ),
+}
+_TEXT = {
+    "vocab_size": 96,
+    "hidden_size": 40,
+    "intermediate_size": 52,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_EYES = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
+_DEPTH = {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+_MROPE = {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 5000.0}
+_QWEN_EYES = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_heads": 4,
+    "out_hidden_size": 40,
+}
+# Models that also see: settings of the text model, then those of the part for pictures.
+WRAPPERS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "gemma3": ({**_TEXT, "sliding_window": 7}, {**_EYES, **_DEPTH}),
+    "mistral3": ({**_TEXT, "model_type": "mistral"}, {**_EYES, **_DEPTH, "head_dim": 8}),
+    "qwen3_vl": (
+        {**_TEXT, "rope_parameters": _MROPE},
+        {**_QWEN_EYES, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    ),
+    "qwen2_5_vl": (
+        {
+            key: value
+            for key, value in {
+                **_TEXT,
+                "rope_parameters": {**_MROPE, "mrope_section": [1, 2, 2]},
+            }.items()
+            if key != "head_dim"
+        },
+        _QWEN_EYES,
+    ),
+}
+
+
+# Seeds of cases whose greedy text would have a tie.
+_SEEDS = {"exaone4": 5}
+
+
+def write_family(folder: Path, name: str) -> Path:
+    """A checkpoint of the case `name`."""
+    family, changes = FAMILIES[name]
+    return write_hf(folder, family, changes, seed=_SEEDS.get(name, 3))
+
+
+def add_words(folder: Path, vocab_size: int = 96) -> Path:
+    """Give a checkpoint a tokenizer of one word an id."""
+    model = {
+        "type": "WordLevel",
+        "vocab": {f"w{i}": i for i in range(vocab_size)},
+        "unk_token": "w0",
+    }
+    tokenizer: dict[str, object] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": model,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def write_wrapper(folder: Path, name: str, *, seed: int = 3) -> tuple[Path, Any]:
+    """A checkpoint, and transformers' model of it."""
+    model = random_wrapper(name, *WRAPPERS[name], seed=seed)
+    model.save_pretrained(folder)
+    return folder, model

@@ -1,0 +1,220 @@
+"""Families of models/family_table.py: logits and greedy text are those of transformers, and rows
+have the same bits however they are fed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors import torch as safetensors_torch
+
+from doubles.gguf_families import write_gguf
+from doubles.hf_checkpoints import VOCAB, write_hf
+from doubles.published import mxfp4
+from doubles.tiny_checkpoints import save_tensors, variant, write_checkpoint
+from doubles.tiny_families import FAMILIES, WRAPPERS, write_family, write_wrapper
+from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.models.decoder import Decoder, Room
+from outrider.models.llama import LlamaModel
+from outrider.models.loading import LoadOptions, load_model
+from parity.feeding import feed, greedy
+from parity.oracle import Oracle
+
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
+ROOM = Room(num_slots=512, page_size=16)
+every_family = pytest.mark.parametrize("name", FAMILIES)
+# A tree of twelve nodes behind a text, by parents.
+TREE = (-1, -1, 0, 0, 2, 1, 4, 6, 7, 8, 9, 10)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("families")
+
+    @cache
+    def written(name: str) -> Path:
+        return write_family(root / name, name)
+
+    return written
+
+
+def load(
+    folder: Path, *, dtype: str = "float32", force_reference: bool = False, quantise: str = "none"
+) -> LlamaModel:
+    options = LoadOptions(
+        room=ROOM, dtype=dtype, device="cpu", force_reference=force_reference, quantise=quantise
+    )
+    model = load_model(folder, options)
+    assert isinstance(model, LlamaModel)
+    assert model.kernels.exact
+    return model
+
+
+@every_family
+def test_logits_and_hidden_states_are_those_of_transformers(
+    name: str, folder_of: Callable[[str], Path]
+) -> None:
+    logits_NV, hidden_NKD = Oracle(folder_of(name)).run(TEXT)
+    for force_reference in (False, True):
+        model = load(folder_of(name), force_reference=force_reference)
+        model.state.open(1, ())
+        out = model.step([StepRow.chain(1, TEXT)], DraftNeeds(hidden_layers=(0, 1)))
+        torch.testing.assert_close(out.logits_MV, logits_NV, atol=1e-4, rtol=1e-5)
+        assert out.hidden_NKD is not None
+        torch.testing.assert_close(out.hidden_NKD, hidden_NKD[:, :2], atol=1e-4, rtol=1e-5)
+
+
+@every_family
+def test_greedy_text_is_that_of_transformers(name: str, folder_of: Callable[[str], Path]) -> None:
+    expected, lead = Oracle(folder_of(name)).greedy(TEXT[:9], 40)
+    assert lead > 1e-4, "a tie: choose another seed"
+    assert greedy(load(folder_of(name)), TEXT[:9], 40) == expected
+
+
+@every_family
+def test_every_weight_is_counted(name: str, folder_of: Callable[[str], Path]) -> None:
+    model = load(folder_of(name))
+    stored = sum(path.stat().st_size for path in folder_of(name).glob("*.safetensors"))
+    assert 0 <= stored - model.spec.num_parameters * 4 < 32768
+    reads = model.spec.num_experts
+    assert bool(reads) == bool(model.config.sparse_layers)
+
+
+@every_family
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_rows_have_the_same_bits_however_they_are_fed(
+    name: str, dtype: str, folder_of: Callable[[str], Path]
+) -> None:
+    model = load(folder_of(name), dtype=dtype)
+    whole_NV = feed(model, TEXT, [60])
+    assert torch.equal(feed(model, TEXT, [1] * 60), whole_NV)
+    assert torch.equal(feed(model, TEXT, [7, 1, 20, 2, 30]), whole_NV)
+    # Beside others, and operator by operator.
+    kernels = model.kernels
+    model.kernels = replace(kernels, forward=None)
+    rows = [StepRow.chain(1, TEXT), StepRow.chain(2, TEXT[:33])]
+    for row in rows:
+        model.state.open(row.seq_id, ())
+    both_MV = model.step(rows, DraftNeeds()).logits_MV
+    assert torch.equal(both_MV[:60], whole_NV)
+    assert torch.equal(both_MV[60:], whole_NV[:33])
+
+
+@every_family
+def test_a_node_of_a_tree_has_the_bits_of_its_path(
+    name: str, folder_of: Callable[[str], Path]
+) -> None:
+    model, tokens = load(folder_of(name), dtype="bfloat16"), [5 * i + 3 for i in range(len(TREE))]
+    model.state.open(1, ())
+    model.step([StepRow.chain(1, TEXT[:40])], DraftNeeds())
+    model.state.commit({1: range(40)})
+    tree_MV = model.step([StepRow(1, tuple(tokens), TREE, 0)], DraftNeeds()).logits_MV.clone()
+    model.state.commit({1: ()})
+    for node in range(len(TREE)):
+        path = [node]
+        while (parent := TREE[path[0]]) >= 0:
+            path.insert(0, parent)
+        row = StepRow.chain(1, [tokens[i] for i in path])
+        assert torch.equal(model.step([row], DraftNeeds()).logits_MV[-1], tree_MV[node])
+        model.state.commit({1: ()})
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "gemma3_text", "cohere2"])
+@pytest.mark.parametrize("quantise", ["int8", "int4"])
+def test_quantised_rows_have_the_same_bits(
+    name: str, quantise: str, folder_of: Callable[[str], Path]
+) -> None:
+    model = load(folder_of(name), quantise=quantise)
+    whole_NV = feed(model, TEXT, [60])
+    assert torch.equal(feed(model, TEXT, [1] * 60), whole_NV)
+
+
+def test_a_pass_reads_the_experts_that_it_chooses(folder_of: Callable[[str], Path]) -> None:
+    model = load(folder_of("qwen3_moe"))
+    expected_NV = feed(model, TEXT[:1], [1])
+    used: set[int] = set()
+    linear = model.kernels.linear
+
+    def noted(x_NI: torch.Tensor, packed: object, *rest: object, **more: object) -> None:
+        used.add(id(packed))
+        linear(x_NI, packed, *rest, **more)  # pyright: ignore[reportArgumentType]
+
+    model.kernels = replace(model.kernels, linear=noted)
+    assert torch.equal(feed(model, TEXT[:1], [1]), expected_NV)
+    for layer in model.layers:
+        assert layer.mixture is not None
+        chosen = [net for net in layer.mixture.experts if id(net.gate_up) in used]
+        assert len(chosen) == 2
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_text_part_of_a_model_that_also_sees(name: str, tmp_path: Path) -> None:
+    folder, oracle = write_wrapper(tmp_path, name)
+    model = load(folder)
+    assert any("pictures" in note for note in model.config.notes)
+    with torch.no_grad():
+        logits_NV = oracle(torch.tensor([TEXT])).logits[0]
+    torch.testing.assert_close(feed(model, TEXT, [60]), logits_NV, atol=1e-4, rtol=1e-5)
+
+
+def test_what_a_model_cannot_do_ends_its_window(folder_of: Callable[[str], Path]) -> None:
+    model: Decoder = load(folder_of("ministral3"))
+    assert model.spec.max_tokens == 64
+    assert any("queries that grow with the position" in note for note in model.config.notes)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2_moe", "qwen3_moe", "gemma2_plain", "gemma3_plain", "smollm3", "gpt_oss"]
+)
+def test_a_gguf_file_is_the_checkpoint_that_it_was_made_from(
+    name: str, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = folder_of(name)
+    path = write_gguf(folder, tmp_path / "a.gguf")
+    expected_NV = feed(load(folder), TEXT, [60])
+    torch.testing.assert_close(feed(load(path), TEXT, [60]), expected_NV, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["phi3_longrope", "phi3_partial"])
+def test_long_factors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """transformers takes them for a text that is longer than the original window."""
+    folder = write_checkpoint(tmp_path, variant(name), seed=3)
+    text = [(7 * i * i + 3 * i) % 96 for i in range(150)]
+    room = replace(ROOM, window=200, max_logits=256)
+    model = load_model(folder, LoadOptions(room=room, dtype="float32", device="cpu"))
+    assert model.spec.max_tokens == 256
+    logits_NV, _ = Oracle(folder).run(text)
+    torch.testing.assert_close(feed(model, text, [100, 50]), logits_NV, atol=1e-4, rtol=1e-5)
+
+
+def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:
+    """Its experts in MXFP4 are the model of their numbers, which transformers computes alike."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 12}
+    changes = {**sizes, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
+    plain = write_hf(tmp_path / "plain", "gpt_oss", changes, seed=3)
+    read = cast("Any", safetensors_torch).load_file
+    tensors: dict[str, torch.Tensor] = read(plain / "model.safetensors")
+    packed = dict(tensors)
+    for name in [name for name in tensors if name.endswith("_proj") and "experts" in name]:
+        codes = mxfp4(packed.pop(name).transpose(1, 2).contiguous().numpy())
+        packed |= {f"{name}{part}": tensor for part, tensor in codes.parts.items()}
+        tensors[name] = torch.from_numpy(codes.numbers.copy())  # pyright: ignore[reportUnknownMemberType]
+    save_tensors(plain / "model.safetensors", tensors)
+    published = tmp_path / "published"
+    published.mkdir()
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (published / "config.json").write_text(json.dumps(config))
+    save_tensors(published / "model.safetensors", packed)
+    found_NV = feed(load(published), TEXT, [60])
+    assert torch.equal(found_NV, feed(load(plain), TEXT, [60]))
+    torch.testing.assert_close(found_NV, Oracle(plain).run(TEXT)[0], atol=1e-4, rtol=1e-5)
