@@ -12,9 +12,11 @@ import torch
 from safetensors import torch as safetensors_torch
 from torch import Tensor
 
+from doubles.hf_checkpoints import write_hf
 from doubles.published import FORMATS, Format, mxfp4, write_published
 from doubles.tiny_checkpoints import save_tensors, variant
 from outrider.core.errors import CheckpointError
+from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
@@ -109,6 +111,40 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, form: Format) -> None:
     assert isinstance(theirs, LlamaModel)
     for mine, other in zip(ours.streamed, theirs.streamed, strict=True):
         assert torch.equal(mine, other)
+
+
+def test_gpt_oss_runs_from_its_blocks(tmp_path: Path) -> None:
+    """As its makers publish it: experts in MXFP4, all else in floats."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "head_dim": 12, "sliding_window": 6}
+    plain = write_hf(
+        tmp_path / "plain", "gpt_oss", {**sizes, "num_local_experts": 4, "num_experts_per_tok": 2}
+    )
+    file = plain / "model.safetensors"
+    numbers = dict(safetensors_torch.load_file(file))  # pyright: ignore[reportUnknownMemberType]
+    blocks: dict[str, Tensor] = {}
+    for name, tensor in numbers.items():
+        if not name.endswith((".gate_up_proj", ".down_proj")):
+            blocks[name] = tensor
+            continue
+        packed = mxfp4(tensor.float().transpose(1, 2).numpy())
+        numbers[name] = torch.from_numpy(packed.numbers.copy())  # pyright: ignore[reportUnknownMemberType]
+        blocks |= {name + part: value for part, value in packed.parts.items()}
+    save_tensors(file, numbers)
+    folder = tmp_path / "blocks"
+    folder.mkdir()
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_tensors(folder / "model.safetensors", blocks)
+    options = LoadOptions(room=Room(num_slots=64), dtype="bfloat16", device="cpu")
+    rows = [StepRow.chain(0, [5, 9, 7, 30, 2])]
+    logits: list[Tensor] = []
+    for one in (plain, folder):
+        model = load_model(one, options)
+        model.state.open(0, ())
+        logits.append(model.step(rows, DraftNeeds()).logits_MV.clone())
+    assert len(blocks) > len(numbers)
+    assert torch.equal(*logits)
 
 
 def test_a_bias_of_zeros_beside_a_matrix_is_none(tmp_path: Path) -> None:
