@@ -45,8 +45,8 @@ _NO_DRAFTS = Drafts(None, {})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What is to be known: of which drafters, for so many texts at once. Rounds are timed for
-    `timing` seconds at most, of other numbers of texts too if `other_batches`. `drafts` are what
-    contestants draft from that name no draft."""
+    `timing` seconds at most, of one text `alone` or of others too. `drafts` are what contestants
+    draft from that name no draft."""
 
     target: str
     spec: ModelSpec
@@ -58,7 +58,7 @@ class Wish:
     timing: float
     drafts: Drafts | None = None
     compares: bool = True
-    other_batches: bool = True
+    alone: bool = False
 
     def asked(self, seconds: float, began: float) -> Asked:
         """Within so many seconds from `began` on, and within the weights once and 1 GB."""
@@ -97,7 +97,7 @@ class Wish:
                 batch=self.batch,
                 num_engines=len(self.contestants),
                 left_bytes=left,
-                other_batches=self.other_batches,
+                alone=self.alone,
             ),
             bounds=bounds,
             texts=self.texts,

@@ -132,7 +132,7 @@ def known_of(
         params=SamplingParams(max_tokens=COUNTED_TOKENS, temperature=options.temperature, seed=0),
         timing=_TIMING_SECONDS * len(contestants),
         compares=False,
-        other_batches=False,
+        alone=True,
     )
     asked = wish.asked(options.seconds, call.began)
     if drafts is None:

@@ -50,6 +50,8 @@ from outrider.bench.calibrate.timing import (
 from outrider.core.budget import RoundTrace
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
+from outrider.estimate.theory import RoundStats
+from outrider.planner.rounds import DecodeLoad, plain_times, round_times
 
 DEEPEST = 12
 PLACES = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]
@@ -531,3 +533,26 @@ def test_long_texts_have_room_for_the_turns_that_are_needed(window: int, plain: 
         assert plan.context + LEAST_TURNS * emitted + max(plan.ks) < window
         assert not set(EDGES) & set(plan.ks)
     assert [set(EDGES) <= set(plan.ks) for plan in plans[2:]] == [False, True, False]
+
+
+@pytest.mark.parametrize(("asked", "found"), [(10, 66), (300, 300), (4000, None)])
+def test_one_text_alone_is_timed_at_the_length_that_it_will_have(
+    asked: int, found: int | None
+) -> None:
+    engine: Any = SimpleNamespace(llm=SimpleNamespace(spec=SimpleNamespace(max_tokens=2048)))
+    engines: Any = SimpleNamespace(present=[engine, engine], plain=engine)
+    wanted = Wanted(batches=(1,), ks=(1, 7), room=1024, context=asked)
+    (plan,) = plans_of(engines, wanted, Pace(1e-3, row=1e-6))
+    assert (plan.batch, plan.again) == (1, True)
+    assert plan.ks == (1, 7)
+    assert found is None or plan.context == found
+    assert plan.context < 1024
+
+
+def test_a_round_without_a_draft_takes_what_looking_for_one_takes() -> None:
+    calibration = Calibration("", "", PassCosts(Curve(((1.0, 1.0),))), ())
+    silent = DrafterCosts("ngram", ((1, Curve(((1.0, 0.5),))),), miss=0.25)
+    stats = RoundStats((0.0,), 0.0, 0.0)
+    times = round_times(calibration, silent, DecodeLoad(batch=2), stats, depth=1)
+    plain = plain_times(calibration, DecodeLoad(batch=2))
+    assert times.total == plain.total + 2 * 0.25

@@ -287,6 +287,7 @@ def _time(
         is_glance=True,
         least_ks=extent.least_ks,
         room=extent.room,
+        context=so_far.context + asked.params.max_tokens // 2 if extent.alone else 0,
     )
     question = question_of(engines, asked.target, replace(wanted, seconds=bounds.seconds))
     kept = load(cache, question)

@@ -17,6 +17,8 @@ _LARGE = 100_000_000
 # K up to which drafts are counted and planned; what they cost beyond goes on along their line.
 DEEPEST, DEEPEST_OF_LARGE = 16, 8
 _LEAST_KS = (3, 7)
+# K of one text alone: up to whole tiles of 8 and 12 rows, and one row more than 16.
+_KS_ALONE = (1, 2, 3, 5, 7, 11, 16)
 # Texts at once on which drafts of a large target are counted.
 _AT_ONCE = 1
 # Tokens of a prompt that a large target reads: a row takes it milliseconds, for every drafter.
@@ -34,7 +36,8 @@ class Extent:
     """`room` is how many tokens an engine holds, `chunk` how many of a prompt it reads at once, and
     `longest` how many of a prompt it reads at all, None for no limit. Rounds are timed with
     `batches` of texts, and up to `batch_size` texts are written at once. With `is_large` rounds are
-    timed while what is kept of them is counted, since there is no time for both."""
+    timed while what is kept of them is counted, since there is no time for both. With `alone` only
+    rounds of one text are timed, of about the length that texts will have."""
 
     batches: Sequence[int]
     ks: Sequence[int]
@@ -44,6 +47,7 @@ class Extent:
     chunk: int
     batch_size: int
     is_large: bool = False
+    alone: bool = False
     longest: int | None = None
 
     def engine_bytes(self, spec: ModelSpec) -> int:
@@ -61,10 +65,10 @@ def extent_of(
     batch: int,
     num_engines: int,
     left_bytes: int | None,
-    other_batches: bool = True,
+    alone: bool = False,
 ) -> Extent:
     """Of engines that will write `batch` texts at once; `left_bytes` is the memory for all of them
-    beside the weights, None for no limit. With `other_batches` those are timed too."""
+    beside the weights, None for no limit."""
     large = spec.weight_bytes >= _LARGE
     others = (_AT_ONCE,) if large else BATCHES
     batches = list(dict.fromkeys((batch, *others)))
@@ -74,13 +78,14 @@ def extent_of(
         most = min(most, int(_ROOM_SHARE * max(left_bytes, 0)) // max(num_engines, 1))
     room = max(most // spec.kv_bytes_per_token, _LEAST_ROOM, batch * _LEAST_ROOM // 2)
     return Extent(
-        batches=batches if other_batches else (batch,),
-        ks=KS,
+        batches=(1,) if alone else batches,
+        ks=_KS_ALONE if alone else KS,
         deepest=DEEPEST_OF_LARGE if large else DEEPEST,
         least_ks=_LEAST_KS,
         room=-(-room // _PAGE) * _PAGE,
         chunk=_CHUNK_OF_LARGE if large else _CHUNK,
         batch_size=batch_size,
         is_large=large,
+        alone=alone,
         longest=_PROMPT_OF_LARGE if large else None,
     )

@@ -121,6 +121,7 @@ def question_of(engines: TimedEngines, target: str, wanted: Wanted) -> dict[str,
         "drafters": {engine.name: engine.facts.get("draft_weights") for engine in engines.drafting},
         "batches": list(wanted.batches),
         "ks": list(wanted.ks),
+        "context": wanted.context,
         # What was glanced at must not pass for what was measured.
         "seconds": wanted.seconds,
         "sampling": asdict(endless(wanted.params)),

@@ -105,7 +105,8 @@ def prompts_of(piece: Sequence[int], *, length: int, count: int) -> list[list[in
 class Wanted:
     """Which points, with tokens drawn by `params`; `seconds` is how long all of it may take. With
     `is_glance` short texts come first, and phases are left out that would not end in time; then
-    `least_ks` are tried of any drafter. `room` is how many tokens an engine may hold."""
+    `least_ks` are tried of any drafter. `room` is how many tokens an engine may hold. With a
+    `context` one text of so many tokens is all that is timed."""
 
     batches: Sequence[int] = BATCHES
     ks: Sequence[int] = KS
@@ -114,6 +115,7 @@ class Wanted:
     is_glance: bool = False
     least_ks: tuple[int, ...] = ()
     room: int | None = None
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,8 @@ class Pace:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A phase to come: `batch` sequences of `context` tokens, on `engines`, with drafts of up to
-    `ks` tokens, `most_ks` of them in a turn."""
+    `ks` tokens, `most_ks` of them in a turn. Texts that are quickly read are read `again` when they
+    fill their window."""
 
     batch: int
     context: int
@@ -168,6 +171,7 @@ class Plan:
     ks: Sequence[float]
     most_ks: int
     alike: bool
+    again: bool = False
 
     def least_seconds(self, pace: Pace) -> float:
         """Of reading the texts and of a turn of every engine."""
@@ -181,12 +185,13 @@ class Plan:
         if self.alike:
             prompts *= self.batch
         ks = {one.name: (0,) if one.is_plain else (0, *self.ks) for one in self.engines}
-        again = self.context == _SHORT
-        return Phase(prompts, ks, self.most_ks, self.alike, again, warm, params)
+        return Phase(prompts, ks, self.most_ks, self.alike, self.again, warm, params)
 
 
 def plans_of(engines: TimedEngines, wanted: Wanted, pace: Pace) -> list[Plan]:
     """Long texts come first: what they take to be read is known best before."""
+    if wanted.context:
+        return [_only_plan(engines, wanted, pace)]
     every = engines.present
     reading = _READING_SHARE * wanted.seconds / pace.row
     window = engines.plain.llm.spec.max_tokens
@@ -196,8 +201,7 @@ def plans_of(engines: TimedEngines, wanted: Wanted, pace: Pace) -> list[Plan]:
     found: list[Plan] = []
     num_phases = 2 + len(wanted.batches)
     share = reading / len(readers)
-    # Where one text at a time is all that is asked for, several long ones tell nothing.
-    for batch in (_SEVERAL, 1) if max(wanted.batches) > 1 else (1,):
+    for batch in (_SEVERAL, 1):
         ks, most_ks = _affordable(wanted, pace, batch, len(readers), num_phases)
         # Half of what may be read goes to several texts, if it is worth that.
         tokens = share / 2 / batch if batch > 1 or found else share
@@ -210,11 +214,22 @@ def plans_of(engines: TimedEngines, wanted: Wanted, pace: Pace) -> list[Plan]:
         ks, most_ks = _affordable(wanted, pace, batch, len(every), num_phases, edges=edges)
         read = batch * _SHORT * pace.row * len(every)
         alike = read > _OPENING_SHARE * wanted.seconds / num_phases
-        found.append(Plan(batch, _SHORT, every, ks, most_ks, alike))
+        found.append(Plan(batch, _SHORT, every, ks, most_ks, alike, again=True))
     if wanted.is_glance:
         first = wanted.batches[0]
         found.sort(key=lambda plan: (plan.context > _SHORT, plan.batch != first, plan.batch))
     return found
+
+
+def _only_plan(engines: TimedEngines, wanted: Wanted, pace: Pace) -> Plan:
+    """Of one text of the context that is asked for, as far as there is room."""
+    every = engines.present
+    ks, most_ks = _affordable(wanted, pace, 1, len(every), 1)
+    window = engines.plain.llm.spec.max_tokens
+    window = window if wanted.room is None else min(window, wanted.room)
+    most = window - _room(ks, most_ks, pace.warm(1))
+    context = max(min(wanted.context, most), _SHORT)
+    return Plan(1, context, every, ks, most_ks, alike=False, again=True)
 
 
 def _room(ks: Sequence[float], most_ks: int, warm: int) -> int:
