@@ -32,18 +32,20 @@ PLAIN = "off"
 NEAR = 0.75
 # Texts that end sooner tell nothing.
 LEAST_TOKENS = 16
+# Of the CPU, what other programs may use in a cell that is not measured again.
+MOST_OF_OTHERS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A target, a kind of prompts and a temperature. `num_prompts` texts of `num_tokens` are
-    written by every drafter, and `repeats` times by those that are near the fastest."""
+    """A target, a kind of prompts and a temperature. `num_prompts` texts of `num_tokens`, which
+    are as many as the command counts on where passes are quick, are written by every drafter, and `repeats` times by those that are near the fastest."""
 
     tier: str
     domain: str
     temperature: float = 0.0
     num_prompts: int = 6
-    num_tokens: int = 64
+    num_tokens: int = 96
     repeats: int = 2
 
     @property
@@ -51,19 +53,19 @@ class Cell:
         return f"{self.tier} {self.domain} t={self.temperature:g}"
 
 
-# The tiers in turns: whoever stops early has some of each.
+# The tiers in turns: whoever stops early has some of each. Many replies of R end at once.
 CELLS = (
     Cell("a", "code", repeats=3),
-    Cell("r", "conversation"),
-    Cell("b", "code", num_prompts=5, num_tokens=48, repeats=1),
+    Cell("r", "conversation", num_prompts=14),
+    Cell("b", "code", num_prompts=5, num_tokens=64, repeats=1),
     Cell("a", "maths", repeats=3),
     Cell("r", "code"),
-    Cell("b", "maths", num_prompts=5, num_tokens=48, repeats=1),
+    Cell("b", "maths", num_prompts=5, num_tokens=64, repeats=1),
     Cell("a", "echo", repeats=3),
     Cell("r", "echo"),
-    Cell("b", "code", 1.0, num_prompts=5, num_tokens=48, repeats=1),
+    Cell("b", "code", 1.0, num_prompts=5, num_tokens=64, repeats=1),
     Cell("a", "conversation", 1.0, repeats=3),
-    Cell("r", "conversation", 1.0),
+    Cell("r", "conversation", 1.0, num_prompts=14),
 )
 
 
@@ -76,7 +78,8 @@ def suggest(options: Namespace, report: Report) -> None:
     did not see. A cell is a hit if the fastest drafter is one of the two, and no miss if one of
     them cannot be told from the fastest: if the 95 % interval of their ratio of seconds a token,
     prompt by prompt, has 1 in it. Tier R is a real model, the folder that scripts/real_model writes
-    (--real). Cells that --output has already are not measured again.
+    (--real). Cells that --output has already are not measured again, but for those in which other
+    programs used more than a tenth of the CPU.
     """
     report["cells"] = _before(options.output)
     done = {cell["cell"] for cell in report["cells"]}
@@ -101,10 +104,11 @@ def _cells(quick: bool) -> Sequence[Cell]:
 
 
 def _before(output: Path | None) -> list[dict[str, Any]]:
-    """The cells that a run before this one has measured."""
+    """The cells that a run before this one has measured on a quiet machine."""
     if output is None or not output.exists():
         return []
-    return json.loads(output.read_text())["cells"]
+    cells = json.loads(output.read_text())["cells"]
+    return [cell for cell in cells if (cell["foreign_cpu_share"] or 0.0) <= MOST_OF_OTHERS]
 
 
 def _real_folder() -> Path:
@@ -128,6 +132,7 @@ def _measured(cell: Cell, target: str, seconds: float) -> dict[str, Any]:
         "expected": {_name(one): one["expected"] for one in ranking["suggestions"]},
         "figures": {_name(one): one["figures"] for one in ranking["suggestions"]},
         "measured": {name: round(side.rate / off.rate, 4) for name, side in sides.items()},
+        "tokens_a_round": {name: round(side.tokens_a_round, 3) for name, side in sides.items()},
         "num_texts": {name: side.num_texts for name, side in sides.items()},
         "best": best,
         "hit": hit,
@@ -200,13 +205,21 @@ class _Side:
     llm: LLM
     params: SamplingParams
     seconds: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    num_tokens: int = 0
+    num_rounds: int = 0
 
     def write(self, prompt: str) -> None:
         self.llm.forget()
         (result,) = self.llm.generate([prompt], self.params)
         seconds = result.token_seconds[-1] - result.token_seconds[0]
+        self.num_tokens += result.stats.num_emitted
+        self.num_rounds += result.stats.num_rounds
         if result.num_tokens >= LEAST_TOKENS:
             self.seconds.append((prompt, seconds / (result.num_tokens - 1)))
+
+    @property
+    def tokens_a_round(self) -> float:
+        return self.num_tokens / max(self.num_rounds, 1)
 
     @property
     def num_texts(self) -> int:
