@@ -38,8 +38,9 @@ MOST_OF_OTHERS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A target, a kind of prompts and a temperature. `num_prompts` texts of `num_tokens`, which
-    are as many as the command counts on where passes are quick, are written by every drafter, and `repeats` times by those that are near the fastest."""
+    """A target, a kind of prompts and a temperature. `num_prompts` texts of `num_tokens`, as many
+    as the command counts on where passes are quick, are written by every drafter, and `repeats`
+    times by those that are near the fastest."""
 
     tier: str
     domain: str
