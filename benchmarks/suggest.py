@@ -32,8 +32,6 @@ PLAIN = "off"
 NEAR = 0.75
 # Texts that end sooner tell nothing.
 LEAST_TOKENS = 16
-# Of the CPU, what other programs may use in a cell that is not measured again.
-MOST_OF_OTHERS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +77,7 @@ def suggest(options: Namespace, report: Report) -> None:
     did not see. A cell is a hit if the fastest drafter is one of the two, and no miss if one of
     them cannot be told from the fastest: if the 95 % interval of their ratio of seconds a token,
     prompt by prompt, has 1 in it. Tier R is a real model, the folder that scripts/real_model writes
-    (--real). Cells that --output has already are not measured again, but for those in which other
-    programs used more than a tenth of the CPU.
+    (--real). Cells that --output has already are not measured again.
     """
     report["cells"] = _before(options.output)
     done = {cell["cell"] for cell in report["cells"]}
@@ -105,11 +102,10 @@ def _cells(quick: bool) -> Sequence[Cell]:
 
 
 def _before(output: Path | None) -> list[dict[str, Any]]:
-    """The cells that a run before this one has measured on a quiet machine."""
+    """The cells that a run before this one has measured."""
     if output is None or not output.exists():
         return []
-    cells = json.loads(output.read_text())["cells"]
-    return [cell for cell in cells if (cell["foreign_cpu_share"] or 0.0) <= MOST_OF_OTHERS]
+    return json.loads(output.read_text())["cells"]
 
 
 def _real_folder() -> Path:
