@@ -14,8 +14,8 @@ from outrider.api.result import GenerationResult
 from outrider.bench.calibrate.bounds import Bounds
 from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider.bench.calibrate.extent import Extent
-from outrider.bench.calibrate.probe import Ahead, Probe, ahead_of, written_until
-from outrider.bench.calibrate.replay import Text, can_replay, replayed
+from outrider.bench.calibrate.probe import Probe, ahead_of, written_until
+from outrider.bench.calibrate.replay import Replayed, Text, can_replay, replayed
 from outrider.bench.calibrate.rounds import Request, Timed, passes_of
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.drafter_kinds import KINDS
@@ -23,7 +23,7 @@ from outrider.core.params import SamplingParams
 
 # What plain decoding, and a drafter that is replayed, count for where the time is shared out; any
 # other drafter counts for 1.
-_PLAIN_WEIGHT, _REPLAYED_WEIGHT = 3.0, 0.5
+_PLAIN_WEIGHT, _REPLAYED_WEIGHT = 3.0, 0.75
 # Passes of a large target in which a drafter that is replayed shows what its rounds take.
 _SHOWN_PASSES = 12
 
@@ -63,13 +63,18 @@ class Counting:
         plain: list[GenerationResult] = []
         for number, engine in enumerate(order):
             hear("counting", number / len(order))
-            until = self.bounds.part(weights[number] / sum(weights[number:]))
-            rests = engine.name in replays and not extent.is_large
-            results = [] if rests else self._written(engine, until, engine.name in replays)
+            share = weights[number] / sum(weights[number:])
+            known: Replayed | None = None
+            if engine.name in replays:
+                known = self._replayed(engine, plain, self.bounds.part(share / 2))
+                share /= 2
+            until = self.bounds.part(share)
+            rests = known is not None and not extent.is_large
+            results = [] if rests else self._written(engine, until, known is not None)
             plain = results if engine.is_plain else plain
             yield Counted(
                 name=engine.name,
-                probe=self._probe(engine, results, plain, until, engine.name in replays),
+                probe=self._probe(engine, results, plain, known),
                 timed=_timed(engine.name, self.prompts, results) if extent.is_large else [],
             )
 
@@ -105,38 +110,41 @@ class Counting:
             go_on=lambda: self.goes_on(until) and (not shows or next(passes, None) is not None),
         )
 
+    def _replayed(
+        self, engine: TimedEngine, plain: Sequence[GenerationResult], until: float
+    ) -> Replayed:
+        """Of what plain decoding wrote after its first token, which comes of reading the prompt."""
+        pairs = zip(self.prompts, _ids(plain), strict=False)
+        return replayed(
+            engine,
+            [Text((*prompt, *ids[:1]), ids[1:]) for prompt, ids in pairs],
+            self.params,
+            deepest=self.extent.deepest,
+            at_once=self._at_once,
+            go_on=lambda: self.goes_on(until),
+        )
+
     def _probe(
         self,
         engine: TimedEngine,
         results: Sequence[GenerationResult],
         plain: Sequence[GenerationResult],
-        until: float,
-        replays: bool,
+        known: Replayed | None,
     ) -> Probe | None:
         """None where nothing was counted."""
         if engine.is_plain:
             return None
-        deepest, texts = self.extent.deepest, tuple[tuple[Ahead, ...], ...]()
-        miss = _miss_seconds(engine, results)
-        if replays:
-            pairs = zip(self.prompts, _ids(plain), strict=False)
-            known = [Text((*prompt, *ids[:1]), ids[1:]) for prompt, ids in pairs]
-            found = replayed(
-                engine,
-                known,
-                self.params,
-                deepest=deepest,
-                at_once=self._at_once,
-                go_on=lambda: self.goes_on(until),
-            )
-            texts, miss = found.texts, found.miss_seconds
-        else:
+        deepest = self.extent.deepest
+        if known is None:
             # The first pass reads the prompt; who needs its states drafts nothing there.
             texts = tuple(tuple(ahead_of(one.rounds, deepest=deepest)[1:]) for one in results)
+            known = Replayed(texts, _miss_seconds(engine, results))
         same = None
         if self._is_tied and _is_exact(engine):
             same = _agree(_ids(results), _ids(plain))
-        return Probe(engine.name, deepest, texts, same, miss) if any(texts) else None
+        if not any(known.texts):
+            return None
+        return Probe(engine.name, deepest, known.texts, same, known.miss_seconds)
 
     @property
     def _is_tied(self) -> bool:
