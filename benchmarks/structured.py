@@ -45,13 +45,11 @@ LEAST_TOKENS = 16
 
 @dataclass(slots=True)
 class Side:
-    """A drafter and a structure: by prompt the seconds a token after the first, and those of the
-    first, in which the schema is compiled and the prompt is read."""
+    """A drafter and a structure: by prompt the seconds a token after the first, and its text."""
 
     llm: LLM
     structure: Mapping[str, Any]
     seconds: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
-    firsts: list[float] = field(default_factory=list[float])
     texts: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     def write(self, thing: str, params: SamplingParams) -> None:
@@ -59,7 +57,6 @@ class Side:
         ids = self.llm.encode_chat(f"Describe {thing} as a JSON object: name, uses, found_in.")
         (result,) = self.llm.generate([ids], params, **self.structure)
         self.texts[thing] = result.token_ids
-        self.firsts.append(result.token_seconds[0])
         if result.num_tokens >= LEAST_TOKENS:
             spent = result.token_seconds[-1] - result.token_seconds[0]
             self.seconds.append((thing, spent / (result.num_tokens - 1)))
@@ -92,7 +89,6 @@ def structured(options: Namespace, report: Report) -> bool | None:
             drafter=drafter,
             structure=structure,
             tokens_per_second=_rate(side),
-            first_token_seconds=round(statistics.median(side.firsts), 4),
             num_texts=len(side.seconds),
             over_free=_over(side, free),
             over_plain=_over(side, plain),
