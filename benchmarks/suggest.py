@@ -62,9 +62,9 @@ CELLS = (
     Cell("b", "maths", num_prompts=5, num_tokens=64, repeats=1),
     Cell("a", "echo", repeats=3),
     Cell("r", "echo"),
-    Cell("b", "code", 1.0, num_prompts=5, num_tokens=64, repeats=1),
     Cell("a", "conversation", 1.0, repeats=3),
     Cell("r", "conversation", 1.0, num_prompts=14),
+    Cell("b", "code", 1.0, num_prompts=5, num_tokens=64, repeats=1),
 )
 
 
