@@ -21,9 +21,9 @@ _LEAST_KS = (3, 7)
 _KS_ALONE = (1, 2, 3, 5, 7, 11, 16)
 # Texts at once on which drafts of a large target are counted.
 _AT_ONCE = 1
-# Tokens of a prompt that a large target reads, one chunk: a row takes it milliseconds, for every
-# drafter.
-_PROMPT_OF_LARGE = 64
+# Tokens of a prompt that a large target reads: a row takes it milliseconds, for every drafter, and
+# each engine keeps them.
+_PROMPT_OF_LARGE = 40
 # Keys and values that one engine holds: tokens at the least and bytes at the most.
 _LEAST_ROOM, _MOST_ROOM_BYTES = 512, 96_000_000
 # Of the memory that is left once the target is loaded, what keys and values may take.
