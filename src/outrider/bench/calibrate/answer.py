@@ -43,8 +43,6 @@ COUNTED_TOKENS = 96
 _OPENING_SHARE, _TIMING_SHARE = 0.4, 0.5
 # Seconds in which a compiler makes the kernels.
 _COMPILING = 60.0
-# Of the CPU, what other programs may have used while costs were measured that are used again.
-_MOST_OF_OTHERS = 0.2
 # Of few passes a point no scatter can be told.
 _LEAST_SCATTER = 0.03
 
@@ -292,9 +290,8 @@ def _time(
     question = question_of(engines, asked.target, replace(wanted, seconds=bounds.seconds))
     kept = load(cache, question)
     so_far.notes += [] if kept.note is None else [kept.note]
-    old = kept.calibration
-    if old is not None and _has_all(old, engines) and _others_share(old) <= _MOST_OF_OTHERS:
-        so_far.calibrated = Calibrated(old, kept.path, True)
+    if kept.calibration is not None and _has_all(kept.calibration, engines):
+        so_far.calibrated = Calibrated(kept.calibration, kept.path, True)
         return
     if seconds <= 0:
         return
@@ -312,11 +309,6 @@ def _time(
         so_far.notes += [] if stored.note is None else [stored.note]
         path = stored.path
     so_far.calibrated = Calibrated(calibration, path, False)
-
-
-def _others_share(calibration: Calibration) -> float:
-    """Of the CPU, what other programs used while costs were measured."""
-    return calibration.provenance.get("foreign_cpu_share") or 0.0
 
 
 def _has_all(calibration: Calibration, engines: TimedEngines) -> bool:
