@@ -21,9 +21,9 @@ from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.params import SamplingParams
 
-# What plain decoding, and a drafter that is replayed, count for where the time is shared out; any
-# other drafter counts for 1.
-_PLAIN_WEIGHT, _REPLAYED_WEIGHT = 3.0, 0.75
+# What plain decoding, where its texts are replayed and where not, and a drafter that is replayed
+# count for where the time is shared out; any other drafter counts for 1.
+_PLAIN_WEIGHT, _PLAIN_ALONE, _REPLAYED_WEIGHT = 3.0, 0.5, 0.75
 # Passes of a large target in which a drafter that is replayed shows what its rounds take.
 _SHOWN_PASSES = 12
 
@@ -84,7 +84,7 @@ class Counting:
 
     def _weight(self, engine: TimedEngine, replays: set[str]) -> float:
         if engine.is_plain:
-            return _PLAIN_WEIGHT
+            return _PLAIN_WEIGHT if replays else _PLAIN_ALONE
         return _REPLAYED_WEIGHT if engine.name in replays else 1.0
 
     @property
