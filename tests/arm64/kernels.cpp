@@ -351,6 +351,10 @@ int main() {
         quantised(8, num_out, num_in, outrider_linear_int8);
         quantised(4, num_out, num_in, outrider_linear_int4);
     }
+    for (const BlockType& type : BLOCK_TYPES) {
+        grouped(type, 5, 256);
+        grouped(type, 77, 768);
+    }
     for (int size : {1, 17, 64, 350, 1001}) pointwise(size);
     head_norm();
     argmax();

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "groups.h"
 #include "pass.h"
 #include "team.h"
 #include "vectors.h"
@@ -48,6 +49,10 @@ void outrider_pack_float16(Team*, const Float16*, Float16*, int, int);
 void outrider_linear_float32(const Weights*, const float*, float*, int, int);
 void outrider_linear_bfloat16(const Weights*, const float*, float*, int, int);
 void outrider_linear_float16(const Weights*, const float*, float*, int, int);
+int64_t outrider_grouped_bytes(int, int, int);
+void outrider_pack_grouped(Team*, int, const uint8_t*, const int32_t*, uint8_t*, int, int);
+void outrider_grouped_rows(const Grouped*, const int32_t*, float*, int);
+void outrider_linear_grouped(const Grouped*, const float*, float*, int, int);
 void outrider_linear_int8(const Weights*, const float*, float*, int, int);
 void outrider_linear_int4(const Weights*, const float*, float*, int, int);
 void outrider_rms_norm(Team*, const float*, const float*, float, float*, int, int);

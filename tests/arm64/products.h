@@ -150,4 +150,79 @@ void quantised(int bits, int num_out, int num_in, Linear call) {
     });
 }
 
+struct BlockType {
+    const char* name;
+    int number, size, num_bytes;
+    std::vector<int> halves;  // where a block has its float16
+};
+
+inline const std::vector<BlockType> BLOCK_TYPES = {
+    {"Q4_0", 2, 32, 18, {0}},        {"Q4_1", 3, 32, 20, {0, 2}},
+    {"Q5_0", 6, 32, 22, {0}},        {"Q5_1", 7, 32, 24, {0, 2}},
+    {"Q8_0", 8, 32, 34, {0}},        {"Q2_K", 10, 256, 84, {80, 82}},
+    {"Q3_K", 11, 256, 110, {108}},   {"Q4_K", 12, 256, 144, {0, 2}},
+    {"Q5_K", 13, 256, 176, {0, 2}},  {"Q6_K", 14, 256, 210, {208}},
+    {"IQ4_NL", 20, 32, 18, {0}},     {"IQ4_XS", 23, 256, 136, {0}},
+    {"MXFP4", 39, 32, 17, {}},
+};
+
+// Rows of random blocks, read back, and their products with rows of activations; the numbers of
+// Q4_0 and Q8_0 are also made by hand.
+inline void grouped(const BlockType& type, int num_out, int num_in) {
+    constexpr int ROWS = 18, UNIT = 32;
+    const std::string what = std::string("linear over ") + type.name;
+    const int row_bytes = num_in / type.size * type.num_bytes;
+    std::vector<uint8_t> raw(static_cast<size_t>(num_out) * row_bytes);
+    for (uint8_t& byte : raw) byte = static_cast<uint8_t>(random_bits());
+    for (size_t at = 0; at < raw.size(); at += type.num_bytes) {
+        for (int half : type.halves) {
+            const Float16 small = Plain<Float16>::stored(normals(1, 0.01f)[0]);
+            std::memcpy(&raw[at + half], &small, sizeof(small));
+        }
+        if (type.halves.empty()) raw[at] = static_cast<uint8_t>(118 + raw[at] % 8);
+    }
+    std::vector<uint8_t> packed(outrider_grouped_bytes(type.number, num_out, num_in) + 4096);
+    outrider_pack_grouped(three, type.number, raw.data(), nullptr, packed.data(), num_out, num_in);
+    const auto weights = [&](Team* team) {
+        Grouped found{team, num_in, num_out, 1, 0, {}};
+        found.parts[0] = {packed.data(), type.number, 0, num_out, 0};
+        return found;
+    };
+    const Grouped w = weights(three);
+    std::vector<int32_t> all(num_out);
+    for (int o = 0; o < num_out; ++o) all[o] = o;
+    Floats numbers(static_cast<size_t>(num_out) * num_in);
+    outrider_grouped_rows(&w, all.data(), numbers.data(), num_out);
+    if (type.number == 2 || type.number == 8) {
+        Floats plain(numbers.size());
+        for (size_t i = 0; i < plain.size(); ++i) {
+            const uint8_t* block = &raw[i / UNIT * type.num_bytes];
+            Float16 scale;
+            std::memcpy(&scale, block, sizeof(scale));
+            const int at = static_cast<int>(i % UNIT);
+            const int code = type.number == 8 ? static_cast<int8_t>(block[2 + at])
+                                              : (block[2 + at % 16] >> at / 16 * 4 & 15) - 8;
+            plain[i] = static_cast<float>(Plain<Float16>::read(scale)) * static_cast<float>(code);
+        }
+        same(numbers, plain, what + " has the file's numbers");
+    }
+    const Floats x = normals(ROWS * num_in);
+    Floats got(ROWS * num_out);
+    Doubles want(got.size());
+    std::vector<int> inputs(UNIT);
+    for (int n = 0; n < ROWS; ++n)
+        for (int first = 0; first < num_in; first += UNIT) {
+            const double scale = integers_of(&x[n * num_in + first], UNIT, &inputs);
+            for (int o = 0; o < num_out; ++o)
+                for (int i = 0; i < UNIT; ++i)
+                    want[n * num_out + o] += scale * inputs[i] * numbers[o * num_in + first + i];
+        }
+    outrider_linear_grouped(&w, x.data(), got.data(), ROWS, 0);
+    close(got, want, 2e-5, what);
+    rows_alone(ROWS, num_in, num_out, what, [&](Team* team, int row, int count, float* out) {
+        const Grouped own = weights(team);
+        outrider_linear_grouped(&own, &x[row * num_in], out, count, 0);
+    });
+}
+
 }  // namespace
