@@ -116,6 +116,26 @@ inline BitVec add_narrow(BitVec sums, BitVec, BitVec) { return sums; }
 inline BitVec sum_pairs(BitVec sums, BitVec) { return sums; }
 #endif
 
+// Signed weights of eight bits: their magnitudes times inputs with the weights' signs stay within 16
+// bits, which takes fewer steps than `add_dots` where HAS_SIGNED.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__) && \
+    !defined(OUTRIDER_PLAIN_DOTS)
+constexpr bool HAS_SIGNED = true;
+inline BitVec magnitudes(BitVec weights) {
+    return cast<BitVec>(_mm256_abs_epi8(cast<__m256i>(weights)));
+}
+inline BitVec add_signed(BitVec sums, BitVec weights, BitVec sizes, BitVec inputs) {
+    const __m256i turned = _mm256_sign_epi8(cast<__m256i>(inputs), cast<__m256i>(weights));
+    const __m256i products = _mm256_maddubs_epi16(cast<__m256i>(sizes), turned);
+    return sums + cast<BitVec>(_mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+}
+#else
+constexpr bool HAS_SIGNED = false;
+inline BitVec magnitudes(BitVec weights) { return weights; }
+inline BitVec add_signed(BitVec sums, BitVec, BitVec, BitVec) { return sums; }
+#endif
+constexpr uint32_t SIGN_BITS = 0x80808080u;
+
 template <int BITS>
 inline BitVec add_products(BitVec sums, BitVec weights, BitVec inputs) {
     if constexpr (is_narrow(BITS)) return add_narrow(sums, weights, inputs);

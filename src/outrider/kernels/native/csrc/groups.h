@@ -40,7 +40,9 @@ struct Format {
         return BYTES[codes] * UNIT_BLOCK;
     }
     constexpr int scale_bytes() const { return sets * UNIT_BLOCK * (scales == SUPER ? 1 : 2); }
-    constexpr int head_bytes() const { return scales == SUPER ? UNIT_BLOCK * 2 * (has_min ? 2 : 1) : 0; }
+    constexpr int head_bytes() const {
+        return scales == SUPER ? UNIT_BLOCK * 2 * (has_min ? 2 : 1) : 0;
+    }
     constexpr int unit_bytes() const { return scale_bytes() * (has_min ? 2 : 1) + code_bytes(); }
     // Of one of the float16 heads, and of one unit, within a block.
     constexpr int64_t head_at(int unit) const {

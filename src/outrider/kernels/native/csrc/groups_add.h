@@ -27,6 +27,9 @@ constexpr int PREFETCH_AHEAD = 2048;
 // Of what is multiplied, by Codes.
 constexpr int BITS[] = {4, 5, 6, 8, 8};
 
+// Whether codes are taken as signed: sums then begin at 0, whatever `zero` is.
+constexpr bool is_signed_code(int codes) { return HAS_SIGNED && (codes == U8 || codes == TABLE4); }
+
 // Rows of x as integers; for each part of the matrix, what sums of sets begin with and what its
 // minimums are multiplied by.
 struct Inputs {
@@ -150,6 +153,25 @@ struct Place {
     int input;
 };
 
+template <const Format& F, int ROWS>
+inline void add_eight_signed(const Place<ROWS>& at, int eight, const uint8_t* table,
+                             BitVec (&part)[ROWS][BLOCK_VECS]) {
+    BitVec weights[2][BLOCK_VECS], sizes[2][BLOCK_VECS];
+    for (int v = 0; v < BLOCK_VECS; ++v) {
+        codes_of<F.codes>(at.codes, eight, v, table, &weights[0][v], &weights[1][v]);
+        for (int half = 0; half < 2; ++half) {
+            if constexpr (F.codes == U8) weights[half][v] ^= SIGN_BITS;
+            sizes[half][v] = magnitudes(weights[half][v]);
+        }
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int half = 0; half < 2; ++half) {
+            const BitVec inputs = splat_inputs(at.x[r] + at.input + eight * 8 + half * DOT_INPUTS);
+            for (int v = 0; v < BLOCK_VECS; ++v)
+                part[r][v] = add_signed(part[r][v], weights[half][v], sizes[half][v], inputs);
+        }
+}
+
 // The sums of products of set `set`; where two sets make a unit, times their scales, which are
 // integers.
 template <const Format& F, int ROWS>
@@ -162,6 +184,11 @@ inline void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
     if constexpr (F.sets == 2)
         for (int v = 0; v < BLOCK_VECS; ++v)
             scale[v] = integers(at.scales + set * UNIT_BLOCK, v, F.is_signed);
+    if constexpr (is_signed_code(F.codes)) {
+        for (int e = 0; e < EIGHTS; ++e)
+            add_eight_signed<F, ROWS>(at, set * EIGHTS + e, table, part);
+        return;
+    }
     for (int e = 0; e < EIGHTS; e += TOGETHER) {
         BitVec sums[ROWS][BLOCK_VECS] = {};
         for (int i = e; i < e + TOGETHER; ++i) {
@@ -193,7 +220,7 @@ inline void add_unit(const Place<ROWS>& at, int u, const Vec* heads, const float
     const uint8_t* mins = at.scales + F.scale_bytes();
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < BLOCK_VECS; ++v)
-            part[r][v] = F.has_min || F.sets == 2
+            part[r][v] = F.has_min || F.sets == 2 || is_signed_code(F.codes)
                              ? BitVec{}
                              : static_cast<uint32_t>(begins[r][u].below) - BitVec{};
     for (int set = 0; set < F.sets; ++set) add_set<F, ROWS>(at, set, table, part);
@@ -231,7 +258,8 @@ void add(const Tile& tile, const uint8_t* blocks, Vec* sums) {
     constexpr int VECS = BLOCKS * BLOCK_VECS, FACTORS = F.has_min ? 2 : 1;
     uint8_t table[16] = {};
     if constexpr (F.codes == TABLE4)
-        for (int i = 0; i < 16; ++i) table[i] = static_cast<uint8_t>(F.table[i] + F.zero);
+        for (int i = 0; i < 16; ++i)
+            table[i] = static_cast<uint8_t>(F.table[i] + (is_signed_code(TABLE4) ? 0 : F.zero));
     const int8_t* x[ROWS];
     const float* xs[ROWS];
     const Begin* begins[ROWS];

@@ -58,22 +58,28 @@ struct Int8 {
             x[r] = slice.rows.values_of(slice.row + r);
             const uint32_t below = *slice.rows.below_of(slice.row + r);
             for (int v = 0; v < VECS; ++v)
-                acc[r][v] = slice.first == 0 ? below - BitVec{} : cast<BitVec>(sums[r * VECS + v]);
+                acc[r][v] = slice.first != 0 ? cast<BitVec>(sums[r * VECS + v])
+                            : HAS_SIGNED     ? BitVec{}
+                                             : below - BitVec{};
         }
         for (int i = slice.first * GROUP; i < slice.last * GROUP; i += DOT_INPUTS) {
             for (int b = 0; b < BLOCKS; ++b) {
                 const uint8_t* from =
                     blocks + b * stride + HEAD_BYTES + static_cast<int64_t>(i) * BLOCK;
-                BitVec w[BLOCK_VECS];
+                BitVec w[BLOCK_VECS], sizes[BLOCK_VECS];
                 for (int v = 0; v < BLOCK_VECS; ++v) {
                     w[v] = load_bytes(from + v * VEC_BYTES);
                     __builtin_prefetch(from + v * VEC_BYTES + PREFETCH_AHEAD);
+                    if constexpr (HAS_SIGNED) w[v] ^= SIGN_BITS;
+                    sizes[v] = magnitudes(w[v]);
                 }
                 for (int r = 0; r < ROWS; ++r) {
                     const BitVec inputs = splat_inputs(x[r] + i);
-                    for (int v = 0; v < BLOCK_VECS; ++v)
-                        acc[r][b * BLOCK_VECS + v] =
-                            add_dots(acc[r][b * BLOCK_VECS + v], w[v], inputs);
+                    for (int v = 0; v < BLOCK_VECS; ++v) {
+                        BitVec& sum = acc[r][b * BLOCK_VECS + v];
+                        if constexpr (HAS_SIGNED) sum = add_signed(sum, w[v], sizes[v], inputs);
+                        else sum = add_dots(sum, w[v], inputs);
+                    }
                 }
             }
         }
