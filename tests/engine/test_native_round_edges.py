@@ -181,7 +181,7 @@ def _with_nan(llm: LLM, of_target: bool, position: int, params: SamplingParams) 
     pair = llm._pair  # pyright: ignore[reportPrivateUsage]
     model = pair.target if of_target else pair.draft
     assert isinstance(model, LlamaModel)
-    turn_H = model._operators.turns[0][position]  # pyright: ignore[reportPrivateUsage]
+    turn_H = model._operators[0].turns[0][position]  # pyright: ignore[reportPrivateUsage]
     kept_H = turn_H.clone()
     turn_H.fill_(float("nan"))
     try:

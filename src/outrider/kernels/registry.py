@@ -269,23 +269,12 @@ def _as_stored(kernels: Kernels, library: ctypes.CDLL) -> Kernels:
     threads = given(kernels.threads, "number of threads")
     grouped = NativeGrouped(library, int(threads.name))
 
-    def pack_blocks(parts: Sequence[Blocks]) -> PackedLinear | None:
-        return grouped.pack(parts) if grouped.takes(parts) else None
-
     def with_blocks(kernels: Kernels) -> Kernels:
-        plain, by_group = kernels.linear, grouped.linear
-
-        def linear(
-            x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
-        ) -> None:
-            own = by_group if packed.call == grouped.call else plain
-            own(x_NI, packed, out_NO, accumulate)
-
         first, *others = kernels.choices
         return replace(
             kernels,
-            linear=linear,
-            pack_blocks=pack_blocks,
+            linear=grouped.beside(kernels.linear),
+            pack_blocks=grouped.pack,
             table=grouped.table,
             choices=(replace(first, name=f"{first.name} blocks"), *others),
         )

@@ -48,7 +48,7 @@ class Gpt2Linear:
 class Gpt2Tables:
     """The embeddings of positions past the window are zeros, which nothing kept ever reads."""
 
-    embedding_VD: Tensor
+    embeddings: Tensor
     positions_TD: Tensor
     norm: Gpt2Norm
     head: PackedLinear
@@ -81,7 +81,7 @@ class GPT2Reader:
         )
         missing = max(0, num_positions - config.max_tokens)
         return Gpt2Tables(
-            embedding_VD=embedding_VD,
+            embeddings=embedding_VD,
             positions_TD=functional.pad(positions_TD, (0, 0, 0, missing)),
             norm=self._norm(f"{self._prefix}ln_f"),
             head=reader.head(embedding_VD, tied=config.tie_word_embeddings),
@@ -138,7 +138,7 @@ class GPT2Model(PassDecoder):
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
         tables = self._tables
-        torch.index_select(tables.embedding_VD, 0, plan.tokens_N, out=scratch.rows_ND)
+        torch.index_select(tables.embeddings, 0, plan.tokens_N, out=scratch.rows_ND)
         torch.index_select(tables.positions_TD, 0, plan.positions_N, out=scratch.x_ND)
         scratch.x_ND.add_(scratch.rows_ND)
 

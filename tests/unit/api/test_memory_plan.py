@@ -94,7 +94,7 @@ def test_the_plan_is_what_loading_takes(config: EngineConfig) -> None:
     assert isinstance(target, LlamaModel)
     plan = embedded(config)
     told = parts_of(plan)
-    turns = target._operators.turns  # pyright: ignore[reportPrivateUsage]
+    turns = target._operators[0].turns  # pyright: ignore[reportPrivateUsage]
     tables = sum(table.nbytes for table in turns)
     streamed = sum(one.nbytes for one in target.streamed) + target.tables.embeddings.nbytes
     taken = {
@@ -202,7 +202,7 @@ def test_tables_reach_as_far_as_the_window(tmp_path: Path) -> None:
     config = replace(PLAIN, context=64, prefill_chunk=16)
     target = load_pair(name, None, config).target
     assert isinstance(target, LlamaModel)
-    assert len(target._operators.turns[0]) < 64 + 16 + 200  # pyright: ignore[reportPrivateUsage]
+    assert len(target._operators[0].turns[0]) < 64 + 16 + 200  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_part_of_addresses_counts_only_where_addresses_do() -> None:

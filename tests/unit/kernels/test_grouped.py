@@ -59,6 +59,12 @@ def blocks(kind: str, num_out: int, num_in: int, *, seed: int = 0) -> Blocks:
     return Blocks(raw.reshape(-1), number, num_out, num_in)
 
 
+def packed(side: NativeGrouped, *parts: Blocks) -> PackedLinear:
+    found = side.pack(parts)
+    assert found is not None
+    return found
+
+
 def numbers(one: Blocks) -> Tensor:
     found = decode(one.raw, TYPES[one.kind]).reshape(one.num_out, one.num_in)
     flat: Tensor = torch.from_numpy(found)  # pyright: ignore[reportUnknownMemberType]
@@ -66,10 +72,10 @@ def numbers(one: Blocks) -> Tensor:
 
 
 def run(
-    side: NativeGrouped, packed: PackedLinear, x_NI: Tensor, begin: Tensor | None = None
+    side: NativeGrouped, matrix: PackedLinear, x_NI: Tensor, begin: Tensor | None = None
 ) -> Tensor:
-    out_NO = torch.full((len(x_NI), packed.num_out), 7.0) if begin is None else begin.clone()
-    side.linear(x_NI.contiguous(), packed, out_NO, begin is not None)
+    out_NO = torch.full((len(x_NI), matrix.num_out), 7.0) if begin is None else begin.clone()
+    side.linear(x_NI.contiguous(), matrix, out_NO, begin is not None)
     return out_NO
 
 
@@ -120,7 +126,7 @@ def test_no_number_of_a_file_changes(kind: str, shape: tuple[int, int]) -> None:
     side, one = grouped(2), blocks(kind, num_out, num_in)
     order = torch.randperm(num_out, generator=torch.Generator().manual_seed(1))
     for item in (one, Blocks(one.raw, one.kind, num_out, num_in, order)):
-        table = side.table(side.pack([item]), torch.float32)
+        table = side.table(packed(side, item), torch.float32)
         assert table.floats().equal(numbers(item))
         some = torch.tensor([num_out - 1, 0, 3])
         out_NI = torch.empty(3, num_in)
@@ -131,7 +137,7 @@ def test_no_number_of_a_file_changes(kind: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_has_no_other_rows(kind: str) -> None:
     side = grouped(1)
-    table = side.table(side.pack([blocks(kind, 8, 256)]), torch.float32)
+    table = side.table(packed(side, blocks(kind, 8, 256)), torch.float32)
     for bad in (-1, 8, 1 << 40):
         with pytest.raises(IndexError):
             table.read(torch.tensor([0, bad]), torch.empty(2, 256))
@@ -143,7 +149,7 @@ def test_it_is_near_the_product_of_the_numbers(kind: str) -> None:
     side, one = grouped(2), blocks(kind, 100, 1024)
     x_NI = randn(40, 1024)
     exact_NO = x_NI.double() @ numbers(one).double().T
-    difference_NO = run(side, side.pack([one]), x_NI).double() - exact_NO
+    difference_NO = run(side, packed(side, one), x_NI).double() - exact_NO
     assert float(difference_NO.square().mean()) < 0.012**2 * float(exact_NO.square().mean())
 
 
@@ -151,11 +157,11 @@ def test_it_is_near_the_product_of_the_numbers(kind: str) -> None:
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_row_does_not_depend_on_the_pass(kind: str, num_threads: int) -> None:
     side = grouped(num_threads)
-    packed = side.pack([blocks(kind, 77, 768), blocks("Q6_K", 40, 768), blocks(kind, 5, 768)])
+    matrix = packed(side, blocks(kind, 77, 768), blocks("Q6_K", 40, 768), blocks(kind, 5, 768))
     x_NI = randn(100, 768) * torch.logspace(-9, 9, 100)[:, None]
-    alone_NO = torch.cat([run(grouped(1), packed, row_I[None]) for row_I in x_NI])
+    alone_NO = torch.cat([run(grouped(1), matrix, row_I[None]) for row_I in x_NI])
     for rows in row_choices(100):
-        assert run(side, packed, x_NI[rows]).equal(alone_NO[rows])
+        assert run(side, matrix, x_NI[rows]).equal(alone_NO[rows])
 
 
 @pytest.mark.parametrize("kinds", [("Q4_0",), ("Q4_1",), ("Q4_1", "Q4_0", "Q4_1")], ids=str)
@@ -165,7 +171,7 @@ def test_sums_are_those_of_the_definition(kinds: tuple[str, ...]) -> None:
     side = grouped(2)
     parts = [blocks(kind, 9 + place, 256, seed=place) for place, kind in enumerate(kinds)]
     x_NI = randn(7, 256)
-    found = run(side, side.pack(parts), x_NI)
+    found = run(side, packed(side, *parts), x_NI)
     assert found.equal(torch.from_numpy(defined(x_NI, parts)))  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -175,7 +181,7 @@ def test_plain_arithmetic_gives_the_bits_of_the_fast_instructions(
 ) -> None:
     x_NI, one = randn(13, 768), blocks(kind, 45, 768)
     fast, plain = grouped(2), NativeGrouped(plain_dots, 1)
-    assert run(plain, plain.pack([one]), x_NI).equal(run(fast, fast.pack([one]), x_NI))
+    assert run(plain, packed(plain, one), x_NI).equal(run(fast, packed(fast, one), x_NI))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,40 +197,40 @@ def test_codes_at_their_limits_do_not_overflow(kind: str) -> None:
     x_NI = torch.ones(6, 512) * torch.tensor([1.0, -1.0, 3.0, -2.0, 1e-3, 1e3])[:, None]
     exact_NO = x_NI.double() @ numbers(one).double().T
     largest = x_NI.abs().double() @ numbers(one).double().abs().T
-    difference = (run(side, side.pack([one]), x_NI).double() - exact_NO).abs()
+    difference = (run(side, packed(side, one), x_NI).double() - exact_NO).abs()
     assert bool((difference <= 1e-5 * largest).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_number_stays_in_its_row(kind: str) -> None:
     side, x_NI = grouped(2), randn(5, 256)
-    packed = side.pack([blocks(kind, 40, 256)])
-    fine_NO = run(side, packed, x_NI)
+    matrix = packed(side, blocks(kind, 40, 256))
+    fine_NO = run(side, matrix, x_NI)
     x_NI[1, 7], x_NI[3, 200] = torch.nan, -torch.inf
-    found_NO = run(side, packed, x_NI)
+    found_NO = run(side, matrix, x_NI)
     assert bool(found_NO[[1, 3]].isnan().all())
     assert found_NO[[0, 2, 4]].equal(fine_NO[[0, 2, 4]])
-    zeros_NO = run(side, packed, torch.zeros(2, 256))
+    zeros_NO = run(side, matrix, torch.zeros(2, 256))
     assert bool((zeros_NO == 0).all())
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 40])
 def test_it_adds_to_its_output_and_writes_nothing_else(num_rows: int) -> None:
     side, x_NI = grouped(2), randn(num_rows, 256)
-    packed = side.pack([blocks("Q4_K", 33, 256), blocks("Q8_0", 3, 256)])
+    matrix = packed(side, blocks("Q4_K", 33, 256), blocks("Q8_0", 3, 256))
     begin_NO = randn(num_rows, 36, seed=3)
-    assert run(side, packed, x_NI, begin_NO).equal(begin_NO + run(side, packed, x_NI))
+    assert run(side, matrix, x_NI, begin_NO).equal(begin_NO + run(side, matrix, x_NI))
     room = torch.full((num_rows + 2, 36), 5.0)
-    side.linear(x_NI, packed, room[1:-1])
+    side.linear(x_NI, matrix, room[1:-1])
     assert bool((room[[0, -1]] == 5).all())
 
 
 def test_matrices_that_it_cannot_hold_are_left_to_others() -> None:
     side, fine = grouped(1), blocks("Q4_0", 4, 64)
-    assert side.takes([fine])
-    assert not side.takes([fine] * 9)
-    assert not side.takes([fine, Blocks(fine.raw, 16, 4, 64)])
+    assert side.pack([fine] * 8) is not None
+    assert side.pack([fine] * 9) is None
+    assert side.pack([fine, Blocks(fine.raw, 16, 4, 64)]) is None
     with pytest.raises(ContractError, match="widths"):
         side.pack([fine, blocks("Q4_0", 4, 32)])
     with pytest.raises(ContractError, match="widths"):
-        run(side, side.pack([fine]), randn(1, 32))
+        run(side, packed(side, fine), randn(1, 32))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_int32, c_void_p
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +25,12 @@ from outrider.kernels.plan import Blocks, PackedLinear, PackedTable
 MOST_PARTS = 8
 # Parts begin at a cache line.
 _ALIGNMENT = 64
+
+
+class _Linear(Protocol):
+    def __call__(
+        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+    ) -> None: ...
 
 
 class _Part(Structure):
@@ -49,11 +56,11 @@ class NativeGrouped:
         self.call = address(self._linear)
         self._rows = function(library, "grouped_rows")
 
-    def takes(self, parts: Sequence[Blocks]) -> bool:
-        return len(parts) <= MOST_PARTS and all(self._size(one, num_out=1) for one in parts)
-
-    def pack(self, parts: Sequence[Blocks]) -> PackedLinear:
-        """One matrix of the rows of all parts, which `takes` has said yes to."""
+    def pack(self, parts: Sequence[Blocks]) -> PackedLinear | None:
+        """One matrix of the rows of all parts; None if there are too many, or one is of a type that
+        is not known here."""
+        if len(parts) > MOST_PARTS or not all(self._size(one, num_out=1) for one in parts):
+            return None
         starts, end = list[int](), 0
         for one in parts:
             starts.append(end)
@@ -81,6 +88,17 @@ class NativeGrouped:
         if num_in != packed.num_in:
             raise ContractError("input and weight are of different widths")
         self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
+
+    def beside(self, plain: _Linear) -> _Linear:
+        """A linear for what this packed and for what `plain` reads."""
+
+        def linear(
+            x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+        ) -> None:
+            own = self.linear if packed.call == self.call else plain
+            own(x_NI, packed, out_NO, accumulate)
+
+        return linear
 
     def table(self, packed: PackedLinear, dtype: torch.dtype) -> PackedTable:
         """Outputs of a packed matrix as rows of tokens."""
