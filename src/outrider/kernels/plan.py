@@ -69,7 +69,7 @@ class AttentionKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockRows:
     """Rows of a matrix as a GGUF file has them: `raw` are blocks of type number `kind`, row by row.
     Output o is row `order_O[o]`, or row o without an order."""
 

@@ -34,7 +34,7 @@ from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.native.quantised import NativeQuantised
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import KernelTiming, kind_answer, thread_answer
-from outrider.kernels.plan import AttentionKind, Blocks, PackedLinear, PackedPlan, PackedTable
+from outrider.kernels.plan import AttentionKind, BlockRows, PackedLinear, PackedPlan, PackedTable
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.attention import TorchAttention
@@ -144,7 +144,7 @@ class Kernels:
     sampling: Sampling
     choices: tuple[Choice, ...]
     exact: bool
-    pack_blocks: Callable[[Sequence[Blocks]], PackedLinear | None] | None = None
+    pack_blocks: Callable[[Sequence[BlockRows]], PackedLinear | None] | None = None
     table: Callable[[PackedLinear, torch.dtype], PackedTable] | None = None
     forward: Callable[[ForwardParts], Forward] | None = None
     threads: Choice | None = None

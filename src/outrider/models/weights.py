@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig, ModelSpec
-from outrider.kernels.plan import Blocks, PackedLinear, PackedTable
+from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
 from outrider.kernels.registry import Kernels
 from outrider.models.gguf.folder import GgufTensors
 from outrider.models.published.codes import Codes
@@ -102,7 +102,7 @@ class Weights:
             )
         return tensor
 
-    def blocks(self, name: str, num_out: int, num_in: int) -> Blocks | None:
+    def blocks(self, name: str, num_out: int, num_in: int) -> BlockRows | None:
         """The matrix `name` as a GGUF file has it; None for what is not quantised, or not of this
         shape, which `take` then says."""
         found = self.stacked_blocks(name, 1, num_out, num_in)
@@ -110,7 +110,7 @@ class Weights:
 
     def stacked_blocks(
         self, name: str, count: int, num_out: int, num_in: int
-    ) -> Sequence[Blocks] | None:
+    ) -> Sequence[BlockRows] | None:
         """The same of a tensor of `count` matrices."""
         path = self._file_of.get(name)
         file = None if path is None else self._readers[path]

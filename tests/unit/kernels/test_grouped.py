@@ -21,7 +21,7 @@ from outrider.core import env
 from outrider.core.errors import ContractError
 from outrider.kernels.native import build, levels
 from outrider.kernels.native.grouped import NativeGrouped
-from outrider.kernels.plan import Blocks, PackedLinear
+from outrider.kernels.plan import BlockRows, PackedLinear
 from outrider.models.gguf.blocks import decode
 from outrider.models.gguf.types import TYPES
 from unit.kernels.implementations import kernels_named, randn, row_choices
@@ -53,19 +53,19 @@ def plain_dots() -> ctypes.CDLL:
     return built.library
 
 
-def blocks(kind: str, num_out: int, num_in: int, *, seed: int = 0) -> Blocks:
+def blocks(kind: str, num_out: int, num_in: int, *, seed: int = 0) -> BlockRows:
     number, block, _ = TENSORS[kind]
     raw = random_blocks(kind, num_out * num_in // block, seed)
-    return Blocks(raw.reshape(-1), number, num_out, num_in)
+    return BlockRows(raw.reshape(-1), number, num_out, num_in)
 
 
-def packed(side: NativeGrouped, *parts: Blocks) -> PackedLinear:
+def packed(side: NativeGrouped, *parts: BlockRows) -> PackedLinear:
     found = side.pack(parts)
     assert found is not None
     return found
 
 
-def numbers(one: Blocks) -> Tensor:
+def numbers(one: BlockRows) -> Tensor:
     found = decode(one.raw, TYPES[one.kind]).reshape(one.num_out, one.num_in)
     flat: Tensor = torch.from_numpy(found)  # pyright: ignore[reportUnknownMemberType]
     return flat if one.order_O is None else flat[one.order_O]
@@ -79,7 +79,7 @@ def run(
     return out_NO
 
 
-def defined(x_NI: Tensor, parts: Sequence[Blocks]) -> NDArray[np.float32]:
+def defined(x_NI: Tensor, parts: Sequence[BlockRows]) -> NDArray[np.float32]:
     """What csrc/groups_add.h says, a step at a time in float64, each rounded to float32: but for
     ties that is what one fused multiply-add gives."""
     x_NUG = x_NI.numpy().reshape(len(x_NI), -1, 32)
@@ -99,7 +99,7 @@ def _column(
     row: NDArray[np.uint8],
     ints_NUG: NDArray[np.float64],
     scale_NU: NDArray[np.float32],
-    one: Blocks,
+    one: BlockRows,
 ) -> NDArray[np.float32]:
     """Q4_0 and Q4_1 alone: enough to hold the order of steps."""
     _, _, num_bytes = TENSORS["Q4_0" if one.kind == 2 else "Q4_1"]
@@ -125,7 +125,7 @@ def test_no_number_of_a_file_changes(kind: str, shape: tuple[int, int]) -> None:
     num_in, num_out = shape
     side, one = grouped(2), blocks(kind, num_out, num_in)
     order = torch.randperm(num_out, generator=torch.Generator().manual_seed(1))
-    for item in (one, Blocks(one.raw, one.kind, num_out, num_in, order)):
+    for item in (one, BlockRows(one.raw, one.kind, num_out, num_in, order)):
         table = side.table(packed(side, item), torch.float32)
         assert table.floats().equal(numbers(item))
         some = torch.tensor([num_out - 1, 0, 3])
@@ -193,7 +193,7 @@ def test_codes_at_their_limits_do_not_overflow(kind: str) -> None:
     for place in range(num_bytes):
         if place not in kept:
             raw[:, place] = 255
-    side, one = grouped(1), Blocks(raw.reshape(-1), number, 16, 512)
+    side, one = grouped(1), BlockRows(raw.reshape(-1), number, 16, 512)
     x_NI = torch.ones(6, 512) * torch.tensor([1.0, -1.0, 3.0, -2.0, 1e-3, 1e3])[:, None]
     exact_NO = x_NI.double() @ numbers(one).double().T
     largest = x_NI.abs().double() @ numbers(one).double().abs().T
@@ -229,7 +229,7 @@ def test_matrices_that_it_cannot_hold_are_left_to_others() -> None:
     side, fine = grouped(1), blocks("Q4_0", 4, 64)
     assert side.pack([fine] * 8) is not None
     assert side.pack([fine] * 9) is None
-    assert side.pack([fine, Blocks(fine.raw, 16, 4, 64)]) is None
+    assert side.pack([fine, BlockRows(fine.raw, 16, 4, 64)]) is None
     with pytest.raises(ContractError, match="widths"):
         side.pack([fine, blocks("Q4_0", 4, 32)])
     with pytest.raises(ContractError, match="widths"):

@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.core.errors import ContractError
 from outrider.kernels.native import cpu
 from outrider.kernels.native.ops import address, function, struct_fields, team
-from outrider.kernels.plan import Blocks, PackedLinear, PackedTable
+from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
 
 # As in csrc/groups.h.
 MOST_PARTS = 8
@@ -27,20 +27,20 @@ MOST_PARTS = 8
 _ALIGNMENT = 64
 
 
-class _Linear(Protocol):
+class _Multiply(Protocol):
     def __call__(
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
     ) -> None: ...
 
 
-class _Part(Structure):
+class _Rows(Structure):
     _fields_ = struct_fields((c_void_p, "packed"), (c_int32, "type first_out num_out unused"))
 
 
 class _Grouped(Structure):
     _fields_ = [
         *struct_fields((c_void_p, "team"), (c_int32, "num_in num_out num_parts unused")),
-        ("parts", _Part * MOST_PARTS),
+        ("parts", _Rows * MOST_PARTS),
     ]
 
 
@@ -56,7 +56,7 @@ class NativeGrouped:
         self.call = address(self._linear)
         self._rows = function(library, "grouped_rows")
 
-    def pack(self, parts: Sequence[Blocks]) -> PackedLinear | None:
+    def pack(self, parts: Sequence[BlockRows]) -> PackedLinear | None:
         """One matrix of the rows of all parts; None if there are too many, or one is of a type that
         is not known here."""
         if len(parts) > MOST_PARTS or not all(self._size(one, num_out=1) for one in parts):
@@ -76,7 +76,7 @@ class NativeGrouped:
             order = None if order is None else order.to(torch.int32).contiguous()
             rows = None if order is None else order.data_ptr()
             self._pack(self.team, one.kind, one.raw.ctypes.data, rows, to, one.num_out, one.num_in)
-            grouped.parts[place] = _Part(to, one.kind, first_out, one.num_out)
+            grouped.parts[place] = _Rows(to, one.kind, first_out, one.num_out)
             first_out += one.num_out
         pointer = ctypes.addressof(grouped)
         return PackedLinear(num_out, num_in, data, pointer, grouped, call=self.call)
@@ -89,7 +89,7 @@ class NativeGrouped:
             raise ContractError("input and weight are of different widths")
         self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
 
-    def beside(self, plain: _Linear) -> _Linear:
+    def beside(self, plain: _Multiply) -> _Multiply:
         """A linear for what this packed and for what `plain` reads."""
 
         def linear(
@@ -111,7 +111,7 @@ class NativeGrouped:
 
         return PackedTable(packed, read, address(self._rows), dtype)
 
-    def _size(self, one: Blocks, num_out: int | None = None) -> int:
+    def _size(self, one: BlockRows, num_out: int | None = None) -> int:
         """Bytes of its outputs, packed; 0 for a type that is not known here."""
         size: int = self._bytes(one.kind, num_out or one.num_out, one.num_in)
         return size

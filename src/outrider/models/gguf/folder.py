@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError
 from outrider.core.files import open_regular
-from outrider.kernels.plan import Blocks
+from outrider.kernels.plan import BlockRows
 from outrider.models.gguf.blocks import decode
 from outrider.models.gguf.config import architecture_of, config_of, head_dim_of
 from outrider.models.gguf.names import Place, places
@@ -173,7 +173,7 @@ class GgufTensors:
         """That of the tensor that `get_tensor` gives."""
         return _DTYPES.get(self._entries[self._places[name].stored].kind.name, torch.float32)
 
-    def blocks(self, name: str) -> Sequence[Blocks]:
+    def blocks(self, name: str) -> Sequence[BlockRows]:
         """The rows of a matrix as they are stored, or of each of a stack of them; none for what is
         not quantised, or lies otherwise."""
         place = self._places[name]
@@ -184,7 +184,7 @@ class GgufTensors:
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
         order_O = place.order(num_out)
         return [
-            Blocks(part, entry.kind.number, num_out, num_in, order_O)
+            BlockRows(part, entry.kind.number, num_out, num_in, order_O)
             for part in raw.reshape(prod(stack), -1)
         ]
 

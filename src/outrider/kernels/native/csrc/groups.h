@@ -98,7 +98,7 @@ constexpr Format FORMAT<39> = {TABLE4, BRAIN, 1, false, false, TABLE_ZERO, E2M1}
 // Null for a type without a format.
 const Format* format_of(int type);
 
-// Some outputs of a matrix: those of one type. Mirrored by `_Part` in kernels/native/grouped.py.
+// Some outputs of a matrix: those of one type. Mirrored by `_Rows` in kernels/native/grouped.py.
 struct Part {
     const uint8_t* packed;
     int32_t type, first_out, num_out, unused;
