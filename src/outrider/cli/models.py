@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from outrider.models.hf_config import read_config
 from outrider.models.hub_cache import cached_models
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import ALIASES, DTYPES, HEAD_ALIASES, made_models, resolve
+from outrider.models.weights import stored_in
 
 LOADER_PROMPT = "The quick brown fox"
 
@@ -259,7 +260,11 @@ def read_spec(name: str, dtype: str = "auto") -> ModelSpec:
     folder = small_files(name)
     config = read_config(folder)
     kind = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32)
-    return config.spec(name, bytes_per_weight=kind.itemsize, bytes_per_kv=kind.itemsize)
+    spec = config.spec(name, bytes_per_weight=kind.itemsize, bytes_per_kv=kind.itemsize)
+    if dtype != "auto" or not folder.is_file():
+        return spec
+    # Blocks of a GGUF file stay as they are where native kernels run on them, which is on CPUs.
+    return replace(spec, stored_bytes=stored_in(folder).held_bytes)
 
 
 def read_notes(name: str) -> tuple[str, ...]:

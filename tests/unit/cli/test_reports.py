@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
+from doubles.gguf_writer import wide_llama
 from outrider.core.settings import SETTINGS
 
 
@@ -91,3 +92,13 @@ def test_completion_knows_verbs_and_flags(outrider: Command, shell: str) -> None
     assert shown.code == 0
     assert "generate" in shown.out
     assert "max-tokens" in shown.out
+
+
+def test_models_inspect_counts_the_blocks_of_a_file(outrider: Command, tmp_path: Path) -> None:
+    path = wide_llama(["Q4_K"]).write(tmp_path / "a.gguf")
+    record = json.loads(outrider("models", "inspect", str(path), "--json").out)
+    stored = record["stored_bytes"]
+    assert record["weights_bytes"] == stored
+    # A table of 32 tokens and matrices of two layers, at 148 bytes for 256 numbers; norms beside.
+    numbers = 32 * 256 + 2 * (5 * 256 + 2 * 128) * 256
+    assert stored == numbers // 256 * 148 + 5 * 256 * 4
