@@ -81,7 +81,7 @@ def structured(options: Namespace, report: Report) -> bool | None:
             for number, thing in enumerate(things):
                 for key in rotated(list(sides), repeat + number):
                     sides[key].write(thing, params)
-    report |= {"target": place.name, "schema": SCHEMA, "num_prompts": len(things)}
+    report |= {"target": place.name, "json_schema": SCHEMA, "num_prompts": len(things)}
     for (drafter, structure), side in sides.items():
         free, plain = sides[drafter, "free"], sides["none", structure]
         note(

@@ -231,7 +231,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 # How much two words must have in common for one to be meant by the other (difflib's ratio), and
 # words of how many letters share some by chance: half of them tells less there.
-_ALIKE, _SHORT_ALIKE, _SHORT = 0.5, 0.7, 4
+_ALIKE, _SHORT_ALIKE, _SHORT = 0.5, 0.65, 4
 
 
 def nearest(name: str, known: Iterable[str], where: str) -> str:

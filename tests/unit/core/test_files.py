@@ -198,7 +198,7 @@ EXCEPTIONS = {
     ("kernels/native/build.py", "read_bytes"): "what it compiled",
     ("kernels/native/levels.py", "read_bytes"): "sources of this package",
     ("kernels/native/packaged.py", "read_text"): "the RECORD of this package",
-    ("models/weights.py", "safe_open"): "behind check_header",
+    ("models/weight_files.py", "safe_open"): "behind check_header",
     ("train/checkpoint.py", "safe_open"): "behind check_header",
     ("train/losses.py", "memmap"): "made by this run",
     ("train/data.py", "read_text"): "what a package says it has",
