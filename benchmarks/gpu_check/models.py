@@ -127,7 +127,7 @@ class _Moved:
     def __init__(self, tensors: dict[str, Tensor], device: torch.device) -> None:
         self._tensors, self._device = tensors, device
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int, **_: Any) -> Tensor:
         assert tuple(self._tensors[name].shape) == shape
         return self._tensors[name].to(self._device)
 
@@ -147,7 +147,7 @@ class _Shards:
     def __contains__(self, name: str) -> bool:
         return name in self._shard
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int, **_: Any) -> Tensor:
         while name not in self._shard:
             self._advance()
         tensor = self._shard.pop(name)
@@ -232,7 +232,7 @@ class RandomWeights:
     def __contains__(self, name: str) -> bool:
         return name.endswith(("embed_tokens.weight", HEAD))
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int, **_: Any) -> Tensor:
         drawn = torch.randn(shape, generator=self._rng, **self._place)
         if name.endswith("conv1d.weight"):
             return drawn.mul_(0.5)

@@ -56,9 +56,9 @@ def test_any_drafter_leaves_the_text_as_it_is(folders: dict[str, str], target: s
 
 
 def test_the_user_is_told_who_runs_the_model(folders: dict[str, str]) -> None:
-    (note,) = read_notes(folders["gemma"])
-    assert note.startswith("gemma runs through transformers")
-    assert note in LLM(folders["gemma"], config=CPU).notes
+    (note,) = read_notes(folders["gpt_neox"])
+    assert note.startswith("gpt_neox runs through transformers")
+    assert note in LLM(folders["gpt_neox"], config=CPU).notes
 
 
 @pytest.mark.weights

@@ -29,7 +29,7 @@ SAYS = {
     "accept_cost": ("cells",),
     "quantise_error": ("formats",),
     "soak": ("cells",),
-    "structured": ("cells", "schema", "meets_goal"),
+    "structured": ("cells", "json_schema", "meets_goal"),
 }
 
 
