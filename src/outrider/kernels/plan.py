@@ -17,6 +17,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -102,6 +103,14 @@ class PackedLinear:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+
+class Linear(Protocol):
+    """out_NO (+)= x_NI W^T by a packed W."""
+
+    def __call__(
+        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
+    ) -> None: ...
 
 
 @dataclass(frozen=True)

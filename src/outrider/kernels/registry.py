@@ -34,7 +34,14 @@ from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.native.quantised import NativeQuantised
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import KernelTiming, kind_answer, thread_answer
-from outrider.kernels.plan import AttentionKind, BlockRows, PackedLinear, PackedPlan, PackedTable
+from outrider.kernels.plan import (
+    AttentionKind,
+    BlockRows,
+    Linear,
+    PackedLinear,
+    PackedPlan,
+    PackedTable,
+)
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.attention import TorchAttention
@@ -53,12 +60,6 @@ AS_STORED = "stored"
 LEAST_CAPABILITY = 8
 
 _log = logging.getLogger(__name__)
-
-
-class Linear(Protocol):
-    def __call__(
-        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
-    ) -> None: ...
 
 
 class Delta(Protocol):

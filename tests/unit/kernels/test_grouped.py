@@ -23,7 +23,7 @@ from outrider.kernels.native import build, levels
 from outrider.kernels.native.grouped import NativeGrouped
 from outrider.kernels.plan import BlockRows, PackedLinear
 from outrider.models.gguf.blocks import decode
-from outrider.models.gguf.types import TYPES
+from outrider.models.gguf.types import TYPES, held_bytes
 from unit.kernels.implementations import kernels_named, randn, row_choices
 
 KINDS = (*SCALES, "MXFP4")
@@ -132,6 +132,13 @@ def test_no_number_of_a_file_changes(kind: str, shape: tuple[int, int]) -> None:
         out_NI = torch.empty(3, num_in)
         table.read(some, out_NI)
         assert out_NI.equal(numbers(item)[some])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_those_that_plans_reckon_with(kind: str) -> None:
+    one = blocks(kind, 64, 512)
+    held = held_bytes(TYPES[one.kind]) * len(one.raw) // TYPES[one.kind].block_bytes
+    assert packed(grouped(1), one).nbytes == held
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,26 +11,20 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_int32, c_void_p
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
 from outrider.kernels.native import cpu
-from outrider.kernels.native.ops import address, function, struct_fields, team
-from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
+from outrider.kernels.native.cpu import VECTORS
+from outrider.kernels.native.ops import NativeLinear, address, function, struct_fields
+from outrider.kernels.plan import BlockRows, Linear, PackedLinear, PackedTable
 
 # As in csrc/groups.h.
 MOST_PARTS = 8
 # Parts begin at a cache line.
 _ALIGNMENT = 64
-
-
-class _Multiply(Protocol):
-    def __call__(
-        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
-    ) -> None: ...
 
 
 class _Rows(Structure):
@@ -44,16 +38,14 @@ class _Grouped(Structure):
     ]
 
 
-class NativeGrouped:
+class NativeGrouped(NativeLinear):
     """`pack` and `linear` of matrices whose blocks are held as they are. Activations are contiguous
     float32, on the CPU."""
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
-        self.team = team(library, num_threads)
+        super().__init__(library, num_threads, "grouped", VECTORS)
         self._bytes = function(library, "grouped_bytes")
         self._pack = function(library, "pack_grouped")
-        self._linear = function(library, "linear", "_grouped")
-        self.call = address(self._linear)
         self._rows = function(library, "grouped_rows")
 
     def pack(self, parts: Sequence[BlockRows]) -> PackedLinear | None:
@@ -78,24 +70,16 @@ class NativeGrouped:
             self._pack(self.team, one.kind, one.raw.ctypes.data, rows, to, one.num_out, one.num_in)
             grouped.parts[place] = _Rows(to, one.kind, first_out, one.num_out)
             first_out += one.num_out
-        pointer = ctypes.addressof(grouped)
-        return PackedLinear(num_out, num_in, data, pointer, grouped, call=self.call)
+        pointer, call = ctypes.addressof(grouped), self._linear_address
+        return PackedLinear(num_out, num_in, data, pointer, grouped, call=call)
 
-    def linear(
-        self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
-    ) -> None:
-        num_rows, num_in = x_NI.shape
-        if num_in != packed.num_in:
-            raise ContractError("input and weight are of different widths")
-        self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
-
-    def beside(self, plain: _Multiply) -> _Multiply:
+    def beside(self, plain: Linear) -> Linear:
         """A linear for what this packed and for what `plain` reads."""
 
         def linear(
             x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
         ) -> None:
-            own = self.linear if packed.call == self.call else plain
+            own = self.linear if packed.call == self._linear_address else plain
             own(x_NI, packed, out_NO, accumulate)
 
         return linear

@@ -1,6 +1,6 @@
 // Blocks of GGUF files into matrices of groups (groups.h), and rows of those as float32.
 //
-// kernels' models/gguf/blocks.py has each type's definition. Here a block becomes its codes, scales
+// models/gguf/blocks.py has each type's definition. Here a block becomes its codes, scales
 // and minimums, unit by unit.
 #include "groups.h"
 #include "integers.h"
@@ -271,7 +271,7 @@ inline float half_of(const uint8_t* from, int c, bool is_brain) {
     return float_of(half_at(from + 2 * c), is_brain);
 }
 
-// One of the scales, or of the minimums `behind` bytes after them.
+// One of the scales, or of the minimums behind them.
 float factor(const Format& f, const uint8_t* head, const uint8_t* unit, int at, int c, bool is_min) {
     if (f.scales != SUPER)
         return half_of(unit + (is_min ? f.scale_bytes() : 0), at, f.scales == BRAIN);
