@@ -21,12 +21,12 @@ from outrider.core.errors import CheckpointError, ConfigError, VocabularyError
 from outrider.core.fields import is_changed
 from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.core.spec import DecoderConfig, RecurrentCapacity
+from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window
 from outrider.engine.drafter_builders import own_copy
 from outrider.models.decoder import Room
 from outrider.models.heads import (
-    MAX_WIDTH,
     HeadsToLoad,
     hidden_layers_of,
     kind_of,

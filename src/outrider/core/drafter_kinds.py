@@ -209,6 +209,7 @@ KINDS: Mapping[str, DrafterKind] = _table(
         name="quantised-self",
         builder=f"{_BUILDERS}:build_own",
         source="copy",
+        branches=True,
         settings=("skip_layers",),
         fewer_bits=True,
     ),
@@ -216,6 +217,7 @@ KINDS: Mapping[str, DrafterKind] = _table(
         name="layer-skip",
         builder=f"{_BUILDERS}:build_own",
         source="copy",
+        branches=True,
         settings=("skip_layers",),
     ),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, OFF, WITHOUT_DRAFT, DrafterKind
 from outrider.core.errors import ConfigError
+from outrider.core.tree import MAX_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,25 @@ class ResolvedConfig:
         """Nodes that a tree may have; 0 where drafts never branch."""
         return 0 if self.why_chains else self.settings.tree_nodes
 
+    @property
+    def staged_rows(self) -> int:
+        """Rows of the target's memory that a round may stage below a text: those of the draft, or
+        all that a copy in that memory reads for a tree."""
+        return max(self.draft_size, self._rows_of_levels)
+
+    @property
+    def _rows_of_levels(self) -> int:
+        """Nodes that a copy of the target may read for a tree: no node of its last level."""
+        if self.drafter.source != "copy":
+            return 0
+        return (self.k - 1) * min(self.num_nodes, MAX_WIDTH)
+
     def rows_past_end(self, *, captures: bool) -> int:
         """KV rows that a round may write past the longest text. A chain ends where the text does,
         and a tree has siblings; captured rounds draft and stage k tokens even where fewer count."""
         if not self.drafter.drafts:
             return 0
-        return max(self.settings.tree_nodes, self.k if captures else 0)
+        return max(self.settings.tree_nodes, self._rows_of_levels, self.k if captures else 0)
 
     def with_settings(self, settings: EngineConfig) -> ResolvedConfig:
         """The same drafter under other settings, or none where those leave nothing to draft."""

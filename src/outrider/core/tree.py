@@ -21,6 +21,8 @@ ROOT = -1
 # before it is the text. Never rising with the rank.
 Chances: TypeAlias = Sequence[Sequence[float]]
 
+# The most nodes of one level of a tree that a drafter looks at; room is made for so many.
+MAX_WIDTH = 16
 # Matrix tiles of CPUs and GPUs take so many rows; a pass of fewer costs the same.
 ROW_TILE = 16
 # Where no tally is known: the first candidate is right in three of four cases at the first place,

@@ -23,10 +23,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow, StepRow
 from outrider.core.rng import DrawNode, Rng, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
-from outrider.core.tree import ROOT, Shape, best_shape, guessed_chances
+from outrider.core.tree import MAX_WIDTH, ROOT, Shape, best_shape, guessed_chances
 from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
 from outrider.estimate.worth import LEAST_WORTH, num_worthwhile, worthwhile
-from outrider.models.heads import MAX_WIDTH
 
 # The highest that a request may ask for.
 MAX_TEMPERATURE = 100.0

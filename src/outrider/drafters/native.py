@@ -116,27 +116,35 @@ class FusedDrafts(Protocol):
 
 
 class FusedChains:
-    """FusedDrafts of one block, whose states `fuse` makes: one call for the pass that reads and
-    those that draft on.
+    """FusedDrafts: one call for the pass that reads and those that draft on. Only the text stays
+    staged.
 
     Not for requests with logits processors, and drawn tokens only with keyed numbers of their own.
+    `enter` is called just before the passes; where it says no, the chains grow in Python.
     """
 
     def __init__(
-        self, passes: HeadPass, fuse: Fuse, sampler: DraftSampler, *, batch_size: int
+        self,
+        model: RoundModel,
+        state: HeadMemory,
+        sampler: DraftSampler,
+        *,
+        batch_size: int,
+        vocab_size: int,
+        enter: Callable[[Sequence[TextPart]], bool],
     ) -> None:
-        self._passes, self._fuse, self._sampler = passes, fuse, sampler
-        self._call = NativeChains(passes.model, batch_size=batch_size, vocab_size=passes.vocab_size)
+        self._state, self._sampler, self._vocab_size = state, sampler, vocab_size
+        self._enter = enter
+        self._call = NativeChains(model, batch_size=batch_size, vocab_size=vocab_size)
 
     def try_rows(self, parts: Sequence[TextPart]) -> list[FusedDraft] | None:
         if not all(self._takes(part.row) for part in parts):
             return None
-        state = self._passes.state
+        state = self._state
         state.reserve({p.row.seq_id: len(p.tokens) + p.row.budget.depth - 1 for p in parts})
         rows = [self._row(part) for part in parts]
-        if not self._call.fits(rows):
+        if not self._call.fits(rows) or not self._enter(parts):
             return None
-        self._passes.enter(self._fuse(target_states(parts)))
         made = self._call(rows)
         if made is None:
             return None
@@ -161,7 +169,7 @@ class FusedChains:
         )
 
     def _row(self, part: TextPart) -> ChainRow:
-        row, span = part.row, _span(self._passes.state, part)
+        row, span = part.row, _span(self._state, part)
         if row.params.greedy:
             return ChainRow(span, row.budget.depth)
         if not isinstance(row.rng, KeyedRng):
@@ -170,7 +178,7 @@ class FusedChains:
             span,
             row.budget.depth,
             temperature=max(drawn_params(row).temperature, MIN_TEMPERATURE),
-            top_k=min(row.params.top_k, self._passes.vocab_size),
+            top_k=min(row.params.top_k, self._vocab_size),
             top_p=row.params.top_p,
             min_p=row.params.min_p,
             seed=row.rng.seed,
@@ -194,7 +202,7 @@ class FusedTrees:
         state: HeadMemory,
         *,
         batch_size: int,
-        enter: Callable[[Sequence[TextPart]], None] = lambda _: None,
+        enter: Callable[[Sequence[TextPart]], object] = lambda _: None,
         usable: Callable[[], bool] = lambda: True,
     ) -> None:
         self._state, self._enter, self._usable = state, enter, usable
@@ -230,18 +238,48 @@ def _is_greedy(part: TextPart) -> bool:
 
 def fused_model_trees(model: CausalLM, *, batch_size: int) -> FusedTrees | None:
     """None where a pass of `model` is no native call."""
-    if not isinstance(model, LlamaModel):
+    own = _NativeModel.of(model)
+    if own is None:
         return None
-    forward = model.forward()
-    if not isinstance(forward, NativeForward):
+    passes, state = own.passes, own.model.state
+    return FusedTrees(passes, state, batch_size=batch_size, usable=own.is_same)
+
+
+def fused_model_chains(
+    model: CausalLM, sampler: DraftSampler, *, batch_size: int
+) -> FusedChains | None:
+    """None where a pass of `model` is no native call."""
+    own = _NativeModel.of(model)
+    if own is None:
         return None
-    return FusedTrees(
-        RoundModel(forward, model.logits, model.state.page_size),
-        model.state,
+    size = own.model.spec.vocab_size
+    return FusedChains(
+        own.passes,
+        own.model.state,
+        sampler,
         batch_size=batch_size,
-        # Kernels may be exchanged later.
-        usable=lambda: model.forward() is forward,
+        vocab_size=size,
+        enter=lambda _: own.is_same(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _NativeModel:
+    """A model whose pass is one native call, as it was when drafts were built."""
+
+    model: LlamaModel
+    passes: RoundModel
+
+    @classmethod
+    def of(cls, model: CausalLM) -> _NativeModel | None:
+        forward = model.forward() if isinstance(model, LlamaModel) else None
+        if not isinstance(model, LlamaModel) or not isinstance(forward, NativeForward):
+            return None
+        return cls(model, RoundModel(forward, model.logits, model.state.page_size))
+
+    def is_same(self) -> bool:
+        """Kernels may be exchanged later."""
+        return self.model.forward() is self.passes.forward
 
 
 def fused_head_drafts(
@@ -250,11 +288,13 @@ def fused_head_drafts(
     """Trees or chains of one block, as `sampler` says; None where its pass is no native call."""
     if passes is None:
         return None
-    if not sampler.branches:
-        return FusedChains(passes, fuse, sampler, batch_size=batch_size)
-    return FusedTrees(
-        passes.model,
-        passes.state,
-        batch_size=batch_size,
-        enter=lambda parts: passes.enter(fuse(target_states(parts))),
-    )
+
+    def enter(parts: Sequence[TextPart]) -> bool:
+        passes.enter(fuse(target_states(parts)))
+        return True
+
+    model, state = passes.model, passes.state
+    if sampler.branches:
+        return FusedTrees(model, state, batch_size=batch_size, enter=enter)
+    size = passes.vocab_size
+    return FusedChains(model, state, sampler, batch_size=batch_size, vocab_size=size, enter=enter)

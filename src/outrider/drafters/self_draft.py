@@ -20,6 +20,7 @@ from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, DraftRow, 
 from outrider.core.spec import ModelSpec
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.native import FusedDrafts
 from outrider.kernels.registry import choose
 from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.llama import CheaperParts, LlamaModel
@@ -80,8 +81,9 @@ class _Borrower:
 
 
 class SelfDrafter:
-    """Chains by `model`, whose `state` is the target's own. Otherwise it drafts as a draft model
-    does (drafters/model.py): the same draws, the same distributions reported.
+    """Drafts by `model`, whose `state` is the target's own. Otherwise it drafts as a draft model
+    does (drafters/model.py): the same draws, the same distributions reported. With `fused` drafts
+    are made in one call where that can be.
 
     `name` is what traces call it: quantised-self or layer-skip.
 
@@ -93,33 +95,40 @@ class SelfDrafter:
 
     needs = DraftNeeds(shares_memory=True)
 
-    def __init__(self, model: CausalLM, sampler: DraftSampler, *, name: str) -> None:
-        self.name = name
+    def __init__(
+        self,
+        model: CausalLM,
+        sampler: DraftSampler,
+        *,
+        name: str,
+        fused: FusedDrafts | None = None,
+    ) -> None:
+        self.name, self.model, self.sampler = name, model, sampler
         self._memory = BorrowedMemory(model.state)
         borrower = _Borrower(model, self._memory)
         # It never meets text that it has to read, so the chunk does not matter.
-        self._chains = ModelDrafter(borrower, sampler, chunk=1)
+        self._drafts = ModelDrafter(borrower, sampler, chunk=1, fused=fused)
 
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        self._chains.open(seq_id, prompt)
+        self._drafts.open(seq_id, prompt)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
         ready = [row for row in rows if self._memory.length(row.seq_id) == len(row.tokens) - 1]
         try:
-            drafted = self._chains.propose(ready)
+            drafted = self._drafts.propose(ready)
         finally:
             self._forget(ready)
         drafts = {row.seq_id: draft for row, draft in zip(ready, drafted, strict=True)}
         return [drafts.get(row.seq_id, Draft.empty()) for row in rows]
 
     def close(self, seq_id: int) -> None:
-        self._chains.close(seq_id)
+        self._drafts.close(seq_id)
 
     def _forget(self, rows: Sequence[DraftRow]) -> None:
         """Leave nothing staged, so that the target's pass begins behind its text."""
         self._memory.commit({row.seq_id: () for row in rows})
         for row in rows:
-            self._chains.note(row.seq_id, ())
+            self._drafts.note(row.seq_id, ())
 
 
 # Of the layers, where the settings name none: one in so many is left out.

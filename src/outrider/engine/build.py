@@ -159,7 +159,7 @@ def _residents(
             config.batch_size,
             num_slots,
             page_size=config.page_size,
-            spare=resolved.draft_size + 1,
+            spare=resolved.staged_rows + 1,
             reserve=config.reserve,
             max_waiting=config.max_waiting,
             beyond=resolved.rows_past_end(captures=captures),

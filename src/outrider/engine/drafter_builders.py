@@ -19,6 +19,7 @@ from outrider.core.protocols import Drafter
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.rng import draw_for
 from outrider.core.spec import DecoderConfig
+from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices, room_needed
 from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.bridge import BridgeDrafter
@@ -26,7 +27,7 @@ from outrider.drafters.catalog import BuildContext
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import normed_target
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import fused_model_trees
+from outrider.drafters.native import fused_model_chains, fused_model_trees
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.parallel_heads import ParallelHeadSampler, TreeKind
@@ -39,7 +40,6 @@ from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, skipped_layers
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
-from outrider.models.heads import MAX_WIDTH
 
 
 def build_none(context: BuildContext) -> Drafter:
@@ -241,6 +241,12 @@ def build_own(context: BuildContext) -> Drafter:
             hint="load the target from a folder, or choose another --drafter",
         )
     model = own.of(context.models.target)
-    sampler = sampler_of(context, "the draft model")
+    branches, batch = context.resolved.num_nodes > 0, context.config.batch_size
+    sampler = sampler_of(context, "the draft model", branches=branches)
     sampler = replace(sampler, argmax=model.kernels.argmax, sampling=model.kernels.sampling)
-    return SelfDrafter(model, sampler, name=name)
+    fused = (
+        fused_model_trees(model, batch_size=batch)
+        if branches
+        else fused_model_chains(model, sampler, batch_size=batch)
+    )
+    return SelfDrafter(model, sampler, name=name, fused=fused)

@@ -1,9 +1,9 @@
 """Native round: a whole round of a batch as one C++ call, for what most requests ask.
 
-The native round takes chains that a draft model draws within the call, or that a drafter chose
-without drawing, of requests without logits processors, reported probabilities or dropped prompt
-keys. All else goes stage by stage. Both ways give the same tokens, so a request may change between
-them.
+The native round takes chains that a draft model draws within the call, which may be a copy of the
+target over its memory, or that a drafter chose without drawing, of requests without logits
+processors, reported probabilities or dropped prompt keys. All else goes stage by stage. Both ways
+give the same tokens, so a request may change between them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.round import Batch, Chunks, FinishedRow, RoundTiming, clamp
 from outrider.engine.stages import Stages
 from outrider.kernels.native.forward import NativeForward
@@ -44,7 +45,8 @@ _log = logging.getLogger(__name__)
 class NativeRound:
     """A `Round` over `stages`, whose target and draft model it runs without asking them.
 
-    `draft` and `drafter` are given together; without them drafts come from the stages' drafter.
+    `draft` and `drafter` are given together, `draft` alone for a copy in the target's memory;
+    without either drafts come from the stages' drafter.
     """
 
     stages: Stages
@@ -61,6 +63,7 @@ class NativeRound:
         if self.draft is None:
             seconds = self.stages.draft(batch)
             return self.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
+        self.stages.read_shared(batch)
         started = perf_counter()
         rows = None if any(map(_is_heated, batch)) else self._drafting_rows(batch)
         if rows is not None:
@@ -112,6 +115,7 @@ class NativeRound:
         else:
             depth = max(self.stages.depth(seq), 0)
         unread = seq.tokens[self.target.state.length(seq.seq_id) :]
+        target = _feed(self.target, seq.seq_id, unread, depth + len(drafted))
         rng = seq.rng
         return RoundRow(
             seed=rng.seed,
@@ -122,14 +126,19 @@ class NativeRound:
             top_k=min(seq.params.top_k, self.target.spec.vocab_size),
             top_p=seq.params.top_p,
             min_p=seq.params.min_p,
-            target=_feed(self.target, seq.seq_id, unread, depth + len(drafted)),
+            target=target,
             drafted=drafted,
-            draft=self._draft_feed(seq, depth, batch_size) if depth else None,
+            draft=self._draft_feed(seq, depth, batch_size, target) if depth else None,
             depth=depth,
         )
 
-    def _draft_feed(self, seq: LiveSequence, depth: int, batch_size: int) -> CacheSpan:
-        drafter = given(self.drafter, "drafter")
+    def _draft_feed(
+        self, seq: LiveSequence, depth: int, batch_size: int, target: CacheSpan
+    ) -> CacheSpan:
+        drafter = self.drafter
+        if drafter is None:
+            # Where the target reads the draft, the copy writes it before.
+            return target
         unread = drafter.begin(seq.seq_id, seq.tokens, most=drafter.share(batch_size))
         return _feed(given(self.draft, "draft model"), seq.seq_id, unread, depth - 1)
 
@@ -153,10 +162,10 @@ class NativeRound:
     def _end(self, seq: LiveSequence, row: RoundRow, verdict: RoundVerdict) -> FinishedRow:
         """Clamp the outcome, and tell both memories what was staged behind their backs."""
         drafted = verdict.drafted
-        if row.depth:
+        if row.depth and self.drafter is not None:
             fed = (*given(row.draft, "draft").unread, *drafted[:-1])
             given(self.draft, "draft model").state.note_chain(seq.seq_id, fed)
-            given(self.drafter, "drafter").note(seq.seq_id, fed)
+            self.drafter.note(seq.seq_id, fed)
         if self.draft is not None:
             seq.draft = Draft.chain(drafted)
         path = tuple(range(verdict.num_accepted))
@@ -184,13 +193,18 @@ def native_round(
         return f"drafter {drafter.name!r} reads what the target finds likely"
     if not _is_native(target):
         return "the target has no native pass"
-    if drafted or not isinstance(drafter, ModelDrafter) or drafter.sampler.branches:
+    chains = isinstance(drafter, ModelDrafter | SelfDrafter) and not drafter.sampler.branches
+    if isinstance(drafter, SelfDrafter):
+        draft = drafter.model
+        chains = chains and _is_native(draft)
+    if drafted or not chains:
         call = NativeRounds(_model(target), None, batch_size=batch_size, rule=rule)
         return NativeRound(stages, call, target, pick)
     if draft is None or not _is_native(draft) or draft.spec.vocab_size != target.spec.vocab_size:
         return "the draft model has no native pass over the target's vocabulary"
     call = NativeRounds(_model(target), _model(draft), batch_size=batch_size, rule=rule)
-    return NativeRound(stages, call, target, pick, draft, drafter)
+    own = drafter if isinstance(drafter, ModelDrafter) else None
+    return NativeRound(stages, call, target, pick, draft, own)
 
 
 def _is_native(model: CausalLM) -> TypeGuard[LlamaModel]:

@@ -194,18 +194,20 @@ class Stages:
             seq.rested = budget.why or seq.rested
 
     def draft(self, batch: Batch) -> float:
-        """Give each sequence its next draft; the seconds that they took.
+        """Give each sequence its next draft; the seconds that they took."""
+        self.read_shared(batch)
+        proposals = self.propose(batch)
+        proposals.give(batch)
+        return proposals.seconds
 
-        A drafter in the target's memory needs texts that are read to their pending tokens. They
-        are read here, so that what is drafted depends on the text alone."""
+    def read_shared(self, batch: Batch) -> None:
+        """Have texts read to their pending tokens, as a drafter in the target's memory needs them:
+        what is drafted then depends on the text alone."""
         if self.drafter.needs.shares_memory:
             length = self.target.state.length
             counts = [len(seq.tokens) - 1 - length(seq.seq_id) for seq in batch]
             unread = zip(batch, counts, strict=True)
             self.verify([], [Chunk(seq, count) for seq, count in unread if count])
-        proposals = self.propose(batch)
-        proposals.give(batch)
-        return proposals.seconds
 
     def propose(self, batch: Batch) -> Proposals:
         """Ask the drafter for each sequence's next draft, within its budget and its room. It is not

@@ -38,8 +38,6 @@ from outrider.models.weights import Weights
 # The name of the drafter that reads the heads; a folder of no heads holds MODEL.
 HeadKind: TypeAlias = str
 DraftKind: TypeAlias = str
-# The most nodes of one level of a tree that heads look at; room is made for so many.
-MAX_WIDTH = 16
 _FORMATS = {kind.name: kind.format for kind in KINDS.values() if kind.format is not None}
 _EMBEDDING = "model.embed_tokens.weight"
 _LAYERS, _PUBLISHED_LAYERS = "hidden_layers", "eagle_aux_hidden_state_layer_ids"
