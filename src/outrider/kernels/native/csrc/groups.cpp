@@ -11,6 +11,7 @@ namespace {
 // As in quantised.cpp.
 constexpr int SLICE_BYTES = 16 * 1024;
 constexpr int64_t MIN_SPLIT_WORK = 1 << 18;
+constexpr int64_t CACHED_ROWS_BYTES = 128 * 1024;
 
 constexpr int blocks_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
@@ -62,26 +63,30 @@ void one_tile(const Output& to, const Inputs& inputs, const Job& job, int first,
     }
 }
 
-// Tiles of nearly equal height take turns on a slice of one block.
+// As many rows as the second-level cache holds; tiles of them, of nearly equal height, take turns on
+// a slice of one block.
 void many_tiles(const Output& to, const Inputs& inputs, const Job& job, int first, int last,
                 Scratch& scratch) {
     constexpr int TILE_VECS = MAX_ROWS * BLOCK_VECS;
     const Adds& of = adds_of(job.part->type);
     const int slice = std::max(1, SLICE_BYTES / job.format->unit_bytes());
-    const int num_tiles = (to.num_rows + MAX_ROWS - 1) / MAX_ROWS;
-    const auto tile_row = [&](int tile) {
-        return static_cast<int>(static_cast<int64_t>(to.num_rows) * tile / num_tiles);
-    };
-    auto* sums = static_cast<Vec*>(scratch.take(sizeof(Vec) * TILE_VECS * num_tiles));
-    for (int block = first; block < last; ++block) {
-        const uint8_t* from = job.part->packed + block * job.block_bytes;
-        for (int u = 0; u < inputs.num_units; u += slice) {
-            const int end = std::min(u + slice, inputs.num_units);
-            for (int t = 0; t < num_tiles; ++t) {
-                const int row = tile_row(t), rows = tile_row(t + 1) - row;
-                Vec* tile_sums = sums + t * TILE_VECS;
-                add_for(of, rows, 1)({inputs, job, row, rows, u, end}, from, tile_sums);
-                if (end == inputs.num_units) finish(to, job, tile_sums, row, rows, block, 1);
+    const int64_t row_bytes = inputs.stride + inputs.num_units * (sizeof(float) + sizeof(Begin));
+    const int most = std::max<int64_t>(1, CACHED_ROWS_BYTES / row_bytes / MAX_ROWS) * MAX_ROWS;
+    for (int begin = 0; begin < to.num_rows; begin += most) {
+        const int num_rows = std::min(most, to.num_rows - begin);
+        const int num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+        const auto tile_row = [&](int tile) { return begin + num_rows * tile / num_tiles; };
+        auto* sums = static_cast<Vec*>(scratch.take(sizeof(Vec) * TILE_VECS * num_tiles));
+        for (int block = first; block < last; ++block) {
+            const uint8_t* from = job.part->packed + block * job.block_bytes;
+            for (int u = 0; u < inputs.num_units; u += slice) {
+                const int end = std::min(u + slice, inputs.num_units);
+                for (int t = 0; t < num_tiles; ++t) {
+                    const int row = tile_row(t), rows = tile_row(t + 1) - row;
+                    Vec* tile_sums = sums + t * TILE_VECS;
+                    add_for(of, rows, 1)({inputs, job, row, rows, u, end}, from, tile_sums);
+                    if (end == inputs.num_units) finish(to, job, tile_sums, row, rows, block, 1);
+                }
             }
         }
     }
@@ -106,13 +111,13 @@ void quantise_unit(const float* x, int8_t* values, float* scale, int32_t* totals
     }
 }
 
-void begin_row(const Format& f, const float* scales, const int32_t* totals, int units, Begin* to) {
-    for (int u = 0; u < units; ++u)
+void begin_row(const Format& f, const Inputs& inputs, int row, const int32_t* totals, Begin* to) {
+    for (int u = 0; u < inputs.num_units; ++u)
         for (int set = 0; set < f.sets; ++set) {
             const int32_t* own = totals + 2 * u;
             const int total = f.sets == 1 ? own[0] + own[1] : own[set];
-            Begin& begin = to[u * f.sets + set];
-            if (f.has_min) begin.total = scales[u] * static_cast<float>(total);
+            Begin& begin = to[static_cast<int64_t>(u * f.sets + set) * inputs.num_rows + row];
+            if (f.has_min) begin.total = *inputs.scales_of(u, row) * static_cast<float>(total);
             else begin.below = -f.zero * total;
         }
 }
@@ -135,8 +140,9 @@ void linear(const Grouped& w, const float* x, const Output& to) {
     }
     const int64_t totals = rows * units * 2;
     auto* memory = static_cast<int8_t*>(team.shared().take(
-        rows * stride + sizeof(float) * (rows * units + totals + num_begins)));
-    const Inputs inputs{memory, reinterpret_cast<float*>(memory + rows * stride), units, stride};
+        rows * stride + sizeof(float) * (rows * units + totals + num_begins + MAX_ROWS)));
+    const Inputs inputs{memory, reinterpret_cast<float*>(memory + rows * stride), units,
+                        to.num_rows, stride};
     auto* sums = reinterpret_cast<int32_t*>(inputs.scales + rows * units);
     auto* begins = reinterpret_cast<Begin*>(sums + totals);
     for (int p = 0; p < w.num_parts; ++p) {
@@ -148,11 +154,10 @@ void linear(const Grouped& w, const float* x, const Output& to) {
             int32_t* own = sums + row * units * 2;
             for (int u = 0; u < units; ++u)
                 quantise_unit(x + row * w.num_in + u * UNIT, inputs.values_of(row) + u * UNIT,
-                              inputs.scales_of(row) + u, own + 2 * u);
+                              inputs.scales_of(u, row), own + 2 * u);
             for (int p = 0; p < w.num_parts; ++p) {
                 const Format& f = *jobs[p].format;
-                Begin* at = const_cast<Begin*>(jobs[p].begins) + row * units * f.sets;
-                begin_row(f, inputs.scales_of(row), own, units, at);
+                begin_row(f, inputs, row, own, const_cast<Begin*>(jobs[p].begins));
             }
         }
     });

@@ -14,11 +14,25 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "groups.h"
 #include "integers.h"
 
 namespace outrider {
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+// Calls `f` with 0 to N - 1 as constants. Arrays that only such indices reach stay in registers:
+// compilers unroll a loop too late for that.
+template <class F, int... I>
+ALWAYS_INLINE void unrolled(std::integer_sequence<int, I...>, F&& f) {
+    (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class F>
+ALWAYS_INLINE void unrolled(F&& f) {
+    unrolled(std::make_integer_sequence<int, N>{}, f);
+}
 
 constexpr int VEC_BYTES = LANES * DOT_INPUTS;
 // As in quantised.cpp.
@@ -34,15 +48,17 @@ constexpr bool is_signed_code(int codes) { return HAS_SIGNED && (codes == U8 || 
 // minimums are multiplied by.
 struct Inputs {
     int8_t* values;
-    float* scales;
-    int num_units;
+    float* scales;  // [units][rows]
+    int num_units, num_rows;
     int64_t stride;
 
     int8_t* values_of(int row) const { return values + row * stride; }
-    float* scales_of(int row) const { return scales + static_cast<int64_t>(row) * num_units; }
+    float* scales_of(int unit, int row) const {
+        return scales + static_cast<int64_t>(unit) * num_rows + row;
+    }
 };
 
-// For every row and set of a part: the integer from which its sum starts, or, where there are
+// For every set of a part and every row: the integer from which its sum starts, or, where there are
 // minimums, row's scale times the sum of integers.
 union Begin {
     int32_t below;
@@ -64,9 +80,10 @@ struct Tile {
     int row, rows, first, last;
 
     int row_of(int r) const { return row + std::min(r, rows - 1); }
-    const Begin* begins_of(int r) const {
-        const int64_t sets = static_cast<int64_t>(inputs.num_units) * job.format->sets;
-        return job.begins + row_of(r) * sets;
+    // Of all rows of the tile, one behind the other.
+    const float* scales_of(int unit) const { return inputs.scales_of(unit, row); }
+    const Begin* begins_of(int set) const {
+        return job.begins + static_cast<int64_t>(set) * inputs.num_rows + row;
     }
 };
 
@@ -91,8 +108,8 @@ inline BitVec looked_up(const uint8_t* table, BitVec places) {
 
 // Of eight inputs of LANES outputs, the first four and the other four, as unsigned bytes.
 template <int CODES>
-inline void codes_of(const uint8_t* codes, int eight, int v, const uint8_t* table, BitVec* low,
-                     BitVec* high) {
+ALWAYS_INLINE void codes_of(const uint8_t* codes, int eight, int v, const uint8_t* table,
+                            BitVec* low, BitVec* high) {
     if constexpr (CODES == U8) {
         *low = load_bytes(codes + (2 * eight * BLOCK_VECS + v) * VEC_BYTES);
         *high = load_bytes(codes + ((2 * eight + 1) * BLOCK_VECS + v) * VEC_BYTES);
@@ -153,136 +170,164 @@ struct Place {
     int input;
 };
 
+// Adds the products of eight inputs to `sums`.
 template <const Format& F, int ROWS>
-inline void add_eight_signed(const Place<ROWS>& at, int eight, const uint8_t* table,
-                             BitVec (&part)[ROWS][BLOCK_VECS]) {
-    BitVec weights[2][BLOCK_VECS], sizes[2][BLOCK_VECS];
-    for (int v = 0; v < BLOCK_VECS; ++v) {
-        codes_of<F.codes>(at.codes, eight, v, table, &weights[0][v], &weights[1][v]);
-        for (int half = 0; half < 2; ++half) {
-            if constexpr (F.codes == U8) weights[half][v] ^= SIGN_BITS;
-            sizes[half][v] = magnitudes(weights[half][v]);
-        }
-    }
-    for (int r = 0; r < ROWS; ++r)
-        for (int half = 0; half < 2; ++half) {
+ALWAYS_INLINE void add_eight(const Place<ROWS>& at, int eight, const uint8_t* table,
+                             BitVec (&sums)[ROWS][BLOCK_VECS]) {
+    constexpr bool IS_SIGNED = is_signed_code(F.codes);
+    BitVec codes[2][BLOCK_VECS], sizes[2][BLOCK_VECS];
+    unrolled<BLOCK_VECS>([&](auto v) {
+        codes_of<F.codes>(at.codes, eight, v, table, &codes[0][v], &codes[1][v]);
+    });
+    unrolled<2>([&](auto half) {
+        if constexpr (IS_SIGNED)
+            unrolled<BLOCK_VECS>([&](auto v) {
+                if constexpr (F.codes == U8) codes[half][v] ^= SIGN_BITS;
+                sizes[half][v] = magnitudes(codes[half][v]);
+            });
+        unrolled<ROWS>([&](auto r) {
             const BitVec inputs = splat_inputs(at.x[r] + at.input + eight * 8 + half * DOT_INPUTS);
-            for (int v = 0; v < BLOCK_VECS; ++v)
-                part[r][v] = add_signed(part[r][v], weights[half][v], sizes[half][v], inputs);
-        }
+            unrolled<BLOCK_VECS>([&](auto v) {
+                BitVec& sum = sums[r][v];
+                const BitVec code = codes[half][v];
+                if constexpr (IS_SIGNED) sum = add_signed(sum, code, sizes[half][v], inputs);
+                else sum = add_products<BITS[F.codes]>(sum, code, inputs);
+            });
+        });
+    });
 }
 
 // The sums of products of set `set`; where two sets make a unit, times their scales, which are
 // integers.
 template <const Format& F, int ROWS>
-inline void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
-                    BitVec (&part)[ROWS][BLOCK_VECS]) {
+ALWAYS_INLINE void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
+                           BitVec (&part)[ROWS][BLOCK_VECS]) {
     constexpr int EIGHTS = UNIT / 8 / F.sets;
     constexpr int TOGETHER = std::min(narrow_eights(BITS[F.codes]), EIGHTS);
-    BitVec low[BLOCK_VECS], high[BLOCK_VECS];
-    IntVec scale[BLOCK_VECS];
-    if constexpr (F.sets == 2)
-        for (int v = 0; v < BLOCK_VECS; ++v)
-            scale[v] = integers(at.scales + set * UNIT_BLOCK, v, F.is_signed);
     if constexpr (is_signed_code(F.codes)) {
-        for (int e = 0; e < EIGHTS; ++e)
-            add_eight_signed<F, ROWS>(at, set * EIGHTS + e, table, part);
+        for (int e = 0; e < EIGHTS; ++e) add_eight<F>(at, set * EIGHTS + e, table, part);
         return;
     }
     for (int e = 0; e < EIGHTS; e += TOGETHER) {
         BitVec sums[ROWS][BLOCK_VECS] = {};
-        for (int i = e; i < e + TOGETHER; ++i) {
-            const int eight = set * EIGHTS + i;
-            for (int v = 0; v < BLOCK_VECS; ++v)
-                codes_of<F.codes>(at.codes, eight, v, table, &low[v], &high[v]);
-            for (int r = 0; r < ROWS; ++r) {
-                const int8_t* from = at.x[r] + at.input + eight * 8;
-                const BitVec first = splat_inputs(from);
-                const BitVec second = splat_inputs(from + DOT_INPUTS);
-                for (int v = 0; v < BLOCK_VECS; ++v)
-                    sums[r][v] = add_products<BITS[F.codes]>(
-                        add_products<BITS[F.codes]>(sums[r][v], low[v], first), high[v], second);
-            }
-        }
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < BLOCK_VECS; ++v)
-                part[r][v] += F.sets == 2 ? scaled<BITS[F.codes]>(sums[r][v], scale[v])
-                                          : widened<BITS[F.codes]>(sums[r][v]);
+        for (int i = e; i < e + TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + i, table, sums);
+        unrolled<BLOCK_VECS>([&](auto v) {
+            IntVec scale;
+            if constexpr (F.sets == 2)
+                scale = integers(at.scales + set * UNIT_BLOCK, v, F.is_signed);
+            unrolled<ROWS>([&](auto r) {
+                if constexpr (F.sets == 2) part[r][v] += scaled<BITS[F.codes]>(sums[r][v], scale);
+                else part[r][v] += widened<BITS[F.codes]>(sums[r][v]);
+            });
+        });
     }
 }
 
-// One unit of one block for all rows of a tile.
-template <const Format& F, int ROWS>
-inline void add_unit(const Place<ROWS>& at, int u, const Vec* heads, const float* const (&xs)[ROWS],
-                     const Begin* const (&begins)[ROWS], const uint8_t* table, Vec* sums,
-                     int stride) {
+// What one unit's sums are multiplied by and begin with, of the rows of a tile.
+struct Factors {
+    const float* xs;
+    const Begin* begins;
+    int64_t num_rows;  // between the begins of two sets
+};
+
+// One unit of one block for all rows of a tile; its sums begin at `own`.
+template <const Format& F, int ROWS, int ALL>
+ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec* heads,
+                            const uint8_t* table, int own, Vec (&sums)[ROWS][ALL]) {
     BitVec part[ROWS][BLOCK_VECS];
     const uint8_t* mins = at.scales + F.scale_bytes();
-    for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < BLOCK_VECS; ++v)
+    unrolled<ROWS>([&](auto r) {
+        unrolled<BLOCK_VECS>([&](auto v) {
             part[r][v] = F.has_min || F.sets == 2 || is_signed_code(F.codes)
                              ? BitVec{}
-                             : static_cast<uint32_t>(begins[r][u].below) - BitVec{};
-    for (int set = 0; set < F.sets; ++set) add_set<F, ROWS>(at, set, table, part);
-    for (int v = 0; v < BLOCK_VECS; ++v) {
+                             : static_cast<uint32_t>(by.begins[r].below) - BitVec{};
+        });
+    });
+    unrolled<F.sets>([&](auto set) { add_set<F>(at, set, table, part); });
+    unrolled<BLOCK_VECS>([&](auto v) {
         Vec scale = heads[v];
         if constexpr (F.scales != SUPER) scale = halves(at.scales, v, F.scales == BRAIN);
         else if constexpr (F.sets == 1) scale *= floats(integers(at.scales, v, F.is_signed));
         if constexpr (!F.has_min && F.sets == 2)
-            for (int set = 0; set < 2; ++set) {
-                const IntVec own = integers(at.scales + set * UNIT_BLOCK, v, F.is_signed);
-                for (int r = 0; r < ROWS; ++r)
-                    part[r][v] += cast<BitVec>(own * begins[r][2 * u + set].below);
-            }
-        for (int r = 0; r < ROWS; ++r) {
-            Vec& sum = sums[r * stride + v];
-            sum = fused(floats(cast<IntVec>(part[r][v])), scale * splat(xs[r][u]), sum);
-        }
+            unrolled<2>([&](auto set) {
+                const IntVec factor = integers(at.scales + set * UNIT_BLOCK, v, F.is_signed);
+                unrolled<ROWS>([&](auto r) {
+                    part[r][v] += cast<BitVec>(factor * by.begins[set * by.num_rows + r].below);
+                });
+            });
+        unrolled<ROWS>([&](auto r) {
+            Vec& sum = sums[r][own + v];
+            sum = fused(floats(cast<IntVec>(part[r][v])), scale * splat(by.xs[r]), sum);
+        });
         if constexpr (F.has_min)
-            for (int set = 0; set < F.sets; ++set) {
+            unrolled<F.sets>([&](auto set) {
                 Vec min;
                 if constexpr (F.scales != SUPER) min = halves(mins, v, false);
                 else
                     min = heads[BLOCK_VECS + v] *
                           floats(-integers(mins + set * UNIT_BLOCK, v, F.is_signed));
-                for (int r = 0; r < ROWS; ++r) {
-                    Vec& sum = sums[r * stride + v];
-                    sum = fused(min, splat(begins[r][u * F.sets + set].total), sum);
-                }
-            }
-    }
+                unrolled<ROWS>([&](auto r) {
+                    Vec& sum = sums[r][own + v];
+                    sum = fused(min, splat(by.begins[set * by.num_rows + r].total), sum);
+                });
+            });
+    });
 }
 
+// Units of one tile by BLOCKS blocks, onto the sums at `to`, [ROWS][BLOCKS * BLOCK_VECS].
 template <const Format& F, int ROWS, int BLOCKS>
-void add(const Tile& tile, const uint8_t* blocks, Vec* sums) {
+void add(const Tile& tile, const uint8_t* blocks, Vec* to) {
     constexpr int VECS = BLOCKS * BLOCK_VECS, FACTORS = F.has_min ? 2 : 1;
     uint8_t table[16] = {};
     if constexpr (F.codes == TABLE4)
         for (int i = 0; i < 16; ++i)
             table[i] = static_cast<uint8_t>(F.table[i] + (is_signed_code(TABLE4) ? 0 : F.zero));
     const int8_t* x[ROWS];
-    const float* xs[ROWS];
-    const Begin* begins[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-        x[r] = tile.inputs.values_of(tile.row_of(r));
-        xs[r] = tile.inputs.scales_of(tile.row_of(r));
-        begins[r] = tile.begins_of(r);
-    }
-    if (tile.first == 0) std::fill(sums, sums + ROWS * VECS, Vec{});
+    for (int r = 0; r < ROWS; ++r) x[r] = tile.inputs.values_of(tile.row_of(r));
+    Vec sums[ROWS][VECS];
+    unrolled<ROWS>([&](auto r) {
+        unrolled<VECS>([&](auto v) { sums[r][v] = tile.first == 0 ? Vec{} : to[r * VECS + v]; });
+    });
     Vec heads[BLOCKS][2 * BLOCK_VECS] = {};
     for (int u = tile.first; u < tile.last; ++u) {
         const bool has_head = F.scales == SUPER && (u == tile.first || u % UNITS_OF_SUPER == 0);
-        for (int b = 0; b < BLOCKS; ++b) {
+        const Factors by{tile.scales_of(u), tile.begins_of(u * F.sets), tile.inputs.num_rows};
+        const auto one = [&](auto b) __attribute__((always_inline)) {
             const uint8_t* block = blocks + b * tile.job.block_bytes;
             if (has_head)
-                for (int v = 0; v < FACTORS * BLOCK_VECS; ++v)
+                unrolled<FACTORS * BLOCK_VECS>([&](auto v) {
                     heads[b][v] = halves(block + F.head_at(u), v, false);
+                });
             const uint8_t* unit = block + F.unit_at(u);
             for (int line = 0; line < F.unit_bytes(); line += LINE)
                 __builtin_prefetch(unit + line + PREFETCH_AHEAD);
             const Place<ROWS> at{unit + FACTORS * F.scale_bytes(), unit, x, u * UNIT};
-            add_unit<F, ROWS>(at, u, heads[b], xs, begins, table, sums + b * BLOCK_VECS, VECS);
-        }
+            add_unit<F>(at, by, heads[b], table, b * BLOCK_VECS, sums);
+        };
+        // One block's sums stay in registers; those of several are in memory.
+        if constexpr (BLOCKS == 1) one(std::integral_constant<int, 0>{});
+        else
+            for (int b = 0; b < BLOCKS; ++b) one(b);
+    }
+    unrolled<ROWS>([&](auto r) {
+        unrolled<VECS>([&](auto v) { to[r * VECS + v] = sums[r][v]; });
+    });
+}
+
+// Two sets a unit want two sums an output: the registers hold those of half of the rows.
+template <const Format& F, int ROWS, int BLOCKS>
+void add_rows(const Tile& tile, const uint8_t* blocks, Vec* to) {
+    if constexpr (F.sets == 2 && ROWS == MAX_ROWS) {
+        constexpr int HALF_ROWS = ROWS / 2;
+        Tile half = tile;
+        half.rows = std::min(tile.rows, HALF_ROWS);
+        add<F, HALF_ROWS, BLOCKS>(half, blocks, to);
+        half.row += half.rows;
+        half.rows = tile.rows - half.rows;
+        if (half.rows > 0)
+            add<F, HALF_ROWS, BLOCKS>(half, blocks, to + HALF_ROWS * BLOCKS * BLOCK_VECS);
+    } else {
+        add<F, ROWS, BLOCKS>(tile, blocks, to);
     }
 }
 
@@ -302,10 +347,10 @@ using Adds = std::array<Add, NUM_HEIGHTS + 2>;
 
 template <int TYPE>
 constexpr Adds ADDS = {
-    add<FORMAT<TYPE>, HEIGHTS[0], 1>, add<FORMAT<TYPE>, HEIGHTS[1], 1>,
-    add<FORMAT<TYPE>, HEIGHTS[2], 1>, add<FORMAT<TYPE>, HEIGHTS[3], 1>,
-    add<FORMAT<TYPE>, HEIGHTS[4], 1>, add<FORMAT<TYPE>, HEIGHTS[5], 1>,
-    add<FORMAT<TYPE>, 1, 4>,          add<FORMAT<TYPE>, 2, 2>,
+    add_rows<FORMAT<TYPE>, HEIGHTS[0], 1>, add_rows<FORMAT<TYPE>, HEIGHTS[1], 1>,
+    add_rows<FORMAT<TYPE>, HEIGHTS[2], 1>, add_rows<FORMAT<TYPE>, HEIGHTS[3], 1>,
+    add_rows<FORMAT<TYPE>, HEIGHTS[4], 1>, add_rows<FORMAT<TYPE>, HEIGHTS[5], 1>,
+    add_rows<FORMAT<TYPE>, 1, 4>,          add_rows<FORMAT<TYPE>, 2, 2>,
 };
 
 // Of a type that files often hold, or else of another; null for one that is not among them.
