@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -79,6 +79,11 @@ class BlockRows:
     num_out: int
     num_in: int
     order_O: Tensor | None = None
+
+    def in_order(self, order_O: Tensor) -> BlockRows:
+        """These outputs in another order."""
+        own = self.order_O
+        return replace(self, order_O=order_O if own is None else own[order_O])
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class StoredWeights:
     def stays(self, dtype: str, quantise: str) -> bool:
         """Whether matrices stay as a file has them, where kernels can run on those: nobody asked
         for another precision."""
-        return self.is_gguf and dtype == "auto" and quantise == "none"
+        return self.held_bytes > 0 and dtype == "auto" and quantise == "none"
 
     def check_claim(self, num_weights: int) -> None:
         """Raise CheckpointError for a model of more weights than the files can hold, one a byte or

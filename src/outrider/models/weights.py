@@ -86,7 +86,12 @@ class Weights:
             for file, size in zip(self._readers.values(), sizes, strict=True)
         )
         held = sum(
-            file.held_bytes for file in self._readers.values() if isinstance(file, GgufTensors)
+            file.held_bytes
+            if isinstance(file, GgufTensors)
+            else self._quantised.held_bytes(
+                {name: file.get_tensor(name) for name in list(file.keys())}
+            )
+            for file in self._readers.values()
         )
         return StoredWeights(self.folder, sum(sizes), most, max(sizes), HEAD in self, held)
 
@@ -102,25 +107,24 @@ class Weights:
             )
         return tensor
 
-    def blocks(self, name: str, num_out: int, num_in: int) -> BlockRows | None:
-        """The matrix `name` as a GGUF file has it; None for what is not quantised, or not of this
-        shape, which `take` then says."""
-        found = self.stacked_blocks(name, 1, num_out, num_in)
-        return found[0] if found else None
-
     def stacked_blocks(
         self, name: str, count: int, num_out: int, num_in: int
     ) -> Sequence[BlockRows] | None:
-        """The same of a tensor of `count` matrices."""
+        """The `count` matrices of the tensor `name` as the files have them; None for what is not
+        quantised, or not of this shape, which `take` then says."""
         path = self._file_of.get(name)
         file = None if path is None else self._readers[path]
-        found = file.blocks(name) if isinstance(file, GgufTensors) else ()
+        found = file.blocks(name) if isinstance(file, GgufTensors) else self._coded_blocks(name)
         sizes = [(one.num_out, one.num_in) for one in found]
         if path is None or sizes != [(num_out, num_in)] * count:
             return None
         self._let_go(path, sum(one.raw.nbytes for one in found))
         self._untaken.discard(name)
         return found
+
+    def _coded_blocks(self, name: str) -> Sequence[BlockRows]:
+        codes = self.codes(name) if self._quantised.has_blocks else None
+        return codes.blocks() if codes else ()
 
     def codes(self, name: str) -> Codes | None:
         """Codes and scales of a matrix that is quantised; None for any other tensor."""
@@ -329,27 +333,12 @@ class WeightReader:
         stacks = [self._take(name, count, num_out, num_in) for name, num_out in outputs.items()]
         return [self._packed(torch.cat(parts)) for parts in zip(*stacks, strict=True)]
 
-    def _stacked_as_stored(
-        self, outputs: Mapping[str, int], count: int, num_in: int
-    ) -> list[PackedLinear] | None:
-        pack = self._kernels.pack_blocks
-        if pack is None:
-            return None
-        stacks = [
-            self._weights.stacked_blocks(self._named(name), count, num_out, num_in)
-            for name, num_out in outputs.items()
-        ]
-        found = [stack for stack in stacks if stack is not None]
-        if len(found) < len(stacks):
-            return None
-        packed = [pack(list(parts)) for parts in zip(*found, strict=True)]
-        whole = [one for one in packed if one is not None]
-        return whole if len(whole) == count else None
-
     def stacked_conv(
         self, name: str, count: int, num_in: int, num_out: int, order_O: Tensor | None = None
     ) -> list[PackedLinear]:
         """The same of matrices stored as inputs by outputs; then their rows in `order_O`."""
+        if (stored := self._stacked_as_stored({name: num_out}, count, num_in, order_O)) is not None:
+            return stored
         stack = self._take(name, count, num_in, num_out)
         return [self._packed(_ordered(weight_IO.T, order_O).contiguous()) for weight_IO in stack]
 
@@ -372,16 +361,27 @@ class WeightReader:
         return self._weights.take(self._named(name), *shape, dtype=self._place.dtype)
 
     def _as_stored(self, outputs: Mapping[str, int], num_in: int) -> PackedLinear | None:
+        found = self._stacked_as_stored(outputs, 1, num_in)
+        return found[0] if found else None
+
+    def _stacked_as_stored(
+        self, outputs: Mapping[str, int], count: int, num_in: int, order_O: Tensor | None = None
+    ) -> list[PackedLinear] | None:
         """The blocks of the file, if the kernels run on all of them."""
-        pack = self._kernels.pack_blocks
-        if pack is None:
+        if (pack := self._kernels.pack_blocks) is None:
             return None
-        parts = [
-            self._weights.blocks(self._named(name), num_out, num_in)
+        stacks = [
+            self._weights.stacked_blocks(self._named(name), count, num_out, num_in)
             for name, num_out in outputs.items()
         ]
-        found = [one for one in parts if one is not None]
-        return pack(found) if len(found) == len(parts) else None
+        found = [stack for stack in stacks if stack is not None]
+        if len(found) < len(stacks):
+            return None
+        if order_O is not None:
+            found = [[one.in_order(order_O) for one in stack] for stack in found]
+        packed = [pack(list(parts)) for parts in zip(*found, strict=True)]
+        whole = [one for one in packed if one is not None]
+        return whole if len(whole) == count else None
 
     def _packed(self, weight_OI: Tensor) -> PackedLinear:
         place = self._place

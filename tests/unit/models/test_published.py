@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,17 +12,23 @@ import pytest
 import torch
 from safetensors import torch as safetensors_torch
 from torch import Tensor
+from torch.nn import functional
 
 from doubles.hf_checkpoints import write_hf
 from doubles.published import FORMATS, Format, mxfp4, write_published
 from doubles.tiny_checkpoints import save_tensors, variant
-from outrider.core.errors import CheckpointError
+from outrider.core import env
+from outrider.core.errors import CheckpointError, given
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.kernels.native import build
+from outrider.kernels.native.grouped import NativeGrouped
+from outrider.kernels.plan import BlockRows
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
 from outrider.models.published.codes import Codes
 from outrider.models.weights import Weights, stored_in
+from unit.kernels.implementations import kernels_named
 from unit.models.configs import parse
 
 MATRIX = "model.layers.0.mlp.down_proj"
@@ -145,6 +152,111 @@ def test_gpt_oss_runs_from_its_blocks(tmp_path: Path) -> None:
         logits.append(model.step(rows, DraftNeeds()).logits_MV.clone())
     assert len(blocks) > len(numbers)
     assert torch.equal(*logits)
+    grouped()
+    model = load_model(folder, LoadOptions(room=Room(num_slots=64), device="cpu"))
+    assert model.kernels.pack_blocks is not None
+    model.state.open(0, ())
+    near = functional.cosine_similarity(model.step(rows, DraftNeeds()).logits_MV, logits[0])
+    assert bool((near > 0.98).all())
+
+
+# Kernels run on the codes of these.
+WITH_BLOCKS = frozenset(
+    ("packed-int4", "packed-int4-zeros", "packed-int8-channel", "int8", "awq", "gptq", "gptq-v2",
+     "gptq-int2")
+)  # fmt: skip
+
+
+def grouped() -> NativeGrouped:
+    kernels_named("native-1", torch.bfloat16)  # skips where there are none
+    library = build.built_kernels(env.compiler(), env.cache_folder()).library
+    assert library is not None
+    return NativeGrouped(library, 1)
+
+
+def read_back(blocks: Sequence[BlockRows]) -> Tensor:
+    side = grouped()
+    packed = given(side.pack(blocks), "layout of these blocks")
+    out_OI = torch.empty(packed.num_out, packed.num_in)
+    side.table(packed, torch.float32).read(torch.arange(packed.num_out), out_OI)
+    return out_OI
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_blocks_have_the_numbers_of_the_codes(tmp_path: Path, form: Format) -> None:
+    with Weights(folder_of(tmp_path, dict(form.config), stored(form))) as weights:
+        blocks = weights.stacked_blocks(f"{MATRIX}.weight", 1, *SHAPE)
+        numbers = weights.take(f"{MATRIX}.weight", *SHAPE)
+    if form.name not in WITH_BLOCKS:
+        assert blocks is None
+        return
+    assert blocks is not None
+    assert torch.equal(read_back(blocks), numbers)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_scales_stay_what_they_are(bits: int, dtype: torch.dtype) -> None:
+    """And those that no type of blocks can hold make numbers of a matrix."""
+    noise = torch.Generator().manual_seed(0)
+    top = 1 << bits
+    codes_OI = torch.randint(0, top, (20, 64), dtype=torch.uint8, generator=noise)
+    codes_OI[0, 0] = top - 1
+    scales_RG = (torch.rand(20, 2, generator=noise) + 0.1).to(dtype)
+    zeros_RG = torch.full((20, 2), top // 2)
+    codes = Codes(codes_OI=codes_OI, scales_RG=scales_RG, zeros_RG=zeros_RG, group_size=32)
+    blocks = codes.blocks()
+    assert bool(blocks) == (dtype != torch.float32)
+    if blocks:
+        assert torch.equal(read_back(blocks), codes.numbers(torch.float32))
+
+
+def test_groups_that_are_no_multiple_of_a_block_become_numbers() -> None:
+    codes_OI = torch.zeros(4, 96, dtype=torch.uint8)
+    scales_RG, zeros_RG = torch.ones(4, 4, dtype=torch.float16), torch.zeros(4, 4)
+    odd = Codes(codes_OI=codes_OI, scales_RG=scales_RG, zeros_RG=zeros_RG, group_size=24)
+    assert not odd.blocks()
+
+
+@pytest.mark.parametrize("name", sorted(WITH_BLOCKS))
+def test_a_model_runs_on_its_codes(tmp_path: Path, name: str) -> None:
+    """Near the numbers that they stand for, a row at a time or several, in the memory planned."""
+    grouped()
+    quantised, plain = write_published(tmp_path, variant("qwen3"), BY_NAME[name])
+    room = Room(num_slots=64)
+    ours = load_model(quantised, LoadOptions(room=room, device="cpu"))
+    theirs = load_model(plain, LoadOptions(room=room, dtype="float32", device="cpu"))
+    text = [5, 9, 7, 30, 2]
+    logits: list[Tensor] = []
+    for model in (ours, theirs):
+        model.state.open(0, ())
+        logits.append(model.step([StepRow.chain(0, text)], DraftNeeds()).logits_MV.clone())
+    near = functional.cosine_similarity(logits[0], logits[1])
+    assert bool((near > 0.995).all())
+    ours.state.open(1, ())
+    singly: list[Tensor] = []
+    for token in text:
+        singly.append(ours.step([StepRow.chain(1, [token])], DraftNeeds()).logits_MV.clone())
+        ours.state.commit({1: [0]})
+    assert torch.equal(singly[-1][-1], logits[0][-1])
+    assert ours.kernels.pack_blocks is not None
+    held = stored_in(quantised).held_bytes
+    assert 0 < held < stored_in(plain).num_bytes
+
+
+def test_experts_of_mxfp4_run_on_their_blocks(tmp_path: Path) -> None:
+    stack = matrix(3 * 40, 64).reshape(3, 40, 64)
+    packed = mxfp4(stack)
+    tensors = {f"experts{part}": tensor for part, tensor in packed.parts.items()}
+    with Weights(folder_of(tmp_path, {"quant_method": "mxfp4"}, tensors)) as weights:
+        blocks = weights.stacked_blocks("experts", 3, 40, 64)
+    assert blocks is not None
+    order_O = torch.arange(40).flip(0)
+    for one, numbers_IO in zip(blocks, packed.numbers, strict=True):
+        wanted = torch.from_numpy(numbers_IO.T.copy())  # pyright: ignore[reportUnknownMemberType]
+        assert torch.equal(read_back([one]), wanted)
+        assert torch.equal(read_back([one.in_order(order_O)]), wanted[order_O])
+        assert torch.equal(read_back([one.in_order(order_O).in_order(order_O)]), wanted)
 
 
 def test_a_bias_of_zeros_beside_a_matrix_is_none(tmp_path: Path) -> None:

@@ -1,18 +1,28 @@
 """A quantised matrix as codes and scales: what all published layouts are unpacked to.
 
-Between a layout and the numbers stands one record, so that a kernel that runs on codes can take it
-in the numbers' place.
+Between a layout and the numbers stands one record. Kernels that run on blocks (csrc/groups.h) take
+the codes in the numbers' place, as blocks of 32 inputs: of GGUF's type MXFP4 or Q8_0, or of types
+of our own, 128 to 130, with a zero for each block or with scales that are bfloat16.
 
-Shapes:  O = outputs, I = inputs, R = outputs / rows, G = groups of inputs, N = outputs of a piece.
+Shapes:  O = outputs, I = inputs, R = outputs / rows, G = groups of inputs, N = outputs of a piece,
+         U = blocks of an output.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from outrider.kernels.plan import BlockRows
+
+_BLOCK = 32
+# Numbers of types, by what scales are held as.
+_MXFP4 = 39
+_FOUR_BITS = {torch.float16: 128, torch.bfloat16: 129}
+_EIGHT_BITS = {torch.float16: 8, torch.bfloat16: 130}
 # Numbers that are made at once, in float32.
 _AT_ONCE = 1 << 20
 
@@ -61,6 +71,63 @@ class Codes:
         if len(self.shape) == 2:
             return out_OI
         return out_OI.view(self.count, -1, num_in).transpose(1, 2)
+
+    def blocks(self) -> Sequence[BlockRows]:
+        """The matrices as blocks, no value changed; empty if there is no such type, as for float8,
+        for inputs in another order, and for groups that are no multiple of 32 inputs."""
+        num_in = self.codes_OI.shape[1]
+        size = num_in if self.scales_RG.shape[1] == 1 else self.group_size
+        if self.groups_I is not None or num_in % _BLOCK or size % _BLOCK:
+            return ()
+        found = self._as_mxfp4() if self.table is not None else self._as_integers()
+        if found is None:
+            return ()
+        kind, raw_OUB = found
+        each = raw_OUB.numpy().reshape(self.count, -1)
+        num_out = len(raw_OUB) // self.count
+        return [BlockRows(raw, kind, num_out, num_in) for raw in each]
+
+    def _as_mxfp4(self) -> tuple[int, Tensor] | None:
+        # 2^(e - 127); the largest e has no float32 and stands for NaN.
+        if not bool(self.scales_RG.isfinite().all()):
+            return None
+        exponents = torch.frexp(self._by_block(self.scales_RG)).exponent + 126
+        return _MXFP4, torch.cat([exponents[..., None].byte(), self._halves()], dim=2)
+
+    def _as_integers(self) -> tuple[int, Tensor] | None:
+        codes_OI, zeros_RG = self.codes_OI, self.zeros_RG
+        if codes_OI.is_floating_point():
+            return None
+        kept = next((d for d in _FOUR_BITS if self._fits(d)), None)
+        if kept is None:
+            return None
+        scales_OU2 = self._by_block(self.scales_RG.to(kept)[..., None].view(torch.uint8))
+        if codes_OI.dtype == torch.uint8 and zeros_RG is not None and int(codes_OI.max()) < 16:
+            zeros_OU1 = self._by_block(zeros_RG)[..., None].byte()
+            return _FOUR_BITS[kept], torch.cat([scales_OU2, zeros_OU1, self._halves()], dim=2)
+        if codes_OI.dtype == torch.uint8 and zeros_RG is not None:
+            if not bool((zeros_RG == 128).all()):
+                return None
+            codes_OI = codes_OI ^ 128
+        elif zeros_RG is not None and bool(zeros_RG.any()):
+            return None
+        codes_OUB = codes_OI.view(torch.uint8).reshape(len(codes_OI), -1, _BLOCK)
+        return _EIGHT_BITS[kept], torch.cat([scales_OU2, codes_OUB], dim=2)
+
+    def _fits(self, dtype: torch.dtype) -> bool:
+        scales_RG = self.scales_RG.float()
+        return torch.equal(scales_RG.to(dtype).float(), scales_RG)
+
+    def _halves(self) -> Tensor:
+        """Of each block 16 bytes: its first codes are the low halves, the others the high ones."""
+        codes = self.codes_OI.reshape(len(self.codes_OI), -1, 2, _BLOCK // 2)
+        return codes[:, :, 0] | codes[:, :, 1] << 4
+
+    def _by_block(self, by_group_RG: Tensor) -> Tensor:
+        num_out, num_in = self.codes_OI.shape
+        groups_U = torch.arange(num_in // _BLOCK) * _BLOCK // self.group_size
+        rows_O = torch.arange(num_out) // self.rows
+        return by_group_RG[rows_O[:, None], groups_U[None, :]]
 
     def _piece(self, first: int, last: int) -> Tensor:
         codes_NI = self.codes_OI[first:last]

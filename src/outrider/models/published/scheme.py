@@ -22,13 +22,17 @@ from outrider.models.json_object import JsonObject, is_there
 KEY = "quantization_config"
 # Old files of GPTQ have it beside config.json.
 _GPTQ_FILE = "quantize_config.json"
+# Inputs of a block that kernels run on.
+_UNIT = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
     """`bits` are those that a code of this folder may have; `group_size` inputs share a scale where
     a layout does not tell by its shapes, 0 for all of them. `zero_offset` is what stored zeros lack
-    (GPTQ's first version), `block` the outputs and inputs that share a scale, None for others."""
+    (GPTQ's first version), `block` the outputs and inputs that share a scale, None for others.
+    `has_blocks` says that kernels may run on the codes (`Codes.blocks`): integers, or blocks of
+    MXFP4, in their order."""
 
     where: str
     method: str
@@ -36,6 +40,7 @@ class Scheme:
     group_size: int = 0
     zero_offset: int = 0
     block: tuple[int, int] | None = None
+    has_blocks: bool = False
 
 
 def scheme_of(raw: JsonObject) -> Scheme | None:
@@ -98,6 +103,7 @@ def _compressed(raw: JsonObject) -> Scheme:
         method="compressed-tensors",
         bits=tuple(sorted({_compressed_bits(found) for found in weights})),
         block=_one_block(raw, weights),
+        has_blocks=all(_has_blocks(found) for found in weights),
     )
 
 
@@ -118,6 +124,12 @@ def _compressed_bits(weights: JsonObject) -> int:
     if weights.text("strategy", "tensor") == "token":
         raise _unread(weights, "by 'token', as weights cannot be")
     return bits
+
+
+def _has_blocks(weights: JsonObject) -> bool:
+    if weights.text("type", "int") != "int" or weights.text("actorder", "") == "group":
+        return False
+    return not weights.has("group_size") or _group_size(weights) % _UNIT == 0
 
 
 def _one_block(raw: JsonObject, weights: list[JsonObject]) -> tuple[int, int] | None:
@@ -155,7 +167,11 @@ def _awq(raw: JsonObject) -> Scheme:
     if version not in ("gemm", "exllama"):
         raise _unread(raw, f"by AWQ in the order of {version!r}, not 'gemm'")
     return Scheme(
-        where=raw.where, method="awq", bits=(_bits(raw, "AWQ", (4,)),), group_size=_group_size(raw)
+        where=raw.where,
+        method="awq",
+        bits=(_bits(raw, "AWQ", (4,)),),
+        group_size=_group_size(raw),
+        has_blocks=_group_size(raw) % _UNIT == 0,
     )
 
 
@@ -176,6 +192,7 @@ def _gptq(raw: JsonObject) -> Scheme:
         bits=(bits,),
         group_size=_group_size(raw),
         zero_offset=1 if layout == "gptq" else 0,
+        has_blocks=not raw.flag("desc_act", default=False) and _group_size(raw) % _UNIT == 0,
     )
 
 
@@ -192,7 +209,7 @@ def _group_size(raw: JsonObject) -> int:
 
 
 def _mxfp4(raw: JsonObject) -> Scheme:
-    return Scheme(where=raw.where, method="mxfp4", bits=(4,), group_size=32)
+    return Scheme(where=raw.where, method="mxfp4", bits=(4,), group_size=32, has_blocks=True)
 
 
 _READERS: Mapping[str, Callable[[JsonObject], Scheme]] = {

@@ -30,6 +30,8 @@ _BESIDE = (
     ".input_scale", ".input_zero_point", ".activation_scale", ".output_scale",
     ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point",
 )  # fmt: skip
+# Bytes held for a byte of codes, by bits: 16 bytes of codes have 3 beside them, or 32 have 2.
+_HELD = {2: 2 * 19 / 16, 4: 19 / 16, 8: 34 / 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,27 @@ class Quantised:
         return name in self._matrices
 
     @property
+    def has_blocks(self) -> bool:
+        return self._scheme is not None and self._scheme.has_blocks
+
+    @property
     def values_a_byte(self) -> int:
         """At most, of the folder's files."""
         return 1 if self._scheme is None else 8 // min(self._scheme.bits)
+
+    def held_bytes(self, stored: Mapping[str, Tensor]) -> int:
+        """What these tensors take where kernels run on codes, 0 where they cannot: codes have a
+        scale and a zero for every 32 (`Codes.blocks`), in place of a matrix's other parts."""
+        if self._scheme is None or not self.has_blocks:
+            return 0
+        growth = _HELD[min(self._scheme.bits)]
+        codes = {matrix.names[0] for matrix in self._matrices.values()}
+        beside = {name for matrix in self._matrices.values() for name in matrix.names[1:]}
+        return sum(
+            round(tensor.nbytes * (growth if name in codes else 1))
+            for name, tensor in stored.items()
+            if name not in beside
+        )
 
     def places(self, stored: Mapping[str, Path]) -> dict[str, Path]:
         """Where the tensors of an unquantised checkpoint lie, by `stored`, where these do: a matrix

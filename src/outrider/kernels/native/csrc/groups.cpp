@@ -118,7 +118,7 @@ void begin_row(const Format& f, const Inputs& inputs, int row, const int32_t* to
             const int total = f.sets == 1 ? own[0] + own[1] : own[set];
             Begin& begin = to[static_cast<int64_t>(u * f.sets + set) * inputs.num_rows + row];
             if (f.has_min) begin.total = *inputs.scales_of(u, row) * static_cast<float>(total);
-            else begin.below = -f.zero * total;
+            else begin.below = (f.has_zeros() ? 1 : f.zero) * -total;
         }
 }
 

@@ -1,5 +1,5 @@
 // Matrices of quantised groups, as GGUF files and published checkpoints hold them: for 16 or 32
-// inputs of an output one scale, and one minimum or a zero that all share.
+// inputs of an output one scale, and one minimum or a zero, its own or one that all share.
 //
 //     weight = scale * (code - zero)        weight = scale * code + minimum
 //
@@ -9,7 +9,7 @@
 // float16 stand before their eight units. In a block:
 //
 //     [8 units' float16 scales of scales [BLOCK], of minimums [BLOCK]]
-//     for each unit: scales [sets][BLOCK], minimums [sets][BLOCK], codes
+//     for each unit: scales [sets][BLOCK], minimums [sets][BLOCK], zeros [BLOCK], codes
 //
 // No value of a file is changed: what is stored here is what the file stores, in another order.
 #pragma once
@@ -32,7 +32,7 @@ struct Format {
     Scales scales;
     int sets;  // of scales in a unit: 1 or 2
     bool has_min, is_signed;
-    int zero;
+    int zero;  // -1: each unit of an output has its own, a byte
     const int8_t* table;
 
     constexpr int code_bytes() const {
@@ -43,7 +43,10 @@ struct Format {
     constexpr int head_bytes() const {
         return scales == SUPER ? UNIT_BLOCK * 2 * (has_min ? 2 : 1) : 0;
     }
-    constexpr int unit_bytes() const { return scale_bytes() * (has_min ? 2 : 1) + code_bytes(); }
+    constexpr bool has_zeros() const { return zero < 0; }
+    constexpr int zeros_at() const { return scale_bytes() * (has_min ? 2 : 1); }
+    constexpr int codes_at() const { return zeros_at() + (has_zeros() ? UNIT_BLOCK : 0); }
+    constexpr int unit_bytes() const { return codes_at() + code_bytes(); }
     // Of one of the float16 heads, and of one unit, within a block.
     constexpr int64_t head_at(int unit) const {
         const int super = unit / UNITS_OF_SUPER;
@@ -94,6 +97,13 @@ template <>
 constexpr Format FORMAT<23> = {TABLE4, SUPER, 1, false, true, TABLE_ZERO, NON_LINEAR};  // IQ4_XS
 template <>
 constexpr Format FORMAT<39> = {TABLE4, BRAIN, 1, false, false, TABLE_ZERO, E2M1};  // MXFP4
+// Of published checkpoints (models/published/codes.py), by numbers beyond GGUF's.
+template <>
+constexpr Format FORMAT<128> = {U4, HALF, 1, false, false, -1, nullptr};
+template <>
+constexpr Format FORMAT<129> = {U4, BRAIN, 1, false, false, -1, nullptr};
+template <>
+constexpr Format FORMAT<130> = {U8, BRAIN, 1, false, false, 128, nullptr};
 
 // Null for a type without a format.
 const Format* format_of(int type);

@@ -238,7 +238,7 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
     const uint8_t* mins = at.scales + F.scale_bytes();
     unrolled<ROWS>([&](auto r) {
         unrolled<BLOCK_VECS>([&](auto v) {
-            part[r][v] = F.has_min || F.sets == 2 || is_signed_code(F.codes)
+            part[r][v] = F.has_min || F.has_zeros() || F.sets == 2 || is_signed_code(F.codes)
                              ? BitVec{}
                              : static_cast<uint32_t>(by.begins[r].below) - BitVec{};
         });
@@ -255,6 +255,10 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
                     part[r][v] += cast<BitVec>(factor * by.begins[set * by.num_rows + r].below);
                 });
             });
+        if constexpr (F.has_zeros()) {
+            const IntVec zeros = integers(at.scales + F.zeros_at(), v, false);
+            unrolled<ROWS>([&](auto r) { part[r][v] += cast<BitVec>(zeros * by.begins[r].below); });
+        }
         unrolled<ROWS>([&](auto r) {
             Vec& sum = sums[r][own + v];
             sum = fused(floats(cast<IntVec>(part[r][v])), scale * splat(by.xs[r]), sum);
@@ -301,7 +305,7 @@ void add(const Tile& tile, const uint8_t* blocks, Vec* to) {
             const uint8_t* unit = block + F.unit_at(u);
             for (int line = 0; line < F.unit_bytes(); line += LINE)
                 __builtin_prefetch(unit + line + PREFETCH_AHEAD);
-            const Place<ROWS> at{unit + FACTORS * F.scale_bytes(), unit, x, u * UNIT};
+            const Place<ROWS> at{unit + F.codes_at(), unit, x, u * UNIT};
             add_unit<F>(at, by, heads[b], table, b * BLOCK_VECS, sums);
         };
         // One block's sums stay in registers; those of several are in memory.

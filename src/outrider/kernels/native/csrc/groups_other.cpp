@@ -12,6 +12,9 @@ const Adds* other_adds(int type) {
         case 20: return &ADDS<20>;
         case 23: return &ADDS<23>;
         case 39: return &ADDS<39>;
+        case 128: return &ADDS<128>;
+        case 129: return &ADDS<129>;
+        case 130: return &ADDS<130>;
         default: return nullptr;
     }
 }

@@ -14,6 +14,7 @@ namespace {
 struct Unit {
     uint8_t codes[UNIT];
     uint16_t scale[2], min[2], super_scale, super_min;
+    uint8_t zero;
 };
 
 inline uint16_t half_at(const uint8_t* from) {
@@ -59,6 +60,12 @@ void q5_1(const uint8_t* from, int, Unit& unit) {
 void q8_0(const uint8_t* from, int, Unit& unit) {
     unit.scale[0] = half_at(from);
     for (int i = 0; i < UNIT; ++i) unit.codes[i] = from[2 + i] ^ 128;
+}
+
+void published_4(const uint8_t* from, int, Unit& unit) {
+    unit.scale[0] = half_at(from);
+    unit.zero = from[2];
+    nibbles(from + 3, unit.codes);
 }
 
 void mxfp4(const uint8_t* from, int, Unit& unit) {
@@ -219,7 +226,8 @@ inline void put(const Format& f, const Unit& unit, int u, int c, uint8_t* block)
         put_half(head, c, unit.super_scale);
         if (f.has_min) put_half(head, UNIT_BLOCK + c, unit.super_min);
     }
-    put_codes(f, unit.codes, c, to + scale_bytes * (f.has_min ? 2 : 1));
+    if (f.has_zeros()) to[f.zeros_at() + c] = unit.zero;
+    put_codes(f, unit.codes, c, to + f.codes_at());
 }
 
 using Decode = void (*)(const uint8_t* block, int unit, Unit& to);
@@ -252,7 +260,8 @@ constexpr Type TYPES[] = {
     known<7, 24, 1, q5_1>(),   known<8, 34, 1, q8_0>(),   known<10, 84, 8, q2_k>(),
     known<11, 110, 8, q3_k>(), known<12, 144, 8, q4_k>(), known<13, 176, 8, q5_k>(),
     known<14, 210, 8, q6_k>(), known<20, 18, 1, q4_0>(),  known<23, 136, 8, iq4_xs>(),
-    known<39, 17, 1, mxfp4>(),
+    known<39, 17, 1, mxfp4>(), known<128, 19, 1, published_4>(), known<129, 19, 1, published_4>(),
+    known<130, 34, 1, q8_0>(),
 };
 
 const Type* type_of(int number) {
@@ -282,11 +291,12 @@ float factor(const Format& f, const uint8_t* head, const uint8_t* unit, int at, 
 
 void read_unit(const Format& f, const uint8_t* block, int u, int c, float* to) {
     const uint8_t *unit = block + f.unit_at(u), *head = block + f.head_at(u);
-    const uint8_t* codes = unit + f.scale_bytes() * (f.has_min ? 2 : 1);
+    const uint8_t* codes = unit + f.codes_at();
+    const int zero = f.has_zeros() ? unit[f.zeros_at() + c] : f.zero;
     for (int i = 0; i < UNIT; ++i) {
         const int at = i * f.sets / UNIT * UNIT_BLOCK + c;
         const float scale = factor(f, head, unit, at, c, false);
-        volatile float product = scale * static_cast<float>(code_at(f, codes, c, i) - f.zero);
+        volatile float product = scale * static_cast<float>(code_at(f, codes, c, i) - zero);
         // Of bytes the minimum is taken away.
         const float min = f.has_min ? factor(f, head, unit, at, c, true) : 0.0f;
         to[i] = !f.has_min ? product : f.scales == SUPER ? product - min : product + min;
