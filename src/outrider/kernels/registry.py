@@ -30,6 +30,7 @@ from outrider.kernels.native.cpu import RULE, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import Forward, ForwardParts, NativeForward
 from outrider.kernels.native.grouped import NativeGrouped
+from outrider.kernels.native.mixture import MixtureSizes, MixtureWeights, NativeMixture
 from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.native.quantised import NativeQuantised
 from outrider.kernels.native.sampling import native_sampling
@@ -121,8 +122,9 @@ class Kernels:
     it gives None for what it cannot. `table` makes a table of tokens of what it packed.
 
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
-    bits. `exact` says that every operator is row-invariant: a row's bits depend on that row alone.
-    `threads` is how many of them native operators use; they never change a bit.
+    bits; `mixture` makes one of a router and its experts. `exact` says that every operator is
+    row-invariant: a row's bits depend on that row alone. `threads` is how many of them native
+    operators use; they never change a bit.
 
     For lanes that run at once: `twin` makes operators over the same packed weights that share no
     scratch memory with these, and `join_lane(number, threads)` has the native calls of the calling
@@ -148,6 +150,7 @@ class Kernels:
     pack_blocks: Callable[[Sequence[BlockRows]], PackedLinear | None] | None = None
     table: Callable[[PackedLinear, torch.dtype], PackedTable] | None = None
     forward: Callable[[ForwardParts], Forward] | None = None
+    mixture: Callable[[MixtureSizes, MixtureWeights], NativeMixture] | None = None
     threads: Choice | None = None
     twin: Callable[[], Kernels] | None = None
     join_lane: Callable[[int, int], None] | None = None
@@ -306,6 +309,7 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
         choices=tuple(Choice(op, "native") for op in OPS),
         exact=True,
         forward=partial(NativeForward, ops, library),
+        mixture=partial(NativeMixture, library, ops.team),
         twin=lambda: _native(make, library),
         join_lane=partial(join_lane, library),
     )

@@ -166,11 +166,11 @@ class LlamaModel(PassDecoder):
 
     def forward(self) -> Forward | None:
         """None also while the kernels that it was made of are exchanged for others, where ranks
-        have to meet between the layers, and of a mixture, whose experts are chosen on the way."""
+        have to meet between the layers."""
         return self._forward if self.kernels is self._made_by else None
 
     def _make_forward(self) -> Forward | None:
-        if self.kernels.forward is None or self._comm.size > 1 or self.config.sparse_layers:
+        if self.kernels.forward is None or self._comm.size > 1:
             return None
         config, tables, depths = self.config, self._tables, sorted(self._depths)
         return self.kernels.forward(

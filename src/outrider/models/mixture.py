@@ -10,13 +10,14 @@ Shapes:  N = tokens, Q = experts of a token, P = all choices, N times Q, by expe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from outrider.core.clock import host_rows
-from outrider.kernels.native.forward import DenseWeights, MixtureWeights
+from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import by_row
 from outrider.kernels.registry import Kernels
@@ -77,6 +78,10 @@ def _clamped(sizes: Experts, up_N2F: Tensor, out_NF: Tensor) -> None:
 
 def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor) -> Tensor:
     """What the mixture gives for the normed residual `x_ND`. A host sync: reads who was chosen."""
+    if weights.native is not None:
+        out_ND = torch.empty_like(x_ND)
+        weights.native(x_ND, out_ND)
+        return out_ND
     scores_NO = x_ND.new_empty(x_ND.shape[0], weights.router.num_out)
     _multiply(kernels, weights.router, weights.router_bias_X, x_ND, scores_NO)
     probs_NX = by_row(lambda row_X: torch.softmax(row_X, 0), scores_NO[:, : sizes.num_experts])
@@ -135,12 +140,14 @@ def read_mixture(
         outputs[f"{prefix}shared_expert_gate"] = 1
         names = (f"{prefix}shared_expert.{part}" for part in _NAMES[ExpertNames.QWEN][2])
         shared = _dense(reader, *names, sizes=(sizes.shared_ffn_size, hidden_size))
-    return MixtureWeights(
+    weights = MixtureWeights(
         router=reader.linear(outputs, hidden_size),
         router_bias_X=reader.bias(outputs, present=sizes.biased),
         experts=_experts(reader, sizes, f"{prefix}experts.", parts, hidden_size),
         shared=shared,
     )
+    native = reader.kernels.mixture
+    return replace(weights, native=native(sizes, weights)) if native else weights
 
 
 def _experts(

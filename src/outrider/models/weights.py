@@ -270,7 +270,7 @@ class WeightReader:
     def __init__(
         self, weights: Weights, kernels: Kernels, place: Placement, *, text: TextNames | None = None
     ) -> None:
-        self._weights, self._kernels, self._place = weights, kernels, place
+        self._weights, self.kernels, self._place = weights, kernels, place
         self._text = text or TextNames()
 
     def __contains__(self, name: str) -> bool:
@@ -289,7 +289,7 @@ class WeightReader:
 
     def tokens(self, name: str, vocab_size: int, hidden_size: int) -> Tensor | PackedTable:
         """The embeddings of all tokens, by blocks of the file where kernels run on those."""
-        packed, table = self._as_stored({name: vocab_size}, hidden_size), self._kernels.table
+        packed, table = self._as_stored({name: vocab_size}, hidden_size), self.kernels.table
         if packed is None or table is None:
             return self.table(name, vocab_size, hidden_size)
         return table(packed, self._place.dtype)
@@ -302,12 +302,12 @@ class WeightReader:
         is_tied, is_whole = tied and HEAD not in self, _is_all(rows, vocab_size)
         if not is_tied:
             stored = self._as_stored({HEAD: vocab_size}, hidden_size) if is_whole else None
-            return stored or self._kernels.pack(self.table(HEAD, vocab_size, hidden_size)[rows])
+            return stored or self.kernels.pack(self.table(HEAD, vocab_size, hidden_size)[rows])
         if isinstance(embedding_VD, Tensor):
-            return self._kernels.pack(embedding_VD[rows])
-        if is_whole and self._kernels.table is not None:
+            return self.kernels.pack(embedding_VD[rows])
+        if is_whole and self.kernels.table is not None:
             return embedding_VD.packed
-        return self._kernels.pack(embedding_VD.floats()[rows])
+        return self.kernels.pack(embedding_VD.floats()[rows])
 
     def linear(
         self,
@@ -368,7 +368,7 @@ class WeightReader:
         self, outputs: Mapping[str, int], count: int, num_in: int, order_O: Tensor | None = None
     ) -> list[PackedLinear] | None:
         """The blocks of the file, if the kernels run on all of them."""
-        if (pack := self._kernels.pack_blocks) is None:
+        if (pack := self.kernels.pack_blocks) is None:
             return None
         stacks = [
             self._weights.stacked_blocks(self._named(name), count, num_out, num_in)
@@ -385,7 +385,7 @@ class WeightReader:
 
     def _packed(self, weight_OI: Tensor) -> PackedLinear:
         place = self._place
-        return self._kernels.pack(weight_OI.to(device=place.device, dtype=place.dtype))
+        return self.kernels.pack(weight_OI.to(device=place.device, dtype=place.dtype))
 
     def _copy(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Memory of our own: the file may change or vanish while the model runs."""

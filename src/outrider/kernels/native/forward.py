@@ -5,8 +5,8 @@ bits are the same. Draft heads are decoders with an entrance, where a token meet
 token before it.
 
 Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head or a head, G = KV heads,
-         S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers, X =
-         experts; others as in models/decoder.py.
+         S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers;
+         others as in models/decoder.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from typing import Protocol
 from torch import Tensor
 
 from outrider.core.errors import ContractError, given
+from outrider.kernels.native.mixture import MixtureWeights
 from outrider.kernels.native.ops import (
     SUFFIXES,
+    LinearStruct,
     LookStruct,
     NativeOps,
     PassStruct,
@@ -31,32 +33,6 @@ from outrider.kernels.native.ops import (
     struct_fields,
 )
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, PackedTable
-
-
-@dataclass(frozen=True, slots=True)
-class DenseWeights:
-    """One feed-forward net with a gate."""
-
-    gate_up: PackedLinear
-    down: PackedLinear
-    gate_up_bias_2F: Tensor | None = None
-    down_bias_D: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureWeights:
-    """`router` scores all experts and, in its last output, the shared one, if there is one."""
-
-    router: PackedLinear
-    experts: Sequence[DenseWeights]
-    shared: DenseWeights | None = None
-    router_bias_X: Tensor | None = None
-
-    @property
-    def always_read(self) -> tuple[PackedLinear, ...]:
-        """What every token reads."""
-        shared = () if self.shared is None else (self.shared.gate_up, self.shared.down)
-        return (self.router, *shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,28 +157,24 @@ class Forward(Protocol):
         ...
 
 
-class _Linear(Structure):
-    _fields_ = struct_fields((c_void_p, "call weights bias"))
-
-
 class _Layer(Structure):
     _fields_ = struct_fields(
         (c_void_p, "attention_norm"),
-        (_Linear, "qkv"),
+        (LinearStruct, "qkv"),
         (c_void_p, "q_norm k_norm"),
-        (_Linear, "out"),
+        (LinearStruct, "out"),
         (c_void_p, "attended_norm ffn_norm"),
-        (_Linear, "gate_up down"),
+        (LinearStruct, "gate_up down"),
         (c_void_p, "fed_norm cos sin"),
         (LookStruct, "look"),
-        (c_void_p, "keys values"),
+        (c_void_p, "keys values mixture"),
     )
 
 
 class _Entrance(Structure):
     _fields_ = struct_fields(
         (c_void_p, "token_norm state_norm"),
-        (_Linear, "join"),
+        (LinearStruct, "join"),
         (c_void_p, "states pair own"),
         (c_int32, "attends keeps_norm gives_normed"),
     )
@@ -211,7 +183,7 @@ class _Entrance(Structure):
 class _Decoder(Structure):
     _fields_ = struct_fields(
         (c_void_p, "team rope_append attention embedding lookup final_norm"),
-        (_Linear, "head"),
+        (LinearStruct, "head"),
         (c_void_p, "layers x norm qkv attended up activated hidden captured entrance no_bias"),
         (c_float, "eps embedding_scale residual_scale logit_scale logit_cap"),
         (c_int32, "num_layers hidden_size ffn_size vocab_size dtype num_captured"),
@@ -244,7 +216,7 @@ class NativeForward:
             embedding,
             lookup,
             pointer(parts.final_norm_D),
-            _linear(parts.head, None),
+            LinearStruct.of(parts.head, None),
             ctypes.addressof(layers),
             *(getattr(parts.buffers, item.name).data_ptr() for item in fields(parts.buffers)),
             parts.hidden_SKD.data_ptr(),
@@ -312,22 +284,28 @@ def _embedding(embedding_VD: Tensor | PackedTable) -> tuple[int, int | None]:
 def _layer(
     layer: LayerWeights, kv: tuple[Tensor, Tensor], turns: tuple[Tensor, Tensor], scale: float
 ) -> _Layer:
+    mixture, dense = layer.mixture, (LinearStruct(), LinearStruct())
+    if mixture is None:
+        dense = (
+            LinearStruct.of(given(layer.gate_up, "dense FFN"), layer.gate_up_bias_2F),
+            LinearStruct.of(given(layer.down, "dense FFN"), layer.down_bias_D),
+        )
     return _Layer(
         pointer(layer.attention_norm_D),
-        _linear(layer.qkv, layer.qkv_bias_E),
+        LinearStruct.of(layer.qkv, layer.qkv_bias_E),
         pointer(layer.q_norm_H),
         pointer(layer.k_norm_H),
-        _linear(layer.out, layer.out_bias_D),
+        LinearStruct.of(layer.out, layer.out_bias_D),
         pointer(layer.attended_norm_D),
         pointer(layer.ffn_norm_D),
-        _linear(given(layer.gate_up, "dense FFN"), layer.gate_up_bias_2F),
-        _linear(given(layer.down, "dense FFN"), layer.down_bias_D),
+        *dense,
         pointer(layer.fed_norm_D),
         turns[0].data_ptr(),
         turns[1].data_ptr(),
         LookStruct.of(layer.attention or scale),
         kv[0].data_ptr(),
         kv[1].data_ptr(),
+        None if mixture is None else given(mixture.native, "native mixture").address,
     )
 
 
@@ -336,7 +314,7 @@ def _entrance(entrance: Entrance) -> _Entrance:
     return _Entrance(
         pointer(entrance.token_norm_D),
         pointer(entrance.state_norm_D),
-        _Linear() if join is None else _linear(join, entrance.join_bias_D),
+        LinearStruct() if join is None else LinearStruct.of(join, entrance.join_bias_D),
         entrance.states_ND.data_ptr(),
         entrance.pair_N2D.data_ptr(),
         entrance.own_ND.data_ptr(),
@@ -344,7 +322,3 @@ def _entrance(entrance: Entrance) -> _Entrance:
         entrance.keeps_norm,
         entrance.gives_normed,
     )
-
-
-def _linear(packed: PackedLinear, bias: Tensor | None) -> _Linear:
-    return _Linear(packed.call, packed.pointer, pointer(bias))

@@ -66,6 +66,16 @@ class LookStruct(Structure):
         return cls(kind.scale, kind.cap, kind.window, 0, pointer(kind.sinks_H))
 
 
+class LinearStruct(Structure):
+    """A packed matrix and the function that multiplies by it (csrc/linears.h)."""
+
+    _fields_ = struct_fields((c_void_p, "call weights bias"))
+
+    @classmethod
+    def of(cls, packed: PackedLinear, bias_O: Tensor | None) -> LinearStruct:
+        return cls(packed.call, packed.pointer, pointer(bias_O))
+
+
 class WeightsStruct(Structure):
     """What a linear is told of its matrix (csrc/linear.cpp, csrc/quantised.cpp)."""
 
@@ -94,6 +104,7 @@ _SIGNATURES = {
     "layer_norm": "ppppfpii",
     "leftover": "pppldpl:d",
     "linear": "pppii",
+    "mixture": "pppi",
     "pack": "pppii",
     "pack_grouped": "pipppii",
     "pick": "ppdl:l",

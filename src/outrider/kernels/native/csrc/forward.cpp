@@ -8,6 +8,7 @@
 // token before it, and what the layers make of both is left for the token after.
 #include <cstring>
 
+#include "linears.h"
 #include "pass.h"
 #include "vectors.h"
 
@@ -30,22 +31,6 @@ namespace outrider {
 
 namespace {
 
-// Mirrored by `_Linear`, `_Layer` and `_Decoder` in forward.py. A bias may be null.
-struct Linear {
-    void (*call)(const void* weights, const float* x, float* out, int num_rows, int accumulate);
-    const void* weights;
-    const float* bias;
-
-    void operator()(const float* x, float* out, int num_rows, int size, bool accumulate) const {
-        call(weights, x, out, num_rows, accumulate);
-        if (bias == nullptr) return;
-        for (int n = 0; n < num_rows; ++n, out += size)
-            for (int i = 0; i < size; i += LANES)
-                store_some(out + i, load_some(out + i, size - i) + load_some(bias + i, size - i),
-                           size - i);
-    }
-};
-
 // What attention reads in the layer of heads.
 enum Attends { NORMED, PAIR, RESIDUAL };
 
@@ -60,7 +45,8 @@ struct Entrance {
     int32_t attends, keeps_norm, gives_normed;
 };
 
-// A norm that the family lacks is null: those before a product, and those of what it gives.
+// Mirrored by `_Layer` and `_Decoder` in forward.py. A norm that the family lacks is null: those
+// before a product, and those of what it gives. With a mixture there is no dense net.
 struct Layer {
     const float* attention_norm;
     Linear qkv;
@@ -71,6 +57,7 @@ struct Layer {
     const float *fed_norm, *cos, *sin;
     Look look;
     void *keys, *values;
+    const Mixture* mixture;
 };
 
 // What the embedding and kept states are made of: the place in SUFFIXES of ops.py.
@@ -115,18 +102,23 @@ void scale_all(float* x, float scale, int64_t size) {
     }
 }
 
+// Adds rows to the residual, normed and scaled first; they are written over.
+void add_rows(const Decoder& d, float* rows, const float* weight, int num) {
+    const int64_t size = static_cast<int64_t>(num) * d.hidden_size;
+    if (weight != nullptr) norm(d, rows, weight, rows, num);
+    scale_all(rows, d.residual_scale, size);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int count = static_cast<int>(size - i < LANES ? size - i : LANES);
+        store_some(d.x + i, load_some(d.x + i, count) + load_some(rows + i, count), count);
+    }
+}
+
 // Adds a product to the residual, by way of `norm` where it is normed or scaled first.
 void add(const Decoder& d, const Linear& linear, const float* from, const float* weight, int num) {
     if (weight == nullptr && d.residual_scale == 1.0f)
         return linear(from, d.x, num, d.hidden_size, true);
-    const int64_t size = static_cast<int64_t>(num) * d.hidden_size;
     linear(from, d.norm, num, d.hidden_size, false);
-    if (weight != nullptr) norm(d, d.norm, weight, d.norm, num);
-    scale_all(d.norm, d.residual_scale, size);
-    for (int64_t i = 0; i < size; i += LANES) {
-        const int count = static_cast<int>(size - i < LANES ? size - i : LANES);
-        store_some(d.x + i, load_some(d.x + i, count) + load_some(d.norm + i, count), count);
-    }
+    add_rows(d, d.norm, weight, num);
 }
 
 template <class From, class To>
@@ -223,6 +215,8 @@ void feed(const Decoder& d, const Layer& layer, int num) {
         norm(d, d.x, layer.ffn_norm, d.norm, num);
         reads = d.norm;
     }
+    if (layer.mixture != nullptr)
+        return add_rows(d, mixed(*layer.mixture, reads, num), layer.fed_norm, num);
     layer.gate_up(reads, d.up, num, 2 * d.ffn_size, false);
     (d.gelu ? outrider_gelu_mul : outrider_silu_mul)(d.team, d.up, d.activated, num, d.ffn_size);
     add(d, layer.down, d.activated, layer.fed_norm, num);

@@ -188,6 +188,7 @@ inline Vec fused(Vec a, Vec b, Vec sum) {
 }
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
 
 // Lanes of `a` then `b`, picked by constant index.
 #if defined(__clang__)

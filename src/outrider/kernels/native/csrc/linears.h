@@ -1,0 +1,50 @@
+// A packed matrix with the function that multiplies by it, and mixtures of experts made of such.
+#pragma once
+
+#include <cstdint>
+
+#include "team.h"
+#include "vectors.h"
+
+namespace outrider {
+
+// Mirrored by `LinearStruct` in ops.py. A bias may be null.
+struct Linear {
+    void (*call)(const void* weights, const float* x, float* out, int num_rows, int accumulate);
+    const void* weights;
+    const float* bias;
+
+    void operator()(const float* x, float* out, int num_rows, int size, bool accumulate) const {
+        call(weights, x, out, num_rows, accumulate);
+        if (bias == nullptr) return;
+        for (int n = 0; n < num_rows; ++n, out += size)
+            for (int i = 0; i < size; i += LANES)
+                store_some(out + i, load_some(out + i, size - i) + load_some(bias + i, size - i),
+                           size - i);
+    }
+};
+
+// One feed-forward net; without a call there is none.
+struct Net {
+    Linear gate_up, down;
+};
+
+// In the order of `Gating` in mixture.py.
+enum Gating { SILU, GELU, CLAMPED };
+
+// Mirrored by `_Mixture` in mixture.py. The router scores `num_experts` and, behind them, the net
+// that all tokens share.
+struct Mixture {
+    Team* team;
+    Linear router;
+    const Net* experts;
+    Net shared;
+    float alpha, limit;
+    int32_t hidden_size, num_experts, num_chosen, ffn_size, shared_ffn_size, normalise, gating;
+    int32_t num_scores;
+};
+
+// What the mixture gives for rows of `x`: memory of this thread, until it asks again.
+float* mixed(const Mixture& mixture, const float* x, int num_rows);
+
+}  // namespace outrider
