@@ -33,6 +33,7 @@ from outrider.bench.machine import Neighbours, provenance
 from outrider.bench.store import write_json
 from outrider.bench.turns import rotated
 from outrider.bench.workload import WORKLOADS, load_prompts
+from outrider.core.env import cache_folder
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.registry import Choice, Kernels
 from outrider.lab.inflate import ModelShape, shape_called
@@ -126,6 +127,19 @@ def told_command(options: argparse.Namespace) -> str:
         return places.get(word) or (Path(word).name if Path(word).is_absolute() else word)
 
     return " ".join([Path(sys.argv[0]).name, *map(told, sys.argv[1:])])
+
+
+def cells_before(output: Path | None) -> list[dict[str, Any]]:
+    """The cells that an earlier run wrote to `output`."""
+    if output is None or not output.exists():
+        return []
+    return json.loads(output.read_text())["cells"]
+
+
+def real_folder(named: str) -> Path:
+    """The folder of tier R, a real model, by default where scripts/real_model writes it."""
+    usual = (cache_folder() or Path()) / "real" / "SmolLM2-135M-Instruct"
+    return Path(named) if named else usual
 
 
 @contextmanager

@@ -8,20 +8,25 @@ import statistics
 import subprocess
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import torch
-from common import NEEDS, Report, note, study
+from common import NEEDS, Report, cells_before, note, study
 from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.memory import ProcessGauge
 from outrider.bench.frame import medians, paired_ratio
+from outrider.bench.store import write_json
 from outrider.bench.workload import builtin_texts
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import StepRow
@@ -29,10 +34,13 @@ from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model
 
 THREADS = (1, 2)
-NUM_PROMPT, NUM_WRITTEN = 512, 64
+NUM_PROMPT, NUM_LONG_PROMPT, NUM_WRITTEN = 512, 2000, 64
+# What loading and one request may take, over the file with the keys and values.
+MEMORY_BAR = 1.1
 # Texts for the distance between distributions: so many windows of so many tokens, of which the
 # second half counts, as llama-perplexity counts them.
 WINDOW, NUM_WINDOWS = 128, 24
+_READS = {"read": NUM_PROMPT, "long_read": NUM_LONG_PROMPT}
 _F32_CACHE = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 # What llama-perplexity prints.
 _FIGURES = {
@@ -48,19 +56,35 @@ def gguf(options: Namespace, report: Report) -> bool | None:
     """Do quantised files run here at least as fast as in llama.cpp, and as near to their numbers?
 
     For each file and one and two threads, ours and llama-bench write 64 tokens and read prompts of
-    512, in turns; ratios are ours over theirs, with 95 % intervals. Then both compare the
-    distributions of the file with those of its numbers in float32, on the same text. --peers is the
-    folder that scripts/peers filled; --tokenizer reads the text where a file's own rule is unknown.
+    512 and 2,000, in turns; ratios are ours over theirs, with 95 % intervals. Then both compare the
+    distributions of the file with those of its numbers in float32, on the same text. Memory is what
+    a process of its own holds at most, over what it held before. --peers is the folder that
+    scripts/peers filled; --tokenizer reads the text where a file's own rule is unknown.
+
+    Cells that --output has are not measured again.
     """
     if not options.files:
         raise ConfigError("no file is named.", hint="--files MODEL.gguf")
     programs = Path(options.peers) / "llama.cpp" / "build" / "bin"
+    report["cells"] = cells_before(options.output)
+    done = {cell.get("cell") for cell in report["cells"]}
     for file in map(Path, options.files):
         config = EngineConfig(drafter="none", tokenizer=options.tokenizer, batch_size=1)
-        note(report, file=file.name, **_loading(file, config))
-        for threads in THREADS:
-            note(report, file=file.name, **_speeds(file, config, threads, programs, options))
-        note(report, file=file.name, **_distances(file, config, programs, options.quick))
+        work: dict[str, Callable[[], dict[str, Any]]] = {
+            "loading": partial(_loading, file, config),
+            "memory": partial(_memory, file, config),
+            **{
+                f"speed {threads}": partial(_speeds, file, config, threads, programs, options)
+                for threads in THREADS
+            },
+            "distance": partial(_distances, file, config, programs, options.quick),
+        }
+        for name, measured in work.items():
+            cell = f"{file.name} {name}"
+            if cell not in done:
+                note(report, cell=cell, file=file.name, **measured())
+                if options.output:
+                    write_json(options.output, report)
     return None
 
 
@@ -82,6 +106,31 @@ def _loaded(file: Path, config: EngineConfig) -> dict[str, Any]:
         }
 
 
+def _memory(file: Path, config: EngineConfig) -> dict[str, Any]:
+    """In a process of its own, which has nothing but the program before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        held = executor.submit(_held, file, config).result()
+    kept = held["file_bytes"] + held["kv_bytes"]
+    ratio = held["peak_bytes"] / kept
+    return held | {"memory_ratio": round(ratio, 3), "memory_bar": MEMORY_BAR}
+
+
+def _held(file: Path, config: EngineConfig) -> dict[str, Any]:
+    """At most, beside the program, for one request; and what that is for."""
+    before = ProcessGauge().now()
+    with closing(LLM(file, config=config, context=NUM_PROMPT + NUM_WRITTEN)) as llm:
+        ids = [1 + i % 1000 for i in range(NUM_PROMPT - 1)]
+        params = SamplingParams(max_tokens=NUM_WRITTEN, ignore_eos=True)
+        (result,) = llm.generate([ids], params)
+        return {
+            "peak_bytes": (result.peak_memory_bytes or 0) - before,
+            "program_bytes": before,
+            "kv_bytes": (NUM_PROMPT + NUM_WRITTEN) * llm.spec.kv_bytes_per_token,
+            "file_bytes": file.stat().st_size,
+            "memory": dict(llm.memory),
+        }
+
+
 def _speeds(
     file: Path, config: EngineConfig, threads: int, programs: Path, options: Namespace
 ) -> dict[str, Any]:
@@ -92,8 +141,10 @@ def _speeds(
             for name, value in (_ours(llm, turn) | _theirs(file, threads, programs)).items():
                 seconds[name].append((str(turn), value))
     found: dict[str, Any] = {"threads": threads}
-    for work in ("written", "read"):
+    for work in ("written", "read", "long_read"):
         ours, theirs = seconds[f"ours {work}"], seconds[f"llama.cpp {work}"]
+        if not ours:
+            continue
         found[f"{work}_per_second"] = round(1 / statistics.median(value for _, value in ours), 1)
         ratio = paired_ratio(medians(theirs), medians(ours))
         found[f"{work}_over_llama.cpp"] = None if ratio is None else round(ratio.value, 3)
@@ -104,19 +155,31 @@ def _speeds(
 def _ours(llm: LLM, turn: int) -> dict[str, float]:
     """Seconds a token."""
     llm.forget()
-    ids = [1 + (7 * i * i + turn) % 1000 for i in range(NUM_PROMPT)]
+    ids = [1 + (7 * i * i + turn) % 1000 for i in range(NUM_LONG_PROMPT)]
     written = SamplingParams(max_tokens=NUM_WRITTEN + 1, ignore_eos=True)
     (result,) = llm.generate([ids[:1]], written)
     spent = result.token_seconds[-1] - result.token_seconds[0]
-    (read,) = llm.generate([ids], SamplingParams(max_tokens=1, ignore_eos=True))
-    return {"ours written": spent / NUM_WRITTEN, "ours read": read.token_seconds[0] / NUM_PROMPT}
+    found = {"ours written": spent / NUM_WRITTEN}
+    for work, length in _READS.items():
+        if length < llm.spec.max_tokens:
+            # No page of another prompt is found again.
+            prompt = [length % 1000, *ids[: length - 1]]
+            (read,) = llm.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
+            found[f"ours {work}"] = read.token_seconds[0] / length
+    return found
 
 
 def _theirs(file: Path, threads: int, programs: Path) -> dict[str, float]:
-    words = ["-t", threads, "-p", NUM_PROMPT, "-n", NUM_WRITTEN, "-r", 1, "-o", "json"]
-    told = json.loads(_run(programs / "llama-bench", "-m", file, *words).stdout)
-    read, written = (1 / one["samples_ts"][0] for one in told)
-    return {"llama.cpp written": written, "llama.cpp read": read}
+    found: dict[str, float] = {}
+    for work, length in {"written": 0, **_READS}.items():
+        words = ["-t", threads, "-p", length, "-n", 0 if length else NUM_WRITTEN, "-r", 1]
+        # A warm-up would read all of a long prompt once more.
+        words += ["--no-warmup"] if length == NUM_LONG_PROMPT else []
+        (told,) = json.loads(
+            _run(programs / "llama-bench", "-m", file, *words, "-o", "json").stdout
+        )
+        found[f"llama.cpp {work}"] = 1 / told["samples_ts"][0]
+    return found
 
 
 def _distances(file: Path, config: EngineConfig, programs: Path, quick: bool) -> dict[str, Any]:

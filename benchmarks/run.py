@@ -33,6 +33,8 @@ STUDIES = {
     "suggest": "suggest",
     "structured": "structured",
     "gguf": "gguf",
+    "gguf_requests": "gguf_requests",
+    "gguf_texts": "gguf_texts",
 }
 
 

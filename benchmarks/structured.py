@@ -7,16 +7,14 @@ from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from common import TARGET, Report, note, study
+from common import TARGET, Report, note, real_folder, study
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.frame import medians, paired_ratio
 from outrider.bench.machine import Neighbours
 from outrider.bench.turns import rotated
-from outrider.core.env import cache_folder
 
 GOAL = 0.9
 DRAFTERS = ("none", "ngram", "suffix")
@@ -71,7 +69,7 @@ def structured(options: Namespace, report: Report) -> bool | None:
     two drafters, all in turns. Speeds are tokens a second after the first token, as ratios prompt
     by prompt with 95 % intervals.
     """
-    place = Path(options.real) if options.real else (cache_folder() or Path()) / _REAL
+    place = real_folder(options.real)
     target = TARGET if options.quick else str(place)
     params = SamplingParams(max_tokens=24 if options.quick else 96, temperature=0.0)
     things = THINGS[:1] if options.quick else THINGS
@@ -103,9 +101,6 @@ def structured(options: Namespace, report: Report) -> bool | None:
     report["meets_goal"] = bool(values) and min(values) >= GOAL
     same = all(cell["same_as_plain"] for cell in report["cells"])
     return same and all(cell["same_as_free"] for cell in masked if cell["structure"] == "any text")
-
-
-_REAL = Path("real") / "SmolLM2-135M-Instruct"
 
 
 def _sides(stack: ExitStack, target: str) -> dict[tuple[str, str], Side]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from common import TARGET, Report, study, tier_folders
+from common import TARGET, Report, cells_before, real_folder, study, tier_folders
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.bench.frame import Ratio, medians, paired_ratio
@@ -21,7 +21,6 @@ from outrider.bench.machine import Neighbours
 from outrider.bench.store import write_json
 from outrider.bench.turns import rotated
 from outrider.bench.workload import builtin_texts
-from outrider.core.env import cache_folder
 from outrider.core.errors import OutriderError
 
 # Prompts of a domain by which the command counts acceptance; speed is measured on later ones.
@@ -79,9 +78,9 @@ def suggest(options: Namespace, report: Report) -> None:
     prompt by prompt, has 1 in it. Tier R is a real model, the folder that scripts/real_model writes
     (--real). Cells that --output has already are not measured again.
     """
-    report["cells"] = _before(options.output)
+    report["cells"] = cells_before(options.output)
     done = {cell["cell"] for cell in report["cells"]}
-    folders = {"r": Path(options.real) if options.real else _real_folder()}
+    folders = {"r": real_folder(options.real)}
     with tier_folders(options) as made:
         folders |= made
         for cell in _cells(options.quick):
@@ -99,17 +98,6 @@ def suggest(options: Namespace, report: Report) -> None:
 
 def _cells(quick: bool) -> Sequence[Cell]:
     return (Cell("a", "code", num_prompts=1, num_tokens=8),) if quick else CELLS
-
-
-def _before(output: Path | None) -> list[dict[str, Any]]:
-    """The cells that a run before this one has measured."""
-    if output is None or not output.exists():
-        return []
-    return json.loads(output.read_text())["cells"]
-
-
-def _real_folder() -> Path:
-    return (cache_folder() or Path()) / "real" / "SmolLM2-135M-Instruct"
 
 
 def _measured(cell: Cell, target: str, seconds: float) -> dict[str, Any]:

@@ -149,7 +149,9 @@ def examine(resolved: Resolved, *, measure: bool = False) -> Report:
         # The target alone is quantised.
         scheme = engine.quantise if name == program.target else "none"
         try:
-            spec = replace(read_spec(name, engine.dtype), quantise=scheme)
+            spec = replace(
+                read_spec(name, engine.dtype, on_cpu=device.type == "cpu"), quantise=scheme
+            )
             fits.append(memory_fit(spec, device))
         except OutriderError as error:
             problems.append(str(error))

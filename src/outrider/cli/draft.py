@@ -30,6 +30,7 @@ from outrider.core.drafter_kinds import KINDS
 from outrider.core.env import cache_folder
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
+from outrider.models.loading import pick_device
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Option, PlannedJob
 from outrider.planner.suppose import GUESSED
@@ -114,7 +115,7 @@ def known_of(
     contestants = contestants_named(",".join(ready)) if ready else [PLAIN]
     drafts = None
     try:
-        spec = read_spec(target)
+        spec = read_spec(target, on_cpu=pick_device("auto").type == "cpu")
     except CheckpointError:
         return None
     try:

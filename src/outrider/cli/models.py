@@ -255,15 +255,15 @@ def _inspect(name: str, found: Path, where: str = "") -> LocalModel:
     return LocalModel(name, folder, num_bytes, family, refusal, where)
 
 
-def read_spec(name: str, dtype: str = "auto") -> ModelSpec:
+def read_spec(name: str, dtype: str = "auto", *, on_cpu: bool = True) -> ModelSpec:
     """The sizes of a model by name; from the hub, only its small files are fetched."""
     folder = small_files(name)
     config = read_config(folder)
     kind = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32)
     spec = config.spec(name, bytes_per_weight=kind.itemsize, bytes_per_kv=kind.itemsize)
-    if dtype != "auto" or not folder.is_file():
-        return spec
     # Blocks of a GGUF file stay as they are where native kernels run on them, which is on CPUs.
+    if dtype != "auto" or not folder.is_file() or not on_cpu:
+        return spec
     return replace(spec, stored_bytes=stored_in(folder).held_bytes)
 
 

@@ -98,7 +98,9 @@ def _here(
     target does not fit."""
     options = call.options
     texts = prompt_texts(options.prompts, options.domains)
-    spec = replace(read_spec(program.target, engine.dtype), quantise=engine.quantise)
+    on_cpu = pick_device(engine.device).type == "cpu"
+    spec = read_spec(program.target, engine.dtype, on_cpu=on_cpu)
+    spec = replace(spec, quantise=engine.quantise)
     _check_fits(
         program.target, spec.weight_bytes, spec.kv_bytes_per_token, _job(options, 0), memory
     )

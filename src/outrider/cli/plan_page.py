@@ -65,12 +65,16 @@ def elsewhere(
     for a draft model that its own device has no room for."""
     sheet = device_sheet(options.device)
     rates = _rates(options.alpha)
-    target = replace(read_spec(program.target, engine.dtype), quantise=engine.quantise)
+    target = read_spec(program.target, engine.dtype, on_cpu=sheet.is_cpu)
+    target = replace(target, quantise=engine.quantise)
     names = split(options.drafters)
     _check_known(names)
     named = program.draft if program.draft not in ("auto", "none") else draft_of(program.target)
     wanted = bool({AUTO, MODEL} & set(names))
-    draft = read_spec(named, engine.dtype) if named is not None and wanted else None
+    draft = None
+    if named is not None and wanted:
+        device = sheet if options.draft_device is None else device_sheet(options.draft_device)
+        draft = read_spec(named, engine.dtype, on_cpu=device.is_cpu)
     apart = _draft_device(options, draft, job)
     calibration = calibrate(target, draft, sheet, draft_sheet=apart)
     models = [

@@ -102,7 +102,7 @@ class QueueFullError(CapacityError):
     def __init__(self, num_waiting: int, num_rejected: int) -> None:
         super().__init__(
             f"{num_waiting} requests wait already; this is refusal {num_rejected} so far.",
-            hint="try again later, or raise --max-waiting",
+            hint="ask again later, or raise --max-waiting",
         )
         self.num_waiting, self.num_rejected = num_waiting, num_rejected
 
@@ -135,7 +135,7 @@ class NumericsError(OutriderError):
     def __init__(self, whose: str) -> None:
         super().__init__(
             f"{whose} gave logits that are not numbers (NaN), so no token can be chosen.",
-            hint="try --dtype float32; if that fails too, download the weights again",
+            hint="--dtype float32; if that fails too, download the weights again",
         )
 
 

@@ -243,7 +243,7 @@ def resolve(name: str) -> Path:
         raise CheckpointError(
             f"{name} is a file, and no GGUF file; a model is one, or a folder with config.json, "
             "safetensors and tokenizer.",
-            hint=f"try its folder, {folder.resolve().parent}",
+            hint=f"name its folder, {folder.resolve().parent}",
         )
     if folder.suffix == ".gguf":
         raise _no_file(folder)

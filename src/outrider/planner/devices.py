@@ -56,6 +56,11 @@ class DeviceSheet:
     power: Power | None = field(default=None)
 
     @property
+    def is_cpu(self) -> bool:
+        """By its name. CPUs alone run on the blocks of GGUF files as they are."""
+        return self.name.startswith("cpu")
+
+    @property
     def bytes_per_second(self) -> float:
         """What programs reach."""
         return self.bandwidth * self.bandwidth_share

@@ -9,6 +9,7 @@ import pytest
 
 from doubles.command_line import Command
 from doubles.gguf_writer import small_llama
+from outrider.cli.models import read_spec
 
 
 @pytest.mark.weights
@@ -41,3 +42,21 @@ def test_the_command_line_tells_what_is_wrong(tmp_path: Path, outrider: Command)
         assert (shown.code, shown.out) == (3, "")
         assert name in shown.err
         assert "Traceback" not in shown.err
+
+
+def test_a_plan_for_a_device_elsewhere_reckons_with_floats(
+    tmp_path: Path, outrider: Command
+) -> None:
+    """Blocks of a file stay as they are on CPUs alone."""
+    file = tmp_path / "tiny.gguf"
+    small_llama().write(file)
+    words = ("--drafters", "ngram", "--alpha", "0.8", "--batch", "1", "--json")
+
+    def weights_on(device: str) -> int:
+        shown = outrider("plan", str(file), "--device", device, *words)
+        assert shown.code == 0, shown.err
+        return json.loads(shown.out)["calibration"]["memory_bytes"]
+
+    spec = read_spec(str(file))
+    assert 0 < weights_on("cpu-2core") == spec.stored_bytes
+    assert weights_on("h100") == spec.num_parameters * spec.bytes_per_weight > spec.stored_bytes

@@ -57,7 +57,7 @@ def test_a_file_is_refused_with_its_folder(tmp_path: Path) -> None:
     file.write_bytes(b"")
     with pytest.raises(CheckpointError, match="is a file") as caught:
         resolve(str(file))
-    assert caught.value.hint == f"try its folder, {tmp_path}"
+    assert caught.value.hint == f"name its folder, {tmp_path}"
 
 
 @pytest.mark.parametrize(

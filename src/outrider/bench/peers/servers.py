@@ -103,13 +103,17 @@ class LlamaSide:
     flags.
 
     Seconds are the server's own count for a request, reading the prompt and writing the tokens, so
-    the way over HTTP is not in them. The prompt is read anew each time, as everybody's is.
+    the way over HTTP is not in them; `read_seconds` are those before the first token. The prompt is
+    read anew each time, as everybody's is. Options of a setup: `cache` is the number format of keys
+    and values, then without flash attention; with `num_probs` an answer has so many of the
+    likeliest tokens and their log-probs at every position.
+
     Quantised weights are repacked for matrix instructions where there are some. On some virtual
     machines that crashes; then, and only then, the server runs with `--no-repack`, and says so."""
 
     def __init__(self, folder: Path) -> None:
         self._binary = folder / "llama-server"
-        self._loaded: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+        self._loaded: dict[str, tuple[subprocess.Popen[bytes], int, Setup]] = {}
 
     def about(self) -> dict[str, Any]:
         done = subprocess.run(
@@ -119,16 +123,16 @@ class LlamaSide:
 
     def load(self, setup: Setup) -> list[str]:
         try:
-            self._loaded[setup.name] = self._started(setup, [])
+            self._loaded[setup.name] = *self._started(setup, []), setup
         except RefusedError:
             if setup.form in ("f32", "bf16"):
                 raise
-            self._loaded[setup.name] = self._started(setup, ["--no-repack"])
+            self._loaded[setup.name] = *self._started(setup, ["--no-repack"]), setup
             return ["runs with --no-repack: the server does not start without"]
         return []
 
     def run(self, ask: Ask) -> dict[str, Any]:
-        _, port = self._loaded[ask.name]
+        _, port, setup = self._loaded[ask.name]
         # Greedy is the best one of one; else the whole distribution, without the usual cuts.
         how = {"samplers": ["temperature"], "temperature": ask.temperature}
         greedy = {"samplers": ["top_k"], "top_k": 1, "temperature": 0.0}
@@ -138,16 +142,24 @@ class LlamaSide:
             "seed": ask.seed,
             "return_tokens": True,
             "cache_prompt": False,
+            "n_probs": int(setup.options.get("num_probs", 0)),
             **(how if ask.temperature else greedy),
         }
         answer = _http(port, "POST", "/completion", body)
         times = answer["timings"]
         seconds = (times["prompt_ms"] + times["predicted_ms"]) / 1e3
         counts = {"drafted": times.get("draft_n", 0), "accepted": times.get("draft_n_accepted", 0)}
-        return {"ids": answer["tokens"], "seconds": seconds, **counts}
+        found = {"ids": answer["tokens"], "seconds": seconds, **counts}
+        found["read_seconds"] = times["prompt_ms"] / 1e3
+        if "completion_probabilities" in answer:
+            found["probs"] = [
+                [(one["id"], one["logprob"]) for one in position["top_logprobs"]]
+                for position in answer["completion_probabilities"]
+            ]
+        return found
 
     def drop(self, name: str) -> None:
-        process, _ = self._loaded.pop(name)
+        process, *_ = self._loaded.pop(name)
         process.terminate()
         process.wait()
 
@@ -181,21 +193,36 @@ def _flags(setup: Setup, port: int) -> list[str]:
     context = str(setup.options.get("context", 2048))
     flags = ["-m", setup.target, "-t", threads, "-tb", threads, "-c", context, "-np", "1"]
     flags += ["--host", "127.0.0.1", "--port", str(port), "--no-ui", "--cache-ram", "0"]
+    cache = setup.options.get("cache")
+    flags += ["-fa", "off", "-ctk", cache, "-ctv", cache] if cache else []
     return [*flags, *_speculation(setup)]
 
 
 def _speculation(setup: Setup) -> list[str]:
+    """A draft model, a lookup of its `kind`, or both."""
     if setup.drafter == "none":
         return []
+    kinds, flags = list[str](), list[str]()
     if setup.drafter == "model":
+        kinds.append("draft-simple")
         doubt = str(setup.options.get("p_min", 0.0))
-        flags = ["-md", setup.draft, "--spec-type", "draft-simple"]
-        return [*flags, "--spec-draft-n-max", str(setup.k), "--spec-draft-p-min", doubt]
-    kind = setup.options["kind"]
-    if kind == "ngram-cache":
-        return ["--spec-type", kind]
-    sizes = [f"--spec-{kind}-size-n", str(MAX_NGRAM), f"--spec-{kind}-size-m", str(setup.k)]
-    return ["--spec-type", kind, *sizes]
+        flags += ["-md", setup.draft, "--spec-draft-n-max", str(setup.k)]
+        flags += ["--spec-draft-p-min", doubt]
+    if kind := setup.options.get("kind"):
+        kinds.append(kind)
+        flags += _lookup(kind, setup)
+    return ["--spec-type", ",".join(kinds), *flags]
+
+
+def _lookup(kind: str, setup: Setup) -> list[str]:
+    """With K = 0 its lengths are the library's own."""
+    if kind == "ngram-cache" or not setup.k:
+        return []
+    size, most = str(setup.options.get("size", MAX_NGRAM)), str(setup.k)
+    if kind == "ngram-mod":
+        lengths = ["--spec-ngram-mod-n-min", "1", "--spec-ngram-mod-n-max", most]
+        return ["--spec-ngram-mod-n-match", size, *lengths]
+    return [f"--spec-{kind}-size-n", size, f"--spec-{kind}-size-m", most]
 
 
 def _free_port() -> int:

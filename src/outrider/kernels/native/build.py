@@ -263,7 +263,7 @@ def _sweep(folder: Path) -> None:
 
 def _built(command: list[str], path: Path) -> ctypes.CDLL:
     """Compile the sources, keep the library at `path` and load it. Raises OSError."""
-    _log.info("Compiling the native kernels; the first use on a machine takes some 15 s.")
+    _log.info("Compiling the native kernels; the first use on a machine takes about a minute.")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=path.parent) as folder:
         output = Path(folder) / path.name

@@ -1,0 +1,101 @@
+"""GGUF files beside llama.cpp: where texts part, who is chosen, and what is compared."""
+
+from __future__ import annotations
+
+import importlib
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+NEAR, FAR = 1e-3, 1.0
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)  # pyright: ignore[reportUnknownMemberType]
+    return importlib.import_module("gguf_texts")
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)  # pyright: ignore[reportUnknownMemberType]
+    return importlib.import_module("gguf_requests")
+
+
+def test_texts_part_at_near_ties_or_are_not_explained(texts: ModuleType) -> None:
+    """Margins of equal positions differ by as much as those of near-ties may."""
+
+    def text(*tokens: tuple[int, float]) -> Any:
+        """Each token with its margin over that which the other side has there."""
+        ids = tuple(token for token, _ in tokens)
+        return texts.Text(ids, [{one: -margin, 1 - one: -2 * margin} for one, margin in tokens])
+
+    ours = [text((0, FAR)), text((0, FAR), (0, NEAR)), text((0, FAR))]
+    theirs = [text((0, FAR + 3 * NEAR)), text((0, FAR), (1, NEAR)), text((1, FAR))]
+    found = texts.beside(ours, theirs)
+    assert found["num_equal"] == 1
+    assert found["mean_equal_tokens"] == pytest.approx(2 / 3)
+    assert found["margins_apart"]["most"] == pytest.approx(3 * NEAR)
+    near, far = found["splits"]
+    assert (near["prompt"], near["place"], near["tokens"]) == (1, 1, (0, 1))
+    assert (near["swing"], near["explained"]) == (pytest.approx(2 * NEAR), True)
+    assert (far["swing"], far["explained"]) == (pytest.approx(2 * FAR), False)
+    assert found["num_explained"] == 1
+
+
+def test_a_token_that_the_other_side_does_not_think_of_is_not_explained(texts: ModuleType) -> None:
+    one, other = texts.Text((5,), [{5: -0.1, 6: -2.0}]), texts.Text((7,), [{7: -0.1, 5: -2.0}])
+    (split,) = texts.beside([one], [other])["splits"]
+    assert split["margins"] == (None, pytest.approx(1.9))
+    assert (split["swing"], split["explained"]) == (None, False)
+
+
+def test_a_text_that_ends_one_token_sooner_is_the_same(texts: ModuleType) -> None:
+    """llama.cpp may keep the token that ends a text to itself."""
+    whole = texts.Text((5, 2), [{5: -0.1, 6: -2.0}] * 2)
+    assert texts.beside([whole], [texts.Text((5,), whole.top[:1])])["num_equal"] == 1
+
+
+def side(requests: ModuleType, seconds: float, calls: list[int]) -> Callable[..., Any]:
+    """Writes so many tokens in so many seconds each, after half a second of reading."""
+
+    def write(ids: Sequence[int], max_tokens: int) -> Any:
+        calls.append(max_tokens)
+        time = 0.5 + seconds * (max_tokens - 1)
+        return requests.Turn(tuple(ids[:1]) * max_tokens, time, 0.5)
+
+    return write
+
+
+def test_the_best_of_both_write_the_same_prompts(requests: ModuleType) -> None:
+    seconds = {
+        "ours none": 0.02,
+        "ours suffix": 0.01,
+        "ours ngram k=4": 0.05,
+        "llama.cpp none": 0.04,
+        "llama.cpp ngram": 0.08,
+    }
+    calls = {name: list[int]() for name in seconds}
+    sides = {name: side(requests, spent, calls[name]) for name, spent in seconds.items()}
+    options = Namespace(quick=False, max_tokens=64)
+    cell = requests.cell_of(sides, [[number] for number in range(8)], "chat", options)
+    assert cell["chosen"] == {"ours": "ours suffix", "llama.cpp": "llama.cpp none"}
+    # Who is far behind after one trial is not asked again, and nobody twice for one prompt.
+    assert calls["ours ngram k=4"] == calls["llama.cpp ngram"] == [requests.TRIAL_TOKENS]
+    assert calls["llama.cpp none"].count(64) == 6
+    later = cell["later_tokens"]
+    assert (later["value"], later["num_pairs"]) == (pytest.approx(2.0), 6)
+    plain = cell["ratios"]["ours none over llama.cpp none"]["value"]
+    assert plain == pytest.approx((0.5 + 63 * 0.04) / (0.5 + 63 * 0.02))
+    assert (cell["num_texts_equal"], cell["same_as_plain"]) == (6, True)
+    about = {"cell": "it", "threads": 2, "workload": "chat"}
+    one, best = requests.bars_of([cell | about])
+    assert (one["bar"], one["met"]) == (1.15, True)
+    assert (best["bar"], best["met"]) == (1.5, True)
+    (alone,) = requests.bars_of([cell | about | {"threads": 1}])
+    assert alone["ratio"] == one["ratio"]
