@@ -98,7 +98,7 @@ def _encoded(llm: LLM, text: str, workload: str) -> list[int]:
 def cell_of(
     sides: Mapping[str, Side], prompts: Sequence[Sequence[int]], workload: str, options: Namespace
 ) -> dict[str, Any]:
-    max_tokens = 8 if options.quick else options.max_tokens
+    max_tokens = LEAST_TOKENS if options.quick else options.max_tokens
     trials, work = prompts[:NUM_TRIALS], prompts[NUM_TRIALS:]
     cpu = Cpu()
     cpu.start()
@@ -207,7 +207,8 @@ def bars_of(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if cell["threads"] == max(THREADS):
             wanted[f"{OURS} {BEST} over {LLAMA} {BEST}"] = WORKLOADS[cell["workload"]][1]
         for name, bar in wanted.items():
-            value = (cell["ratios"][name] or {}).get("value")
+            ratio: dict[str, Any] | None = cell["ratios"][name]
+            value = None if ratio is None else ratio["value"]
             about = {"cell": cell["cell"], "ratio": name, "bar": bar, "value": value}
             found.append(about | {"met": value is not None and value >= bar})
     return found

@@ -33,6 +33,7 @@ OUR_VARIANTS: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("suffix", {}),
     ("quantised-self", {"k": 3, "self_quantise": "int4"}),
     ("quantised-self", {"k": 6, "self_quantise": "int4"}),
+    ("quantised-self", {"k": 4, "self_quantise": "int4", "tree_nodes": 12}),
     ("auto", {}),
 )
 # Drafter, K, and options of llama.cpp's side. Its draft model is the file itself in q4_0.
