@@ -41,7 +41,7 @@ NUM_TRIALS, TRIAL_TOKENS = 2, 48
 LEAST_TOKENS = 16
 
 
-@study(files=[], peers="", tokenizer="", real="", num_prompts=6, max_tokens=96)
+@study(files=[], peers="", tokenizer="", real="", num_prompts=6, max_tokens=64)
 def gguf_requests(options: Namespace, report: Report) -> bool | None:
     """Is one request after the other served faster than by llama-server, plain and at its best?
 
