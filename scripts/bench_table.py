@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- Written by scripts/bench_table; do not edit. -->", "<!-- End of the table. -->"
 # A variant is a tier or a shape, perhaps with a number format.
-NAME = re.compile(r"(?P<name>[a-z_]+)(-(?P<variant>(a|b|0\.4b)(-[a-z]+\d+)?))?-(?P<machine>.+)")
+_VARIANT = r"(?P<variant>(a|r|b-0\.4b|b|0\.4b)(-[a-z]+\d+)?)"
+NAME = re.compile(rf"(?P<name>[a-z_]+)(-{_VARIANT})?-(?P<machine>.+)")
 
 # What is compared with a peer, and what the table calls it.
 SIDES = {"plain": "plain", "model": "draft model", "ngram": "n-gram", "best": "best of each"}
@@ -135,8 +136,25 @@ def parity(report: Report) -> Figures:
     )
 
 
+def gguf(report: Report) -> Figures:
+    """Plain writing and reading of prompts of 512 tokens, on one thread and on two."""
+    cells = [cell for cell in report["cells"] if "written_over_llama.cpp" in cell]
+    for file in dict.fromkeys(cell["file"] for cell in cells):
+        own = sorted((c for c in cells if c["file"] == file), key=lambda cell: cell["threads"])
+        told = [times(cell[f"{w}_over_llama.cpp"]) for w in ("written", "read") for cell in own]
+        label = f"Against llama-bench, {_model(file)}: writing, reading 512; 1 and 2 threads each"
+        yield label, " · ".join(told)
+
+
+def _model(file: str) -> str:
+    """SmolLM2-135M-Instruct.Q4_1.gguf, tier-B-Q4_K_M.gguf"""
+    name, _, kind = re.split(r"([-.])(?=Q\d|BF16|F16|F32)", file.removesuffix(".gguf"))
+    return f"{'tier R' if name.startswith('SmolLM2') else 'tier B'}, GGUF {kind}"
+
+
 # In the order of the table's rows.
 MAKERS: Mapping[str, Callable[[Report], Figures]] = {
+    "gguf": gguf,
     "vs_peers": peers,
     "vs_transformers": transformers,
     "limits": limits,
@@ -182,10 +200,10 @@ def is_older(origin: Report) -> bool:
     return str(origin.get("utc", "")) < SCHEDULES_CHANGED
 
 
-def place_of(found: re.Match[str]) -> tuple[int, int]:
-    """By the order of MAKERS, then wider numbers before narrower ones."""
+def place_of(found: re.Match[str]) -> tuple[int, bool, int]:
+    """By the order of MAKERS, the real model first, then wider numbers before narrower ones."""
     widths = [int(digits) for digits in re.findall(r"(\d+)$", found["variant"] or "")]
-    return list(MAKERS).index(found["name"]), -sum(widths)
+    return list(MAKERS).index(found["name"]), found["variant"] != "r", -sum(widths)
 
 
 def block(folder: Path) -> str:
@@ -214,10 +232,11 @@ _OLDER = (
 def prose(machines: Mapping[str, str], names: Sequence[str]) -> list[str]:
     told = "; ".join(f"`{name}` is {machines[name]}" for name in names)
     text = (
-        "Tier A is the embedded target (8.0 M parameters, 1.4 M its draft), tier B the same target "
-        "inflated to 0.4 billion weights; figures of the one say little about the other. Decoding "
-        "is greedy, and both sides of a ratio take turns in one run. A share of the ceiling above "
-        "100 % says that the bare read beside it was disturbed. "
+        "Tier R is a real model, SmolLM2-135M-Instruct, whose weights come from the Q4_1 file that "
+        "is published. Tier A is the embedded target (8.0 M parameters, 1.4 M its draft), tier B "
+        "the same target inflated to 0.4 billion weights; figures of the one say little about the "
+        "other. Decoding is greedy, and both sides of a ratio take turns in one run. A share of "
+        "the ceiling above 100 % says that the bare read beside it was disturbed. "
         f"{told}. [Results](benchmarks/results/), [how they are made](docs/benchmarks.md)."
     )
     return [*wrap(text, **_PAGE), ""]
