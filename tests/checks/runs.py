@@ -15,7 +15,7 @@ from checks.distribution import (
     check_tree_distribution,
     num_accepted,
 )
-from checks.drafters import GREEDY, VOCAB, check_memory
+from checks.drafters import GREEDY, VOCAB, check_memory, row
 from checks.engine import PROMPT, check_greedy
 from checks.engine_distribution import (
     FILTERS,
@@ -26,15 +26,49 @@ from checks.engine_distribution import (
 )
 from checks.state import PagedRollback, PoisonedRollback, check_rollback
 from doubles.drafters import random_trees
+from doubles.own_target import Poisoned, self_drafter
 from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
+from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import race_node
 from outrider.engine.stepwise import StepwiseLM
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 from outrider.verify.rules import EXACT, rule_for
+
+
+def self_drafting() -> None:
+    """All that a copy drafted in the target's memory is dead space before the target's pass."""
+    target = TinyAttentionLM(vocab_size=VOCAB)
+    drafter = Poisoned(target, self_drafter(target))
+    rig = Rig(target, drafter, TokenRule(), k=3, chunk=3)
+    check_greedy(rig, TinyAttentionLM, [PROMPT, (4,), (0, 1, 0)], 9)
+
+
+def self_drafts_at_once() -> None:
+    """From the first round on, for before it the target reads the rest of the prompt; what the
+    target itself would write is always kept."""
+    target = TinyAttentionLM(vocab_size=VOCAB)
+    rig = Rig(target, self_drafter(target, seed=0), k=3)
+    rig.outputs([PROMPT, (0,), PROMPT[1:]], SamplingParams(max_tokens=16))
+    rounds = [trace for trace in rig.traces if trace.num_emitted]
+    assert [trace.num_accepted for trace in rounds] == [3] * 12
+    assert not any(trace.num_prompt_tokens for trace in rounds)
+
+
+def half_read_text() -> None:
+    """No copy drafts for a text that its target has not read to the pending token."""
+    target = TinyAttentionLM(vocab_size=VOCAB)
+    drafter = self_drafter(target)
+    target.state.open(0, PROMPT[:-1])
+    drafter.open(0, PROMPT)
+    target.step([StepRow.chain(0, PROMPT[:3])], DraftNeeds())
+    target.state.commit({0: range(3)})
+    assert not drafter.propose([row(0, PROMPT, depth=3)])[0].tokens
+    assert len(drafter.propose([row(0, PROMPT[:4], depth=3)])[0]) == 3
+    assert (target.state.length(0), target.state.num_staged(0)) == (3, 0)
 
 
 def exact_distribution() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.drafters import row
 from checks.effort import examples
 from checks.engine import PROMPT, check_greedy, check_pre_emption
 from checks.engine_distribution import (
@@ -19,6 +18,7 @@ from checks.engine_distribution import (
     check_reported_distribution,
 )
 from checks.engine_distribution import VOCAB as DISTRIBUTION_VOCAB
+from checks.runs import half_read_text
 from checks.state import VOCAB
 from doubles.lanes import SCHEDULES
 from doubles.own_target import Breaking, Poisoned, over, self_drafter
@@ -90,15 +90,7 @@ def test_the_target_itself_is_always_accepted(temperature: float) -> None:
 
 
 def test_a_text_that_was_not_read_to_its_end_is_not_drafted_for() -> None:
-    target = TinyAttentionLM(vocab_size=VOCAB)
-    drafter = self_drafter(target)
-    target.state.open(0, PROMPT[:-1])
-    drafter.open(0, PROMPT)
-    target.step([StepRow.chain(0, PROMPT[:3])], DraftNeeds())
-    target.state.commit({0: range(3)})
-    assert not drafter.propose([row(0, PROMPT, depth=3)])[0].tokens
-    assert len(drafter.propose([row(0, PROMPT[:4], depth=3)])[0]) == 3
-    assert (target.state.length(0), target.state.num_staged(0)) == (3, 0)
+    half_read_text()
 
 
 def test_token_by_token_verification_over_the_same_memory() -> None:

@@ -201,7 +201,7 @@ def test_who_cannot_draft_for_itself_is_told_before_weights_are_read(tmp_path: P
         own_copy(EngineConfig(skip_layers="2"), KINDS["quantised-self"], folder, llama)
     assert own_copy(EngineConfig(), KINDS["ngram"], folder, llama) is None
     assert own_copy(EngineConfig(), KINDS["quantised-self"], folder, llama) == SelfDraftSpec(
-        folder, "int8"
+        folder, "int4"
     )
     with pytest.raises(ConfigError, match="kv_window"):
         LLM(config=EngineConfig(kv_budget=8))

@@ -17,6 +17,9 @@ from outrider.api.result import GenerationResult
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import OutriderError
 from outrider.drafters.native import FusedChains, FusedTrees
+from outrider.drafters.self_draft import (
+    _HeldBlocks,  # pyright: ignore[reportPrivateUsage]
+)
 from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
 from outrider.kernels.native.rounds import NativeRounds
@@ -255,3 +258,20 @@ def test_the_call_runs_two_models_over_one_memory() -> None:
     trees = round_in(llm_of("quantised-self", k=3, tree_nodes=9))
     assert isinstance(trees, NativeRound)
     assert trees.draft is None
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_a_copy_of_blocks_is_made_of_those_in_memory(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the bytes of one that is made of the file once more."""
+    path = wide_llama(["Q8_0", "Q4_K"]).write(tmp_path / "a.gguf")
+    llm = llm_of("quantised-self", path, self_quantise=scheme)
+    target, own = target_of(llm), llm._pair.own  # pyright: ignore[reportPrivateUsage]
+    assert own is not None
+    found = own.of(target)
+    monkeypatch.setattr(_HeldBlocks, "of", refused)
+    wanted = own.of(target)
+    assert len(found.streamed) == len(wanted.streamed) == 4 * target.config.num_layers + 1
+    for one, other in zip(found.streamed, wanted.streamed, strict=True):
+        assert one.equal(other)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from checks.drafters import check_lookup
-from checks.runs import drafter_memory, drafting_distribution, engine_distribution, racing_along
+from checks.runs import (
+    drafter_memory,
+    drafting_distribution,
+    engine_distribution,
+    half_read_text,
+    racing_along,
+    self_drafting,
+    self_drafts_at_once,
+)
 from mutants.planting import Mutant
 
 MODEL, GROWING = "outrider.drafters.model", "outrider.drafters.growth"
 NOISE = "outrider.core.rng"
 NGRAM = "outrider.drafters.ngram"
+OWN, STAGES = "outrider.drafters.self_draft", "outrider.engine.stages"
 
 MUTANTS = (
     Mutant(
@@ -81,5 +90,26 @@ MUTANTS = (
         "drafted[start + len(drafted) - len(tokens)]",
         "drafted[-1]",
         check_lookup,
+    ),
+    Mutant(
+        "a copy's draft stays in the target's memory",
+        OWN,
+        "self._memory.commit({row.seq_id: () for row in rows})",
+        "self._memory.commit({})",
+        self_drafting,
+    ),
+    Mutant(
+        "a copy drafts for a text that was not read",
+        STAGES,
+        "for seq, count in unread if count])",
+        "for seq, count in unread if count > 99])",
+        self_drafts_at_once,
+    ),
+    Mutant(
+        "a copy drafts from a text read in part",
+        OWN,
+        "self._memory.length(row.seq_id) == len(row.tokens) - 1",
+        "self._memory.length(row.seq_id) <= len(row.tokens) - 1",
+        half_read_text,
     ),
 )

@@ -118,14 +118,11 @@ def load_pair(
     keep_of(config)
     plan = plan_pair(model, draft, config)
     there = None if weights_of is None else weights_of.sharer_for(plan)
-    try:
-        plan, parts = fitted(plan, has_weights=there is not None)
-    except (CapacityError, CheckpointError):
-        if not plan.is_found:
-            raise
-        # A draft model that nobody asked for is no reason to fail.
-        plan = plan_pair(model, draft, config, search=False)
-        plan, parts = fitted(plan, has_weights=there is not None)
+    plan, parts = _fitted(
+        plan,
+        lambda: plan_pair(model, draft, config, search=False),
+        has_weights=there is not None,
+    )
     heads = plan.heads(plan.num_slots)
     with within_memory("loading", parts=table_of(parts)):
         target, end = _load_target(plan, heads, name=model, there=there)
@@ -148,6 +145,23 @@ def load_pair(
         end=end,
         memory=parts,
     )
+
+
+def _fitted(
+    plan: LoadPlan, modest: Callable[[], LoadPlan], *, has_weights: bool
+) -> tuple[LoadPlan, tuple[Part, ...]]:
+    """`plan` as it fits. What nobody asked for is no reason to fail, and a copy of the target none
+    to hold less text: `modest` plans without it."""
+    try:
+        found, parts = fitted(plan, has_weights=has_weights)
+    except (CapacityError, CheckpointError):
+        if not plan.is_found:
+            raise
+    else:
+        copies = plan.is_found and plan.own is not None
+        if not copies or found.num_slots == plan.num_slots:
+            return found, parts
+    return fitted(modest(), has_weights=has_weights)
 
 
 def _stop_ids(plan: LoadPlan, target: Decoder) -> frozenset[int]:

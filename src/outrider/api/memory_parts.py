@@ -152,13 +152,14 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
     if heads is not None and files.heads is not None:
         parts += _heads_parts(plan, heads, target, files.heads)
     if plan.own is not None and plan.own.quantise != "none":
-        copy = replace(target.spec, quantise=plan.own.quantise)
-        table = copy.vocab_size * copy.hidden_size * copy.bytes_per_weight
-        taken = copy.weight_bytes - table
+        copy = replace(target, spec=replace(target.spec, quantise=plan.own.quantise))
+        table = target.spec.vocab_size * target.spec.hidden_size * target.spec.bytes_per_weight
+        taken = _weights_bytes(copy) - table
         parts.append(Part("copy of the target that drafts", taken, device, is_weights=True))
     extra = _WORKING_ADDRESSES if device == "cpu" else 0
     return (
         *parts,
+        *([] if plan.own is None else _copy_parts(target, plan.own.quantise)),
         Part("temporary memory", _WORKING_BYTES, device),
         Part("threads", extra, device, "addresses"),
     )
@@ -204,6 +205,16 @@ def _model_parts(model: _Model) -> Iterator[Part]:
     # Logits, and the distributions that sampling makes of them.
     logits = 2 * model.num_lanes * room.max_logits * spec.vocab_size * 4
     yield Part(f"logits {of}", logits, device)
+
+
+def _copy_parts(target: _Model, quantise: str) -> Iterator[Part]:
+    """What a copy of the target takes besides its matrices; tables are the target's."""
+    spec, room = target.spec, target.room
+    if quantise != "none":
+        copy = replace(target, spec=replace(spec, quantise=quantise))
+        yield Part("loading of the copy", _loading_bytes(copy), target.device, "loading")
+    taken = _scratch_bytes(spec, room) + room.max_logits * spec.vocab_size * 4
+    yield Part("scratch and logits of the copy", taken, target.device)
 
 
 def _heads_parts(

@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 from outrider.api.companions import companion_of
+from outrider.api.self_copy import copy_pays
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS
+from outrider.core.drafter_kinds import AUTO, COPY, KINDS
 from outrider.core.errors import CheckpointError, ConfigError, VocabularyError
 from outrider.core.fields import is_changed
 from outrider.core.resolve import ResolvedConfig, resolve
@@ -120,10 +121,10 @@ class LoadPlan:
     """All that is known of a pair before its weights are read.
 
     `folder` and `target` are the target's; `draft_folder` has the model or the heads that draft,
-    called `draft_name`, and `is_found` says that nobody named them. `translator` is there when the
-    draft has a vocabulary of its own, `own` when the target drafts for itself. `window` is the most
-    tokens that a sequence may hold, for the reason given, and `num_slots` the arena's size in
-    tokens; `notes` say where memory made them smaller.
+    called `draft_name`, and `is_found` says that nobody named what drafts. `translator` is there
+    when the draft has a vocabulary of its own, `own` when the target drafts for itself. `window` is
+    the most tokens that a sequence may hold, for the reason given, and `num_slots` the arena's size
+    in tokens; `notes` say where memory made them smaller.
     """
 
     resolved: ResolvedConfig
@@ -187,8 +188,9 @@ class LoadPlan:
 def plan_pair(
     model: str, draft: str | None, config: EngineConfig, *, search: bool = True
 ) -> LoadPlan:
-    """With `search`, drafter auto takes a draft model that nobody named (api/companions.py). A
-    `model` may be heads that name their target: then that is the target, and they draft.
+    """With `search`, drafter auto takes a draft model that nobody named (api/companions.py), or a
+    copy of the target (api/self_copy.py). A `model` may be heads that name their target: then that
+    is the target, and they draft.
     Raises ConfigError, CheckpointError, VocabularyError or CapacityError."""
     folder = find_model(model)
     draft = draft or draft_of(model, config.drafter)
@@ -196,15 +198,20 @@ def plan_pair(
     if verifier is not None:
         draft, folder = draft or str(folder), _target_of(folder, verifier)
     found = _companion(folder, config) if search and draft is None else None
-    if found is not None:
-        # It stops drafting where that does not pay, since nobody asked for it.
-        draft, config = str(found), replace(config, controller="goodput")
-    resolved, draft_folder = resolve_pair(folder, draft, config)
     target = read_config(folder).for_context(config.context)
+    copies = search and draft is None and found is None and copy_pays(folder, target, config)
+    if found is not None:
+        draft = str(found)
+    if found is not None or copies:
+        # It stops drafting where that does not pay, since nobody asked for it.
+        config = replace(config, controller="goodput")
+    resolved, draft_folder = resolve_pair(folder, draft, config)
+    if copies:
+        resolved = resolve(config, COPY)
     tokenizer = _tokenizer_of(folder, target, config.tokenizer)
     _check_claim(folder, target)
     draft_config, translator = _fitted(resolved, draft_folder, tokenizer, target)
-    own = own_copy(config, resolved.drafter, folder, target)
+    own = own_copy(config, resolved.copy, folder, target)
     has_draft = draft_config is not None
     window = resolve_window(config, target.max_tokens, has_draft=has_draft, k=resolved.k)
     captures = pick_device(config.device).type != "cpu"
@@ -225,8 +232,8 @@ def plan_pair(
         window_reason=f"target {target.max_tokens}, context {context}",
         draft_window=draft_config.for_context(window).max_tokens if draft_config else None,
         num_slots=whole_pages(wanted, config.page_size),
-        notes=_notes(found, verifier),
-        is_found=found is not None,
+        notes=_notes(found, verifier, config.self_quantise if copies else ""),
+        is_found=found is not None or copies,
     )
 
 
@@ -248,9 +255,15 @@ def _companion(target: Path, config: EngineConfig) -> Path | None:
     return companion_of(target) if wanted else None
 
 
-def _notes(found: Path | None, verifier: str | None) -> tuple[str, ...]:
-    """What nobody asked for by its name: the draft model, or the target of heads."""
+def _notes(found: Path | None, verifier: str | None, copied: str) -> tuple[str, ...]:
+    """What nobody asked for by its name: the draft model, a copy of the target, or the target of
+    heads."""
     told = [] if found is None else [f"drafts with {_told(found)}; --draft none leaves it out"]
+    if copied:
+        told.append(
+            f"drafts with a copy of the target in {copied} and by look-ups; --drafter ngram makes "
+            "no copy"
+        )
     if verifier is not None:
         told.append(f"the target is {verifier}, which the draft heads name")
     return tuple(told)

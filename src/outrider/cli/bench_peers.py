@@ -238,7 +238,7 @@ def drafters(call: Call[DraftersOptions]) -> int:
     options = call.options
     if options.csv is not None:
         check_writable(Path(options.csv))
-    contestants = contestants_named(options.drafters)
+    contestants = contestants_named(options.drafters, auto=True)
     # Without a batch size of the user's own, prompts run one by one.
     about = subject(call.resolved, most_in_flight=1)
     plan = _race_plan(call, at_once=about.engine.batch_size)

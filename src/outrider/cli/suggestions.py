@@ -146,7 +146,7 @@ _WITHOUT_FILES = {
     "quantised-self": "the target's own matrices in fewer bits draft over its memory: no file, "
     "high acceptance; pays where the target is read from memory and not from a cache",
     "layer-skip": "the target drafts with some of its layers left out: no file and no memory; "
-    "acceptance depends on how much the layers that are left out do",
+    "loses unless the checkpoint was trained to end early",
     "suffix": "copies what followed the longest part of the text that came before: for edits, "
     "logs, code; costs next to nothing where nothing repeats",
     "recycling": "goes by which tokens followed which in this run: needs no model",

@@ -38,7 +38,8 @@ class EngineConfig:
 
     drafter: str = setting(
         AUTO,
-        "What proposes tokens; auto takes the draft model or heads if there are any, else ngram.",
+        "What proposes tokens; auto takes the draft model or heads if there are any, else a copy "
+        "of the target beside look-ups where that pays, else ngram.",
         choices=DRAFTERS,
     )
     k: int = setting(4, "Draft at most this many tokens at once.", minimum=0, maximum=64)
@@ -112,7 +113,7 @@ class EngineConfig:
         choices=QUANTISE,
     )
     self_quantise: str = setting(
-        "int8",
+        "int4",
         "With drafter quantised-self, how the copy of the target that drafts is held.",
         choices=QUANTISE[1:],
     )

@@ -26,6 +26,8 @@ OFF = "none"
 MODEL = "model"
 # What auto is where --draft names nothing.
 WITHOUT_DRAFT = "ngram"
+# The copy of the target that auto may make, and what auto is then: it drafts beside look-ups.
+COPY, WITH_COPY = "quantised-self", "portfolio"
 _BUILDERS = "outrider.engine.drafter_builders"
 
 
@@ -155,7 +157,7 @@ KINDS: Mapping[str, DrafterKind] = _table(
         reads=("corpus", "prediction"),
     ),
     DrafterKind(
-        name="portfolio",
+        name=WITH_COPY,
         builder=f"{_BUILDERS}:build_portfolio",
         source="draft",
         branches=True,
@@ -206,7 +208,7 @@ KINDS: Mapping[str, DrafterKind] = _table(
         format=HeadFormat(model_types=("outrider_mtp",)),
     ),
     DrafterKind(
-        name="quantised-self",
+        name=COPY,
         builder=f"{_BUILDERS}:build_own",
         source="copy",
         branches=True,

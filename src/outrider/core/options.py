@@ -13,7 +13,8 @@ class EngineOptions(TypedDict, total=False):
     """Fields of EngineConfig."""
 
     drafter: str
-    """What proposes tokens; auto takes the draft model or heads if there are any, else ngram."""
+    """What proposes tokens; auto takes the draft model or heads if there are any, else a copy of
+    the target beside look-ups where that pays, else ngram."""
 
     k: int
     """Draft at most this many tokens at once."""

@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS, MODEL, OFF, WITHOUT_DRAFT, DrafterKind
+from outrider.core.drafter_kinds import (
+    AUTO,
+    COPY,
+    KINDS,
+    MODEL,
+    OFF,
+    WITH_COPY,
+    WITHOUT_DRAFT,
+    DrafterKind,
+)
 from outrider.core.errors import ConfigError
 from outrider.core.tree import MAX_WIDTH
 
@@ -16,7 +25,8 @@ from outrider.core.tree import MAX_WIDTH
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
     """`settings` name their schedule and their controller, and `drafter` is the one that they mean.
-    `given` is the drafter that a model or heads are by themselves; None where there are neither."""
+    `given` is the drafter that a model, heads or a copy of the target that nobody named are by
+    themselves; None where there is none of them."""
 
     settings: EngineConfig
     drafter: DrafterKind
@@ -36,6 +46,14 @@ class ResolvedConfig:
     def has_heads(self) -> bool:
         """Whether heads draft, or are a part of what does."""
         return self.given is not None and self.given.source == "heads"
+
+    @property
+    def copy(self) -> DrafterKind | None:
+        """The copy of the target that drafts, or is a part of what does."""
+        for kind in (self.drafter, self.given if self.drafter.source == "draft" else None):
+            if kind is not None and kind.source == "copy":
+                return kind
+        return None
 
     @property
     def ahead(self) -> bool:
@@ -75,7 +93,7 @@ class ResolvedConfig:
     @property
     def _rows_of_levels(self) -> int:
         """Nodes that a copy of the target may read for a tree: no node of its last level."""
-        if self.drafter.source != "copy":
+        if self.copy is None:
             return 0
         return (self.k - 1) * min(self.num_nodes, MAX_WIDTH)
 
@@ -92,7 +110,8 @@ class ResolvedConfig:
 
 
 def resolve(config: EngineConfig, given: str | None) -> ResolvedConfig:
-    """What `config` means where there is a draft model or heads, of the kind `given`, or neither.
+    """What `config` means where there is a draft model, heads or a copy of the target, of the kind
+    `given`, or none of them.
 
     Raises ConfigError if the drafter needs a draft model or heads of another kind, or cannot live
     in a process.
@@ -108,7 +127,7 @@ def _drafter(config: EngineConfig, given: str | None) -> DrafterKind:
     if config.k == 0:
         return KINDS[OFF]
     if config.drafter == AUTO:
-        return KINDS[given or WITHOUT_DRAFT]
+        return KINDS[WITH_COPY if given == COPY else given or WITHOUT_DRAFT]
     wanted = KINDS[config.drafter]
     if wanted.without_draft and given is None:
         return KINDS[wanted.without_draft]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import MODEL, DrafterKind
+from outrider.core.drafter_kinds import AUTO, COPY, MODEL, DrafterKind
 from outrider.core.errors import given
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.core.resolve import ResolvedConfig, resolve
@@ -70,6 +70,8 @@ class LoadedModels:
         """What `config` means with these models."""
         if self.heads is not None:
             return resolve(config, self.heads.kind)
+        if self.own is not None and config.drafter == AUTO:
+            return resolve(config, COPY)
         return resolve(config, None if self.draft is None and self.child is None else MODEL)
 
     @property

@@ -124,6 +124,11 @@ class ModelMember:
     # Of all requests, since it last drafted for one.
     _num_idle: int = 0
 
+    @property
+    def _is_up_to_date(self) -> bool:
+        """Whether it has read every text, since the target has."""
+        return self.drafter.needs.shares_memory
+
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         try:
             self.drafter.open(seq_id, prompt)
@@ -173,7 +178,9 @@ class ModelMember:
             request = self._requests[row.seq_id]
             request.num_looks = max(request.num_looks - 1, 0)
         # A model that must first read what it missed says nothing of what its drafts take.
-        on_time = not any(self._requests[row.seq_id].num_idle for row in rows)
+        on_time = self._is_up_to_date or not any(
+            self._requests[row.seq_id].num_idle for row in rows
+        )
         started = self.pace.clock()
         drafts = self._proposed(rows)
         if on_time and any(drafts):
@@ -184,7 +191,7 @@ class ModelMember:
         rates = self._acceptance.rates(seq_id)
         rates += rates[-1:] * (depth - len(rates))
         # After rounds without it, it must first read what it missed.
-        late = request.num_idle > 0
+        late = request.num_idle > 0 and not self._is_up_to_date
         best, num_expected = Bid(0, 0.0), 0.0
         for place, kept in enumerate(prefix_products(rates[:depth]), start=1):
             num_expected += kept

@@ -10,18 +10,23 @@ small models that fit a CPU cache, and passes spent in attention over a long tex
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from outrider.core.draft import Draft
-from outrider.core.errors import ConfigError, ContractError
+from outrider.core.errors import ConfigError, ContractError, given
 from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, DraftRow, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import FusedDrafts
-from outrider.kernels.registry import choose
+from outrider.kernels.native.forward import LayerWeights
+from outrider.kernels.plan import PackedLinear, PackedTable
+from outrider.kernels.registry import Kernels, choose
 from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.models.llama_weights import read_layer
@@ -102,8 +107,9 @@ class SelfDrafter:
         *,
         name: str,
         fused: FusedDrafts | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
-        self.name, self.model, self.sampler = name, model, sampler
+        self.name, self.model, self.sampler, self.notes = name, model, sampler, notes
         self._memory = BorrowedMemory(model.state)
         borrower = _Borrower(model, self._memory)
         # It never meets text that it has to read, so the chunk does not matter.
@@ -129,6 +135,30 @@ class SelfDrafter:
         self._memory.commit({row.seq_id: () for row in rows})
         for row in rows:
             self._drafts.note(row.seq_id, ())
+
+
+# A copy whose passes read a larger share of the target's bytes is noted as one that gains little.
+_LITTLE_GAIN = 0.6
+
+
+def gain_notes(target: CausalLM, copy: LlamaModel) -> tuple[str, ...]:
+    """What can be known of a copy in fewer bits before it drafts: the most that it can gain, where
+    that is little. A text of n tokens takes n passes of the copy or more."""
+    if not isinstance(target, LlamaModel) or target.config.sparse_layers:
+        return ()
+    read = [sum(part.nbytes for part in model.streamed) for model in (copy, target)]
+    share = read[0] / read[1]
+    if share <= _LITTLE_GAIN:
+        return ()
+    most = (
+        "cannot make a text faster"
+        if share >= 1
+        else f"make a text at most {1 / share:.1f} times as fast, even if all of them are accepted"
+    )
+    return (
+        f"a pass of the copy that drafts reads {100 * share:.0f} % of the bytes of a pass of the "
+        f"target: its drafts {most}",
+    )
 
 
 # Of the layers, where the settings name none: one in so many is left out.
@@ -177,6 +207,13 @@ class SelfDraftSpec:
         )
         place = Placement(target.spec.name, arena.dtype, arena.device, self.quantise)
         own = target.layers
+        held = _HeldBlocks.of(target)
+        if held is not None:
+            layers = [
+                held.again(layer, kernels) if depth in depths else layer
+                for depth, layer in enumerate(own)
+            ]
+            return CheaperParts(kernels, held.head(kernels), layers, depths)
         with Weights(self.folder) as weights:
             reader = WeightReader(weights, kernels, place, text=TextNames.of(weights))
             return CheaperParts(
@@ -188,6 +225,49 @@ class SelfDraftSpec:
                 ],
                 depths=depths,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldBlocks:
+    """The matrices of a target that are blocks of a file, as `table` reads them: natively, and from
+    memory. Those of the same `call` are such blocks."""
+
+    target: LlamaModel
+    table: Callable[[PackedLinear, torch.dtype], PackedTable]
+    call: int
+
+    @classmethod
+    def of(cls, target: LlamaModel) -> _HeldBlocks | None:
+        """None unless all matrices are."""
+        embedding, table = target.tables.embedding, target.kernels.table
+        if table is None or not isinstance(embedding, PackedTable):
+            return None
+        found = cls(target, table, embedding.packed.call)
+        dense = [_dense(layer) for layer in target.layers]
+        every = [target.tables.head, *(one for packed in dense if packed for one in packed)]
+        whole = all(dense) and all(one.call == found.call for one in every)
+        return found if whole else None
+
+    def again(self, layer: LayerWeights, kernels: Kernels) -> LayerWeights:
+        """`layer` with matrices that `kernels` pack."""
+        dense = given(_dense(layer), "dense layer")
+        qkv, out, gate_up, down = (kernels.pack(self._floats(one)) for one in dense)
+        return replace(layer, qkv=qkv, out=out, gate_up=gate_up, down=down)
+
+    def head(self, kernels: Kernels) -> PackedLinear:
+        """The target's own where `kernels` run on blocks: it is small already."""
+        head = self.target.tables.head
+        return kernels.pack(self._floats(head)) if kernels.table is None else head
+
+    def _floats(self, packed: PackedLinear) -> Tensor:
+        return self.table(packed, self.target.state.arena.dtype).floats()
+
+
+def _dense(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
+    """The four matrices of a layer, None of a mixture."""
+    if layer.gate_up is None or layer.down is None:
+        return None
+    return layer.qkv, layer.out, layer.gate_up, layer.down
 
 
 def _fewer_layers(target: LlamaModel, depths: Sequence[int]) -> CheaperParts:

@@ -37,7 +37,7 @@ from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.proposals import ScoredDrafter
 from outrider.drafters.recycling import RecyclingDrafter
-from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, skipped_layers
+from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, gain_notes, skipped_layers
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 
@@ -202,13 +202,13 @@ def draft_capacity(resolved: ResolvedConfig) -> AheadCapacity:
 
 
 def own_copy(
-    config: EngineConfig, kind: DrafterKind, folder: Path, target: DecoderConfig
+    config: EngineConfig, kind: DrafterKind | None, folder: Path, target: DecoderConfig
 ) -> SelfDraftSpec | None:
     """The copy of the target in `folder` that a drafter of this `kind` asks for, if it does.
 
     Raises ConfigError for a target that cannot draft for itself, or layers that it lacks.
     """
-    if kind.source != "copy":
+    if kind is None or kind.source != "copy":
         return None
     if not isinstance(target, LlamaConfig):
         raise ConfigError(
@@ -240,7 +240,8 @@ def build_own(context: BuildContext) -> Drafter:
             f"drafter {name!r} needs the target's checkpoint, and there is none.",
             hint="load the target from a folder, or choose another --drafter",
         )
-    model = own.of(context.models.target)
+    target = context.models.target
+    model = own.of(target)
     branches, batch = context.resolved.num_nodes > 0, context.config.batch_size
     sampler = sampler_of(context, "the draft model", branches=branches)
     sampler = replace(sampler, argmax=model.kernels.argmax, sampling=model.kernels.sampling)
@@ -249,4 +250,5 @@ def build_own(context: BuildContext) -> Drafter:
         if branches
         else fused_model_chains(model, sampler, batch_size=batch)
     )
-    return SelfDrafter(model, sampler, name=name, fused=fused)
+    notes = gain_notes(target, model) if context.kind.fewer_bits else ()
+    return SelfDrafter(model, sampler, name=name, fused=fused, notes=notes)

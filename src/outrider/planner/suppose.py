@@ -39,6 +39,8 @@ _PRIOR: Mapping[str, float] = {
     "recycling": 0.3,
 }
 _PRIOR_OF_LOOKUPS = 0.5
+# How a copy is held unless settings say otherwise, and the share of layers that one of fewer runs.
+_COPY_BITS, _LAYERS_RUN = "int4", 0.75
 # The share of rounds in which drafters find something to draft; others always do.
 _OFFERED: Mapping[str, float] = {
     "ngram": 0.3,
@@ -75,13 +77,7 @@ class Candidate:
         kind = KINDS[drafter]
         head = target.vocab_size * target.hidden_size * target.bytes_per_weight
         if kind.source == "copy":
-            half = target.weight_bytes // 2
-            return cls(
-                name=name,
-                kind=kind,
-                num_bytes=half if kind.fewer_bits else 0,
-                step_bytes=half,
-            )
+            return replace(cls.copy_of(target, kind, _COPY_BITS), name=name)
         if kind.source == "heads":
             # A block for several tokens is read once for all of them.
             once = kind.name in ("medusa", "block")
@@ -89,6 +85,17 @@ class Candidate:
                 name=name, kind=kind, num_bytes=num_bytes, step_bytes=num_bytes + head, once=once
             )
         return cls(name=name, kind=kind, num_bytes=num_bytes, step_bytes=num_bytes)
+
+    @classmethod
+    def copy_of(cls, target: ModelSpec, kind: DrafterKind, bits: str) -> Candidate:
+        """A copy in so many `bits`, or one with fewer layers."""
+        if not kind.fewer_bits:
+            step = int(target.weight_bytes * _LAYERS_RUN)
+            return cls(name=kind.name, kind=kind, step_bytes=step)
+        copy = replace(target, quantise=bits, stored_bytes=0)
+        table = copy.vocab_size * copy.hidden_size * copy.bytes_per_weight
+        held = copy.weight_bytes - table
+        return cls(name=kind.name, kind=kind, num_bytes=held, step_bytes=held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,17 @@ from pathlib import Path
 from outrider.api.llm import LLM
 from outrider.api.plan import resolve_pair
 from outrider.api.result import GenerationResult
+from outrider.api.self_copy import copy_pays
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.draft import common_prefix
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.drafter_kinds import COPY, KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
 from outrider.drafters.prediction import check_prediction
 from outrider.models.gguf.folder import header_of
+from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
@@ -75,8 +77,11 @@ class ParitySubject:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """What parity is checked for: the user's drafter, and look-ups for they need no model."""
-        return tuple(dict.fromkeys((self.drafter, "ngram")))
+        """What parity is checked for: the user's drafter, look-ups for they need no model, and the
+        copy that drafts where nobody says."""
+        folder = resolve(self.target)
+        copies = self.draft is None and copy_pays(folder, read_config(folder), self.config)
+        return tuple(dict.fromkeys((self.drafter, "ngram", *([COPY] if copies else []))))
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(resolve(self.target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from doubles.clocks import FakeClock
 from doubles.report_results import FakeWriter
 from outrider.bench.frame import csv_text
 from outrider.bench.studies import drafters_lineup as lineup_of_bench
+from outrider.bench.studies.copy_bounds import best_of_copy, bounds_of_copies
 from outrider.bench.studies.drafters import DrafterSample, Race, RacePlan, pieces_of
 from outrider.bench.studies.drafters_lineup import (
     OFF,
@@ -273,3 +275,29 @@ def test_records_are_json_and_rows_are_csv(samples: list[DrafterSample]) -> None
 def test_there_are_figures_where_something_was_drafted(samples: list[DrafterSample]) -> None:
     assert list(charts(cells(samples), "x")) == ["speedup_by_drafter", "acceptance_by_position"]
     assert charts([c for c in cells(samples) if c.contestant == OFF], "x") == {}
+
+
+def test_what_a_copy_could_bring_at_most_is_told_beside_what_it_brought() -> None:
+    """A token of its draft takes 0.75 ms, one of the target 10 ms; three of four are kept."""
+    clock = FakeClock()
+    copy = FakeWriter(clock, 0.012, drafted=4, kept=3, draft_seconds=0.003)
+    runners = [FakeWriter(clock, 0.010).runner(OFF), copy.runner("quantised-self:4")]
+    found = cells(run(plan(), runners, clock))
+    mine = next(cell for cell in found if cell.contestant != OFF and cell.domain == "code")
+    bound = best_of_copy(mine, 100.0)
+    assert bound is not None
+    assert bound == (pytest.approx(0.075), 3, pytest.approx(4 / 1.225))
+    told = list(bounds_of_copies(found))
+    assert len(told) == 3
+    assert "a draft token of quantised-self:4 takes 0.0" in told[0]
+    assert "3.27× at K = 3 is the most" in told[0]
+    # Others are not copies, and a tree's rows are not told apart.
+    assert best_of_copy(replace(mine, most_nodes=9), 100.0) is None
+    assert best_of_copy(mine, None) is None
+
+
+def test_what_drafts_by_itself_takes_part_where_it_is_compared() -> None:
+    _, found = contestants_named("auto:5", auto=True)
+    assert (found.name, found.drafter, found.config(EngineConfig()).k) == ("auto:5", "auto", 5)
+    with pytest.raises(ConfigError, match="unknown drafter 'auto'"):
+        contestants_named("auto,ngram")

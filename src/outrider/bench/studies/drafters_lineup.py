@@ -23,7 +23,7 @@ from outrider.bench.machine import weights_digest
 from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_of
 from outrider.bench.turns import facts_of
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import KINDS, DrafterKind
+from outrider.core.drafter_kinds import AUTO, KINDS, DrafterKind
 from outrider.core.drafter_kinds import OFF as NONE
 from outrider.core.errors import (
     CapacityError,
@@ -81,15 +81,16 @@ def is_common(drafter: str) -> bool:
     return not known(drafter).must_have
 
 
-def contestants_named(words: str) -> list[Contestant]:
+def contestants_named(words: str, *, auto: bool = False) -> list[Contestant]:
     """Plain decoding, then what `words` name, each once; `all` is every common drafter, and its
-    trees where it can branch. Raises ConfigError."""
+    trees where it can branch. With `auto` they may name what drafts where nobody says. Raises
+    ConfigError."""
     found = [PLAIN]
     for word in (word.strip() for word in words.split(",")):
         if word == ALL:
             found += _common()
         elif word and word != OFF:
-            found.append(_read(word))
+            found.append(_read(word, auto=auto))
     if len(found) == 1:
         raise ConfigError(
             "--drafters names none.", hint=f"--drafters {ALL}, or some of {', '.join(available())}"
@@ -107,14 +108,14 @@ def _common() -> list[Contestant]:
     return found
 
 
-def _read(word: str) -> Contestant:
+def _read(word: str, *, auto: bool) -> Contestant:
     match = _WORD.fullmatch(word)
     if match is None:
         raise ConfigError(
             f"--drafters: {word!r} names no contestant.", hint="write NAME[=DRAFT][:K][+NODES]"
         )
     drafter = match["drafter"]
-    if drafter not in available():
+    if drafter not in available() and not (auto and drafter == AUTO):
         raise ConfigError(f"unknown drafter {drafter!r}.", hint=did_you_mean(drafter, available()))
     return Contestant(
         name=word,

@@ -26,6 +26,7 @@ from outrider.bench.frame import (
 from outrider.bench.machine import said_of
 from outrider.bench.pages import Section, number, percent
 from outrider.bench.sample import good_numbers, mean_foreign_share
+from outrider.bench.studies.copy_bounds import bounds_of_copies
 from outrider.bench.studies.drafters import DrafterNumbers, DrafterSample, RacePlan
 from outrider.bench.studies.drafters_lineup import OFF, Lineup, Runner
 
@@ -189,7 +190,7 @@ def sections(found: DraftersEvidence) -> Iterator[Section]:
 
 def findings(found: DraftersEvidence) -> list[str]:
     """Sentences made from the numbers and from nothing else."""
-    return [*_same(found), *_losses(found.cells), *_caveats(found)]
+    return [*_same(found), *_losses(found.cells), *bounds_of_copies(found.cells), *_caveats(found)]
 
 
 def _row(cell: DrafterCell) -> tuple[str, ...]:

@@ -1,0 +1,76 @@
+"""Whether a target drafts for itself without being told: a copy of it in fewer bits that pays.
+
+A copy needs no file, and memory and a moment at loading. It is made where a pass of the target is
+bound by reading floats from memory: on CPUs with native kernels, of a dense decoder that no cache
+holds, in one process. The planner reckons with bytes alone, and the goodput controller measures:
+where drafting does not pay, it stops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import AUTO, COPY, KINDS
+from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.kernels.native.cpu import last_cache_bytes, num_physical_cores
+from outrider.kernels.registry import is_native
+from outrider.models.families import LlamaConfig
+from outrider.models.loading import DTYPES, pick_device
+from outrider.models.published.scheme import scheme_in
+
+# Of a target's weights that caches hold in part, or that are read in no time, a copy gains little.
+_LEAST_BYTES = 128 << 20
+_TIMES_CACHE = 2
+# Weights that a core quantises in some seconds; a copy of more is asked for by its name.
+_WEIGHTS_A_CORE = 300_000_000
+# The least speed-up that is worth the memory of a copy, as the planner expects it.
+LEAST_GAIN = 1.2
+# A text that is planned for: an answer in a chat.
+_CONTEXT, _NEW_TOKENS = 128, 128
+
+
+def copy_pays(folder: Path, target: DecoderConfig, config: EngineConfig) -> bool:
+    """Whether drafter auto has the target in `folder` draft for itself, where nothing else can."""
+    if not (_is_left_to_us(config) and isinstance(target, LlamaConfig)):
+        return False
+    if target.sparse_layers or folder.is_file() or scheme_in(folder) is not None:
+        return False
+    device = pick_device(config.device)
+    dtype = DTYPES.get(target.dtype if config.dtype == AUTO else config.dtype, torch.float32)
+    spec = target.spec("", bytes_per_weight=dtype.itemsize, bytes_per_kv=dtype.itemsize)
+    least = max(_LEAST_BYTES, _TIMES_CACHE * last_cache_bytes())
+    if spec.weight_bytes < least or spec.num_parameters > _WEIGHTS_A_CORE * num_physical_cores():
+        return False
+    if device.type != "cpu" or not is_native(device, dtype, config.force_reference):
+        return False
+    return expected_gain(replace(spec, name="target"), config.self_quantise) >= LEAST_GAIN
+
+
+def _is_left_to_us(config: EngineConfig) -> bool:
+    """Nobody named a drafter, a controller that never stops drafting, or another precision."""
+    return (
+        config.drafter == AUTO
+        and config.controller in (AUTO, "goodput")
+        and config.k > 0
+        and config.tensor_parallel == 1
+        and config.drafter_home == "thread"
+        and config.quantise == "none"
+    )
+
+
+def expected_gain(target: ModelSpec, bits: str) -> float:
+    """The speed-up that the planner expects of a copy in so many `bits`, from sizes alone."""
+    # Imported here: most targets are never planned for.
+    from outrider.planner.advise import Question, advise
+    from outrider.planner.candidates import PlannedJob
+    from outrider.planner.suppose import Candidate, sheet_like, supposed
+
+    candidate = Candidate.copy_of(target, KINDS[COPY], bits)
+    known = supposed(target, sheet_like("cpu", None), [candidate], machine="")
+    job = PlannedJob(batch=1, context=_CONTEXT, new_tokens=_NEW_TOKENS)
+    best = advise(known, Question(job=job)).best
+    return 0.0 if best is None else best.speed_up
