@@ -122,9 +122,9 @@ class Kernels:
     it gives None for what it cannot. `table` makes a table of tokens of what it packed.
 
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
-    bits; `mixture` makes one of a router and its experts. `exact` says that every operator is
-    row-invariant: a row's bits depend on that row alone. `threads` is how many of them native
-    operators use; they never change a bit.
+    bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
+    operator is row-invariant: a row's bits depend on that row alone. `threads` is how many of them
+    native operators use; they never change a bit.
 
     For lanes that run at once: `twin` makes operators over the same packed weights that share no
     scratch memory with these, and `join_lane(number, threads)` has the native calls of the calling
@@ -151,6 +151,7 @@ class Kernels:
     table: Callable[[PackedLinear, torch.dtype], PackedTable] | None = None
     forward: Callable[[ForwardParts], Forward] | None = None
     mixture: Callable[[MixtureSizes, MixtureWeights], NativeMixture] | None = None
+    mix: Callable[[NativeMixture, Tensor, Tensor], None] = NativeMixture.__call__
     threads: Choice | None = None
     twin: Callable[[], Kernels] | None = None
     join_lane: Callable[[int, int], None] | None = None

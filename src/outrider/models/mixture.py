@@ -80,7 +80,7 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
     """What the mixture gives for the normed residual `x_ND`. A host sync: reads who was chosen."""
     if weights.native is not None:
         out_ND = torch.empty_like(x_ND)
-        weights.native(x_ND, out_ND)
+        kernels.mix(weights.native, x_ND, out_ND)
         return out_ND
     scores_NO = x_ND.new_empty(x_ND.shape[0], weights.router.num_out)
     _multiply(kernels, weights.router, weights.router_bias_X, x_ND, scores_NO)

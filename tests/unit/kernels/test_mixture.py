@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.api.profile import DeviceTimers, timed
 from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
 from outrider.kernels.registry import Kernels
 from outrider.models.layer_kinds import Experts, Gate
@@ -94,6 +95,17 @@ def test_a_row_that_is_no_number_stays_alone(value: float) -> None:
     assert bool(found_ND[2].isnan().all())
     others = [0, 1, 3, 4, 5]
     assert torch.equal(found_ND[others], clean_ND[others])
+
+
+def test_profiles_time_the_one_call() -> None:
+    kernels = kernels_named("native-1", torch.float32)
+    weights = weights_for(kernels, MANY, torch.float32)
+    assert kernels.mixture is not None
+    native = replace(weights, native=kernels.mixture(MANY, weights))
+    timers, x_ND = DeviceTimers(torch.device("cpu")), randn(3, HIDDEN, seed=1)
+    found_ND = mix(timed(kernels, "target", timers), MANY, native, x_ND)
+    assert torch.equal(found_ND, mix(kernels, MANY, native, x_ND))
+    assert {name: timers.count(name) for name in timers.names} == {"target mix": 1}
 
 
 def test_no_rows_are_none() -> None:
