@@ -49,6 +49,8 @@ class Stored:
         found = self.read(self.stem + name)
         if found.dtype not in kinds:
             self.wrong(name, f"type {found.dtype}")
+        if not found.numel():
+            self.wrong(name, f"shape {list(found.shape)}")
         return found
 
     def optional(self, name: str, *kinds: torch.dtype) -> Tensor | None:
