@@ -238,9 +238,11 @@ def _heads_parts(
 def _weights_bytes(model: _Model) -> int:
     """As they are held: a tied output head lies beside the table, in a form of its own."""
     spec = model.spec
-    if spec.stored_bytes and spec.quantise == "none":
-        return spec.stored_bytes
     table = spec.vocab_size * spec.hidden_size
+    if spec.stored_bytes and spec.quantise == "none":
+        # GGUF files have the table in blocks, which the head shares; folders have it in floats.
+        copied = not model.stored.is_gguf and not model.stored.has_head
+        return spec.stored_bytes + copied * table * spec.bytes_per_weight
     matrices = max(0, spec.num_parameters - table)
     if model.device == "cpu" and not model.stored.has_head:
         matrices += table
@@ -272,9 +274,12 @@ def tables_bytes(spec: ModelSpec, room: Room) -> int:
 
 
 def _scratch_bytes(spec: ModelSpec, room: Room) -> int:
-    """The buffers of one step (models/decoder.py), float32."""
+    """The buffers of one step (models/decoder.py), float32. A mixture copies every row to each of
+    its experts and keeps what these give."""
     attended = spec.num_heads * spec.head_dim
     wide = 3 * spec.hidden_size + 2 * attended + 2 * spec.num_kv_heads * spec.head_dim
+    if spec.num_experts:
+        wide += (2 * spec.num_active_experts + 1) * spec.hidden_size
     return room.max_rows * 4 * (wide + 3 * spec.ffn_size)
 
 

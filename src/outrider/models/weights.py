@@ -56,7 +56,7 @@ class Weights:
         self._stored_in = {
             name: path for path, file in self._readers.items() for name in list(file.keys())
         }
-        self._quantised = Quantised(scheme_in(folder), self._stored_in, self._read_stored)
+        self._quantised = Quantised(scheme_in(folder), self._stored_in, self._read)
         self._file_of = self._quantised.places(self._stored_in)
         self._untaken = set(self._file_of)
         self._last: Path | None = None
@@ -85,14 +85,10 @@ class Weights:
             else size * self._quantised.values_a_byte
             for file, size in zip(self._readers.values(), sizes, strict=True)
         )
-        held = sum(
-            file.held_bytes
-            if isinstance(file, GgufTensors)
-            else self._quantised.held_bytes(
-                {name: file.get_tensor(name) for name in list(file.keys())}
-            )
-            for file in self._readers.values()
-        )
+        held = sum(f.held_bytes for f in self._readers.values() if isinstance(f, GgufTensors))
+        if self._quantised.has_blocks:
+            width = self.stored_dtype(self.embedding).itemsize
+            held = self._quantised.held_bytes(self._look, width)
         return StoredWeights(self.folder, sum(sizes), most, max(sizes), HEAD in self, held)
 
     def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -147,7 +143,7 @@ class Weights:
                 f"{self.folder}: the tensor {name}, of shape {list(shape)}, is missing.",
                 hint=self._near(name),
             )
-        found = self.codes(name) or self._read(path, name)
+        found = self.codes(name) or self._read(name)
         if found.shape != shape:
             raise CheckpointError(
                 f"{path}: {name} has shape {list(found.shape)}, but config.json implies "
@@ -169,18 +165,16 @@ class Weights:
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by name, whoever takes it; one is read when its turn comes."""
-        for name, path in self._file_of.items():
+        for name in self._file_of:
             codes = self.codes(name)
-            yield name, self._read(path, name) if codes is None else codes.numbers(torch.float32)
+            yield name, self._read(name) if codes is None else codes.numbers(torch.float32)
 
     def stored_dtype(self, name: str) -> torch.dtype:
         path = self._file_of.get(name)
         if path is None or name in self._quantised:
             return torch.float32
         file = self._readers[path]
-        return (
-            file.dtype_of(name) if isinstance(file, GgufTensors) else self._read(path, name).dtype
-        )
+        return file.dtype_of(name) if isinstance(file, GgufTensors) else self._read(name).dtype
 
     def check_all_taken(
         self, *, ignored: tuple[str, ...] = DERIVED, beside: tuple[str, ...] = ()
@@ -204,15 +198,17 @@ class Weights:
                 hint="do config.json and the weights belong to one model?",
             )
 
-    def _read_stored(self, name: str) -> Tensor:
-        return self._read(self._stored_in[name], name)
-
-    def _read(self, path: Path, name: str) -> Tensor:
+    def _look(self, name: str) -> Tensor:
+        """Mapped, but not to be read whole."""
+        path = self._stored_in[name]
         try:
-            tensor = self._readers[path].get_tensor(name)
+            return self._readers[path].get_tensor(name)
         except SafetensorError as error:
             raise damaged(path, error) from error
-        self._let_go(path, tensor.nbytes)
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self._look(name)
+        self._let_go(self._stored_in[name], tensor.nbytes)
         return tensor
 
     def _let_go(self, path: Path, num_bytes: int) -> None:

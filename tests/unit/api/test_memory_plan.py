@@ -19,7 +19,13 @@ import outrider.pairs as pairs
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import memory_plan
 from outrider.api.loading import load_pair
-from outrider.api.memory_parts import Part, files_of, memory_parts, needed
+from outrider.api.memory_parts import (
+    Part,
+    _scratch_bytes,  # pyright: ignore[reportPrivateUsage]
+    files_of,
+    memory_parts,
+    needed,
+)
 from outrider.api.memory_plan import fitted
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.cache import capacity
@@ -27,6 +33,7 @@ from outrider.cache.capacity import MemoryLimit, free_bytes, limits, total_bytes
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.kernels.native import cpu as huge_pages
+from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 
 CPU = torch.device("cpu")
@@ -109,6 +116,14 @@ def test_the_plan_is_what_loading_takes(config: EngineConfig) -> None:
     for name, num_bytes in taken.items():
         assert num_bytes <= 1.05 * told[name] + 200_000, name
         assert told[name] <= 2.5 * num_bytes + 200_000, name
+
+
+def test_a_mixture_has_room_for_its_choices() -> None:
+    """Three a row: what each of them reads and what it gives, and the sum of these."""
+    spec = embedded(PLAIN).target.spec("", bytes_per_weight=4, bytes_per_kv=4)
+    sparse, room = replace(spec, num_experts=8, num_active_experts=3), Room(num_slots=64)
+    more = _scratch_bytes(sparse, room) - _scratch_bytes(spec, room)
+    assert more == 4 * room.max_rows * (3 + 3 + 1) * spec.hidden_size
 
 
 def test_an_arena_that_nobody_sized_shrinks_and_the_text_stays(

@@ -11,12 +11,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors import torch as safetensors_torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models as token_models
 from torch import Tensor
 from torch.nn import functional
 
 from doubles.hf_checkpoints import write_hf
 from doubles.published import FORMATS, Format, mxfp4, write_published
 from doubles.tiny_checkpoints import save_tensors, variant
+from outrider import EngineConfig
+from outrider.api.memory_parts import files_of, memory_parts
+from outrider.api.plan import plan_pair
 from outrider.core import env
 from outrider.core.errors import CheckpointError, given
 from outrider.core.protocols import DraftNeeds, StepRow
@@ -244,6 +249,46 @@ def test_a_model_runs_on_its_codes(tmp_path: Path, name: str) -> None:
     assert 0 < held < stored_in(plain).num_bytes
 
 
+PLANNED = {
+    "blocks": ("gptq", {}),
+    "a tied head": ("gptq", {"tie_word_embeddings": True}),
+    "another order": ("gptq-order", {}),
+    "claimed to be in order": ("gptq-order", {"desc_act": False}),
+    "zeros of 8 bits": ("packed-int8-channel", {"zeros": True}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_plan_is_what_a_model_takes(tmp_path: Path, name: str, dtype: str) -> None:
+    """Also where its claims are wrong, and matrices become numbers that blocks cannot hold."""
+    grouped()
+    form, claims = PLANNED[name]
+    tied = bool(claims.get("tie_word_embeddings"))
+    folder, _ = write_published(tmp_path, variant("tied" if tied else "qwen3"), BY_NAME[form])
+    config = json.loads((folder / "config.json").read_text()) | {"torch_dtype": dtype}
+    if "desc_act" in claims:
+        config["quantization_config"]["desc_act"] = claims["desc_act"]
+    (folder / "config.json").write_text(json.dumps(config))
+    path = folder / "model.safetensors"
+    tensors = dict(safetensors_torch.load_file(path))  # pyright: ignore[reportUnknownMemberType]
+    tensors |= {n: t.to(getattr(torch, dtype)) for n, t in tensors.items() if "embed_tokens" in n}
+    if "zeros" in claims:
+        for name in [n for n in tensors if n.endswith(".weight_packed")]:
+            num_out = len(tensors[name])
+            zeros = torch.full((-(-num_out // 4), 1), 0x7F7F7F7F, dtype=torch.int32)
+            tensors[name.replace("_packed", "_zero_point")] = zeros
+    save_tensors(path, tensors)
+    words = {f"t{i}": i for i in range(config["vocab_size"])}
+    Backend(token_models.WordLevel(words, "t0")).save(str(folder / "tokenizer.json"))
+    plan = plan_pair(str(folder), None, EngineConfig(drafter="none", device="cpu"))
+    parts = {part.name: part.num_bytes for part in memory_parts(plan, files_of(plan))}
+    model = load_model(folder, LoadOptions(room=Room(num_slots=64), device="cpu"))
+    assert isinstance(model, LlamaModel)
+    taken = sum(one.nbytes for one in model.streamed) + model.tables.embeddings.nbytes
+    assert taken <= parts["weights of the target"] <= 1.2 * taken
+
+
 def test_experts_of_mxfp4_run_on_their_blocks(tmp_path: Path) -> None:
     stack = matrix(3 * 40, 64).reshape(3, 40, 64)
     packed = mxfp4(stack)
@@ -314,6 +359,13 @@ WRONG = {
     "words in a row": (
         changed(".qweight", "gptq", torch.ones(12, dtype=torch.int32)), "shape [12]",
     ),
+    "words of no inputs": (
+        changed(".qweight", "awq", torch.ones(0, 10, dtype=torch.int32)), "shape [0, 10]",
+    ),
+    "words of no outputs": (
+        changed(".qweight", "gptq", torch.ones(12, 0, dtype=torch.int32)), "shape [12, 0]",
+    ),
+    "no scales": (changed(".weight_scale", "int8", torch.ones(80, 0)), "shape [80, 0]"),
     "a shape that lies": (
         changed(".weight_shape", "packed-int4", torch.tensor([80, 200])), "shape [80, 12] for",
     ),
@@ -337,6 +389,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
         pytest.raises(CheckpointError) as caught,
     ):
         weights.take(f"{MATRIX}.weight", *SHAPE)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["words of no inputs", "words of no outputs", "no scales"])
+def test_what_is_empty_makes_no_blocks(tmp_path: Path, name: str) -> None:
+    (form, tensors), said = WRONG[name]
+    with (
+        Weights(folder_of(tmp_path, dict(form.config), tensors)) as weights,
+        pytest.raises(CheckpointError) as caught,
+    ):
+        weights.stacked_blocks(f"{MATRIX}.weight", 1, *SHAPE)
     assert said in str(caught.value)
 
 

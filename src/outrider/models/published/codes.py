@@ -98,7 +98,7 @@ class Codes:
         codes_OI, zeros_RG = self.codes_OI, self.zeros_RG
         if codes_OI.is_floating_point():
             return None
-        kept = next((d for d in _FOUR_BITS if self._fits(d)), None)
+        kept = scales_in(self.scales_RG)
         if kept is None:
             return None
         scales_OU2 = self._by_block(self.scales_RG.to(kept)[..., None].view(torch.uint8))
@@ -113,10 +113,6 @@ class Codes:
             return None
         codes_OUB = codes_OI.view(torch.uint8).reshape(len(codes_OI), -1, _BLOCK)
         return _EIGHT_BITS[kept], torch.cat([scales_OU2, codes_OUB], dim=2)
-
-    def _fits(self, dtype: torch.dtype) -> bool:
-        scales_RG = self.scales_RG.float()
-        return torch.equal(scales_RG.to(dtype).float(), scales_RG)
 
     def _halves(self) -> Tensor:
         """Of each block 16 bytes: its first codes are the low halves, the others the high ones."""
@@ -145,3 +141,9 @@ class Codes:
         if by_group_NG.shape[1] == 1:
             return by_group_NG
         return by_group_NG.repeat_interleave(self.group_size, dim=1)[:, :num_in]
+
+
+def scales_in(scales: Tensor) -> torch.dtype | None:
+    """The type in which blocks can hold these scales as they are."""
+    whole = scales.float()
+    return next((d for d in _FOUR_BITS if torch.equal(whole.to(d).float(), whole)), None)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from outrider.models.published.codes import Codes
+from outrider.models.published.codes import Codes, scales_in
 from outrider.models.published.layouts import Stored, awq, gptq, mxfp4, packed, plain
 from outrider.models.published.scheme import Scheme
 
@@ -54,7 +55,7 @@ class Quantised:
     def __init__(
         self, scheme: Scheme | None, stored: Collection[str], read: Callable[[str], Tensor]
     ) -> None:
-        self._scheme, self._read = scheme, read
+        self._scheme, self._stored, self._read = scheme, stored, read
         self._matrices = {} if scheme is None else _matrices(scheme, frozenset(stored))
 
     def __contains__(self, name: str) -> bool:
@@ -69,19 +70,17 @@ class Quantised:
         """At most, of the folder's files."""
         return 1 if self._scheme is None else 8 // min(self._scheme.bits)
 
-    def held_bytes(self, stored: Mapping[str, Tensor]) -> int:
-        """What these tensors take where kernels run on codes, 0 where they cannot: codes have a
-        scale and a zero for every 32 (`Codes.blocks`), in place of a matrix's other parts."""
-        if self._scheme is None or not self.has_blocks:
+    def held_bytes(self, look: Callable[[str], Tensor], width: int) -> int:
+        """What all tensors take where kernels run on codes, 0 where they cannot: codes have a scale
+        and a zero for every 32 (`Codes.blocks`), in place of a matrix's other parts. Matrices that
+        no blocks can hold become numbers of `width` bytes. `look` maps a stored tensor."""
+        scheme = self._scheme
+        if scheme is None or not scheme.has_blocks:
             return 0
-        growth = _HELD[min(self._scheme.bits)]
-        codes = {matrix.names[0] for matrix in self._matrices.values()}
-        beside = {name for matrix in self._matrices.values() for name in matrix.names[1:]}
-        return sum(
-            round(tensor.nbytes * (growth if name in codes else 1))
-            for name, tensor in stored.items()
-            if name not in beside
-        )
+        matrices = self._matrices.values()
+        parts = {name for matrix in matrices for name in matrix.names}
+        plain = sum(look(name).nbytes for name in self._stored if name not in parts)
+        return plain + sum(_held(scheme, matrix, look, width) for matrix in matrices)
 
     def places(self, stored: Mapping[str, Path]) -> dict[str, Path]:
         """Where the tensors of an unquantised checkpoint lie, by `stored`, where these do: a matrix
@@ -108,6 +107,30 @@ class Quantised:
         one."""
         stem = name.removesuffix(".bias")
         return stem != name and f"{stem}.weight" in self and not bool(self._read(name).any())
+
+
+def _held(scheme: Scheme, matrix: Matrix, look: Callable[[str], Tensor], width: int) -> int:
+    codes = look(matrix.names[0])
+    bits = 8 if matrix.layout is plain else min(scheme.bits)
+    others = {name.removeprefix(matrix.stem): look(name) for name in matrix.names[1:]}
+    if codes.is_floating_point() or not all(
+        _in_blocks(scheme, bits, part, tensor) for part, tensor in others.items()
+    ):
+        return codes.nbytes * 8 // bits * width
+    return round(codes.nbytes * _HELD[bits])
+
+
+def _in_blocks(scheme: Scheme, bits: int, part: str, tensor: Tensor) -> bool:
+    """Whether blocks can hold this part of a matrix, as `Codes.blocks` does; what is read for it is
+    a small part of the whole."""
+    tensor = tensor.flatten()
+    if part.endswith("g_idx"):
+        return not bool((tensor.diff() < 0).any())
+    if part in (".weight_zero_point", ".qzeros") and bits == 8:
+        middle = 128 - scheme.zero_offset if tensor.dtype == torch.int32 else 0
+        zeros = tensor.contiguous().view(torch.uint8) if middle else tensor.float()
+        return bool((zeros == middle).all())
+    return tensor.dtype != torch.float32 or scales_in(tensor) is not None
 
 
 def _matrices(scheme: Scheme, have: frozenset[str]) -> dict[str, Matrix]:
