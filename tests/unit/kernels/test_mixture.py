@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.api.profile import DeviceTimers, timed
+from outrider.core.errors import given
 from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
 from outrider.kernels.registry import Kernels
 from outrider.models.layer_kinds import Experts, Gate
@@ -106,6 +107,19 @@ def test_profiles_time_the_one_call() -> None:
     found_ND = mix(timed(kernels, "target", timers), MANY, native, x_ND)
     assert torch.equal(found_ND, mix(kernels, MANY, native, x_ND))
     assert {name: timers.count(name) for name in timers.names} == {"target mix": 1}
+
+
+@pytest.mark.parametrize("part", [0, FFN], ids=["gate", "up"])
+def test_limits_of_a_gate_hide_no_nan(part: int) -> None:
+    """What an expert gives is a NaN where its gate or its up is one, as the operators say."""
+    sizes = replace(MANY, gate=Gate.CLAMPED, biased=True, limit=0.6, num_chosen=7)
+    kernels = kernels_named("native-1", torch.float32)
+    weights = weights_for(kernels, sizes, torch.float32)
+    given(weights.experts[3].gate_up_bias_2F, "bias")[part + 5] = torch.nan
+    assert kernels.mixture is not None
+    native = replace(weights, native=kernels.mixture(sizes, weights))
+    for one in (weights, native):
+        assert bool(mix(kernels, sizes, one, randn(3, HIDDEN, seed=2)).isnan().all())
 
 
 def test_no_rows_are_none() -> None:

@@ -112,8 +112,9 @@ void clamped_mul(const Mixture& m, const float* gate_up, float* out, int num_row
     const Vec high = splat(m.limit), low = splat(-m.limit);
     for (int n = 0; n < num_rows; ++n, gate_up += 2 * size, out += size)
         for (int i = 0; i < size; i += LANES) {
-            const Vec g = smaller(load_some(gate_up + i, size - i), high);
-            const Vec u = smaller(larger(load_some(gate_up + size + i, size - i), low), high);
+            // Limits come first: of a NaN the second is what these give.
+            const Vec g = smaller(high, load_some(gate_up + i, size - i));
+            const Vec u = smaller(high, larger(low, load_some(gate_up + size + i, size - i)));
             store_some(out + i, g / (exp(g * -m.alpha) + 1.0f) * (u + 1.0f), size - i);
         }
 }

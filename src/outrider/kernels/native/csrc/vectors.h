@@ -187,6 +187,7 @@ inline Vec fused(Vec a, Vec b, Vec sum) {
 #endif
 }
 
+// Where one is a NaN, `b`.
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 inline Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
 
