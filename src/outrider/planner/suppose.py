@@ -41,6 +41,8 @@ _PRIOR: Mapping[str, float] = {
 _PRIOR_OF_LOOKUPS = 0.5
 # How a copy is held unless settings say otherwise, and the share of layers that one of fewer runs.
 _COPY_BITS, _LAYERS_RUN = "int4", 0.75
+# Bytes a weight of a copy, with what its groups are multiplied by.
+_COPY_BYTES: Mapping[str, float] = {"int8": 1.0, "int4": 0.64}
 # The share of rounds in which drafters find something to draft; others always do.
 _OFFERED: Mapping[str, float] = {
     "ngram": 0.3,
@@ -92,9 +94,7 @@ class Candidate:
         if not kind.fewer_bits:
             step = int(target.weight_bytes * _LAYERS_RUN)
             return cls(name=kind.name, kind=kind, step_bytes=step)
-        copy = replace(target, quantise=bits, stored_bytes=0)
-        table = copy.vocab_size * copy.hidden_size * copy.bytes_per_weight
-        held = copy.weight_bytes - table
+        held = int(target.num_parameters * _COPY_BYTES[bits])
         return cls(name=kind.name, kind=kind, num_bytes=held, step_bytes=held)
 
 
