@@ -63,6 +63,9 @@ struct Inputs {
 union Begin {
     int32_t below;
     float total;
+
+    // Rows that a kernel has and a tile lacks begin with any bits.
+    uint32_t modulo() const { return static_cast<uint32_t>(below); }
 };
 
 struct Job {
@@ -240,7 +243,7 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
         unrolled<BLOCK_VECS>([&](auto v) {
             part[r][v] = F.has_min || F.has_zeros() || F.sets == 2 || is_signed_code(F.codes)
                              ? BitVec{}
-                             : static_cast<uint32_t>(by.begins[r].below) - BitVec{};
+                             : by.begins[r].modulo() - BitVec{};
         });
     });
     unrolled<F.sets>([&](auto set) { add_set<F>(at, set, table, part); });
@@ -250,14 +253,15 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
         else if constexpr (F.sets == 1) scale *= floats(integers(at.scales, v, F.is_signed));
         if constexpr (!F.has_min && F.sets == 2)
             unrolled<2>([&](auto set) {
-                const IntVec factor = integers(at.scales + set * UNIT_BLOCK, v, F.is_signed);
+                const auto factor =
+                    cast<BitVec>(integers(at.scales + set * UNIT_BLOCK, v, F.is_signed));
                 unrolled<ROWS>([&](auto r) {
-                    part[r][v] += cast<BitVec>(factor * by.begins[set * by.num_rows + r].below);
+                    part[r][v] += factor * by.begins[set * by.num_rows + r].modulo();
                 });
             });
         if constexpr (F.has_zeros()) {
-            const IntVec zeros = integers(at.scales + F.zeros_at(), v, false);
-            unrolled<ROWS>([&](auto r) { part[r][v] += cast<BitVec>(zeros * by.begins[r].below); });
+            const auto zeros = cast<BitVec>(integers(at.scales + F.zeros_at(), v, false));
+            unrolled<ROWS>([&](auto r) { part[r][v] += zeros * by.begins[r].modulo(); });
         }
         unrolled<ROWS>([&](auto r) {
             Vec& sum = sums[r][own + v];
