@@ -249,7 +249,7 @@ def test_a_model_runs_on_its_codes(tmp_path: Path, name: str) -> None:
     assert 0 < held < stored_in(plain).num_bytes
 
 
-PLANNED = {
+PLANNED: dict[str, tuple[str, dict[str, bool]]] = {
     "blocks": ("gptq", {}),
     "a tied head": ("gptq", {"tie_word_embeddings": True}),
     "another order": ("gptq-order", {}),
