@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from outrider.core.env import cache_folder, compiler
-from outrider.kernels.native import build, forward, levels
-from outrider.kernels.native.ops import PassStruct
+from outrider.kernels.native import build, forward, levels, mixture
+from outrider.kernels.native.ops import LinearStruct, PassStruct
 from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row
 from outrider.kernels.native.trees import TreeDrafts, TreeRow, TreeStruct
 
@@ -29,7 +29,9 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
         ("TreeDrafts", TreeDrafts, {}),
     ),
     "forward.cpp": (
-        ("Linear", forward._Linear, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Linear", LinearStruct, {}),
+        ("Net", mixture._Net, {}),  # pyright: ignore[reportPrivateUsage]
+        ("Mixture", mixture._Mixture, {}),  # pyright: ignore[reportPrivateUsage]
         ("Entrance", forward._Entrance, {}),  # pyright: ignore[reportPrivateUsage]
         ("Layer", forward._Layer, {}),  # pyright: ignore[reportPrivateUsage]
         ("Decoder", forward._Decoder, {}),  # pyright: ignore[reportPrivateUsage]
