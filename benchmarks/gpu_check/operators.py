@@ -28,7 +28,8 @@ from outrider.engine.cuda_graph.sampling import Rows as DraftRows
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention
-from outrider.kernels.reference.linear import TorchLinear, TorchQuantised, pack_plain
+from outrider.kernels.reference.grouped import definition
+from outrider.kernels.reference.linear import TorchLinear, pack_plain
 
 # Largest error as a share of the largest value: what rounding the inputs of a product leaves.
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}
@@ -136,7 +137,7 @@ def _linears(setting: Setting, ops: Callable[[str], Any]) -> Iterator[Case]:
             if scheme == "none":
                 theirs = linear(TorchLinear(dtype), pack_plain(weight_OI), num_out)
             else:
-                rule = TorchQuantised(scheme)
+                rule = definition(scheme)
                 theirs = linear(rule.linear, rule.pack(weight_OI), num_out)
             yield Case(f"linear {scheme} {num_out}x{num_in}", ours, theirs, x_NI)
 

@@ -348,12 +348,12 @@ int main() {
         linear<float>(num_out, num_in, outrider_pack_float32, outrider_linear_float32);
         linear<BFloat16>(num_out, num_in, outrider_pack_bfloat16, outrider_linear_bfloat16);
         linear<Float16>(num_out, num_in, outrider_pack_float16, outrider_linear_float16);
-        quantised(8, num_out, num_in, outrider_linear_int8);
-        quantised(4, num_out, num_in, outrider_linear_int4);
+        quantised(num_out, num_in);
     }
     for (const BlockType& type : BLOCK_TYPES) {
         grouped(type, 5, 256);
         grouped(type, 77, 768);
+        if (type.size == 32) grouped(type, 33, 70);
     }
     for (int size : {1, 17, 64, 350, 1001}) pointwise(size);
     head_norm();

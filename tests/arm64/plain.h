@@ -54,7 +54,6 @@ void outrider_pack_grouped(Team*, int, const uint8_t*, const int32_t*, uint8_t*,
 void outrider_grouped_rows(const Grouped*, const int32_t*, float*, int);
 void outrider_linear_grouped(const Grouped*, const float*, float*, int, int);
 void outrider_linear_int8(const Weights*, const float*, float*, int, int);
-void outrider_linear_int4(const Weights*, const float*, float*, int, int);
 void outrider_rms_norm(Team*, const float*, const float*, float, float*, int, int);
 void outrider_layer_norm(Team*, const float*, const float*, const float*, float, float*, int, int);
 void outrider_head_norm(Team*, float*, const float*, const float*, float, int, int, int, int);

@@ -81,72 +81,46 @@ float integers_of(const float* x, int count, std::vector<int>* to) {
     return largest / 127.0f;
 }
 
-// The layout that kernels/native/quantised.py makes; `bits` is 8 or 4. Sums of integers are exact,
-// so results are equal.
-template <class Linear>
-void quantised(int bits, int num_out, int num_in, Linear call) {
+// The layout that kernels/native/quantised.py makes. Sums of integers are exact, so results are
+// equal.
+inline void quantised(int num_out, int num_in) {
     constexpr int ROWS = 18, GROUP = 32;
-    const std::string what = "linear int" + std::to_string(bits);
-    const int block = outrider_block(), num_blocks = (num_out + block - 1) / block;
-    const int groups = (num_in + GROUP - 1) / GROUP, most = bits == 8 ? 127 : 7;
-    std::uniform_int_distribution<int> integer(-most, most);
-    std::vector<int> values(static_cast<size_t>(num_blocks) * block * groups * GROUP);
+    const int block = outrider_block(), padded_out = (num_out + block - 1) / block * block;
+    const int padded_in = (num_in + GROUP - 1) / GROUP * GROUP;
+    std::uniform_int_distribution<int> integer(-127, 127);
+    std::vector<int> values(static_cast<size_t>(padded_out) * padded_in);
     for (size_t i = 0; i < values.size(); ++i)
-        values[i] = static_cast<int>(i % (groups * GROUP)) < num_in ? integer(random_bits) : 0;
-    Floats scales = normals(static_cast<size_t>(num_blocks) * block * groups);
-    if (bits == 4) scales = rounded<BFloat16>(scales);
-    const auto value = [&](int o, int i) { return values[o * groups * GROUP + i]; };
+        values[i] = static_cast<int>(i % padded_in) < num_in ? integer(random_bits) : 0;
+    const Floats scales = normals(padded_out);
+    const auto value = [&](int o, int i) { return values[o * padded_in + i]; };
     std::vector<uint8_t> packed;
-    const auto append = [&](const void* from, size_t size) {
-        const auto* bytes = static_cast<const uint8_t*>(from);
-        packed.insert(packed.end(), bytes, bytes + size);
-    };
-    for (int first = 0; first < num_blocks * block; first += block) {
-        if (bits == 8) {
-            append(&scales[first], sizeof(float) * block);
-            for (int i = 0; i < groups * GROUP; i += 4)
-                for (int o = first; o < first + block; ++o)
-                    for (int j = i; j < i + 4; ++j)
-                        packed.push_back(static_cast<uint8_t>(value(o, j) + 128));
-            continue;
-        }
-        for (int g = 0; g < groups; ++g) {
-            for (int o = first; o < first + block; ++o) {
-                const BFloat16 scale = Plain<BFloat16>::stored(scales[o * groups + g]);
-                append(&scale, sizeof(scale));
-            }
-            for (int i = g * GROUP; i < (g + 1) * GROUP; i += 8)
-                for (int o = first; o < first + block; ++o)
-                    for (int j = i; j < i + 4; ++j)
-                        packed.push_back(static_cast<uint8_t>((value(o, j) + 8)
-                                                              | (value(o, j + 4) + 8) << 4));
-        }
+    for (int first = 0; first < padded_out; first += block) {
+        const auto* bytes = reinterpret_cast<const uint8_t*>(&scales[first]);
+        packed.insert(packed.end(), bytes, bytes + sizeof(float) * block);
+        for (int i = 0; i < padded_in; i += 4)
+            for (int o = first; o < first + block; ++o)
+                for (int j = i; j < i + 4; ++j)
+                    packed.push_back(static_cast<uint8_t>(value(o, j) + 128));
     }
     packed.resize(packed.size() + 4096);  // what is asked for ahead
     const Floats x = normals(ROWS * num_in);
     Floats got(ROWS * num_out), want(ROWS * num_out);
-    std::vector<int> inputs(groups * GROUP);
+    std::vector<int> inputs(padded_in);
     for (int n = 0; n < ROWS; ++n) {
         const float scale = integers_of(&x[n * num_in], num_in, &inputs);
         for (int o = 0; o < num_out; ++o) {
-            float sum = 0;
-            int64_t whole = 0;
-            for (int g = 0; g < groups; ++g) {
-                int part = 0;
-                for (int i = g * GROUP; i < (g + 1) * GROUP; ++i) part += value(o, i) * inputs[i];
-                whole += part;
-                sum += static_cast<float>(part) * scales[o * groups + g];
-            }
+            int64_t sum = 0;
+            for (int i = 0; i < padded_in; ++i) sum += value(o, i) * inputs[i];
             volatile float both = scales[o] * scale;
-            want[n * num_out + o] = bits == 8 ? static_cast<float>(whole) * both : sum * scale;
+            want[n * num_out + o] = static_cast<float>(sum) * both;
         }
     }
     const Weights w{three, packed.data(), num_in, num_out};
-    call(&w, x.data(), got.data(), ROWS, 0);
-    same(got, want, what + " has the sums of integers");
-    rows_alone(ROWS, num_in, num_out, what, [&](Team* team, int row, int count, float* out) {
+    outrider_linear_int8(&w, x.data(), got.data(), ROWS, 0);
+    same(got, want, "linear int8 has the sums of integers");
+    rows_alone(ROWS, num_in, num_out, "linear int8", [&](Team* team, int row, int count, float* out) {
         const Weights own{team, packed.data(), num_in, num_out};
-        call(&own, &x[row * num_in], out, count, 0);
+        outrider_linear_int8(&own, &x[row * num_in], out, count, 0);
     });
 }
 
@@ -171,7 +145,7 @@ inline const std::vector<BlockType> BLOCK_TYPES = {
 inline void grouped(const BlockType& type, int num_out, int num_in) {
     constexpr int ROWS = 18, UNIT = 32;
     const std::string what = std::string("linear over ") + type.name;
-    const int row_bytes = num_in / type.size * type.num_bytes;
+    const int row_bytes = (num_in + type.size - 1) / type.size * type.num_bytes;
     std::vector<uint8_t> raw(static_cast<size_t>(num_out) * row_bytes);
     for (uint8_t& byte : raw) byte = static_cast<uint8_t>(random_bits());
     for (size_t at = 0; at < raw.size(); at += type.num_bytes) {
@@ -196,10 +170,10 @@ inline void grouped(const BlockType& type, int num_out, int num_in) {
     if (type.number == 2 || type.number == 8) {
         Floats plain(numbers.size());
         for (size_t i = 0; i < plain.size(); ++i) {
-            const uint8_t* block = &raw[i / UNIT * type.num_bytes];
+            const int input = static_cast<int>(i % num_in), at = input % UNIT;
+            const uint8_t* block = &raw[i / num_in * row_bytes + input / UNIT * type.num_bytes];
             Float16 scale;
             std::memcpy(&scale, block, sizeof(scale));
-            const int at = static_cast<int>(i % UNIT);
             const int code = type.number == 8 ? static_cast<int8_t>(block[2 + at])
                                               : (block[2 + at % 16] >> at / 16 * 4 & 15) - 8;
             plain[i] = static_cast<float>(Plain<Float16>::read(scale)) * static_cast<float>(code);
@@ -212,9 +186,10 @@ inline void grouped(const BlockType& type, int num_out, int num_in) {
     std::vector<int> inputs(UNIT);
     for (int n = 0; n < ROWS; ++n)
         for (int first = 0; first < num_in; first += UNIT) {
-            const double scale = integers_of(&x[n * num_in + first], UNIT, &inputs);
+            const int count = std::min(UNIT, num_in - first);
+            const double scale = integers_of(&x[n * num_in + first], count, &inputs);
             for (int o = 0; o < num_out; ++o)
-                for (int i = 0; i < UNIT; ++i)
+                for (int i = 0; i < count; ++i)
                     want[n * num_out + o] += scale * inputs[i] * numbers[o * num_in + first + i];
         }
     outrider_linear_grouped(&w, x.data(), got.data(), ROWS, 0);

@@ -26,13 +26,13 @@ from outrider.core import env
 from outrider.core.errors import given
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.kernels.native.build import built_kernels
-from outrider.kernels.native.cpu import RULE, refused_kinds
+from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import Forward, ForwardParts, NativeForward
-from outrider.kernels.native.grouped import NativeGrouped
+from outrider.kernels.native.grouped import NativeGrouped, NativeInt4
 from outrider.kernels.native.mixture import MixtureSizes, MixtureWeights, NativeMixture
 from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
-from outrider.kernels.native.quantised import NativeQuantised
+from outrider.kernels.native.quantised import NativeInt8
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import KernelTiming, kind_answer, thread_answer
 from outrider.kernels.plan import (
@@ -47,7 +47,8 @@ from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun, torch_delta
-from outrider.kernels.reference.linear import TorchLinear, TorchQuantised, pack_plain, pack_tiled
+from outrider.kernels.reference.grouped import TorchGrouped, definition
+from outrider.kernels.reference.linear import TorchInt8, TorchLinear, pack_plain, pack_tiled
 
 OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
@@ -55,10 +56,12 @@ OPS = (
     "leftover",
 )  # fmt: skip
 
-# What `quantise` of `choose` may be besides none and the schemes of kernels/reference/linear.py.
+# What `quantise` of `choose` may be besides none and the schemes of kernels/reference/grouped.py.
 AS_STORED = "stored"
 # Below it a GPU has no matrix units for bfloat16.
 LEAST_CAPABILITY = 8
+
+_Quantised = NativeInt8 | NativeInt4 | TorchInt8 | TorchGrouped
 
 _log = logging.getLogger(__name__)
 
@@ -118,8 +121,9 @@ class Kernels:
                                                       a host sync
     sampling                                          from logits to a token: core/sampling.py
 
-    `pack_blocks`, if there is one, packs the rows of a matrix as a file has them, for `linear` too;
-    it gives None for what it cannot. `table` makes a table of tokens of what it packed.
+    `pack_head`, if there is one, packs the output head, which is held in another way. `pack_blocks`
+    packs the rows of a matrix as a file has them, for `linear` too, where it can; it gives None for
+    what it cannot. `table` makes a table of tokens of what either of them packed.
 
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
@@ -147,6 +151,7 @@ class Kernels:
     sampling: Sampling
     choices: tuple[Choice, ...]
     exact: bool
+    pack_head: Callable[[Tensor], PackedLinear] | None = None
     pack_blocks: Callable[[Sequence[BlockRows]], PackedLinear | None] | None = None
     table: Callable[[PackedLinear, torch.dtype], PackedTable] | None = None
     forward: Callable[[ForwardParts], Forward] | None = None
@@ -181,10 +186,9 @@ def choose(
     if refusal is None:
         built = built_kernels(compiler or env.compiler(), env.cache_folder())
         if built.library is not None:
-            if quantise != AS_STORED:
-                return _measured(built.library, built.folder, dtype, threads, quantise)
-            plain = _measured(built.library, built.folder, dtype, threads, "none")
-            return _as_stored(plain, built.library)
+            own = quantise if quantise in ("none", "int8") else "none"
+            kernels = _measured(built.library, built.folder, dtype, threads, own)
+            return kernels if own == quantise else _grouped(kernels, built.library, quantise)
         refusal = built.refusal
     quantise = "none" if quantise == AS_STORED else quantise
     refusals = (f"native: {refusal}",)
@@ -199,7 +203,7 @@ def choose(
     else:
         _log.info("Using the reference kernels: %s.", why)
     kernels = _reference(device, dtype, refusals)
-    return kernels if quantise == "none" else _quantised(kernels, TorchQuantised(quantise))
+    return kernels if quantise == "none" else _quantised(kernels, definition(quantise))
 
 
 def is_native(device: torch.device, dtype: torch.dtype, force_reference: bool = False) -> bool:
@@ -228,7 +232,7 @@ def _measured(
         native = partial(NativeOps, library, dtype, number, kind=kind)
         kernels = _native(native, library)
     else:
-        quantised = NativeQuantised(library, quantise, number, kind=kind)
+        quantised = NativeInt8(library, number, kind=kind)
         native = partial(NativeOps, library, dtype, number)
         kernels = _quantised(_native(native, library), quantised)
     refused = refused_kinds(library, dtype, quantise)
@@ -261,30 +265,26 @@ def _team(library: ctypes.CDLL, threads: int, folder: Path | None) -> Choice:
     return Choice("threads", answer.chosen, why=why, timings=answer.timings)
 
 
-def _quantised(kernels: Kernels, side: NativeQuantised | TorchQuantised) -> Kernels:
-    def quantised(kernels: Kernels) -> Kernels:
-        linear, *others = kernels.choices
-        linear = replace(linear, name=f"{linear.name} {side.scheme}")
-        return replace(kernels, pack=side.pack, linear=side.linear, choices=(linear, *others))
+def _quantised(kernels: Kernels, side: _Quantised) -> Kernels:
+    linear, *others = kernels.choices
+    own: dict[str, Any] = {"pack": side.pack, "linear": side.linear}
+    own["choices"] = (replace(linear, name=f"{linear.name} {side.scheme}"), *others)
+    if isinstance(side, NativeInt4 | TorchGrouped):
+        own |= {"pack_head": side.pack_head, "table": side.table}
+    return _changed(kernels, lambda kernels: replace(kernels, **own))
 
-    return _changed(kernels, quantised)
 
-
-def _as_stored(kernels: Kernels, library: ctypes.CDLL) -> Kernels:
-    threads = given(kernels.threads, "number of threads")
-    grouped = NativeGrouped(library, int(threads.name))
-
-    def with_blocks(kernels: Kernels) -> Kernels:
-        first, *others = kernels.choices
-        return replace(
-            kernels,
-            linear=grouped.beside(kernels.linear),
-            pack_blocks=grouped.pack,
-            table=grouped.table,
-            choices=(replace(first, name=f"{first.name} blocks"), *others),
-        )
-
-    return _changed(kernels, with_blocks)
+def _grouped(kernels: Kernels, library: ctypes.CDLL, quantise: str) -> Kernels:
+    """AS_STORED or int4."""
+    threads = int(given(kernels.threads, "number of threads").name)
+    linear, *others = kernels.choices
+    if quantise == "int4":
+        kernels = replace(kernels, choices=(replace(linear, kind=VECTORS, why=""), *others))
+        return _quantised(kernels, NativeInt4(library, threads))
+    grouped = NativeGrouped(library, threads)
+    own: dict[str, Any] = {"pack_blocks": grouped.pack, "table": grouped.table}
+    own["choices"] = (replace(linear, name=f"{linear.name} blocks"), *others)
+    return _changed(kernels, lambda one: replace(one, linear=grouped.beside(one.linear), **own))
 
 
 def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) -> str | None:
@@ -362,6 +362,7 @@ def _triton(
         linear = replace(linear, name=f"triton {quantise}")
     return Kernels(
         **_of_decoder(ops),
+        pack_head=ops.pack_head,
         delta=delta,
         argmax=distributions.argmax,
         sampling=replace(

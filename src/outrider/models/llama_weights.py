@@ -40,7 +40,9 @@ class Tables:
 
 
 def read_tables(reader: WeightReader, config: LlamaConfig, share: Share = WHOLE) -> Tables:
-    embedding = reader.tokens(EMBEDDING, config.vocab_size, config.hidden_size)
+    embedding = reader.tokens(
+        EMBEDDING, config.vocab_size, config.hidden_size, tied=config.tie_word_embeddings
+    )
     return Tables(
         embedding=embedding,
         norm_D=_norm(reader, config, "model.norm", config.hidden_size),

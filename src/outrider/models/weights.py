@@ -283,27 +283,31 @@ class WeightReader:
         """Norms, biases and positions, in float32."""
         return self._copy(self._weights.take(self._named(name), *shape), torch.float32)
 
-    def tokens(self, name: str, vocab_size: int, hidden_size: int) -> Tensor | PackedTable:
-        """The embeddings of all tokens, by blocks of the file where kernels run on those."""
-        packed, table = self._as_stored({name: vocab_size}, hidden_size), self.kernels.table
-        if packed is None or table is None:
-            return self.table(name, vocab_size, hidden_size)
-        return table(packed, self._place.dtype)
+    def tokens(self, name: str, *shape: int, tied: bool) -> Tensor | PackedTable:
+        """The embeddings of all tokens, by blocks of the file where kernels run on those; if they
+        are `tied`, by the output head where that is quantised in a way of its own."""
+        kernels, packed = self.kernels, self._as_stored({name: shape[0]}, shape[1])
+        if packed is None and kernels.table and kernels.pack_head and tied and HEAD not in self:
+            packed = kernels.pack_head(self.table(name, *shape))
+        if packed is None or kernels.table is None:
+            return self.table(name, *shape)
+        return kernels.table(packed, self._place.dtype)
 
     def head(
         self, embedding_VD: Tensor | PackedTable, *, tied: bool, rows: slice = EVERYTHING
     ) -> PackedLinear:
         """As in transformers, a head that is stored wins over tying. `rows` are those wanted."""
         vocab_size, hidden_size = embedding_VD.shape
+        pack = self.kernels.pack_head or self.kernels.pack
         is_tied, is_whole = tied and HEAD not in self, _is_all(rows, vocab_size)
         if not is_tied:
             stored = self._as_stored({HEAD: vocab_size}, hidden_size) if is_whole else None
-            return stored or self.kernels.pack(self.table(HEAD, vocab_size, hidden_size)[rows])
+            return stored or pack(self.table(HEAD, vocab_size, hidden_size)[rows])
         if isinstance(embedding_VD, Tensor):
-            return self.kernels.pack(embedding_VD[rows])
+            return pack(embedding_VD[rows])
         if is_whole and self.kernels.table is not None:
             return embedding_VD.packed
-        return self.kernels.pack(embedding_VD.floats()[rows])
+        return pack(embedding_VD.floats()[rows])
 
     def linear(
         self,

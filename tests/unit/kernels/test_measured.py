@@ -30,7 +30,7 @@ from outrider.kernels.native.cpu import (
     last_cache_bytes,
 )
 from outrider.kernels.native.ops import NativeOps
-from outrider.kernels.native.quantised import NativeQuantised
+from outrider.kernels.native.quantised import NativeInt8
 from outrider.kernels.native.tuning import (
     BUDGET_SECONDS,
     MARGIN,
@@ -290,17 +290,17 @@ def test_kinds_of_integers_are_tried_where_nothing_refuses_them(
     monkeypatch.delenv("OUTRIDER_LINEARS", raising=False)
     monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
     monkeypatch.setattr(contests, "NativeOps", posing(NativeOps, tried))
-    monkeypatch.setattr(contests, "NativeQuantised", posing(NativeQuantised, tried))
+    monkeypatch.setattr(contests, "NativeInt8", posing(NativeInt8, tried))
     monkeypatch.setattr(contests, "refused_kinds", lambda *_: refused)  # pyright: ignore
     refused |= {DOTS: "no AVX512-BF16", TILES: "no AMX"}
     assert kind_answer(native_library, torch.bfloat16, "int8", tmp_path) == TunedKernel(VECTORS)
     assert not tried
     del refused[TILES]
-    for number, scheme in enumerate(("int8", "int4"), start=1):
-        found = kind_answer(native_library, torch.bfloat16, scheme, tmp_path)
+    for _ in range(2):
+        found = kind_answer(native_library, torch.bfloat16, "int8", tmp_path)
         assert {timing.candidate for timing in found.timings} == {VECTORS, TILES}
-        assert tried == [VECTORS, TILES] * number
-        assert len(list(tmp_path.iterdir())) == number
+        assert tried == [VECTORS, TILES]
+        assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.usefixtures("native_library")
@@ -315,7 +315,7 @@ def test_tiles_that_are_faster_are_taken_with_any_number_of_threads(
     monkeypatch.delenv("OUTRIDER_LINEARS", raising=False)
     monkeypatch.setattr(registry, "kind_answer", lambda *_: found)  # pyright: ignore
     monkeypatch.setattr(registry, "NativeOps", posing(NativeOps, made))
-    monkeypatch.setattr(registry, "NativeQuantised", posing(NativeQuantised, made))
+    monkeypatch.setattr(registry, "NativeInt8", posing(NativeInt8, made))
     kernels = choose(device=CPU, dtype=torch.bfloat16, quantise=scheme, threads=threads)
     linear = kernels.choices[0]
     assert (linear.kind, linear.timings) == (TILES, timings)

@@ -22,10 +22,10 @@ from outrider.kernels.native import build, levels
 from outrider.kernels.native.build import Built, built_kernels
 from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, refused_kinds
 from outrider.kernels.native.ops import NativeOps
-from outrider.kernels.native.quantised import NativeQuantised
+from outrider.kernels.native.quantised import NativeInt8
 from outrider.kernels.native.tuning import TunedKernel
 from outrider.kernels.plan import PackedLinear
-from outrider.kernels.reference.linear import SCHEMES, TorchQuantised
+from outrider.kernels.reference.linear import TorchInt8
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
@@ -33,10 +33,10 @@ from unit.kernels.implementations import randn, relative_error, row_choices
 
 # As for vectors: the chains are shorter, the tolerance is the same.
 TOLERANCE = 2e-6
-# Inputs by outputs: whole steps and blocks, less than one, tails of both, groups that are odd in
-# number, more rows of the widest than stay in a cache.
+# Inputs by outputs: whole steps and blocks, less than one, tails of both, more rows of the widest
+# than stay in a cache.
 SHAPES = ((256, 64), (5, 3), (50, 77), (129, 1), (160, 70))
-FORMATS = (VECTORS, DOTS, "bfloat16", *SCHEMES)
+FORMATS = (VECTORS, DOTS, "bfloat16", "int8")
 
 SOFTWARE = "-DOUTRIDER_SOFTWARE_TILES -DOUTRIDER_SOFTWARE_PAIRS"
 
@@ -59,7 +59,7 @@ def software() -> ctypes.CDLL:
 
 
 @functools.cache
-def software_of(form: str, threads: int = 1) -> NativeOps | NativeQuantised:
+def software_of(form: str, threads: int = 1) -> NativeOps | NativeInt8:
     return kind_of(software(), form, threads)
 
 
@@ -68,16 +68,16 @@ def name_of(form: str) -> str:
     return form if form in (VECTORS, DOTS) else TILES
 
 
-def kind_of(library: ctypes.CDLL, form: str, threads: int = 1) -> NativeOps | NativeQuantised:
-    if form in SCHEMES:
-        return NativeQuantised(library, form, threads, kind=TILES)
+def kind_of(library: ctypes.CDLL, form: str, threads: int = 1) -> NativeOps | NativeInt8:
+    if form == "int8":
+        return NativeInt8(library, threads, kind=TILES)
     return NativeOps(library, torch.bfloat16, threads, kind=name_of(form))
 
 
-def hardware_of(form: str, threads: int = 1) -> NativeOps | NativeQuantised:
+def hardware_of(form: str, threads: int = 1) -> NativeOps | NativeInt8:
     """Skips the test, with the reason, where there is none."""
     library = library_of(built_kernels(env.compiler(), env.cache_folder()))
-    scheme = form if form in SCHEMES else "none"
+    scheme = form if form == "int8" else "none"
     refused = refused_kinds(library, torch.bfloat16, scheme)
     if (kind := name_of(form)) in refused:
         pytest.skip(refused[kind])
@@ -88,7 +88,7 @@ def weights(num_out: int, num_in: int) -> Tensor:
     return randn(num_out, num_in, seed=1).bfloat16()
 
 
-def run(kind: NativeOps | NativeQuantised, packed: PackedLinear, x_NI: Tensor) -> Tensor:
+def run(kind: NativeOps | NativeInt8, packed: PackedLinear, x_NI: Tensor) -> Tensor:
     out_NO = torch.full((x_NI.shape[0], packed.num_out), 7.0)
     kind.linear(x_NI.contiguous(), packed, out_NO)
     return out_NO
@@ -96,16 +96,16 @@ def run(kind: NativeOps | NativeQuantised, packed: PackedLinear, x_NI: Tensor) -
 
 def expected(form: str, weight_OI: Tensor, x_NI: Tensor) -> Tensor:
     """Exact bits for integers; the float64 product of rounded inputs for bfloat16."""
-    if form not in SCHEMES:
+    if form != "int8":
         return x_NI.bfloat16().double() @ weight_OI.double().T
-    definition = TorchQuantised(form)
+    definition = TorchInt8()
     out_NO = torch.empty(x_NI.shape[0], weight_OI.shape[0])
     definition.linear(x_NI, definition.pack(weight_OI), out_NO)
     return out_NO
 
 
 def assert_right(form: str, out_NO: Tensor, expected_NO: Tensor) -> None:
-    if form in SCHEMES:
+    if form == "int8":
         assert torch.equal(out_NO, expected_NO)
     else:
         assert relative_error(out_NO, expected_NO) < TOLERANCE
@@ -185,7 +185,7 @@ def test_what_is_no_number_stays_in_its_row_and_output(form: str) -> None:
     assert torch.equal(out_NO[rows][:, outputs], right_NO[rows][:, outputs])
 
 
-def with_denormals(kind: NativeOps | NativeQuantised, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def with_denormals(kind: NativeOps | NativeInt8, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """Twenty sums of 75 products, two of them of denormals, and the products without those. They
     differ much in size, so that sums are rounded, and their order counts; `scale` is that of both
     factors."""
@@ -213,7 +213,7 @@ def test_sums_of_tiles_run_in_the_documented_order() -> None:
     ("of", "scale"), [(software_of, 1.0), (hardware_of, 1.0), (hardware_of, 2.0**-67)]
 )
 def test_sums_of_dots_run_in_the_documented_order(
-    of: Callable[[str], NativeOps | NativeQuantised], scale: float
+    of: Callable[[str], NativeOps | NativeInt8], scale: float
 ) -> None:
     """One chain over pairs of inputs, the second of a pair first; denormals are zeros, sums too."""
     found_O, products_OI = with_denormals(of(DOTS), scale)
@@ -228,7 +228,7 @@ def test_sums_of_dots_run_in_the_documented_order(
 def test_weights_take_the_bytes_of_whole_steps_and_blocks() -> None:
     held = {form: software_of(form).pack(weights(70, 160)).nbytes for form in FORMATS}
     vectors, dots = held.pop(VECTORS), held.pop(DOTS)
-    assert held == {"bfloat16": 96 * 160 * 2, "int8": 96 * (4 + 192), "int4": 96 * 5 * (16 + 2)}
+    assert held == {"bfloat16": 96 * 160 * 2, "int8": 96 * (4 + 192)}
     assert 70 * 160 * 2 <= vectors == dots <= held["bfloat16"]
     assert software_of(DOTS).pack(weights(70, 159)).nbytes == dots
 
@@ -238,7 +238,7 @@ def test_a_pass_in_one_call_has_the_bits_of_its_operators(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_software, kind = Built(library=software()), name_of(form)
-    quantise = form if form in SCHEMES else "none"
+    quantise = form if form == "int8" else "none"
 
     def built(*_: object) -> Built:
         return in_software

@@ -156,10 +156,16 @@ def test_a_wheels_library_has_the_bits_of_the_one_compiled_here(
 ) -> None:
     if env.compiler() is not None:
         pytest.skip("CXX may ask for other kernels than those of this level")
+    own = "none" if scheme == "int4" else scheme
     both = [
-        registry._measured(one, None, dtype, 2, scheme)  # pyright: ignore[reportPrivateUsage]
+        registry._measured(one, None, dtype, 2, own)  # pyright: ignore[reportPrivateUsage]
         for one in (native_library, wheels_library)
     ]
+    if scheme == "int4":
+        both = [
+            registry._grouped(kernels, one, scheme)  # pyright: ignore[reportPrivateUsage]
+            for kernels, one in zip(both, (native_library, wheels_library), strict=True)
+        ]
     results = zip(*(computed(kernels, dtype) for kernels in both), strict=True)
     for (what, here), (_, brought) in results:
         assert torch.equal(here.view(torch.uint8), brought.view(torch.uint8)), what

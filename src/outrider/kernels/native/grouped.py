@@ -1,7 +1,8 @@
 """Linears on CPUs over the blocks of GGUF files, in the layout of csrc/groups.h.
 
 No value is changed: codes, scales and minimums are those of the file in another order, and a matrix
-may have rows of several types. csrc/groups_add.h says what is computed.
+may have rows of several types. csrc/groups_add.h says what is computed. int4 are such blocks that
+are made when a model is loaded.
 
 Shapes:  N = rows, I = inputs, O = outputs.
 """
@@ -15,16 +16,20 @@ from ctypes import Structure, c_int32, c_void_p
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ContractError
+from outrider.core.errors import ContractError, given
 from outrider.kernels.native import cpu
 from outrider.kernels.native.cpu import VECTORS
 from outrider.kernels.native.ops import NativeLinear, address, function, struct_fields
 from outrider.kernels.plan import BlockRows, Linear, PackedLinear, PackedTable
+from outrider.kernels.reference.grouped import BITS, HEAD_BITS
+from outrider.kernels.reference.quantise import quantise
 
 # As in csrc/groups.h.
 MOST_PARTS = 8
 # Parts begin at a cache line.
 _ALIGNMENT = 64
+# GGUF's numbers of the types of 4 and 8 bits, Q4_1 and Q8_0.
+_KINDS = {4: 3, 8: 8}
 
 
 class _Rows(Structure):
@@ -99,3 +104,23 @@ class NativeGrouped(NativeLinear):
         """Bytes of its outputs, packed; 0 for a type that is not known here."""
         size: int = self._bytes(one.kind, num_out or one.num_out, one.num_in)
         return size
+
+
+class NativeInt4:
+    """Matrices of 4 bits and an output head of 8, as reference/grouped.py defines them."""
+
+    scheme = "int4"
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        self._blocks = NativeGrouped(library, num_threads)
+        self.linear, self.table = self._blocks.linear, self._blocks.table
+
+    def pack(self, weight_OI: Tensor) -> PackedLinear:
+        return self._packed(weight_OI, BITS)
+
+    def pack_head(self, weight_OI: Tensor) -> PackedLinear:
+        return self._packed(weight_OI, HEAD_BITS)
+
+    def _packed(self, weight_OI: Tensor, bits: int) -> PackedLinear:
+        rows = BlockRows(quantise(weight_OI, bits).blocks(), _KINDS[bits], *weight_OI.shape)
+        return given(self._blocks.pack([rows]), "layout of these blocks")

@@ -43,7 +43,7 @@ from outrider.kernels.native.cpu import (
     refused_kinds,
 )
 from outrider.kernels.native.ops import NativeOps
-from outrider.kernels.native.quantised import NativeQuantised
+from outrider.kernels.native.quantised import NativeInt8
 from outrider.kernels.plan import PackedLinear
 
 FORMAT = 1
@@ -240,7 +240,7 @@ SMALL_CALLS = 32
 
 
 class Packs(Protocol):
-    """One kind of linear: `NativeOps` or `NativeQuantised`."""
+    """One kind of linear: `NativeOps` or `NativeInt8`."""
 
     def pack(self, weight_OI: Tensor) -> PackedLinear: ...
     def linear(self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor) -> None: ...
@@ -281,8 +281,8 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> TunedKernel:
 def kind_answer(
     library: ctypes.CDLL, dtype: torch.dtype, scheme: str, folder: Path | None
 ) -> TunedKernel:
-    """The kind of linears of `dtype`, by a rule, or of a scheme of quantisation, by measuring; the
-    one that the environment names goes first. Those that `refused_kinds` names are never taken.
+    """The kind of linears of `dtype`, by a rule, or of int8, by measuring; the one that the
+    environment names goes first. Those that `refused_kinds` names are never taken.
 
     Raises ConfigError where the environment names no kind.
 
@@ -310,7 +310,7 @@ def kind_answer(
     threads = num_physical_cores()
 
     def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
-        kinds = {one: NativeQuantised(library, scheme, threads, kind=one) for one in candidates}
+        kinds = {one: NativeInt8(library, threads, kind=one) for one in candidates}
         return {one: linear_works(linear) for one, linear in kinds.items()}
 
     return decide(question, contest, folder=folder)

@@ -1,26 +1,19 @@
-"""Linears in PyTorch, the definition: float and quantised weights (8 or 4 bits), row-invariant.
+"""Linears in PyTorch, the definition: float weights and those of 8 bits, row-invariant.
 
-A row of activations becomes integers of -127 to 127 and one scale, its largest magnitude over 127.
+A row of activations becomes integers of -127 to 127 and one scale, its largest magnitude over 127;
+int8 weights are such a row for each output. Sums of integers are exact in any order, so a row's
+bits do not depend on the rows beside it:
 
-    int8    alike: integers of -127 to 127 and one scale an output;
-    int4    integers of -8 to 7 and, for every GROUP inputs of an output, a scale that bfloat16
-            holds: the value farthest from zero over -8.
+    out = sum * (row's scale * output's scale)
 
-Sums of integers are exact in any order, so a row's bits do not depend on the rows beside it:
+A row or a matrix's output that holds NaN or infinity gives NaN. grouped.py has weights of 4 bits.
 
-    int8    out = sum * (row's scale * output's scale)
-    int4    out = (((sum_0 * scale_0) + sum_1 * scale_1) + ...) * row's scale
-
-Products by a scale of int4 are exact in float32, with 15 bits by 8, so it does not matter whether a
-machine fuses the addition. A row or a matrix's output that holds NaN or infinity gives NaN.
-
-Shapes:  N = rows, I = inputs, O = outputs, G = groups, C = the inputs of a chunk or a group.
+Shapes:  N = rows, I = inputs, O = outputs, C = the inputs of a chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -29,7 +22,7 @@ from torch.nn import functional
 from outrider.core.errors import ContractError
 from outrider.kernels.plan import PackedLinear
 
-SCHEMES = ("int8", "int4")
+# To multiples of this inputs are padded.
 GROUP = 32
 # Beyond this an int32 sum could overflow.
 MAX_INPUTS = 131_072
@@ -53,33 +46,13 @@ def quantise_rows(x_NI: Tensor) -> tuple[Tensor, Tensor]:
     return values_NI, torch.where(largest_N.isfinite(), largest_N / most_N, torch.nan)
 
 
-def quantise_groups(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """values_OI, integers in float32, and scale_OG; the inputs are whole groups."""
-    num_out, num_in = weight_OI.shape
-    weight_OGC = weight_OI.float().reshape(num_out, num_in // GROUP, GROUP)
-    high_OG, low_OG = weight_OGC.amax(dim=2), weight_OGC.amin(dim=2)
-    farthest_OG = torch.where(high_OG > -low_OG, high_OG, low_OG)
-    scale_OG = (farthest_OG * -0.125).to(torch.bfloat16).float()
-    usable_OG1 = (scale_OG.isfinite() & (scale_OG != 0))[:, :, None]
-    values_OGC = torch.where(usable_OG1, weight_OGC / scale_OG[:, :, None], 0.0)
-    values_OGC = values_OGC.round_().clamp_(-8, 7)
-    scale_OG = torch.where(scale_OG.isfinite(), scale_OG, torch.nan)
-    return values_OGC.flatten(1), scale_OG
-
-
-QUANTISE: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
-    "int8": quantise_rows,
-    "int4": quantise_groups,
-}
-
-
 def num_groups(num_in: int) -> int:
     return -(-num_in // GROUP)
 
 
-def in_parts(weight_OI: Tensor, scheme: str, multiple: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first output, values_OI as int8, scales) of so many outputs at a time; the inputs are padded
-    to whole groups, the outputs to a multiple of `multiple`."""
+def in_parts(weight_OI: Tensor, multiple: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(first output, values_OI as int8, scale_O) of so many outputs at a time; the inputs are
+    padded to whole groups, the outputs to a multiple of `multiple`."""
     num_out, num_in = weight_OI.shape
     if not 0 < num_in <= MAX_INPUTS:
         raise ContractError("too many inputs for sums of 32 bits")
@@ -90,22 +63,21 @@ def in_parts(weight_OI: Tensor, scheme: str, multiple: int) -> Iterator[tuple[in
         rows = -(-part_OI.shape[0] // multiple) * multiple
         padded_OI = part_OI.new_zeros(rows, padded_in)
         padded_OI[: part_OI.shape[0], :num_in] = part_OI
-        values_OI, scales = QUANTISE[scheme](padded_OI)
-        yield first, values_OI.to(torch.int8), scales
+        values_OI, scale_O = quantise_rows(padded_OI)
+        yield first, values_OI.to(torch.int8), scale_O
 
 
-@dataclass(frozen=True, slots=True)
-class TorchQuantised:
-    """The definition, on any device. Values are held as int8, one to a byte, for both schemes."""
+class TorchInt8:
+    """The definition, on any device."""
 
-    scheme: str
+    scheme = "int8"
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
         num_out, num_in = weight_OI.shape
-        parts = list(in_parts(weight_OI, self.scheme, 1))
+        parts = list(in_parts(weight_OI, 1))
         data_OI = torch.cat([values_OI for _, values_OI, _ in parts])
-        scales = torch.cat([scales for _, _, scales in parts])
-        return PackedLinear(num_out, num_in, data_OI, scales=scales)
+        scale_O = torch.cat([scale_O for _, _, scale_O in parts])
+        return PackedLinear(num_out, num_in, data_OI, scales=scale_O)
 
     def linear(
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
@@ -115,12 +87,7 @@ class TorchQuantised:
         num_rows, num_in = x_NI.shape
         values_NI = x_NI.new_zeros(num_rows, packed.data.shape[1])
         values_NI[:, :num_in], row_scale_N = quantise_rows(x_NI)
-        if self.scheme == "int8":
-            sum_NO = _sums(values_NI, packed.data)
-            result_NO = sum_NO * (row_scale_N[:, None] * packed.scales)
-        else:
-            sum_NO = _sums_of_groups(values_NI, packed.data, packed.scales)
-            result_NO = sum_NO * row_scale_N[:, None]
+        result_NO = _sums(values_NI, packed.data) * (row_scale_N[:, None] * packed.scales)
         if accumulate:
             out_NO.add_(result_NO)
         else:
@@ -133,14 +100,6 @@ def _sums(values_NI: Tensor, weight_OI: Tensor) -> Tensor:
     for values_NC, weight_OC in chunks:
         sum_NO += (values_NC @ weight_OC.float().T).to(torch.int32)
     return sum_NO.float()
-
-
-def _sums_of_groups(values_NI: Tensor, weight_OI: Tensor, scale_OG: Tensor) -> Tensor:
-    sum_NO = values_NI.new_zeros(values_NI.shape[0], weight_OI.shape[0])
-    groups = zip(_split(values_NI, GROUP), _split(weight_OI, GROUP), scale_OG.T, strict=True)
-    for values_NC, weight_OC, scale_O in groups:
-        sum_NO += (values_NC @ weight_OC.float().T) * scale_O
-    return sum_NO
 
 
 def _split(tensor: Tensor, num_columns: int) -> tuple[Tensor, ...]:

@@ -1,9 +1,9 @@
-"""Triton kernels of linears, out (+)= round(x) W^T: float weights, and weights of 8 or 4 bits.
+"""Triton kernels of linears, out (+)= round(x) W^T: float weights, int8, and groups of 4 or 8 bits.
 
 One program takes 16 rows and some outputs, over all inputs in order. Neighbouring programs have the
 same outputs and other rows, so they find the weights in the cache. Quantised products have the bits
-of kernels/reference/linear.py: sums of integers are exact in any order, so only the floating point
-operations follow the definition one by one.
+of kernels/reference: sums of integers are exact in any order, so only the floating point operations
+follow the definition one by one.
 
 Shapes:  as flat pointers; x is [rows, inputs], the weight [outputs, inputs], out [rows, outputs];
          quantised values are [rows, padded inputs], weights as tiles.py packs them.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.triton.tiles import dot, rounded
+from outrider.kernels.triton.tiles import dot, fused, rounded
 
 # pyright: basic, reportGeneralTypeIssues=false
 
@@ -121,43 +121,102 @@ def int8_kernel(
     _store(out_ptr, result, row, output, num_rows, num_out, out_stride, ACCUMULATE)
 
 
+@triton.jit
+def quantise_groups_kernel(
+    x_ptr, values_ptr, scale_ptr, total_ptr, num_in, padded_in, x_stride, GROUPS: tl.constexpr
+):  # fmt: skip
+    """GROUPS groups of a row a program: the same of each group, and its scale times the sum of its
+    integers."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    step = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    x = tl.load(x_ptr + row * x_stride + step, mask=step < num_in, other=0.0).to(tl.float32)
+    size = tl.abs(x)
+    is_number = tl.min(tl.where(size < float("inf"), 1, 0), 1) == 1
+    most = tl.max(tl.where(size < float("inf"), size, 0.0), 1)
+    usable = is_number & (most >= _TINY)
+    inverse = tl.where(usable, tl.div_rn(127.0, tl.where(usable, most, 1.0)), 0.0)
+    scale = tl.where(is_number, tl.div_rn(most, 127.0), float("nan"))
+    value = tl.where(usable[:, None], x, 0.0) * inverse[:, None]
+    value = (value + _TO_INTEGER) - _TO_INTEGER
+    inside = group < padded_in // _GROUP
+    at = row * (padded_in // _GROUP) + group
+    tl.store(scale_ptr + at, scale, mask=inside)
+    tl.store(total_ptr + at, scale * tl.sum(value, 1), mask=inside)
+    tl.store(values_ptr + row * padded_in + step, value.to(tl.int8), mask=inside[:, None])
+
+
+@triton.jit
+def _add_group(
+    acc, codes, value_ptrs, row_factor_ptrs, factor_ptrs, row_mask, output_mask, last,
+    HAS_MIN: tl.constexpr
+):  # fmt: skip
+    """One group of inputs; `last` is the distance from scales to minimums, and of rows' scales to
+    their totals, in factors."""
+    row_last, weight_last = last
+    value = tl.load(value_ptrs, mask=row_mask[:, None], other=0)
+    total = tl.dot(value, tl.trans(codes), out_dtype=tl.int32).to(tl.float32)
+    row_scale = tl.load(row_factor_ptrs, mask=row_mask, other=0.0)
+    scale = tl.load(factor_ptrs, mask=output_mask, other=0.0).to(tl.float32)
+    acc = fused(total, row_scale[:, None] * scale[None, :], acc)
+    if HAS_MIN:
+        row_total = tl.load(row_factor_ptrs + row_last, mask=row_mask, other=0.0)
+        least = tl.load(factor_ptrs + weight_last, mask=output_mask, other=0.0).to(tl.float32)
+        acc = fused(row_total[:, None], least[None, :], acc)
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_rows"])
-def int4_kernel(
-    values_ptr, row_scale_ptr, weight_ptr, scale_ptr, out_ptr,
+def groups_kernel(
+    values_ptr, row_factor_ptr, weight_ptr, factor_ptr, out_ptr,
     num_rows, padded_in, num_out, out_stride,
-    ACCUMULATE: tl.constexpr,
+    ACCUMULATE: tl.constexpr, HAS_MIN: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr
 ):  # fmt: skip
-    """out (+)= (((sum_0 * scale_0) + sum_1 * scale_1) + ...) * row's scale."""
+    """Group after group: sum = fma(integers, scale * row's scale, sum), and of 4 bits, which have
+    minimums, sum = fma(minimum, row's total, sum). Rows' factors are scales, then totals."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     place = tl.arange(0, _GROUP)
     row_mask, output_mask = row < num_rows, output < num_out
+    num_groups = padded_in // _GROUP
     value_ptrs = values_ptr + row[:, None].to(tl.int64) * padded_in + place[None, :]
+    row_factor_ptrs = row_factor_ptr + row.to(tl.int64) * num_groups
+    factor_ptrs = factor_ptr + output
+    last = (num_rows.to(tl.int64) * num_groups, num_groups.to(tl.int64) * num_out)
     acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for start in range(0, padded_in, INPUTS):
         for pair in tl.static_range(INPUTS // (2 * _GROUP)):
-            first = start + pair * 2 * _GROUP
-            at = (first // (2 * _GROUP)).to(tl.int64) * num_out
-            both = tl.load(
-                weight_ptr + (at + output[:, None]) * _GROUP + place[None, :],
+            group = (start // _GROUP + 2 * pair).to(tl.int64)
+            at = (group // 2 if HAS_MIN else group) * num_out
+            places = (at + output[:, None]) * _GROUP + place[None, :]
+            codes = tl.load(
+                weight_ptr + places,
                 mask=output_mask[:, None],
-                other=0x88,
+                other=0,
                 eviction_policy="evict_first",
             )
-            low = (both & 15).to(tl.int8) - 8
-            high = (both >> 4).to(tl.int8) - 8
-            value = tl.load(value_ptrs + first, mask=row_mask[:, None], other=0)
-            total = tl.dot(value, tl.trans(low), out_dtype=tl.int32)
-            scale = tl.load(scale_ptr + at * 2 + output, mask=output_mask, other=0.0)
-            acc = acc + total.to(tl.float32) * scale.to(tl.float32)[None, :]
-            value = tl.load(value_ptrs + first + _GROUP, mask=row_mask[:, None], other=0)
-            total = tl.dot(value, tl.trans(high), out_dtype=tl.int32)
-            scale = tl.load(scale_ptr + at * 2 + num_out + output, mask=output_mask, other=0.0)
-            acc = acc + total.to(tl.float32) * scale.to(tl.float32)[None, :]
-    row_scale = tl.load(row_scale_ptr + row, mask=row_mask, other=0.0)
-    result = acc * row_scale[:, None]
-    _store(out_ptr, result, row, output, num_rows, num_out, out_stride, ACCUMULATE)
+            if HAS_MIN:
+                first, second = (codes & 15).to(tl.int8), (codes >> 4).to(tl.int8)
+            else:
+                first, second = (
+                    codes,
+                    tl.load(
+                        weight_ptr + places + num_out * _GROUP,
+                        mask=output_mask[:, None],
+                        other=0,
+                        eviction_policy="evict_first",
+                    ),
+                )
+            acc = _add_group(
+                acc, first, value_ptrs + group * _GROUP, row_factor_ptrs + group,
+                factor_ptrs + group * num_out, row_mask, output_mask, last, HAS_MIN
+            )  # fmt: skip
+            acc = _add_group(
+                acc, second, value_ptrs + (group + 1) * _GROUP, row_factor_ptrs + group + 1,
+                factor_ptrs + (group + 1) * num_out, row_mask, output_mask, last, HAS_MIN
+            )  # fmt: skip
+    _store(out_ptr, acc, row, output, num_rows, num_out, out_stride, ACCUMULATE)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ Shapes:  N = packed tokens or rows, I = inputs, O = outputs, D = head or hidden 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ from torch import Tensor
 from outrider.core.errors import ContractError
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan
 from outrider.kernels.reference import pointwise as plain
+from outrider.kernels.reference.linear import GROUP
 from outrider.kernels.triton import attention, linear, pointwise
-from outrider.kernels.triton import linear as quantised
 from outrider.kernels.triton.scratch import Workspace
 from outrider.kernels.triton.tiles import (
     ROWS,
@@ -36,12 +37,15 @@ from outrider.kernels.triton.tiles import (
     linear_shape,
     num_warps,
     pack,
+    pack_head,
     padded_inputs,
     power_of_two,
 )
 
 # More rows are attended in several launches, so that the room for parts of a context stays small.
 _ROWS_AT_ONCE = 64
+# Groups of a row that one program quantises.
+_GROUPS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +69,21 @@ class TritonOps:
         """At load. The weight itself where it is not quantised and contiguous."""
         return pack(weight_OI, self.scheme)
 
+    def pack_head(self, weight_OI: Tensor) -> PackedLinear:
+        """The same of an output head."""
+        return pack_head(weight_OI, self.scheme)
+
     def linear(
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
     ) -> None:
-        """out (+)= round(x) W^T, summed in float32; of integers as reference/linear.py defines."""
+        """out (+)= round(x) W^T, summed in float32; of integers as kernels/reference defines."""
         num_rows, num_in = x_NI.shape
         assert num_in == packed.num_in
         assert x_NI.stride(1) == 1
         assert out_NO.stride(1) == 1
         if packed.scales is not None:
-            self._linear_of_integers(x_NI, packed, packed.scales, (out_NO, accumulate))
+            multiply = self._int8 if packed.scales.ndim == 1 else self._groups
+            multiply(x_NI, packed, packed.scales, (out_NO, accumulate))
             return
         shape = linear_shape(packed.num_out, packed.data.dtype)
         launch(
@@ -91,27 +100,60 @@ class TritonOps:
             num_stages=shape.num_stages,
         )  # fmt: skip
 
-    def _linear_of_integers(
-        self, x_NI: Tensor, packed: PackedLinear, scales: Tensor, result: tuple[Tensor, bool]
+    def _int8(
+        self, x_NI: Tensor, packed: PackedLinear, scale_O: Tensor, result: tuple[Tensor, bool]
     ) -> None:
-        out_NO, accumulate = result
         num_rows, num_in = x_NI.shape
         padded_in = padded_inputs(num_in)
         values_NI, scale_N = self._room.carve(
             ((num_rows, padded_in), torch.int8), ((num_rows,), torch.float32)
         )
         launch(
-            quantised.quantise_kernel,
+            linear.quantise_kernel,
             (num_rows,),
             x_NI, values_NI, scale_N, num_in, padded_in, x_NI.stride(0),
             BLOCK=min(power_of_two(padded_in), 4096),
             num_warps=8,
         )  # fmt: skip
+        self._multiply(linear.int8_kernel, (values_NI, scale_N), packed, scale_O, result)
+
+    def _groups(
+        self, x_NI: Tensor, packed: PackedLinear, factors_FGO: Tensor, result: tuple[Tensor, bool]
+    ) -> None:
+        num_rows, num_in = x_NI.shape
+        padded_in = padded_inputs(num_in)
+        num_groups = padded_in // GROUP
+        values_NI, factors_2NG = self._room.carve(
+            ((num_rows, padded_in), torch.int8), ((2, num_rows, num_groups), torch.float32)
+        )
+        launch(
+            linear.quantise_groups_kernel,
+            (num_rows, cdiv(num_groups, _GROUPS_AT_ONCE)),
+            x_NI, values_NI, factors_2NG[0], factors_2NG[1], num_in, padded_in, x_NI.stride(0),
+            GROUPS=_GROUPS_AT_ONCE,
+            num_warps=4,
+        )  # fmt: skip
+        rows = (values_NI, factors_2NG)
+        has_min = len(factors_FGO) == 2
+        self._multiply(linear.groups_kernel, rows, packed, factors_FGO, result, HAS_MIN=has_min)
+
+    def _multiply(
+        self,
+        kernel: Any,
+        rows: tuple[Tensor, Tensor],
+        packed: PackedLinear,
+        scales: Tensor,
+        result: tuple[Tensor, bool],
+        **constants: Any,
+    ) -> None:
+        """By integers of rows and their factors."""
+        (values_NI, row_factors), (out_NO, accumulate) = rows, result
+        num_rows, padded_in = values_NI.shape
         shape = linear_shape(packed.num_out, packed.data.dtype)
         launch(
-            quantised.int8_kernel if packed.data.dtype == torch.int8 else quantised.int4_kernel,
+            kernel,
             (cdiv(num_rows, ROWS), cdiv(packed.num_out, shape.outputs)),
-            values_NI, scale_N, packed.data, scales, out_NO,
+            values_NI, row_factors, packed.data, scales, out_NO,
             num_rows, padded_in, packed.num_out, out_NO.stride(0),
             ACCUMULATE=accumulate,
             ROWS=ROWS,
@@ -119,6 +161,7 @@ class TritonOps:
             INPUTS=shape.inputs,
             num_warps=shape.num_warps,
             num_stages=shape.num_stages,
+            **constants,
         )  # fmt: skip
 
     def embed(self, table_VD: Tensor, tokens_N: Tensor, out_ND: Tensor) -> None:

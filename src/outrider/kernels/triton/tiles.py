@@ -3,15 +3,19 @@
     plain   [O, I], as it is
     int8    [O, I'] of int8 and a float32 scale an output: the reference's own form, the inputs
             padded to whole steps
-    int4    [I' / 64][O][32] bytes and a bfloat16 scale [G'][O]: the low halves of 32 bytes hold
-            one group, the high halves the next, each value plus 8. Padding has scale 0.
+    int4    [I' / 64][O][32] bytes, and float16 scales and minimums [2][G'][O]: the low halves of
+            32 bytes hold the codes of one group, the high halves those of the next
+    head    of int4: [I' / 32][O][32] codes of int8 and float16 scales [1][G'][O]
+
+Factors of padding are 0.
 
 Sizes of tiles are pure functions of the model's shapes, never of the number of rows, because tuning
 at run time would give other sums on another machine or run. They were chosen for sm_90: some 100
 programs at least, and some 20 kB of weights on their way to each multiprocessor.
 
-Shapes:  O = outputs, I = inputs, G = groups, C = inputs of a group, J = pairs of groups, N = rows
-         of a call, A = query heads, P = parts of the context, D = head size.
+Shapes:  O = outputs, I = inputs, G = groups, C = inputs of a group, J = pairs of groups,
+         F = factors of a group, N = rows of a call, A = query heads, P = parts of the context,
+         D = head size.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ from torch.nn import functional
 from triton import knobs
 
 from outrider.kernels.plan import PackedLinear
-from outrider.kernels.reference.linear import GROUP, SCHEMES, in_parts
+from outrider.kernels.reference.grouped import BITS, HEAD_BITS
+from outrider.kernels.reference.linear import GROUP, in_parts
+from outrider.kernels.reference.quantise import quantise
 from outrider.kernels.triton.scratch import Part
 
 
@@ -60,25 +66,38 @@ def padded_inputs(num_in: int) -> int:
 
 
 def pack(weight_OI: Tensor, scheme: str) -> PackedLinear:
-    """At load, on the weight's device."""
+    """At load, to the weight's device."""
     num_out, num_in = weight_OI.shape
-    if scheme not in SCHEMES:
+    if scheme == "int4":
+        return _grouped(weight_OI, BITS)
+    if scheme == "none":
         return PackedLinear(num_out, num_in, weight_OI.detach().contiguous())
-    parts = list(in_parts(weight_OI, scheme, 1))
+    parts = list(in_parts(weight_OI, 1))
     values_OI = torch.cat([values_OI for _, values_OI, _ in parts])
-    scales = torch.cat([scales for _, _, scales in parts])
+    scale_O = torch.cat([scale_O for _, _, scale_O in parts])
     values_OI = functional.pad(values_OI, (0, padded_inputs(num_in) - values_OI.shape[1]))
-    if scheme == "int8":
-        return PackedLinear(num_out, num_in, values_OI.contiguous(), scales=scales)
-    scale_GO = functional.pad(scales, (0, values_OI.shape[1] // GROUP - scales.shape[1])).T
-    data_JOC = _in_pairs(values_OI)
-    return PackedLinear(num_out, num_in, data_JOC, scales=scale_GO.to(torch.bfloat16).contiguous())
+    return PackedLinear(num_out, num_in, values_OI.contiguous(), scales=scale_O)
 
 
-def _in_pairs(values_OI: Tensor) -> Tensor:
-    values_OJ2C = (values_OI + 8).to(torch.uint8).view(values_OI.shape[0], -1, 2, GROUP)
-    low_OJC, high_OJC = values_OJ2C.unbind(2)
-    return (low_OJC | high_OJC << 4).transpose(0, 1).contiguous()
+def pack_head(weight_OI: Tensor, scheme: str) -> PackedLinear:
+    """The same of an output head."""
+    return _grouped(weight_OI, HEAD_BITS) if scheme == "int4" else pack(weight_OI, scheme)
+
+
+def _grouped(weight_OI: Tensor, bits: int) -> PackedLinear:
+    num_out, num_in = weight_OI.shape
+    groups, device = quantise(weight_OI, bits), weight_OI.device
+    missing = padded_inputs(num_in) - groups.codes_OI.shape[1]
+    codes_OI = functional.pad(groups.codes_OI, (0, missing))
+    factors_FOG = functional.pad(groups.factors_FOG, (0, missing // GROUP))
+    if bits == HEAD_BITS:
+        data_GOC = codes_OI.view(num_out, -1, GROUP).transpose(0, 1)
+    else:
+        low_OJC, high_OJC = codes_OI.view(torch.uint8).view(num_out, -1, 2, GROUP).unbind(2)
+        data_GOC = (low_OJC | high_OJC << 4).transpose(0, 1)
+    factors_FGO = factors_FOG.transpose(1, 2).half().contiguous()
+    data_GOC = data_GOC.contiguous().to(device)
+    return PackedLinear(num_out, num_in, data_GOC, scales=factors_FGO.to(device))
 
 
 # pyright: basic, reportGeneralTypeIssues=false
@@ -127,6 +146,17 @@ def dot_whole(a, b, acc):
     return acc
 
 
+@triton.jit
+def fused(a, b, c):
+    """a * b + c, of float32, rounded once. The interpreter would round the product."""
+    if INTERPRETED:
+        wide = a.to(tl.float64) * b.to(tl.float64) + c.to(tl.float64)
+        c = wide.to(tl.float32)
+    else:
+        c = tl.fma(a, b, c)
+    return c
+
+
 # Rows of every tile: the least that the matrix units of a GPU take, so 1 row costs what 16 do.
 ROWS = 16
 # Positions of a context that one program attends to; results are merged in the order of parts.
@@ -144,7 +174,7 @@ class LinearShape:
 
 
 def linear_shape(num_out: int, dtype: torch.dtype) -> LinearShape:
-    """`dtype` is that of the packed weight; uint8 holds two values of 4 bits to a byte."""
+    """`dtype` is that of the packed weight; uint8 holds two codes of 4 bits to a byte."""
     outputs = 64 if num_out >= 16_384 else 32 if num_out >= 2_048 else 16
     if dtype == torch.float32:
         return LinearShape(outputs, 32, 4, 3)

@@ -122,11 +122,24 @@ void begin_row(const Format& f, const Inputs& inputs, int row, const int32_t* to
         }
 }
 
+// All units of a row; zeros fill the last one.
+void quantise_units(const float* x, int num_in, const Inputs& to, int row, int32_t* totals) {
+    for (int u = 0; u < to.num_units; ++u) {
+        float padded[UNIT] = {};
+        const float* from = x + u * UNIT;
+        if (num_in - u * UNIT < UNIT) {
+            std::copy(from, x + num_in, padded);
+            from = padded;
+        }
+        quantise_unit(from, to.values_of(row) + u * UNIT, to.scales_of(u, row), totals + 2 * u);
+    }
+}
+
 void linear(const Grouped& w, const float* x, const Output& to) {
     if (to.num_rows == 0) return;
     Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
-    const int units = w.num_in / UNIT;
+    const int units = units_of(w.num_in);
     const int64_t rows = to.num_rows, stride = ((w.num_in + LINE - 1) / LINE | 1) * LINE;
     Job jobs[MOST_PARTS];
     int64_t num_begins = 0;
@@ -152,9 +165,7 @@ void linear(const Grouped& w, const float* x, const Output& to) {
     team.run(to.num_rows, std::max(1, MIN_SPLIT_INPUTS / w.num_in), [&](int first, int last, int) {
         for (int64_t row = first; row < last; ++row) {
             int32_t* own = sums + row * units * 2;
-            for (int u = 0; u < units; ++u)
-                quantise_unit(x + row * w.num_in + u * UNIT, inputs.values_of(row) + u * UNIT,
-                              inputs.scales_of(u, row), own + 2 * u);
+quantise_units(x + row * w.num_in, w.num_in, inputs, row, own);
             for (int p = 0; p < w.num_parts; ++p) {
                 const Format& f = *jobs[p].format;
                 begin_row(f, inputs, row, own, const_cast<Begin*>(jobs[p].begins));

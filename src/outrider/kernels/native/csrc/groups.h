@@ -12,6 +12,7 @@
 //     for each unit: scales [sets][BLOCK], minimums [sets][BLOCK], zeros [BLOCK], codes
 //
 // No value of a file is changed: what is stored here is what the file stores, in another order.
+// Zeros fill the last unit of an output.
 #pragma once
 
 #include "dots.h"
@@ -22,6 +23,8 @@ namespace outrider {
 
 constexpr int UNIT = 32, UNITS_OF_SUPER = 8;
 constexpr int UNIT_BLOCK = LANES * BLOCK_VECS;
+
+constexpr int units_of(int num_in) { return (num_in + UNIT - 1) / UNIT; }
 
 // TABLE4 are places in a table of 16 numbers, to which `zero` is added.
 enum Codes { U4, U5, U6, U8, TABLE4 };

@@ -319,17 +319,18 @@ extern "C" {
 // Bytes of `num_out` outputs of `num_in` inputs, packed; 0 for a type without kernels.
 int64_t outrider_grouped_bytes(int type, int num_out, int num_in) {
     const Format* f = format_of(type);
-    if (f == nullptr || num_in % UNIT != 0) return 0;
+    if (f == nullptr) return 0;
     const int64_t num_blocks = (num_out + UNIT_BLOCK - 1) / UNIT_BLOCK;
-    return num_blocks * f->block_bytes(num_in / UNIT);
+    return num_blocks * f->block_bytes(units_of(num_in));
 }
 
-// Packs rows of blocks of a file; output o is row order[o], or o where `order` is null.
+// Packs rows of blocks; output o is row order[o], or o where `order` is null. A row ends with a
+// whole block.
 void outrider_pack_grouped(Team* team, int type, const uint8_t* rows, const int32_t* order,
                            uint8_t* to, int num_out, int num_in) {
     const Type& known = *type_of(type);
     const Format& f = known.format;
-    const int units = num_in / UNIT, num_blocks = (num_out + UNIT_BLOCK - 1) / UNIT_BLOCK;
+    const int units = units_of(num_in), num_blocks = (num_out + UNIT_BLOCK - 1) / UNIT_BLOCK;
     const int64_t row_bytes = static_cast<int64_t>(units / known.units) * known.block_bytes;
     std::lock_guard<std::mutex> lock(team->entry());
     team->run(num_blocks, 1, [&](int first, int last, int) {
@@ -349,14 +350,18 @@ void outrider_pack_grouped(Team* team, int type, const uint8_t* rows, const int3
 // Outputs `rows` of a packed matrix, each `num_in` float32.
 void outrider_grouped_rows(const Grouped* weights, const int32_t* rows, float* to, int num_rows) {
     const Grouped& w = *weights;
-    const int units = w.num_in / UNIT;
+    const int units = units_of(w.num_in);
     for (int n = 0; n < num_rows; ++n, to += w.num_in) {
         const Part* part = w.parts;
         while (rows[n] >= part->first_out + part->num_out) ++part;
         const Format& f = *format_of(part->type);
         const int out = rows[n] - part->first_out, c = out % UNIT_BLOCK;
         const uint8_t* block = part->packed + out / UNIT_BLOCK * f.block_bytes(units);
-        for (int u = 0; u < units; ++u) read_unit(f, block, u, c, to + u * UNIT);
+        for (int u = 0; u < units; ++u) {
+            float unit[UNIT];
+            read_unit(f, block, u, c, unit);
+            std::copy(unit, unit + std::min(UNIT, w.num_in - u * UNIT), to + u * UNIT);
+        }
     }
 }
 }

@@ -24,14 +24,11 @@ struct Floats {
     int num_rows, num_in;
 };
 
-// How far unsigned weights lie above signed ones, and whether sums are of a group or of a row.
-struct Offset {
-    int zero;
-    bool by_group;
-};
+// How far unsigned weights lie above signed ones.
+constexpr int OFFSET = 128;
 
-// The integers, zero-padded to whole groups. A sum starts from `below`, by group or (at 0) by row:
-// what the weights' offset adds to it, negated, modulo 2^32.
+// The integers, zero-padded to whole groups. A row's sums start from `below`: what the weights'
+// offset adds to them, negated, modulo 2^32.
 struct Rows {
     int8_t* values;
     uint32_t* below;
@@ -40,7 +37,7 @@ struct Rows {
     int64_t stride;
 
     int8_t* values_of(int row) const { return values + row * stride; }
-    uint32_t* below_of(int row) const { return below + static_cast<int64_t>(row) * num_groups; }
+    uint32_t* below_of(int row) const { return below + row; }
 };
 
 // Keeps the compiler from fusing a product into the addition that follows.
@@ -64,15 +61,13 @@ inline float largest_magnitude(const float* x, int count) {
 }
 
 // Ties round to even; a row with a NaN or an infinity gets the scale NaN.
-inline void quantise_row(const float* x, int num_in, Offset offset, const Rows& rows, int row) {
+inline void quantise_row(const float* x, int num_in, const Rows& rows, int row) {
     constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     const float largest = largest_magnitude(x, num_in);
     const bool is_finite = largest < __builtin_inff();
     const float inverse = is_finite && largest >= TINY ? 127.0f / largest : 0.0f;
     rows.scales[row] = is_finite ? largest / 127.0f : __builtin_nanf("");
     int8_t* values = rows.values_of(row);
-    uint32_t* below = rows.below_of(row);
-    std::fill(below, below + rows.num_groups, 0u);
     IntVec sums = {};
     for (int first = 0; first < num_in; first += LANES) {
         const Vec some = is_finite ? load_some(x + first, num_in - first) : Vec{};
@@ -81,31 +76,25 @@ inline void quantise_row(const float* x, int num_in, Offset offset, const Rows& 
         const ByteVec bytes = __builtin_convertvector(integers, ByteVec);
         std::memcpy(values + first, &bytes, sizeof(bytes));
         sums += integers;
-        const int end = first + LANES;
-        if (end < num_in && (!offset.by_group || end % GROUP != 0)) continue;
-        const int added = offset.zero * sum_of_lanes(sums);
-        below[offset.by_group ? first / GROUP : 0] = static_cast<uint32_t>(-added);
-        sums = IntVec{};
     }
+    *rows.below_of(row) = static_cast<uint32_t>(-OFFSET * sum_of_lanes(sums));
     const int end = (num_in + LANES - 1) / LANES * LANES;
     std::memset(values + end, 0, rows.num_groups * GROUP - end);
 }
 
 // In the team's shared memory, until the next call takes it.
-inline Rows quantised(Team& team, const Floats& from, Offset offset) {
+inline Rows quantised(Team& team, const Floats& from) {
     const int num_groups = (from.num_in + GROUP - 1) / GROUP;
-    const int64_t groups = static_cast<int64_t>(from.num_rows) * num_groups;
     const int64_t stride = ((num_groups * GROUP + LINE - 1) / LINE | 1) * LINE;
-    const size_t num_bytes =
-        from.num_rows * (stride + sizeof(float)) + groups * sizeof(uint32_t);
+    const size_t num_bytes = from.num_rows * (stride + sizeof(uint32_t) + sizeof(float));
     auto* values = static_cast<int8_t*>(team.shared().take(num_bytes));
     auto* below = reinterpret_cast<uint32_t*>(values + from.num_rows * stride);
-    const Rows rows{values, below, reinterpret_cast<float*>(below + groups), num_groups, stride};
+    const Rows rows{values, below, reinterpret_cast<float*>(below + from.num_rows), num_groups, stride};
     team.run(from.num_rows, std::max(1, MIN_SPLIT_INPUTS / from.num_in),
              [&](int first, int last, int) {
                  for (int row = first; row < last; ++row)
-                     quantise_row(from.x + static_cast<int64_t>(row) * from.num_in, from.num_in,
-                                  offset, rows, row);
+                     quantise_row(from.x + static_cast<int64_t>(row) * from.num_in, from.num_in, rows,
+                                  row);
              });
     return rows;
 }

@@ -1,19 +1,12 @@
-// out_NO (+)= x_NI W_OI^T over weights of 8 or 4 bits; kernels/reference/linear.py says what they mean.
+// out_NO (+)= x_NI W_OI^T over weights of 8 bits; kernels/reference/linear.py says what they mean.
 //
-// A row of x becomes integers of -127 to 127 and one scale. Sums of integers are exact in any
-// order, so a row's bits are the same whatever rows it comes with, and on every CPU:
+// A row of x becomes integers of -127 to 127 and one scale. Sums of integers are exact in any order,
+// so a row's bits are the same whatever rows it comes with, and on every CPU: one sum over all
+// inputs, times (row's scale * column's scale).
 //
-// int8: one sum over all inputs, times (row's scale * column's scale);
-// int4: one sum a group of GROUP inputs, times the group's scale, added up group after group, times
-// the row's scale. A group's scale is a bfloat16: its 8 bits by the sum's 15 are exact in float32,
-// and fusing the addition changes nothing.
-//
-// Weights are stored unsigned, 128 or 8 more than they are, and sums start from that much less
-// (`below` in integers.h). They lie in blocks of BLOCK columns, as in linear.cpp:
-//
-// int8: BLOCK float scales; [I / 4][BLOCK][4] bytes;
-// int4: for each group: BLOCK bfloat16 scales; [GROUP / 8][BLOCK][4] bytes, with inputs 0 to 3 of
-// eight in the low halves and 4 to 7 in the high ones. Zeros fill the last group.
+// Weights are stored unsigned, 128 more than they are, and sums start from that much less (`below`
+// in integers.h). They lie in blocks of BLOCK columns, as in linear.cpp: BLOCK float scales, then
+// [I / 4][BLOCK][4] bytes. Zeros fill the last group.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -26,8 +19,6 @@
 namespace outrider {
 
 namespace {
-
-typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
 
 constexpr int BLOCK = LANES * BLOCK_VECS;
 constexpr int VEC_BYTES = LANES * DOT_INPUTS;
@@ -44,139 +35,66 @@ struct Slice {
     int row, first, last;
 };
 
-struct Int8 {
-    static constexpr Offset OFFSET = {128, false};
-    static constexpr int MOST_ROWS = MAX_ROWS;
-    static constexpr int GROUP_BYTES = GROUP * BLOCK, HEAD_BYTES = BLOCK * sizeof(float);
+constexpr int GROUP_BYTES = GROUP * BLOCK, HEAD_BYTES = BLOCK * sizeof(float);
 
-    template <int ROWS, int BLOCKS>
-    static void add(const Slice& slice, const uint8_t* blocks, int64_t stride, Vec* sums) {
-        constexpr int VECS = BLOCKS * BLOCK_VECS;
-        BitVec acc[ROWS][VECS];
-        const int8_t* x[ROWS];
-        for (int r = 0; r < ROWS; ++r) {
-            x[r] = slice.rows.values_of(slice.row + r);
-            const uint32_t below = *slice.rows.below_of(slice.row + r);
-            for (int v = 0; v < VECS; ++v)
-                acc[r][v] = slice.first != 0 ? cast<BitVec>(sums[r * VECS + v])
-                            : HAS_SIGNED     ? BitVec{}
-                                             : below - BitVec{};
-        }
-        for (int i = slice.first * GROUP; i < slice.last * GROUP; i += DOT_INPUTS) {
-            for (int b = 0; b < BLOCKS; ++b) {
-                const uint8_t* from =
-                    blocks + b * stride + HEAD_BYTES + static_cast<int64_t>(i) * BLOCK;
-                BitVec w[BLOCK_VECS], sizes[BLOCK_VECS];
-                for (int v = 0; v < BLOCK_VECS; ++v) {
-                    w[v] = load_bytes(from + v * VEC_BYTES);
-                    __builtin_prefetch(from + v * VEC_BYTES + PREFETCH_AHEAD);
-                    if constexpr (HAS_SIGNED) w[v] ^= SIGN_BITS;
-                    sizes[v] = magnitudes(w[v]);
-                }
-                for (int r = 0; r < ROWS; ++r) {
-                    const BitVec inputs = splat_inputs(x[r] + i);
-                    for (int v = 0; v < BLOCK_VECS; ++v) {
-                        BitVec& sum = acc[r][b * BLOCK_VECS + v];
-                        if constexpr (HAS_SIGNED) sum = add_signed(sum, w[v], sizes[v], inputs);
-                        else sum = add_dots(sum, w[v], inputs);
-                    }
-                }
+template <int ROWS, int BLOCKS>
+void add(const Slice& slice, const uint8_t* blocks, int64_t stride, Vec* sums) {
+    constexpr int VECS = BLOCKS * BLOCK_VECS;
+    BitVec acc[ROWS][VECS];
+    const int8_t* x[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+        x[r] = slice.rows.values_of(slice.row + r);
+        const uint32_t below = *slice.rows.below_of(slice.row + r);
+        for (int v = 0; v < VECS; ++v)
+            acc[r][v] = slice.first != 0 ? cast<BitVec>(sums[r * VECS + v])
+                        : HAS_SIGNED     ? BitVec{}
+                                         : below - BitVec{};
+    }
+    for (int i = slice.first * GROUP; i < slice.last * GROUP; i += DOT_INPUTS) {
+        for (int b = 0; b < BLOCKS; ++b) {
+            const uint8_t* from =
+                blocks + b * stride + HEAD_BYTES + static_cast<int64_t>(i) * BLOCK;
+            BitVec w[BLOCK_VECS], sizes[BLOCK_VECS];
+            for (int v = 0; v < BLOCK_VECS; ++v) {
+                w[v] = load_bytes(from + v * VEC_BYTES);
+                __builtin_prefetch(from + v * VEC_BYTES + PREFETCH_AHEAD);
+                if constexpr (HAS_SIGNED) w[v] ^= SIGN_BITS;
+                sizes[v] = magnitudes(w[v]);
             }
-        }
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < VECS; ++v) sums[r * VECS + v] = cast<Vec>(acc[r][v]);
-    }
-
-    static Vec result(Vec sum, float scale, const uint8_t* block, int v) {
-        float scales[LANES];
-        std::memcpy(scales, block + v * sizeof(scales), sizeof(scales));
-        return __builtin_convertvector(cast<IntVec>(sum), Vec) * (load(scales) * scale);
-    }
-};
-
-struct Int4 {
-    // Registers hold a group's integers; memory, in the first-level cache, the rows' sums.
-    static constexpr Offset OFFSET = {8, true};
-    static constexpr int MOST_ROWS = MAX_ROWS;
-    static constexpr int SCALE_BYTES = BLOCK * 2, GROUP_BYTES = SCALE_BYTES + GROUP / 2 * BLOCK;
-    static constexpr int HEAD_BYTES = 0;
-
-    template <int ROWS, int BLOCKS>
-    static void add(const Slice& slice, const uint8_t* blocks, int64_t stride, Vec* sums) {
-        constexpr int VECS = BLOCKS * BLOCK_VECS;
-        const int8_t* x[ROWS];
-        const uint32_t* below[ROWS];
-        for (int r = 0; r < ROWS; ++r) {
-            x[r] = slice.rows.values_of(slice.row + r);
-            below[r] = slice.rows.below_of(slice.row + r);
-        }
-        if (slice.first == 0) std::fill(sums, sums + ROWS * VECS, Vec{});
-        for (int group = slice.first; group < slice.last; ++group) {
-            for (int b = 0; b < BLOCKS; ++b) {
-                const uint8_t* from =
-                    blocks + b * stride + static_cast<int64_t>(group) * GROUP_BYTES;
-                BitVec part[ROWS][BLOCK_VECS] = {};
-                for (int i = 0; i < GROUP; i += 2 * DOT_INPUTS)
-                    add_eight<ROWS>(from + SCALE_BYTES + i / 2 * BLOCK, x, group * GROUP + i, part);
+            for (int r = 0; r < ROWS; ++r) {
+                const BitVec inputs = splat_inputs(x[r] + i);
                 for (int v = 0; v < BLOCK_VECS; ++v) {
-                    const Vec scale = scales_of(from, v);
-                    for (int r = 0; r < ROWS; ++r) {
-                        const BitVec sum = widened<4>(part[r][v]) + below[r][group];
-                        sums[r * VECS + b * BLOCK_VECS + v] +=
-                            __builtin_convertvector(cast<IntVec>(sum), Vec) * scale;
-                    }
+                    BitVec& sum = acc[r][b * BLOCK_VECS + v];
+                    if constexpr (HAS_SIGNED) sum = add_signed(sum, w[v], sizes[v], inputs);
+                    else sum = add_dots(sum, w[v], inputs);
                 }
             }
         }
     }
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < VECS; ++v) sums[r * VECS + v] = cast<Vec>(acc[r][v]);
+}
 
-    static Vec result(Vec sum, float scale, const uint8_t*, int) { return sum * scale; }
+Vec scaled_sum(Vec sum, float scale, const uint8_t* block, int v) {
+    float scales[LANES];
+    std::memcpy(scales, block + v * sizeof(scales), sizeof(scales));
+    return __builtin_convertvector(cast<IntVec>(sum), Vec) * (load(scales) * scale);
+}
 
-  private:
-    template <int ROWS>
-    static void add_eight(const uint8_t* from, const int8_t* const (&x)[ROWS], int input,
-                          BitVec (&part)[ROWS][BLOCK_VECS]) {
-        BitVec low[BLOCK_VECS], high[BLOCK_VECS];
-        for (int v = 0; v < BLOCK_VECS; ++v) {
-            const BitVec both = load_bytes(from + v * VEC_BYTES);
-            __builtin_prefetch(from + v * VEC_BYTES + PREFETCH_AHEAD);
-            low[v] = both & 0x0f0f0f0fu;
-            high[v] = (both >> 4) & 0x0f0f0f0fu;
-        }
-        for (int r = 0; r < ROWS; ++r) {
-            const BitVec first = splat_inputs(x[r] + input);
-            const BitVec second = splat_inputs(x[r] + input + DOT_INPUTS);
-            for (int v = 0; v < BLOCK_VECS; ++v)
-                part[r][v] = add_products<4>(add_products<4>(part[r][v], low[v], first), high[v],
-                                             second);
-        }
-    }
-
-    static Vec scales_of(const uint8_t* group, int v) {
-        HalfVec bits;
-        std::memcpy(&bits, group + v * sizeof(bits), sizeof(bits));
-        return cast<Vec>(__builtin_convertvector(bits, BitVec) << 16);
-    }
-};
-
-template <class Format>
 using Add = void (*)(const Slice&, const uint8_t*, int64_t, Vec*);
 
-template <class Format, int... ROWS>
-constexpr std::array<Add<Format>, Format::MOST_ROWS> one_block(
-    std::integer_sequence<int, ROWS...>) {
-    return {Format::template add<ROWS + 1, 1>...};
+template <int... ROWS>
+constexpr std::array<Add, MAX_ROWS> one_block(std::integer_sequence<int, ROWS...>) {
+    return {add<ROWS + 1, 1>...};
 }
 
 // Blocks that so few rows take at once: more sums, to hide the latency of an addition.
 constexpr int blocks_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
-template <class Format>
-Add<Format> kernel_for(int rows, int blocks) {
-    static constexpr auto ONE_BLOCK =
-        one_block<Format>(std::make_integer_sequence<int, Format::MOST_ROWS>());
-    if (blocks == 4) return Format::template add<1, 4>;
-    if (blocks == 2) return Format::template add<2, 2>;
+Add kernel_for(int rows, int blocks) {
+    static constexpr auto ONE_BLOCK = one_block(std::make_integer_sequence<int, MAX_ROWS>());
+    if (blocks == 4) return add<1, 4>;
+    if (blocks == 2) return add<2, 2>;
     return ONE_BLOCK[rows - 1];
 }
 
@@ -196,7 +114,6 @@ struct Problem {
     bool accumulate;
 };
 
-template <class Format>
 void finish(const Problem& p, const Vec* sums, int row, int rows, int block, int blocks) {
     const int vecs = blocks * BLOCK_VECS;
     for (int r = 0; r < rows; ++r) {
@@ -206,14 +123,13 @@ void finish(const Problem& p, const Vec* sums, int row, int rows, int block, int
             const uint8_t* from = p.weights + (block + v / BLOCK_VECS) * p.block_bytes;
             float* out = p.out + static_cast<int64_t>(row + r) * p.num_out + first;
             const Vec result = rounded(
-                Format::result(sums[r * vecs + v], p.rows.scales[row + r], from, v % BLOCK_VECS));
+                scaled_sum(sums[r * vecs + v], p.rows.scales[row + r], from, v % BLOCK_VECS));
             store_some(out, p.accumulate ? load_some(out, count) + result : result, count);
         }
     }
 }
 
 // All rows fit one tile: whole blocks, one after the other.
-template <class Format>
 void one_tile(const Problem& p, int first, int last) {
     const Slice slice{p.rows, 0, 0, p.rows.num_groups};
     Vec sums[MAX_ROWS * BLOCK_VECS];
@@ -221,17 +137,16 @@ void one_tile(const Problem& p, int first, int last) {
         blocks = blocks_at_once(p.num_rows);
         if (blocks > last - block) blocks = 1;
         const uint8_t* from = p.weights + block * p.block_bytes;
-        kernel_for<Format>(p.num_rows, blocks)(slice, from, p.block_bytes, sums);
-        finish<Format>(p, sums, 0, p.num_rows, block, blocks);
+        kernel_for(p.num_rows, blocks)(slice, from, p.block_bytes, sums);
+        finish(p, sums, 0, p.num_rows, block, blocks);
     }
 }
 
 // Tiles of nearly equal height take turns on a slice of one block.
-template <class Format>
 void many_tiles(const Problem& p, int first, int last, Scratch& scratch) {
-    constexpr int SLICE_GROUPS = SLICE_BYTES / Format::GROUP_BYTES;
-    constexpr int TILE_VECS = Format::MOST_ROWS * BLOCK_VECS;
-    const int num_tiles = (p.num_rows + Format::MOST_ROWS - 1) / Format::MOST_ROWS;
+    constexpr int SLICE_GROUPS = SLICE_BYTES / GROUP_BYTES;
+    constexpr int TILE_VECS = MAX_ROWS * BLOCK_VECS;
+    const int num_tiles = (p.num_rows + MAX_ROWS - 1) / MAX_ROWS;
     const auto tile_row = [&](int tile) {
         return static_cast<int>(static_cast<int64_t>(p.num_rows) * tile / num_tiles);
     };
@@ -243,21 +158,20 @@ void many_tiles(const Problem& p, int first, int last, Scratch& scratch) {
             for (int t = 0; t < num_tiles; ++t) {
                 const int row = tile_row(t), rows = tile_row(t + 1) - row;
                 Vec* tile_sums = sums + t * TILE_VECS;
-                kernel_for<Format>(rows, 1)({p.rows, row, group, end}, from, 0, tile_sums);
-                if (end == p.rows.num_groups) finish<Format>(p, tile_sums, row, rows, block, 1);
+                kernel_for(rows, 1)({p.rows, row, group, end}, from, 0, tile_sums);
+                if (end == p.rows.num_groups) finish(p, tile_sums, row, rows, block, 1);
             }
         }
     }
 }
 
-template <class Format>
 void linear(const Weights& w, const float* x, float* out, int num_rows, bool accumulate) {
     if (num_rows == 0) return;
     Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
-    const Rows rows = quantised(team, {x, num_rows, w.num_in}, Format::OFFSET);
+    const Rows rows = quantised(team, {x, num_rows, w.num_in});
     const int64_t block_bytes =
-        Format::HEAD_BYTES + static_cast<int64_t>(rows.num_groups) * Format::GROUP_BYTES;
+        HEAD_BYTES + static_cast<int64_t>(rows.num_groups) * GROUP_BYTES;
     const Problem p{rows, w.packed, block_bytes, out, num_rows, w.num_out, accumulate};
     const int num_blocks = (w.num_out + BLOCK - 1) / BLOCK;
     const int64_t block_work = static_cast<int64_t>(num_rows) * rows.num_groups * GROUP * BLOCK;
@@ -265,8 +179,8 @@ void linear(const Weights& w, const float* x, float* out, int num_rows, bool acc
         std::min<int64_t>(MIN_SPLIT_WORK / std::max<int64_t>(block_work, 1), num_blocks);
     team.run(num_blocks, std::max(blocks_at_once(num_rows), static_cast<int>(worthwhile)),
              [&](int first, int last, int thread) {
-                 if (num_rows <= Format::MOST_ROWS) one_tile<Format>(p, first, last);
-                 else many_tiles<Format>(p, first, last, team.own(thread));
+                 if (num_rows <= MAX_ROWS) one_tile(p, first, last);
+                 else many_tiles(p, first, last, team.own(thread));
              });
 }
 
@@ -280,11 +194,6 @@ extern "C" {
 
 void outrider_linear_int8(const Weights* w, const float* x, float* out, int num_rows,
                           int accumulate) {
-    linear<Int8>(*w, x, out, num_rows, accumulate != 0);
-}
-
-void outrider_linear_int4(const Weights* w, const float* x, float* out, int num_rows,
-                          int accumulate) {
-    linear<Int4>(*w, x, out, num_rows, accumulate != 0);
+    linear(*w, x, out, num_rows, accumulate != 0);
 }
 }

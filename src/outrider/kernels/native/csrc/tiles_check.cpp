@@ -28,16 +28,14 @@ void outrider_linear_bfloat16_tiles(const TileWeights*, const float* x, float* o
                                     int accumulate);
 void outrider_linear_int8_tiles(const TileWeights*, const float* x, float* out, int num_rows,
                                 int accumulate);
-void outrider_linear_int4_tiles(const TileWeights*, const float* x, float* out, int num_rows,
-                                int accumulate);
 }
 
 namespace {
 
 using Linear = void (*)(const TileWeights*, const float*, float*, int, int);
 
-// Tails of blocks, of steps and of groups; one tile of rows, several, and a height that is odd.
-constexpr int NUM_OUT = 70, NUM_IN = 160, GROUP_INPUTS = 32, NUM_GROUPS = NUM_IN / GROUP_INPUTS;
+// Tails of blocks and of steps; one tile of rows, several, and a height that is odd.
+constexpr int NUM_OUT = 70, NUM_IN = 160;
 constexpr int NUM_BLOCKS = (NUM_OUT + TILE_BLOCK - 1) / TILE_BLOCK;
 constexpr int ROW_COUNTS[] = {1, 7, 16, 37};
 constexpr int MOST_ROWS = 37;
@@ -48,17 +46,12 @@ BFloat16 to_bfloat16(float value) {
     return {static_cast<uint16_t>(cast<uint32_t>(value) >> 16)};
 }
 
-enum class Scales { NONE, BY_OUTPUT, BY_GROUP };
-
 struct Matrix {
     int low, high;
-    Scales scales;
+    bool has_scales;
 
     int value(int o, int i) const { return o < NUM_OUT ? whole(o, i, low, high) : 0; }
-    float scale(int o, int group) const {
-        if (scales == Scales::NONE) return 1;
-        return 0.25f * (1 + (o + (scales == Scales::BY_GROUP ? group : 0)) % 3);
-    }
+    float scale(int o) const { return has_scales ? 0.25f * (1 + o % 3) : 1; }
 };
 
 // Rows have an integer scale of 1: their largest magnitude is that of the integers.
@@ -83,7 +76,7 @@ bool gives_exact_sums(Team& team, Linear linear, const Matrix& matrix, const uin
                 double sum = 0;
                 for (int i = 0; i < NUM_IN; ++i)
                     sum += static_cast<double>(x[r * NUM_IN + i]) * matrix.value(o, i) *
-                           matrix.scale(o, i / GROUP_INPUTS);
+                           matrix.scale(o);
                 if (out[r * NUM_OUT + o] != static_cast<float>(2 * sum)) return false;
             }
     }
@@ -91,7 +84,7 @@ bool gives_exact_sums(Team& team, Linear linear, const Matrix& matrix, const uin
 }
 
 bool bfloat16_is_sound(Team& team) {
-    const Matrix matrix{-8, 7, Scales::NONE};
+    const Matrix matrix{-8, 7, false};
     std::vector<BFloat16> rows(NUM_OUT * NUM_IN), packed(NUM_BLOCKS * TILE_BLOCK * NUM_IN);
     for (int o = 0; o < NUM_OUT; ++o)
         for (int i = 0; i < NUM_IN; ++i)
@@ -108,12 +101,12 @@ void append(std::vector<uint8_t>& to, T value) {
 }
 
 bool int8_is_sound(Team& team) {
-    const Matrix matrix{-127, 127, Scales::BY_OUTPUT};
+    const Matrix matrix{-127, 127, true};
     constexpr int PADDED_IN = (NUM_IN + TILE_BYTES - 1) / TILE_BYTES * TILE_BYTES;
     std::vector<uint8_t> packed;
     for (int block = 0; block < NUM_BLOCKS; ++block) {
         const int output = block * TILE_BLOCK;
-        for (int c = 0; c < TILE_BLOCK; ++c) append(packed, matrix.scale(output + c, 0));
+        for (int c = 0; c < TILE_BLOCK; ++c) append(packed, matrix.scale(output + c));
         for (int i = 0; i < PADDED_IN; i += 4)
             for (int c = 0; c < TILE_BLOCK; ++c)
                 for (int byte = 0; byte < 4; ++byte) {
@@ -124,31 +117,12 @@ bool int8_is_sound(Team& team) {
     return gives_exact_sums(team, outrider_linear_int8_tiles, matrix, packed.data(), inputs(127));
 }
 
-bool int4_is_sound(Team& team) {
-    const Matrix matrix{-8, 7, Scales::BY_GROUP};
-    std::vector<uint8_t> packed;
-    for (int block = 0; block < NUM_BLOCKS; ++block)
-        for (int group = 0; group < NUM_GROUPS; ++group) {
-            const int output = block * TILE_BLOCK, input = group * GROUP_INPUTS;
-            for (int c = 0; c < TILE_BLOCK; ++c)
-                append(packed, to_bfloat16(matrix.scale(output + c, group)).bits);
-            for (int i = input; i < input + GROUP_INPUTS; i += 8)
-                for (int c = 0; c < TILE_BLOCK; ++c)
-                    for (int byte = 0; byte < 4; ++byte) {
-                        const int low = matrix.value(output + c, i + byte) + 8;
-                        const int high = matrix.value(output + c, i + byte + 4) + 8;
-                        append(packed, static_cast<uint8_t>(low | high << 4));
-                    }
-        }
-    return gives_exact_sums(team, outrider_linear_int4_tiles, matrix, packed.data(), inputs(127));
-}
-
 }  // namespace
 
 extern "C" int outrider_tiles_check() {
     if (!outrider_tiles_permit()) return FORBIDDEN;
     auto* team = new Team(2);  // never freed: its thread may still run while the process ends
-    const bool is_sound = bfloat16_is_sound(*team) && int8_is_sound(*team) && int4_is_sound(*team);
+    const bool is_sound = bfloat16_is_sound(*team) && int8_is_sound(*team);
     return is_sound ? SOUND : WRONG;
 }
 
