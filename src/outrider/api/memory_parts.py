@@ -14,10 +14,11 @@ import torch
 from outrider.api.plan import LoadPlan, room_of, whole_pages
 from outrider.core.config import EngineConfig
 from outrider.core.resolve import ResolvedConfig
-from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES, DecoderConfig, ModelSpec
 from outrider.engine.drafter_builders import draft_capacity
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import Room
+from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_config
 from outrider.models.loading import DTYPES, pick_device
@@ -30,7 +31,8 @@ _PAGE_BYTES = 256
 _WORKING_BYTES, _WORKING_ADDRESSES = 64 << 20, 192 << 20
 # Weights that are quantised at once, and the bytes each takes meanwhile (kernels/linear).
 _QUANTISED_AT_ONCE, _QUANTISING_BYTES = 1 << 23, 20
-_QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5625}
+# Of int4, whose matrices become codes and blocks before they are packed, one at a time.
+_BLOCK_BYTES = 3
 
 When = Literal["held", "loading", "addresses"]
 
@@ -61,7 +63,8 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """One model of a pair: its files, its room, and how many lanes have buffers for it."""
+    """One model of a pair: its files, its room, and how many lanes have buffers for it.
+    `shares_table` says that a tied output head of int4 is the table of tokens too."""
 
     role: str
     spec: ModelSpec
@@ -70,6 +73,7 @@ class _Model:
     device: str
     in_float32: bool
     num_lanes: int
+    shares_table: bool = False
 
 
 def files_of(plan: LoadPlan) -> Files:
@@ -129,6 +133,8 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
         device,
         in_float32=in_float32,
         num_lanes=lanes,
+        # Heads that draft keep the table as numbers.
+        shares_table=device == "cpu" and isinstance(plan.target, LlamaConfig) and heads is None,
     )
     parts = [*_model_parts(target)]
     if has_weights:
@@ -153,8 +159,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
         parts += _heads_parts(plan, heads, target, files.heads)
     if plan.own is not None and plan.own.quantise != "none":
         copy = replace(target, spec=replace(target.spec, quantise=plan.own.quantise))
-        table = target.spec.vocab_size * target.spec.hidden_size * target.spec.bytes_per_weight
-        taken = _weights_bytes(copy) - table
+        taken = _matrices_bytes(copy)
         parts.append(Part("copy of the target that drafts", taken, device, is_weights=True))
     extra = _WORKING_ADDRESSES if device == "cpu" else 0
     return (
@@ -236,8 +241,10 @@ def _heads_parts(
 
 
 def _weights_bytes(model: _Model) -> int:
-    """As they are held: a tied output head lies beside the table, in a form of its own."""
+    """As they are held: a tied output head lies beside the table, in a form of its own, but for
+    int4's, which is the table too."""
     spec = model.spec
+<<<<<<< HEAD
     table = spec.vocab_size * spec.hidden_size
     if spec.stored_bytes and spec.quantise == "none":
         # GGUF files have the table in blocks, which the head shares; folders have it in floats.
@@ -250,6 +257,31 @@ def _weights_bytes(model: _Model) -> int:
     if spec.quantise != "none":
         width = 1 if model.in_float32 else _QUANTISED_BYTES[spec.quantise]
     return table * spec.bytes_per_weight + int(matrices * width)
+=======
+    if spec.stored_bytes and spec.quantise == "none":
+        return spec.stored_bytes
+    is_head = spec.quantise == "int4" and model.shares_table and not model.stored.has_head
+    table = 0 if is_head else spec.vocab_size * spec.hidden_size * spec.bytes_per_weight
+    return _matrices_bytes(model) + table
+
+
+def _matrices_bytes(model: _Model) -> int:
+    """All but the table of tokens."""
+    spec = model.spec
+    head = spec.vocab_size * spec.hidden_size
+    matrices = max(0, spec.num_parameters - head)
+    if model.stored.has_head:
+        matrices -= head
+    elif model.device != "cpu" and spec.quantise == "none":
+        head = 0
+    if spec.quantise == "none":
+        return (matrices + head) * (4 if model.in_float32 else spec.bytes_per_weight)
+    width, of_head = QUANTISED_BYTES[spec.quantise], HEAD_BYTES[spec.quantise]
+    if model.in_float32:
+        # The reference holds a byte a code, and what it is multiplied by in float32.
+        width, of_head = (1.25, 1.125) if spec.quantise == "int4" else (1.0, 1.0)
+    return int(matrices * width + head * of_head)
+>>>>>>> db658240 (Sizes of int4 as it is held; bench quality measures self-drafts)
 
 
 def _loading_bytes(model: _Model) -> int:
@@ -262,7 +294,9 @@ def _loading_bytes(model: _Model) -> int:
     if model.stored.is_gguf and not spec.stored_bytes:
         # Blocks become float32 first.
         most += 4 * weights
-    if spec.quantise != "none":
+    if spec.quantise == "int4":
+        most += weights * _BLOCK_BYTES
+    elif spec.quantise == "int8":
         most += min(weights, _QUANTISED_AT_ONCE) * _QUANTISING_BYTES
     return most
 

@@ -107,7 +107,8 @@ def _nats(log_NV: Tensor, ids: Sequence[int], start: int = 1) -> Nats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatRow:
     """One number format on all windows. `divergence_nats` and `same_first_choice` (a share) are
-    against `reference`; None for the reference itself."""
+    against `reference`; None for the reference itself. A target in this format keeps the shares
+    `int8_drafts` and `int4_drafts` of what its copies in those write; None if not measured."""
 
     form: str
     reference: str
@@ -116,6 +117,8 @@ class FormatRow:
     perplexity: float | None
     divergence_nats: float | None = None
     same_first_choice: float | None = None
+    int8_drafts: float | None = None
+    int4_drafts: float | None = None
 
 
 def compare_formats(
@@ -297,6 +300,9 @@ _FORMAT_NOTE = (
     "Perplexity of the target on the text, each window read by itself. Divergence and first choice "
     "are against the first format, at every place of the text."
 )
+_DRAFTS_NOTE = (
+    "Drafts kept: of drafter quantised-self, whose copy of the target is held in 8 or in 4 bits."
+)
 _RULE_NOTE = (
     "Perplexity is of what was written, under the target: lower is likelier to it, not better. "
     "Over plain: medians over texts, with 95 % bootstrap intervals. Rules that tie sampled text to "
@@ -307,6 +313,8 @@ _FORMAT_COLUMNS: Mapping[str, Callable[[FormatRow], str]] = {
     "perplexity": lambda row: number(row.perplexity, 4),
     "divergence (nats)": lambda row: number(row.divergence_nats, 6),
     "same first choice %": lambda row: percent(row.same_first_choice),
+    "int8 drafts kept %": lambda row: percent(row.int8_drafts),
+    "int4 drafts kept %": lambda row: percent(row.int4_drafts),
     "tokens": lambda row: str(row.num_tokens),
 }
 _RULE_COLUMNS: Mapping[str, Callable[[RuleRow], str]] = {
@@ -355,11 +363,13 @@ class Quality:
 
 def sections(found: Quality) -> Iterator[Section]:
     if found.formats:
+        drafts = any(row.int8_drafts or row.int4_drafts for row in found.formats)
+        columns = {k: show for k, show in _FORMAT_COLUMNS.items() if drafts or "drafts" not in k}
         yield Section(
             title="Number formats",
-            text=[_FORMAT_NOTE],
-            header=tuple(_FORMAT_COLUMNS),
-            rows=[[show(row) for show in _FORMAT_COLUMNS.values()] for row in found.formats],
+            text=[_FORMAT_NOTE, *([_DRAFTS_NOTE] if drafts else [])],
+            header=tuple(columns),
+            rows=[[show(row) for show in columns.values()] for row in found.formats],
         )
     if found.rules:
         measured = [row for row in found.rules if row.reason is None]

@@ -186,6 +186,11 @@ class QualityOptions(OutputOption):
         "Number formats of the target, between commas; the first is what others are compared with. "
         "Also float16; none leaves perplexity out.",
     )
+    self_drafts: str = setting(
+        "none",
+        "Also which share of its own drafts a target in each format keeps (quantised-self), from "
+        "copies in int8, int4 or both, between commas; or none.",
+    )
     rules: str = setting(
         "all",
         "Acceptance rules, between commas (block,token,match,coupled,typical,p_min,threshold,top_k,"

@@ -28,6 +28,7 @@ from outrider.bench.machine import new_run_id, provenance
 from outrider.bench.pages import Page
 from outrider.bench.quality import (
     FORMATS,
+    QUANTISED,
     RULES,
     FormatRow,
     Nats,
@@ -41,6 +42,7 @@ from outrider.bench.quality import (
     sections,
     windows_of,
 )
+from outrider.bench.self_drafts import SelfDrafts
 from outrider.bench.workload import builtin_texts
 from outrider.cache.capacity import free_bytes
 from outrider.cli import engine_setup
@@ -80,7 +82,7 @@ def quality(call: Call[QualityOptions]) -> int:
     kept: list[RuleRow] = []
     whole = True
     try:
-        _collect("formats", len(forms), _formats(options, about, forms, prompts), formats)
+        _collect("formats", len(forms), _formats(call, about, forms, prompts), formats)
         _collect("rules", len(rules) + bool(rules), _rules(call, about, rules, prompts), kept)
     except KeyboardInterrupt:
         whole = False
@@ -103,8 +105,9 @@ def _prompts(options: QualityOptions) -> list[str]:
 
 
 def _formats(
-    options: QualityOptions, about: Subject, forms: Sequence[str], prompts: Sequence[str]
+    call: Call[QualityOptions], about: Subject, forms: Sequence[str], prompts: Sequence[str]
 ) -> Iterable[FormatRow]:
+    options = call.options
     texts = prompts if options.text is None else [_file(Path(options.text))]
     target = about.models.target
     ids = Tokenizer.load(resolve(target)).encode_batch(texts)
@@ -114,7 +117,15 @@ def _formats(
             "the text has no two tokens, so there is no perplexity.", hint="name a longer --text"
         )
     load = partial(load_judge, target, device=about.engine.device)
-    return compare_formats(load, forms, windows)
+    copies = _words("--self-drafts", options.self_drafts, QUANTISED)
+    drafts = SelfDrafts(
+        target=target,
+        engine=about.engine,
+        params=engine_setup.sampling(call.resolved, options.max_tokens),
+        prompts=prompts,
+        copies=copies,
+    )
+    return drafts.measured(compare_formats(load, forms, windows))
 
 
 def _rules(

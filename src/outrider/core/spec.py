@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Protocol, Self
 
-# Bytes a weight; of int4, each group of 32 has a scale of two bytes.
-_QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5625}
+# Bytes a weight of matrices, and of the output head; of int4, each group of 32 has a scale and a
+# minimum of two bytes each, in a head of 8 bits a scale.
+QUANTISED_BYTES = {"int8": 1.0, "int4": 0.625}
+HEAD_BYTES = {"int8": 1.0, "int4": 1.0625}
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +16,13 @@ class ModelSpec:
     """Sizes of a decoder. `max_tokens` is its window; `stop_ids` end a text it writes.
 
     `quantise`, int8 or int4, says how its matrices are held; the table of tokens is not one of
-    them. Where all are held as a quantised file has them, `stored_bytes` is what they take. Every
-    parameter counts once, though a tied output head is held apart from the table. Some layers see
-    the last `window` tokens alone, if that is not 0. Of a hybrid `num_kv_layers` attend; the states
-    of the others take `state_bytes` a sequence, and what one token does to them `input_bytes`. Of a
-    mixture each token uses `num_active_experts` of `num_experts` in every layer that has them; all
-    experts together are `expert_parameters`.
+    them, but the output head of int4 is the table too if they are `tied`. Where all are held as a
+    quantised file has them, `stored_bytes` is what they take. Every parameter counts once, though a
+    tied output head is held apart from the table. Some layers see the last `window` tokens alone,
+    if that is not 0. Of a hybrid `num_kv_layers` attend; the states of the others take
+    `state_bytes` a sequence, and what one token does to them `input_bytes`. Of a mixture each token
+    uses `num_active_experts` of `num_experts` in every layer that has them; all experts together
+    are `expert_parameters`.
     """
 
     name: str
@@ -45,6 +48,7 @@ class ModelSpec:
     num_active_experts: int = 0
     expert_parameters: int = 0
     stored_bytes: int = 0
+    tied: bool = False
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -56,8 +60,11 @@ class ModelSpec:
         if self.quantise == "none":
             return self.stored_bytes or self.num_parameters * self.bytes_per_weight
         table = self.vocab_size * self.hidden_size
-        matrices = (self.num_parameters - table) * _QUANTISED_BYTES[self.quantise]
-        return table * self.bytes_per_weight + int(matrices)
+        if self.quantise == "int8":
+            return table * self.bytes_per_weight + self.num_parameters - table
+        matrices = self.num_parameters - (table if self.tied else 2 * table)
+        held = matrices * QUANTISED_BYTES["int4"] + table * HEAD_BYTES["int4"]
+        return int(held) + (0 if self.tied else table * self.bytes_per_weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +72,8 @@ class DecoderConfig:
     """What the configs of all families say of a decoder.
 
     `max_tokens` is the window in which the decoder equals the original; `notes` are sentences for
-    the user on what the loader decided. `dtype` is the checkpoint's own, "" if unsaid.
+    the user on what the loader decided. `dtype` is the checkpoint's own, "" if unsaid. With
+    `tie_word_embeddings` the output head is the table of tokens.
     """
 
     family: str
@@ -80,6 +88,7 @@ class DecoderConfig:
     stop_ids: tuple[int, ...] = ()
     dtype: str = ""
     notes: tuple[str, ...] = ()
+    tie_word_embeddings: bool = False
 
     @property
     def qkv_size(self) -> int:
@@ -98,9 +107,10 @@ class DecoderConfig:
     def spec(self, name: str, *, bytes_per_weight: int, bytes_per_kv: int) -> ModelSpec:
         """`name` is what reports call the model."""
         sizes = {key.name: getattr(self, key.name) for key in fields(DecoderConfig)}
-        del sizes["dtype"], sizes["notes"]
+        del sizes["dtype"], sizes["notes"], sizes["tie_word_embeddings"]
         return ModelSpec(
             name=name,
+            tied=self.tie_word_embeddings,
             num_parameters=self.num_parameters,
             bytes_per_weight=bytes_per_weight,
             bytes_per_kv=bytes_per_kv,

@@ -96,8 +96,8 @@ class GemmModel(PassDecoder):
             {name: random.packed(*size) for name, size in sizes.items()}
             for _ in range(shape.num_layers)
         ]
-        head = random.packed(shape.vocab_size, shape.hidden_size) if costs.head else None
-        self._head = head
+        sizes_of_head = (shape.vocab_size, shape.hidden_size)
+        self._head = random.packed_head(*sizes_of_head) if costs.head else None
         num_weights = sum(one.num_in * one.num_out for one in self._packed())
         self._spec = replace(place.spec(self.config), num_parameters=num_weights)
         self._start_D = torch.linspace(-9.0, 9.0, shape.hidden_size, device=place.device).sin_()
@@ -206,11 +206,18 @@ class RandomWeights:
         self._drawn = torch.randn(_NUM_DRAWN, generator=rng)
 
     def packed(self, num_out: int, num_in: int) -> PackedLinear:
+        return self._kernels.pack(self._weight(num_out, num_in))
+
+    def packed_head(self, num_out: int, num_in: int) -> PackedLinear:
+        pack = self._kernels.pack_head or self._kernels.pack
+        return pack(self._weight(num_out, num_in))
+
+    def _weight(self, num_out: int, num_in: int) -> Tensor:
         """Written in full: memory that was only allocated is read faster than real memory."""
         dtype, count = self._place.dtype, num_out * num_in
         drawn = (self._drawn[:count] * num_in**-0.5).to(dtype)
         weight_OI = drawn.repeat(-(-count // _NUM_DRAWN))[:count].view(num_out, num_in)
-        return self._kernels.pack(weight_OI.to(self._place.device))
+        return weight_OI.to(self._place.device)
 
 
 def make_gemm(shape: GemmShape, costs: NonGemmCosts, options: LoadOptions) -> GemmModel:

@@ -119,7 +119,6 @@ class LlamaConfig(DecoderConfig):
 
     rms_norm_eps: float = 1e-6
     rope: Rope = field(default_factory=Rope)
-    tie_word_embeddings: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False

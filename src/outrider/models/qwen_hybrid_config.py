@@ -42,7 +42,6 @@ class QwenHybridConfig(DecoderConfig):
     sparse_layers: tuple[int, ...] = ()
     rms_norm_eps: float = 1e-6
     rope: Rope = field(default_factory=Rope)
-    tie_word_embeddings: bool = False
 
     @property
     def value_size(self) -> int:

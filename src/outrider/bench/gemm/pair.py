@@ -23,6 +23,7 @@ import torch
 from outrider.core.clock import HOST_CLOCK, Clock, host_floats
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
+from outrider.core.spec import QUANTISED_BYTES
 from outrider.core.tree import ROOT
 from outrider.kernels.bandwidth import ceilings
 from outrider.kernels.native.cpu import hardware_threads
@@ -41,7 +42,6 @@ Role = Literal["target", "draft"]
 PAIRS = {"8b/1b": ("llama-8b", "llama-1b"), "70b/1b": ("llama-70b", "llama-1b")}
 # While a matrix is packed its source is there as well.
 _MARGIN = 1.5
-_QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5625}
 _FACTS = ("hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "num_layers")
 _MORE_FACTS = ("whole_layers", "factor", "divisor", "sampled")
 
@@ -121,7 +121,7 @@ class Make:
     def bytes_per_weight(self, role: Role) -> float:
         """The draft is not quantised, as in engines."""
         plain = 4.0 if self.dtype == "float32" else 2.0
-        return _QUANTISED_BYTES.get(self.quantise, plain) if role == "target" else plain
+        return QUANTISED_BYTES.get(self.quantise, plain) if role == "target" else plain
 
     def pair(self, shape: PairShape, target: Room, draft: Room) -> CostPair:
         """Both models in memory."""

@@ -165,7 +165,7 @@ void linear(const Grouped& w, const float* x, const Output& to) {
     team.run(to.num_rows, std::max(1, MIN_SPLIT_INPUTS / w.num_in), [&](int first, int last, int) {
         for (int64_t row = first; row < last; ++row) {
             int32_t* own = sums + row * units * 2;
-quantise_units(x + row * w.num_in, w.num_in, inputs, row, own);
+            quantise_units(x + row * w.num_in, w.num_in, inputs, row, own);
             for (int p = 0; p < w.num_parts; ++p) {
                 const Format& f = *jobs[p].format;
                 begin_row(f, inputs, row, own, const_cast<Begin*>(jobs[p].begins));

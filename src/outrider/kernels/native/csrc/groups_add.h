@@ -346,7 +346,7 @@ using Add = void (*)(const Tile&, const uint8_t*, Vec*);
 #if defined(__AVX512F__)
 constexpr int HEIGHTS[] = {1, 2, 4, 6, 8, 12};
 #else
-constexpr int HEIGHTS[] = {1, 2, 3, 4, 6, 6};
+constexpr int HEIGHTS[] = {1, 2, 3, 4, 5, 6};
 #endif
 constexpr int NUM_HEIGHTS = 6;
 static_assert(HEIGHTS[NUM_HEIGHTS - 1] == MAX_ROWS);
