@@ -27,6 +27,7 @@ from outrider.cli.output import fitted, json_line, screen_table
 from outrider.cli.run_options import DoctorOptions
 from outrider.cli.session import start_logging
 from outrider.cli.verdict import toy_note
+from outrider.core.config import QUANTISE_COSTS
 from outrider.core.env import cache_folder, compiler
 from outrider.core.errors import MachineError, OutriderError
 from outrider.core.fields import size
@@ -63,6 +64,7 @@ def _sections(report: Report) -> Iterator[str]:
             f"{found.gflops:.1f} GFLOP/s in {found.dtype}, {found.threads} threads"
         )
     yield f"Memory:\n{_memory(report)}"
+    yield f"What fewer bits cost SmolLM2-135M, whose weights lie near a 4-bit grid:\n{_costs()}"
     toys = filter(None, (toy_note(fit["model"]) for fit in report.fits))
     yield from (f"note: {toy}" for toy in toys)
     yield from (f"problem: {problem}" for problem in report.problems)
@@ -86,6 +88,16 @@ def _ceilings(report: Report) -> str:
         rates.setdefault(ceiling.level, []).append(f"{ceiling.gb_per_second:.1f}")
     header = ("level", *(f"{n} thread{'s' if n > 1 else ''}" for n in threads))
     return screen_table([(level, *found) for level, found in rates.items()], header=header)
+
+
+def _costs() -> str:
+    return screen_table(
+        [
+            (f"--quantise {scheme}", f"{more:+.1%}", f"{same:.1%}")
+            for scheme, (more, same) in QUANTISE_COSTS.items()
+        ],
+        header=("", "perplexity", "same first choice"),
+    )
 
 
 def _memory(report: Report) -> str:
@@ -124,6 +136,10 @@ class Report:
             "ceilings": [asdict(ceiling) for ceiling in self.ceilings],
             "compute": self.compute and asdict(self.compute),
             "memory": [dict(fit) for fit in self.fits],
+            "quantise_costs": {
+                scheme: {"perplexity": more, "same_first_choice": same}
+                for scheme, (more, same) in QUANTISE_COSTS.items()
+            },
             "problems": list(self.problems),
         }
 

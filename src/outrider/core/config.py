@@ -19,6 +19,9 @@ HEAD_INITS = ("tie", "copy", "random")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 QUANTISE = ("none", "int8", "int4")
+# What they cost SmolLM2-135M-Instruct (benchmarks/results/quality-r-2core-zen3.json): by how much
+# perplexity grows, and the share of places where the first choice stays.
+QUANTISE_COSTS = {"int8": (0.0, 0.0), "int4": (0.0, 0.0)}
 EXACT_SAMPLERS = ("block", "token", "match", "coupled")
 LOSSY_SAMPLERS = ("typical", "p_min", "threshold", "top_k", "nucleus")
 CONTROLLERS = ("auto", "fixed", "band", "slo", "goodput")
@@ -109,7 +112,9 @@ class EngineConfig:
     )
     quantise: str = setting(
         "none",
-        "Hold the target's matrices in 8 or 4 bits: faster, less memory, another model's text.",
+        "Hold the target's matrices in 8 or 4 bits: faster, less memory, another model's text "
+        f"(perplexity of SmolLM2-135M: {QUANTISE_COSTS['int8'][0]:+.1%} and "
+        f"{QUANTISE_COSTS['int4'][0]:+.1%}).",
         choices=QUANTISE,
     )
     self_quantise: str = setting(

@@ -46,6 +46,17 @@ def test_perplexity_of_a_file_alone(outrider: Command) -> None:
     assert record["formats"][0]["perplexity"] > 1
 
 
+def test_drafts_of_a_target_s_own_copies_are_counted(outrider: Command) -> None:
+    words = ("--formats", "float32,int4", "--rules", "none", "--text-tokens", "50")
+    shown = outrider(*SMALL, *CPU, *words, "--self-drafts", "int8", "--output", "quality.json")
+    assert shown.code == 0, shown.err
+    assert "int8 drafts kept %" in shown.out
+    record: dict[str, Any] = json.loads(Path("quality.json").read_text())
+    for row in record["formats"]:
+        assert 0.5 < row["int8_drafts"] <= 1
+        assert row["int4_drafts"] is None
+
+
 def test_a_broken_rule_is_an_exit_code(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> list[rules.RuleRow]:
         told = {"rule": "block", "drafter": "model", "exact": True, "must_match": True}

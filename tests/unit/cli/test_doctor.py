@@ -11,6 +11,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.cli import doctor as examine
+from outrider.core.config import QUANTISE_COSTS
 from outrider.core.errors import MachineError
 from outrider.kernels.bandwidth import Ceiling
 from outrider.kernels.native.tuning import KernelTiming, TunedKernel
@@ -114,3 +115,16 @@ def test_measure_forgets_what_was_measured(
     read(outrider, "--force-reference", "--measure")
     assert kept.exists()
     assert not forgotten.exists()
+
+
+def test_what_fewer_bits_cost_is_what_was_measured(outrider: Command) -> None:
+    file = Path(__file__).parents[3] / "benchmarks" / "results" / "quality-r-2core-zen3.json"
+    rows = {row["form"]: row for row in json.loads(file.read_text())["formats"]}
+    for scheme, (more, same) in QUANTISE_COSTS.items():
+        ratio = rows[scheme]["perplexity"] / rows["float32"]["perplexity"]
+        assert more == pytest.approx(ratio - 1, abs=5e-4)
+        assert same == pytest.approx(rows[scheme]["same_first_choice"], abs=5e-4)
+    assert QUANTISE_COSTS["int4"][0] < 0.05
+    told = json.loads(outrider("doctor", "--json").out)["quantise_costs"]
+    assert told["int4"]["perplexity"] == QUANTISE_COSTS["int4"][0]
+    assert "--quantise int4" in outrider("doctor").out

@@ -23,7 +23,7 @@ import torch
 from outrider.core.clock import HOST_CLOCK, Clock, host_floats
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
-from outrider.core.spec import QUANTISED_BYTES
+from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES
 from outrider.core.tree import ROOT
 from outrider.kernels.bandwidth import ceilings
 from outrider.kernels.native.cpu import hardware_threads
@@ -123,6 +123,12 @@ class Make:
         plain = 4.0 if self.dtype == "float32" else 2.0
         return QUANTISED_BYTES.get(self.quantise, plain) if role == "target" else plain
 
+    def weight_bytes(self, role: Role, shape: GemmShape) -> int:
+        width, num = self.bytes_per_weight(role), num_weights(shape, self.costs)
+        head = FULL_VOCABULARY * shape.hidden_size if self.costs.head else 0
+        of_head = HEAD_BYTES.get(self.quantise, width) if role == "target" else width
+        return int((num - head) * width + head * of_head)
+
     def pair(self, shape: PairShape, target: Room, draft: Room) -> CostPair:
         """Both models in memory."""
         plain = replace(self, quantise="none")
@@ -165,7 +171,7 @@ def facts(shape: PairShape, make: Make, used_for: str) -> list[dict[str, object]
             "shape": one.name,
             **{name: getattr(one, name) for name in (*_FACTS, *_MORE_FACTS)},
             "num_parameters": num_weights(one, make.costs),
-            "weight_bytes": int(num_weights(one, make.costs) * make.bytes_per_weight(role)),
+            "weight_bytes": make.weight_bytes(role, one),
         }
         for role, one in roles
     ]

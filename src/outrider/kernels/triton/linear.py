@@ -121,12 +121,12 @@ def int8_kernel(
     _store(out_ptr, result, row, output, num_rows, num_out, out_stride, ACCUMULATE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def quantise_groups_kernel(
-    x_ptr, values_ptr, scale_ptr, total_ptr, num_in, padded_in, x_stride, GROUPS: tl.constexpr
+    x_ptr, values_ptr, factor_ptr, num_rows, num_in, padded_in, x_stride, GROUPS: tl.constexpr
 ):  # fmt: skip
-    """GROUPS groups of a row a program: the same of each group, and its scale times the sum of its
-    integers."""
+    """GROUPS groups of a row a program: the same of each group. Behind the scales of all rows lie
+    these times the sums of the groups' integers."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     step = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
@@ -141,8 +141,9 @@ def quantise_groups_kernel(
     value = (value + _TO_INTEGER) - _TO_INTEGER
     inside = group < padded_in // _GROUP
     at = row * (padded_in // _GROUP) + group
-    tl.store(scale_ptr + at, scale, mask=inside)
-    tl.store(total_ptr + at, scale * tl.sum(value, 1), mask=inside)
+    totals = num_rows.to(tl.int64) * (padded_in // _GROUP)
+    tl.store(factor_ptr + at, scale, mask=inside)
+    tl.store(factor_ptr + totals + at, scale * tl.sum(value, 1), mask=inside)
     tl.store(values_ptr + row * padded_in + step, value.to(tl.int8), mask=inside[:, None])
 
 
@@ -187,8 +188,10 @@ def groups_kernel(
     acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for start in range(0, padded_in, INPUTS):
         for pair in tl.static_range(INPUTS // (2 * _GROUP)):
-            group = (start // _GROUP + 2 * pair).to(tl.int64)
-            at = (group // 2 if HAS_MIN else group) * num_out
+            first = start + pair * 2 * _GROUP
+            half = (first // (2 * _GROUP)).to(tl.int64)
+            group = 2 * half
+            at = (half if HAS_MIN else group) * num_out
             places = (at + output[:, None]) * _GROUP + place[None, :]
             codes = tl.load(
                 weight_ptr + places,
@@ -197,23 +200,21 @@ def groups_kernel(
                 eviction_policy="evict_first",
             )
             if HAS_MIN:
-                first, second = (codes & 15).to(tl.int8), (codes >> 4).to(tl.int8)
+                low, high = (codes & 15).to(tl.int8), (codes >> 4).to(tl.int8)
             else:
-                first, second = (
-                    codes,
-                    tl.load(
-                        weight_ptr + places + num_out * _GROUP,
-                        mask=output_mask[:, None],
-                        other=0,
-                        eviction_policy="evict_first",
-                    ),
+                low = codes
+                high = tl.load(
+                    weight_ptr + places + num_out * _GROUP,
+                    mask=output_mask[:, None],
+                    other=0,
+                    eviction_policy="evict_first",
                 )
             acc = _add_group(
-                acc, first, value_ptrs + group * _GROUP, row_factor_ptrs + group,
+                acc, low, value_ptrs + group * _GROUP, row_factor_ptrs + group,
                 factor_ptrs + group * num_out, row_mask, output_mask, last, HAS_MIN
             )  # fmt: skip
             acc = _add_group(
-                acc, second, value_ptrs + (group + 1) * _GROUP, row_factor_ptrs + group + 1,
+                acc, high, value_ptrs + (group + 1) * _GROUP, row_factor_ptrs + group + 1,
                 factor_ptrs + (group + 1) * num_out, row_mask, output_mask, last, HAS_MIN
             )  # fmt: skip
     _store(out_ptr, acc, row, output, num_rows, num_out, out_stride, ACCUMULATE)

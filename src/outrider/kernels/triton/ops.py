@@ -129,7 +129,7 @@ class TritonOps:
         launch(
             linear.quantise_groups_kernel,
             (num_rows, cdiv(num_groups, _GROUPS_AT_ONCE)),
-            x_NI, values_NI, factors_2NG[0], factors_2NG[1], num_in, padded_in, x_NI.stride(0),
+            x_NI, values_NI, factors_2NG, num_rows, num_in, padded_in, x_NI.stride(0),
             GROUPS=_GROUPS_AT_ONCE,
             num_warps=4,
         )  # fmt: skip

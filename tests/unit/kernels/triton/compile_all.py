@@ -73,7 +73,8 @@ def read_ops() -> None:
         weight_OI, x_NI, out_NO = torch.randn(64, 256), torch.randn(2, 256), torch.empty(2, 64)
         for scheme in ("none", "int8", "int4"):
             one = TritonOps(Workspace(CPU), scheme)
-            one.linear(x_NI, one.pack(weight_OI.to(dtype)), out_NO, accumulate=True)
+            for pack in (one.pack, one.pack_head):
+                one.linear(x_NI, pack(weight_OI.to(dtype)), out_NO, accumulate=True)
         one = TritonOps(Workspace(CPU))
         one.rms_norm(out_NO, x_NI[0], 1e-5, torch.empty(2, 64, dtype=dtype))
         one.layer_norm(out_NO, x_NI[0], x_NI[0], 1e-5, out_NO)

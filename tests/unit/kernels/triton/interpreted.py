@@ -44,6 +44,14 @@ def linear(kernels: Kernels | TritonOps, x_NI: Tensor, weight_OI: Tensor) -> Ten
     return out_NO
 
 
+def head(kernels: Kernels | TritonOps, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    """The same by an output head."""
+    pack, out_NO = kernels.pack_head, torch.full((x_NI.shape[0], weight_OI.shape[0]), 7.0)
+    assert pack is not None
+    kernels.linear(x_NI, pack(weight_OI), out_NO, accumulate=True)
+    return out_NO
+
+
 def cut_attention_small(monkeypatch: pytest.MonkeyPatch, *, part: int, keys: int) -> None:
     """Parts of a few steps, so that a short context has several of them."""
 

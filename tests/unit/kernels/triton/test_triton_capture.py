@@ -80,12 +80,14 @@ def _judge() -> None:
 TOKENS_BK, LENGTHS_B = torch.zeros(1, 2).long(), torch.full((1,), 2).int()
 P, Q = ProbRows(randn(1, 3, 9), torch.ones(1)), ProbRows(randn(1, 2, 9), torch.ones(1))
 PACKED = {scheme: triton_ops(scheme).pack(randn(32, 32)) for scheme in ("none", "int8", "int4")}
+PACKED["head"] = triton_ops("int4").pack_head(randn(32, 32))
 HEAD_NORMS = HeadNorms(randn(16), randn(16), 1e-5)
 ARENA = (CASE.k_GSD, CASE.v_GSD)
 CALLS: dict[str, Callable[[], None]] = {
     "linear": lambda: triton_ops().linear(X_ND, PACKED["none"], OUT_ND),
     "int8": lambda: triton_ops("int8").linear(X_ND, PACKED["int8"], OUT_ND),
     "int4": lambda: triton_ops("int4").linear(X_ND, PACKED["int4"], OUT_ND),
+    "head of int4": lambda: triton_ops("int4").linear(X_ND, PACKED["head"], OUT_ND),
     "rms_norm": lambda: triton_ops().rms_norm(X_ND, WEIGHT_D, 1e-5, OUT_ND),
     "layer_norm": lambda: triton_ops().layer_norm(X_ND, WEIGHT_D, WEIGHT_D, 1e-5, OUT_ND),
     "rope": lambda: triton_ops().norm_rope_append(

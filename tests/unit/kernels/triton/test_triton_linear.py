@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from outrider.kernels.reference.grouped import SCHEMES
 from outrider.kernels.triton.tiles import linear_shape, padded_inputs
 from unit.kernels.implementations import randn, relative_error
-from unit.kernels.triton.interpreted import linear, reference, triton_ops
+from unit.kernels.triton.interpreted import head, linear, reference, triton_ops
 
 pytestmark = pytest.mark.wide
 
@@ -64,8 +64,10 @@ def test_integers_have_the_bits_of_the_reference(scheme: str, size: tuple[int, i
     x_NI = randn(num_rows, num_in) * torch.logspace(-9, 9, num_rows)[:, None]
     x_NI[1::7] = 0
     x_NI[2::7] *= 1e-33
-    expected_NO = linear(reference(torch.bfloat16, scheme), x_NI, weight_OI)
-    assert torch.equal(linear(triton_ops(scheme), x_NI, weight_OI), expected_NO)
+    own, rule = triton_ops(scheme), reference(torch.bfloat16, scheme)
+    assert torch.equal(linear(own, x_NI, weight_OI), linear(rule, x_NI, weight_OI))
+    if scheme == "int4":
+        assert torch.equal(head(own, x_NI, weight_OI), head(rule, x_NI, weight_OI))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -78,11 +80,13 @@ def test_what_is_not_a_number_stays_in_its_row_and_output(scheme: str) -> None:
     assert torch.equal(out_NO.nan_to_num(0), expected_NO.nan_to_num(0))
 
 
-@pytest.mark.parametrize(("scheme", "bits"), [("int8", 8), ("int4", 4.5)])
+@pytest.mark.parametrize(("scheme", "bits"), [("int8", 8), ("int4", 5)])
 def test_packed_weights_take_their_bits(scheme: str, bits: float) -> None:
     packed = triton_ops(scheme).pack(randn(64, 512))
     row_scales = 4 * 64 if scheme == "int8" else 0
     assert packed.nbytes == 64 * 512 * bits / 8 + row_scales
+    if scheme == "int4":
+        assert triton_ops(scheme).pack_head(randn(64, 512)).nbytes == 64 * 512 * 8.5 / 8
 
 
 def test_tiles_know_the_weight_and_not_the_rows() -> None:
