@@ -112,18 +112,20 @@ def test_logits_do_not_depend_on_chunks(scheme: str, chunk: int) -> None:
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_reference_says_the_same(scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "share"), [("int8", 0.9), ("int4", 0.7)])
+def test_the_reference_says_the_same(scheme: str, share: float) -> None:
     """All but the linears differ in their last bits, so now and then an activation rounds to its
     neighbour, and what follows in the text is another text's. Passes over a first token alone have
-    few chances of that."""
+    few chances of that. Integers of int4 have a scale for 32 inputs, not for the row, so they are
+    larger, and their last bits more often reach the middle between two."""
     native, reference = model_of(scheme), model_of(scheme, force_reference=True)
     apart = [
         float((first_logits(native, token) - first_logits(reference, token)).abs().max())
         for token in dict.fromkeys(token_ids())
     ]
     assert len(apart) > 40
-    assert sum(one < 1e-3 for one in apart) > 0.9 * len(apart)
+    assert sum(one < 1e-3 for one in apart) > share * len(apart)
+    assert max(apart) < 0.7
 
 
 @pytest.mark.weights

@@ -122,5 +122,6 @@ class NativeInt4:
         return self._packed(weight_OI, HEAD_BITS)
 
     def _packed(self, weight_OI: Tensor, bits: int) -> PackedLinear:
-        rows = BlockRows(quantise(weight_OI, bits).blocks(), _KINDS[bits], *weight_OI.shape)
+        num_out, num_in = weight_OI.shape
+        rows = BlockRows(quantise(weight_OI, bits).blocks(), _KINDS[bits], num_out, num_in)
         return given(self._blocks.pack([rows]), "layout of these blocks")

@@ -30,6 +30,7 @@ from outrider.kernels.reference.linear import GROUP
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int8]
+Bytes = NDArray[np.uint8]
 # Codes of some groups, [M, C], and their factors, [F, M].
 Part = tuple[Codes, Floats]
 
@@ -48,15 +49,18 @@ class Groups:
     codes_OI: Tensor
     factors_FOG: Tensor
 
-    def blocks(self) -> NDArray[np.uint8]:
+    def blocks(self) -> Bytes:
         """The same as GGUF files have it, row by row."""
         num_factors, num_out, num_groups = self.factors_FOG.shape
         halves_OGF = self.factors_FOG.numpy().astype(np.float16).transpose(1, 2, 0)
-        codes_OGC = self.codes_OI.numpy().view(np.uint8).reshape(num_out, num_groups, GROUP)
+        codes_OGC: Bytes = self.codes_OI.numpy().view(np.uint8)
+        codes_OGC = codes_OGC.reshape(num_out, num_groups, GROUP)
         if num_factors == 2:
-            codes_OGC = codes_OGC[:, :, : GROUP // 2] | codes_OGC[:, :, GROUP // 2 :] << 4
+            low_OGH, high_OGH = np.split(codes_OGC, 2, axis=2)
+            codes_OGC = np.bitwise_or(low_OGH, np.left_shift(high_OGH, 4), dtype=np.uint8)
         bytes_OGF = np.ascontiguousarray(halves_OGF).view(np.uint8)
-        return np.concatenate([bytes_OGF, codes_OGC], axis=2).reshape(-1)
+        blocks: Bytes = np.concatenate([bytes_OGF, codes_OGC], axis=2).reshape(-1)
+        return blocks
 
 
 def quantise(weight_OI: Tensor, bits: int) -> Groups:
@@ -81,7 +85,12 @@ def quantise(weight_OI: Tensor, bits: int) -> Groups:
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(fill, range(0, num_out, step)))
     codes_OI = codes_OGC.reshape(num_out, num_groups * GROUP)
-    return Groups(torch.from_numpy(codes_OI), torch.from_numpy(factors_FOG))
+    return Groups(_tensor(codes_OI), _tensor(factors_FOG))
+
+
+def _tensor(numbers: Codes | Floats) -> Tensor:
+    found: Tensor = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
+    return found
 
 
 def _eight(x_MC: Floats) -> Part:
@@ -111,7 +120,7 @@ def _four(x_MC: Floats) -> Part:
 
 def _searched(x_CM: Floats, low_M: Floats, high_M: Floats) -> tuple[Floats, Floats]:
     """Scale and minimum of each group."""
-    range_M = high_M - low_M
+    range_M: Floats = high_M - low_M
     weight_CM = np.abs(x_CM)
     weight_CM *= _inverse(np.maximum(np.abs(low_M), np.abs(high_M)))
     weight_CM += weight_CM.sum(axis=0) / np.float32(GROUP)
@@ -121,7 +130,8 @@ def _searched(x_CM: Floats, low_M: Floats, high_M: Floats) -> tuple[Floats, Floa
     weighted_CM = weight_CM * unit_CM
     weights_M, first_M = weight_CM.sum(axis=0), weighted_CM.sum(axis=0)
     best_M = np.full_like(low_M, -np.inf)
-    scale_M, min_M = np.zeros_like(low_M), np.zeros_like(low_M)
+    scale_M: Floats = np.zeros_like(low_M)
+    min_M: Floats = np.zeros_like(low_M)
     codes_CM, product_CM = np.empty_like(x_CM), np.empty_like(x_CM)
     for steps in _TRIED_STEPS:
         np.multiply(unit_CM, np.float32(steps), out=codes_CM)
@@ -137,7 +147,9 @@ def _searched(x_CM: Floats, low_M: Floats, high_M: Floats) -> tuple[Floats, Floa
         better_M = gain_M > best_M
         for best, own in ((best_M, gain_M), (scale_M, own_M), (min_M, own_min_M)):
             np.copyto(best, own, where=better_M)
-    return scale_M * range_M, low_M + min_M * range_M
+    np.multiply(scale_M, range_M, out=scale_M)
+    np.multiply(min_M, range_M, out=min_M)
+    return scale_M, np.add(min_M, low_M, out=min_M)
 
 
 def _half(factor: Floats) -> Floats:

@@ -70,6 +70,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         max_tokens=max_tokens,
         num_weights=anatomy.num_parameters,
         **_experts(text, anatomy),
+        tie_word_embeddings=bool(text.tie_word_embeddings),
         stop_ids=_stop_ids(raw, text, folder),
         dtype=str(text.dtype or "").removeprefix("torch."),
         notes=(f"{family} runs through transformers {version}, over Outrider's arena", *notes),
