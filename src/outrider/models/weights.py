@@ -15,7 +15,6 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from safetensors import SafetensorError
@@ -65,12 +64,7 @@ class Weights:
     def __enter__(self) -> Weights:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._readers.clear()
 
     def __contains__(self, name: str) -> bool:
@@ -284,8 +278,8 @@ class WeightReader:
         return self._copy(self._weights.take(self._named(name), *shape), torch.float32)
 
     def tokens(self, name: str, *shape: int, tied: bool) -> Tensor | PackedTable:
-        """The embeddings of all tokens, by blocks of the file where kernels run on those; if they
-        are `tied`, by the output head where that is quantised in a way of its own."""
+        """The embeddings of all tokens, by blocks of the file where kernels run on those, or, if
+        they are `tied`, by an output head that is quantised in a way of its own."""
         kernels, packed = self.kernels, self._as_stored({name: shape[0]}, shape[1])
         if packed is None and kernels.table and kernels.pack_head and tied and HEAD not in self:
             packed = kernels.pack_head(self.table(name, *shape))
