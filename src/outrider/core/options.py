@@ -59,7 +59,8 @@ class EngineOptions(TypedDict, total=False):
     """Precision of weights and KV; auto is the checkpoint's own."""
 
     quantise: str
-    """Hold the target's matrices in 8 or 4 bits: faster, less memory, another model's text."""
+    """Hold the target's matrices in 8 or 4 bits: faster, less memory, another model's text
+    (perplexity of SmolLM2-135M: +3.3% and +0.2%)."""
 
     self_quantise: str
     """With drafter quantised-self, how the copy of the target that drafts is held."""
