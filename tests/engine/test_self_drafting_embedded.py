@@ -164,7 +164,8 @@ def test_a_copy_shares_all_but_its_matrices() -> None:
     assert copy.tables.embeddings is target.tables.embeddings
     assert copy.scratch.x_ND is not target.scratch.x_ND
     sizes = [sum(part.nbytes for part in model.streamed) for model in (copy, target)]
-    assert sizes[0] < 0.3 * sizes[1]
+    # 4 bits with scale and minimum, and an output head of 8.
+    assert sizes[0] < 0.4 * sizes[1]
 
 
 def test_what_settings_change_or_do_not_is_said() -> None:

@@ -147,13 +147,16 @@ def test_a_head_of_8_bits_has_the_bits_of_the_reference(name: str, shape: tuple[
         assert torch.equal(out_NO, expected_NO)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_a_table_reads_what_the_head_multiplies_by(name: str) -> None:
+def test_a_table_reads_what_linears_multiply_by(name: str, bits: int) -> None:
     kernels, weight_VD = quantised_kernels(name, "int4"), randn(70, 50).bfloat16()
     assert kernels.table is not None
-    table = kernels.table(packed_head(kernels, weight_VD), torch.bfloat16)
-    made = quantise(weight_VD, 8)
-    numbers_VD = made.codes_OI * made.factors_FOG[0].repeat_interleave(GROUP, dim=1)
+    packed = kernels.pack(weight_VD) if bits == 4 else packed_head(kernels, weight_VD)
+    table = kernels.table(packed, torch.bfloat16)
+    made = quantise(weight_VD, bits)
+    scale_VD, *rest = made.factors_FOG.repeat_interleave(GROUP, dim=2)
+    numbers_VD = made.codes_OI * scale_VD + (rest[0] if rest else 0)
     ids, out_ND = torch.tensor([69, 0, 33, 0]), torch.full((4, 50), 7.0)
     table.read(ids, out_ND)
     assert torch.equal(out_ND, numbers_VD[ids, :50])

@@ -68,12 +68,15 @@ class TorchGrouped:
             out_NO.copy_(sum_NO)
 
     def table(self, packed: PackedLinear, dtype: torch.dtype) -> PackedTable:
-        """Outputs of a packed head as rows of tokens."""
-        scale_VG = _factors(packed)[0]
+        """Outputs of a packed matrix as rows of tokens."""
+        factors_FVG = _factors(packed)
 
         def read(rows_N: Tensor, out_ND: Tensor) -> None:
             codes_NGC = packed.data[rows_N].view(len(rows_N), -1, GROUP)
-            numbers_NGC = codes_NGC * scale_VG[rows_N][:, :, None]
+            scale_NG1, *rest = factors_FVG[:, rows_N][..., None]
+            numbers_NGC = codes_NGC * scale_NG1
+            for min_NG1 in rest:
+                numbers_NGC += min_NG1
             out_ND.copy_(numbers_NGC.flatten(1)[:, : packed.num_in])
 
         return PackedTable(packed, read, 0, dtype)
