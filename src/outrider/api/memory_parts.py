@@ -244,25 +244,13 @@ def _weights_bytes(model: _Model) -> int:
     """As they are held: a tied output head lies beside the table, in a form of its own, but for
     int4's, which is the table too."""
     spec = model.spec
-<<<<<<< HEAD
-    table = spec.vocab_size * spec.hidden_size
+    table = spec.vocab_size * spec.hidden_size * spec.bytes_per_weight
     if spec.stored_bytes and spec.quantise == "none":
         # GGUF files have the table in blocks, which the head shares; folders have it in floats.
         copied = not model.stored.is_gguf and not model.stored.has_head
-        return spec.stored_bytes + copied * table * spec.bytes_per_weight
-    matrices = max(0, spec.num_parameters - table)
-    if model.device == "cpu" and not model.stored.has_head:
-        matrices += table
-    width: float = 4 if model.in_float32 else spec.bytes_per_weight
-    if spec.quantise != "none":
-        width = 1 if model.in_float32 else _QUANTISED_BYTES[spec.quantise]
-    return table * spec.bytes_per_weight + int(matrices * width)
-=======
-    if spec.stored_bytes and spec.quantise == "none":
-        return spec.stored_bytes
+        return spec.stored_bytes + copied * table
     is_head = spec.quantise == "int4" and model.shares_table and not model.stored.has_head
-    table = 0 if is_head else spec.vocab_size * spec.hidden_size * spec.bytes_per_weight
-    return _matrices_bytes(model) + table
+    return _matrices_bytes(model) + (0 if is_head else table)
 
 
 def _matrices_bytes(model: _Model) -> int:
@@ -281,7 +269,6 @@ def _matrices_bytes(model: _Model) -> int:
         # The reference holds a byte a code, and what it is multiplied by in float32.
         width, of_head = (1.25, 1.125) if spec.quantise == "int4" else (1.0, 1.0)
     return int(matrices * width + head * of_head)
->>>>>>> db658240 (Sizes of int4 as it is held; bench quality measures self-drafts)
 
 
 def _loading_bytes(model: _Model) -> int:
