@@ -32,6 +32,9 @@ PEERS = {"openvino": "OpenVINO GenAI"}
 SCHEDULED = ("batch", "vs_transformers")
 SCHEDULES_CHANGED = "2026-11-22T12:57:50"
 MARK = " †"
+# When int4 became another format; older figures of it are marked.
+INT4_CHANGED = "2026-11-23T18:40:00"
+INT4_MARK = " ‡"
 # How the prose of README is broken.
 _PAGE: dict[str, Any] = {"width": 100, "break_long_words": False, "break_on_hyphens": False}
 
@@ -146,14 +149,25 @@ def gguf(report: Report) -> Figures:
         yield label, " · ".join(told)
 
 
+def requests(report: Report) -> Figures:
+    """Of both the best speculation, on two threads."""
+    cells = [cell for cell in report["cells"] if cell["threads"] == 2]
+    for file in dict.fromkeys(cell["file"] for cell in cells):
+        own = {cell["workload"]: cell["ratios"] for cell in cells if cell["file"] == file}
+        told = [times(found["ours best over llama.cpp best"]["value"]) for found in own.values()]
+        label = f"Against llama-server, {_model(file)}, best of each: {', '.join(own)}"
+        yield label, " · ".join(told)
+
+
 def _model(file: str) -> str:
     """SmolLM2-135M-Instruct.Q4_1.gguf, tier-B-Q4_K_M.gguf"""
-    name, _, kind = re.split(r"([-.])(?=Q\d|BF16|F16|F32)", file.removesuffix(".gguf"))
-    return f"{'tier R' if name.startswith('SmolLM2') else 'tier B'}, GGUF {kind}"
+    kind = re.split(r"[-.](?=Q\d|BF16|F16|F32)", file.removesuffix(".gguf"))[-1]
+    return f"tier {'B' if 'tier-B' in file else 'R'}, GGUF {kind}"
 
 
 # In the order of the table's rows.
 MAKERS: Mapping[str, Callable[[Report], Figures]] = {
+    "gguf_requests": requests,
     "gguf": gguf,
     "vs_peers": peers,
     "vs_transformers": transformers,
@@ -190,8 +204,10 @@ def figures(folder: Path) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         machines.setdefault(machine, f"{origin['cores']} cores of {origin['cpu']}")
         mark = MARK if found["name"] in SCHEDULED and is_older(origin) else ""
         for label, figure in MAKERS[found["name"]](report):
+            was_int4 = "int4" in label and str(origin.get("utc", "")) < INT4_CHANGED
+            marked = figure + (INT4_MARK if was_int4 else "") + mark
             # Of two results that tell the same, the first in order counts.
-            table.setdefault(label, {}).setdefault(machine, figure + mark)
+            table.setdefault(label, {}).setdefault(machine, marked)
     return machines, table
 
 
@@ -218,15 +234,17 @@ def block(folder: Path) -> str:
             row([label, *(found.get(n, "") for n in names)]) for label, found in table.items()
         ]
         lines.append("")
-        if any(MARK in figure for found in table.values() for figure in found.values()):
-            lines += [*wrap(_OLDER, **_PAGE), ""]
+        told = " ".join(figure for found in table.values() for figure in found.values())
+        for mark, note in _OLDER.items():
+            lines += [*wrap(f"{mark.strip()} {note}", **_PAGE), ""] if mark in told else []
     return "\n".join([*lines, END])
 
 
-_OLDER = (
-    "† Of several requests at once, measured before the schedules last changed (22 November 2026), "
-    "and not since."
-)
+_OLDER = {
+    MARK: "Of several requests at once, measured before the schedules last changed (22 November "
+    "2026), and not since.",
+    INT4_MARK: "Of int4 before it became groups with scale and minimum (23 November 2026).",
+}
 
 
 def prose(machines: Mapping[str, str], names: Sequence[str]) -> list[str]:
