@@ -1,0 +1,116 @@
+"""`EnginePort`: how the server reaches an engine, be it a thread here or a process of its own.
+
+Everything that passes is a plain value, so that it can be sent: a request is ids and parameters,
+an answer is TextEvents and a GenerationResult.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.structure import StructureOptions
+from outrider.core.params import SamplingParams
+
+EngineState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "closed"]
+
+
+class EngineRequest(Struct, frozen=True, kw_only=True):
+    """One completion. `sample` tells the `n` completions of one seed apart; `cache_salt` keeps the
+    prefix cache of one key's requests from another's."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    structure: StructureOptions
+    sample: int = 0
+    cache_salt: str = ""
+
+
+class ChatPrompt(Struct, frozen=True, kw_only=True):
+    """A conversation for the checkpoint's chat template, in the form that templates expect."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = {}
+    """What the caller sets for the template besides, as `enable_thinking`."""
+    continues: bool = False
+    """Whether the last message, the assistant's, is to be gone on with."""
+
+
+class EngineCard(Struct, frozen=True, kw_only=True):
+    """What is known of an engine once it is ready. `drafters` are those that a request may choose,
+    the engine's own one first."""
+
+    model: str
+    window: int
+    vocab_size: int
+    num_parameters: int
+    drafters: tuple[str, ...]
+    drafter: str
+    k: int
+    sampler: str
+    exact: bool
+    has_chat_template: bool
+    chat_template: str = ""
+    bos: str = ""
+    eos: str = ""
+    response_template: Mapping[str, Any] | None = None
+    """How the model's output is parsed, where its tokenizer says so (server/parsing)."""
+    planned_speedup: float | None = None
+    facts: Mapping[str, str] = {}
+
+
+class EngineStatus(Struct, frozen=True, kw_only=True):
+    """Of this moment. `kv_usage` is a share from 0 to 1; `lanes` says what each lane does."""
+
+    state: EngineState
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    num_preempted: int = 0
+    num_restarts: int = 0
+    lanes: Mapping[str, str] = {}
+
+
+class EngineStream(AsyncIterator[TextEvent], Protocol):
+    """The events of one request, one or more rounds each. To leave it early is to cancel it."""
+
+    @property
+    def result(self) -> GenerationResult:
+        """Once it has ended. Raises what the request failed of."""
+        ...
+
+    def cancel(self) -> None:
+        """End it before the engine's next job, from any thread."""
+        ...
+
+
+class EnginePort(Protocol):
+    """An engine that requests of one event loop share."""
+
+    @property
+    def card(self) -> EngineCard:
+        """Raises NotReadyError while it loads."""
+        ...
+
+    @property
+    def status(self) -> EngineStatus: ...
+
+    async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]: ...
+
+    async def encode_chat(self, chat: ChatPrompt) -> list[int]: ...
+
+    async def decode(self, ids: Sequence[int]) -> list[str]:
+        """The text that each id adds to those before it; joined, the text of all."""
+        ...
+
+    def stream(self, request: EngineRequest) -> EngineStream:
+        """Raises QueueFullError where too many wait, and NotReadyError."""
+        ...
+
+    async def aclose(self) -> None:
+        """End what runs, whose readers hear of it as an error."""
+        ...
