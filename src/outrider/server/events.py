@@ -53,9 +53,9 @@ Part: TypeAlias = TextDelta | ReasoningDelta | ToolOpen | ToolDelta | ToolClose
 
 
 class Step(Struct, frozen=True):
-    """What a round added. `num_tokens` counts the tokens of the answer so far, `text` is what they
-    spell, for who shows tokens; `logprobs` has an entry a token and `rounds` an entry a round
-    (docs/rounds.md), where the request asked for them."""
+    """What a round added. `num_tokens` counts the tokens of the answer so far; `logprobs` has an
+    entry a token and `rounds` an entry a round (docs/rounds.md), where the request asked for
+    them."""
 
     parts: tuple[Part, ...]
     num_tokens: int

@@ -12,10 +12,20 @@ from typing import Any, Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
+from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 
 EngineState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "closed"]
+
+
+class NotReadyError(OutriderError):
+    """The engine loads, or is started again; `seconds` is when to ask next."""
+
+    def __init__(self, state: EngineState, seconds: int = 5) -> None:
+        super().__init__(f"the engine is not ready: {state}.", hint="ask /ready until it is")
+        self.state, self.seconds = state, seconds
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
@@ -53,7 +63,9 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     k: int
     sampler: str
     exact: bool
-    has_chat_template: bool
+    fixed_k: bool = True
+    """Whether every round drafts up to `k`; else a controller chooses."""
+    has_chat_template: bool = False
     chat_template: str = ""
     bos: str = ""
     eos: str = ""
@@ -98,6 +110,11 @@ class EnginePort(Protocol):
 
     @property
     def status(self) -> EngineStatus: ...
+
+    @property
+    def decoder(self) -> TokenDecoder:
+        """What single tokens say, for log-probabilities and rounds. Raises NotReadyError."""
+        ...
 
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]: ...
 
