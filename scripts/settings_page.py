@@ -79,6 +79,16 @@ def render() -> str:
         "The flag of `max_tokens` is `--max-tokens`, its variable `OUTRIDER_MAX_TOKENS`; "
         "all others follow."
     )
+    own = [
+        (f"`{item.name}`", meta_of(item).help)
+        for item in fields(SamplingParams)
+        if meta_of(item).per_request
+    ]
+    parts.append(
+        "## Of a single request\n\nKeywords of Python calls and keys of lines of `outrider batch`, "
+        "without a flag: what they say holds for one request, beside others of the same engine.\n\n"
+        + _table(("key", "what"), own)
+    )
     limits = [(f"`{name}`", f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]
     parts.append(
         "## Limits of a request\n\nWhat asks for more is refused with an error before it runs.\n\n"

@@ -113,6 +113,8 @@ class OutputStream:
                 self.text.push(token_ids)
                 self._pieces = [*self.text.take(), self.text.finish()]
         total = self._arrivals[-1] if self._arrivals else 0.0
+        asked = self.seq.speculation
+        drafter, k = asked.drafter or drafter, asked.most(k)
         held = MemoryTrace(memory.load_bytes, tuple(self.pass_bytes))
         return GenerationResult(
             text="".join(self._pieces),
@@ -125,7 +127,7 @@ class OutputStream:
             round_events=tuple(self._round_events),
             seed=self.seq.params.seed,
             error=None if self.seq.error is None else told(self.seq.error),
-            exact=exact,
+            exact=exact or asked.exact,
             token_seconds=tuple(self._arrivals),
             peak_memory_bytes=memory.peak_bytes,
             memory=held if profile else None,

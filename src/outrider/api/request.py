@@ -211,6 +211,7 @@ class RequestMaker:
             shaper=self._shaper(len(ids), params, allowed),
             sample=sample,
             prediction=tuple(i for i in guess if i < pair.target.spec.vocab_size),
+            speculation=pair.plan.resolved.of_request(params),
             pick=pair.target.kernels.sampling.pick,
         )
         notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)

@@ -73,7 +73,7 @@ class Meta:
     a list or mapping has, `each` the bytes of an entry. Where a setting names models or files,
     starts processes or changes the distribution of the text, `harmless` are the values that a file
     may say which nobody named; None is all of them. `kind` is the type of its values where neither
-    the default nor the annotation says it."""
+    default nor annotation says it. What is `per_request` has no flag, variable or key of a file."""
 
     help: str
     minimum: float | None = None
@@ -83,6 +83,7 @@ class Meta:
     each: Limit | None = None
     harmless: tuple[object, ...] | None = None
     kind: type | None = None
+    per_request: bool = False
 
 
 def setting(default: Any, text: str, **declared: Any) -> Any:

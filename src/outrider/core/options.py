@@ -287,3 +287,10 @@ class SamplingOptions(TypedDict, total=False):
 
     prediction: str
     """Your guess of the text, for --drafter prediction."""
+
+    speculative: bool | None
+    """Whether tokens are drafted for this request: false drafts none at all, true refuses the
+    request where none would be; unset does as the engine does."""
+
+    k: int | None
+    """Draft at most this many tokens at once for this request; never more than the engine's k."""

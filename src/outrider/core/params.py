@@ -102,6 +102,21 @@ class SamplingParams:
         "verdict, and times.",
     )
     prediction: str = setting("", "Your guess of the text, for --drafter prediction.")
+    speculative: bool | None = setting(
+        None,
+        "Whether tokens are drafted for this request: false drafts none at all, true refuses the "
+        "request where none would be; unset does as the engine does.",
+        kind=bool,
+        per_request=True,
+    )
+    k: int | None = setting(
+        None,
+        "Draft at most this many tokens at once for this request; never more than the engine's k.",
+        kind=int,
+        minimum=0,
+        maximum=64,
+        per_request=True,
+    )
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
@@ -155,6 +170,28 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpeculation:
+    """How one request is drafted for, where that is not as the engine does. `drafter` is the one
+    that it chose ("" is the engine's own), and at most `k` tokens are drafted for it at once (None:
+    as many as the engine drafts)."""
+
+    drafter: str = ""
+    k: int | None = None
+
+    def most(self, k: int) -> int:
+        """Draft tokens at once, where the engine drafts `k`."""
+        return k if self.k is None else min(k, self.k)
+
+    @property
+    def exact(self) -> bool:
+        """Whether its text is the target's own, whatever the engine's rule is."""
+        return self.k == 0
+
+
+AS_THE_ENGINE = RequestSpeculation()
 
 
 def params_for_each(

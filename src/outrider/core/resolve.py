@@ -19,6 +19,7 @@ from outrider.core.drafter_kinds import (
     DrafterKind,
 )
 from outrider.core.errors import ConfigError
+from outrider.core.params import RequestSpeculation, SamplingParams
 from outrider.core.tree import MAX_WIDTH
 
 
@@ -103,6 +104,18 @@ class ResolvedConfig:
         if not self.drafter.drafts:
             return 0
         return max(self.settings.tree_nodes, self._rows_of_levels, self.k if captures else 0)
+
+    def of_request(self, params: SamplingParams) -> RequestSpeculation:
+        """What `params` ask of speculation, where that differs from what the engine does. Raises
+        ConfigError for what it cannot do."""
+        off = params.speculative is False or params.k == 0
+        if params.speculative and (off or not self.draft_size):
+            why = "k is 0" if off else "this engine drafts nothing"
+            raise ConfigError(
+                f"speculative is true, and {why}.",
+                hint="leave speculative out, or load the engine with a drafter and a k above 0",
+            )
+        return RequestSpeculation(OFF, 0) if off else RequestSpeculation(k=params.k)
 
     def with_settings(self, settings: EngineConfig) -> ResolvedConfig:
         """The same drafter under other settings, or none where those leave nothing to draft."""

@@ -10,7 +10,7 @@ from typing import Literal
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome
 from outrider.core.logits import LogitsProcessor
-from outrider.core.params import SamplingParams
+from outrider.core.params import AS_THE_ENGINE, RequestSpeculation, SamplingParams
 from outrider.core.rng import KeyedRng, Pick, inverse_cdf
 
 FinishReason = Literal["stop", "length", "timeout", "error"]
@@ -24,11 +24,12 @@ class LiveSequence:
     Pending means: decided and shown to the user, but not yet in the target's memory. `limit` is
     how many tokens may be emitted. `match` is told of emitted tokens and answers how many of them
     to keep when a stop string ended within; None goes on. `shaper` changes logits, if there is one.
-    `prediction` is the caller's own guess of the text after the prompt. `pick` is what its noise
-    draws with. `budget` is that of its next draft. `no_drafts` says why nothing is drafted for it
-    any more, if so; `rested` says why nothing was for a while. `deadline` is when its time is up,
-    by the engine's clock, and `mask_seconds` what its mask took in its last round. `error` is why
-    the engine gave it up, if it did; it is then neither live nor finished.
+    `prediction` is the caller's own guess of the text after the prompt, `speculation` what the
+    request asked of drafts by itself. `pick` is what its noise draws with. `budget` is that of its
+    next draft. `no_drafts` says why nothing is drafted for it any more, if so; `rested` says why
+    nothing was for a while. `deadline` is when its time is up, by the engine's clock, and
+    `mask_seconds` what its mask took in its last round. `error` is why the engine gave it up, if it
+    did; it is then neither live nor finished.
     """
 
     seq_id: int
@@ -41,6 +42,7 @@ class LiveSequence:
     shaper: LogitsProcessor | None = None
     sample: int = 0
     prediction: tuple[int, ...] = ()
+    speculation: RequestSpeculation = AS_THE_ENGINE
     pick: Pick = inverse_cdf
     budget: Budget = field(default_factory=lambda: Budget(0))
     draft: Draft = field(default_factory=Draft.empty)

@@ -274,7 +274,8 @@ class Resolved:
         return {name: item.value for name, item in self.chosen.items() if item.origin != DEFAULT}
 
     def _build(self, group: type[Group]) -> Group:
-        return group(**{item.name: self.chosen[item.name].value for item in fields(group)})
+        own = (one for one in self.chosen.values() if GROUPS[one.setting.group] is group)
+        return group(**{one.setting.name: one.value for one in own})
 
 
 def resolve(*layers: Layer) -> Resolved:
@@ -373,9 +374,10 @@ GROUPS: Mapping[str, type[DataclassInstance]] = {
 
 def describe(config: type[DataclassInstance], *, group: str) -> dict[str, Setting]:
     """The fields of a dataclass as settings; a field that may be None has no other default."""
-    hints = get_type_hints(config)
-    found: dict[str, Setting] = {}
+    hints, found = get_type_hints(config), dict[str, Setting]()
     for item in fields(config):
+        if meta_of(item).per_request:
+            continue
         hint = hints[item.name]
         if NoneType in get_args(hint):
             hint = next(kind for kind in get_args(hint) if kind is not NoneType)

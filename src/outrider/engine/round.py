@@ -137,12 +137,14 @@ class PassTimes:
         num_prompt_tokens: int,
         outcome: Outcome | None = None,
         mask_seconds: float = 0.0,
+        drafter: str = "",
     ) -> RoundTrace:
-        """One sequence's part; without an outcome, of a pass that only read a prompt chunk."""
+        """One sequence's part; without an outcome, of a pass that only read a prompt chunk.
+        `drafter` is the one that it chose, if it did."""
         return RoundTrace(
             seq_id=seq_id,
             pass_index=self.index,
-            drafter=(outcome.draft.by if outcome else "") or self.drafter,
+            drafter=(outcome.draft.by if outcome else "") or drafter or self.drafter,
             batch_size=self.batch_size,
             num_target_passes=self.num_target_passes,
             num_prompt_tokens=num_prompt_tokens,

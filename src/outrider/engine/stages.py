@@ -186,12 +186,13 @@ class Stages:
         """Give each sequence the budget of its next draft."""
         budgets = self.controller.budgets([seq.seq_id for seq in batch])
         for seq, budget in zip(batch, budgets, strict=True):
-            seq.budget = budget
+            most = seq.speculation.most(budget.depth)
             if self.draft_window is not None:
                 # The last token of a draft is never read by who drafts.
-                left = max(self.draft_window + 1 - len(seq.tokens), 0)
-                seq.budget = budget.cut(min(budget.depth, left))
-            seq.rested = budget.why or seq.rested
+                most = min(most, max(self.draft_window + 1 - len(seq.tokens), 0))
+            seq.budget = budget.cut(most)
+            if seq.speculation.k != 0:
+                seq.rested = budget.why or seq.rested
 
     def draft(self, batch: Batch) -> float:
         """Give each sequence its next draft; the seconds that they took."""
@@ -286,7 +287,8 @@ class Stages:
     def _told(self, shared: PassTimes, one: FinishedRow) -> Outcome:
         """The outcome of one sequence, after its trace was reported."""
         spent = _mask_seconds(one.seq)
-        trace = shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome, spent)
+        asked = one.seq.speculation.drafter
+        trace = shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome, spent, asked)
         self.report(trace)
         return replace(one.outcome, trace=trace) if one.outcome.nodes else one.outcome
 

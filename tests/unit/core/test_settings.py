@@ -15,7 +15,7 @@ from checks.effort import examples
 from outrider.core import settings
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.core.fields import KINDS
+from outrider.core.fields import KINDS, meta_of
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT, SETTINGS, Layer, Setting, resolve
 
@@ -26,6 +26,8 @@ MOST_MESSAGE, MOST_SECONDS = 2500, 30
 def test_every_field_is_a_setting_with_flag_variable_and_help() -> None:
     for config in (EngineConfig, SamplingParams, settings.ProgramConfig):
         for item in fields(config):
+            if meta_of(item).per_request:
+                continue
             found = SETTINGS[item.name]
             assert found.default == item.default
             assert found.flag == "--" + item.name.replace("_", "-")

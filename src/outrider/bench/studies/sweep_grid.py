@@ -41,6 +41,7 @@ from outrider.bench.workload import (
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.core.settings import SETTINGS
 from outrider.models.heads import kind_of
 from outrider.models.loading import resolve
 
@@ -48,7 +49,7 @@ Count = Callable[[str], int]
 _WORD = re.compile(r"(?<=\s)\S")
 _AHEAD = ("ssd", "auto")
 _ENGINE = frozenset(item.name for item in fields(EngineConfig))
-_SAMPLING = frozenset(item.name for item in fields(SamplingParams))
+_SAMPLING = frozenset(item.name for item in SETTINGS.values() if item.group == "sampling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
