@@ -1,0 +1,276 @@
+"""What a server counts: Prometheus text for /metrics, and an hour of history for its dashboard.
+
+Names end as vLLM's where they mean the same, so a board for vLLM fits with another prefix. Label
+values come from closed sets: an API, a model, drafter, status or reason that this program names,
+and nothing that a request says. All is counted by the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, TypeAlias, get_args
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from outrider import __version__
+from outrider.api.result import GenerationResult
+from outrider.server.events import Usage
+from outrider.server.history import STEP_SECONDS, History
+from outrider.server.port import EngineState, EngineStatus
+
+Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "other"]
+STATUSES = frozenset((400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499))
+STATUSES |= frozenset((500, 501, 503, 504))
+# Bounds of vLLM's histograms.
+_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5)
+FIRST_TOKEN = (*_FIRST, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5)
+# A CPU writes small models' tokens faster than vLLM's first bound.
+INTER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, *_BETWEEN, 10.0, 20.0, 40.0, 80.0)
+WHOLE = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0)
+REQUEST = (*WHOLE, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+
+
+class Histogram:
+    """Counts of durations below each bound, for one model."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        names = [*map(str, self.bounds), "+Inf"]
+        return list(zip(names, accumulate(self.counts), strict=True))
+
+
+class _Model:
+    """Histograms of one model."""
+
+    def __init__(self) -> None:
+        self.first_token = Histogram(FIRST_TOKEN)
+        self.inter_token = Histogram(INTER_TOKEN)
+        self.request = Histogram(REQUEST)
+        self.queue = Histogram(REQUEST)
+
+
+class Metrics(Collector):
+    """Of one server. `statuses` are those of its engines at this moment, by the model's name."""
+
+    def __init__(
+        self,
+        statuses: Callable[[], Mapping[str, EngineStatus]],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._statuses = statuses
+        self._history = History(statuses, clock, wall)
+        self._models: dict[str, _Model] = {}
+        self._counts: Counter[tuple[str, ...]] = Counter()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def wrote(self, num_tokens: int, *, model: str) -> None:
+        """Tokens that a round of some request brought, when they came."""
+        self._history.step.num_tokens += num_tokens
+        self._counts["generation_tokens", model] += num_tokens
+
+    def observe(
+        self,
+        result: GenerationResult,
+        *,
+        api: Api,
+        model: str,
+        usage: Usage | None = None,
+        queue_seconds: float | None = None,
+    ) -> None:
+        """A request that ended, well or not; its tokens were counted by `wrote`. `model` is the
+        engine's own name for it, never the request's."""
+        step, counts, stats = self._history.step, self._counts, result.stats
+        own = self._models.setdefault(model, _Model())
+        step.num_requests += 1
+        counts["request_success", model, result.finish_reason or "abort", api] += 1
+        own.request.add(result.total_seconds)
+        if queue_seconds is not None:
+            own.queue.add(queue_seconds)
+        if result.token_seconds:
+            own.first_token.add(result.token_seconds[0])
+            step.first_token.add(result.token_seconds[0])
+        for seconds in result.inter_token_latencies:
+            own.inter_token.add(seconds)
+            step.inter_token.add(seconds)
+        if usage is not None:
+            step.num_prompt_tokens += usage.prompt_tokens
+            counts["prompt_tokens", model] += usage.prompt_tokens
+            counts["prefix_cache_queries", model] += usage.prompt_tokens
+            counts["prefix_cache_hits", model] += usage.cached_tokens
+        if stats.num_drafted:
+            self._observe_drafts(result, model)
+
+    def _observe_drafts(self, result: GenerationResult, model: str) -> None:
+        counts, stats = self._counts, result.stats
+        name, histogram = stats.drafter, stats.acceptance_histogram
+        of_step = self._history.step.drafters.setdefault(name, [0, 0])
+        of_step[0] += stats.num_drafted
+        of_step[1] += stats.num_accepted
+        counts["drafts", model, name] += sum(histogram)
+        counts["draft_tokens", model, name] += stats.num_drafted
+        counts["accepted_tokens", model, name] += stats.num_accepted
+        for place in range(1, len(histogram)):
+            counts["per_pos", model, name, str(place - 1)] += sum(histogram[place:])
+
+    def observe_refusal(self, status: int, api: Api) -> None:
+        """An answer of status 400 or more."""
+        self._history.step.num_refused += 1
+        self._counts["refusals", str(status) if status in STATUSES else "other", api] += 1
+
+    def history(self, since: int = 0) -> dict[str, Any]:
+        """Steps of the last hour from number `since` on (`History.since`), and the sums of all."""
+        return self._history.since(since) | {"version": __version__, "totals": self._totals()}
+
+    def _totals(self) -> dict[str, Any]:
+        counts = self._counts
+        kept: dict[str, list[int]] = {}
+        for key, count in counts.items():
+            if key[0] == "per_pos":
+                places = kept.setdefault(key[2], [])
+                places += [0] * (int(key[3]) + 1 - len(places))
+                places[int(key[3])] += count
+        drafters: dict[str, dict[str, Any]] = {}
+        for kind in ("drafts", "draft_tokens", "accepted_tokens"):
+            for key, count in counts.items():
+                if key[0] == kind:
+                    of = drafters.setdefault(key[2], {"per_pos": kept.get(key[2], [])})
+                    of[kind] = of.get(kind, 0) + count
+        names = ("generation_tokens", "prompt_tokens", "request_success", "refusals")
+        sums = {name: sum(n for key, n in counts.items() if key[0] == name) for name in names}
+        return sums | {"drafters": drafters}
+
+    def exposition(self) -> bytes:
+        """Prometheus' text format, of `prometheus_client.CONTENT_TYPE_LATEST`."""
+        return generate_latest(self._registry)
+
+    async def keep(self) -> None:
+        """Take a row of history each step, for as long as the server runs."""
+        while True:
+            await asyncio.sleep(STEP_SECONDS)
+            self.history(since=2**62)
+
+    def collect(self) -> Iterator[Metric]:
+        """What Prometheus' registry asks for."""
+        yield from self._counters()
+        for name, words in _HISTOGRAMS.items():
+            family = HistogramMetricFamily(f"outrider_{name}_seconds", words, labels=["model_name"])
+            for model, own in self._models.items():
+                found: Histogram = getattr(own, _FIELDS[name])
+                family.add_metric([model], found.buckets, found.total)
+            yield family
+        yield from self._gauges()
+
+    def _counters(self) -> Iterator[Metric]:
+        for kind, (name, words, labels) in _COUNTERS.items():
+            family = CounterMetricFamily(f"outrider_{name}", words, labels=labels)
+            for key, count in self._counts.items():
+                if key[0] == kind:
+                    family.add_metric(key[1:], count)
+            yield family
+
+    def _gauges(self) -> Iterator[Metric]:
+        found = self._statuses()
+        for name, (words, attribute) in _GAUGES.items():
+            family = GaugeMetricFamily(f"outrider_{name}", words, labels=["model_name"])
+            for model, status in found.items():
+                family.add_metric([model], getattr(status, attribute))
+            yield family
+        for name, (words, attribute) in _ENGINE_COUNTERS.items():
+            family = CounterMetricFamily(f"outrider_{name}", words, labels=["model_name"])
+            for model, status in found.items():
+                family.add_metric([model], getattr(status, attribute))
+            yield family
+        states = GaugeMetricFamily(
+            "outrider_engine_state",
+            "1 for the state that the engine is in.",
+            labels=["model_name", "state"],
+        )
+        for model, status in found.items():
+            for state in get_args(EngineState):
+                states.add_metric([model, state], float(status.state == state))
+        yield states
+
+
+_COUNTERS = {
+    "generation_tokens": ("generation_tokens", "Tokens written.", ["model_name"]),
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts.", ["model_name"]),
+    "prefix_cache_queries": (
+        "prefix_cache_queries",
+        "Prompt tokens that were looked for in the prefix cache.",
+        ["model_name"],
+    ),
+    "prefix_cache_hits": (
+        "prefix_cache_hits",
+        "Prompt tokens that the prefix cache held.",
+        ["model_name"],
+    ),
+    "request_success": (
+        "request_success",
+        "Requests that ended, by their reason.",
+        ["model_name", "finished_reason", "api"],
+    ),
+    "refusals": ("http_refusals", "Answers of status 400 or more.", ["status", "api"]),
+    "drafts": ("spec_decode_num_drafts", "Drafts verified.", ["model_name", "drafter"]),
+    "draft_tokens": (
+        "spec_decode_num_draft_tokens",
+        "Tokens drafted.",
+        ["model_name", "drafter"],
+    ),
+    "accepted_tokens": (
+        "spec_decode_num_accepted_tokens",
+        "Drafted tokens that the target accepted.",
+        ["model_name", "drafter"],
+    ),
+    "per_pos": (
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Drafts whose token at this position was accepted.",
+        ["model_name", "drafter", "position"],
+    ),
+}
+_HISTOGRAMS = {
+    "time_to_first_token": "From handing in to the first token.",
+    "inter_token_latency": "Each later token's share of the time since the round before.",
+    "e2e_request_latency": "From handing in to the last token.",
+    "request_queue_time": "Waiting before the engine began.",
+}
+_FIELDS = {
+    "time_to_first_token": "first_token",
+    "inter_token_latency": "inter_token",
+    "e2e_request_latency": "request",
+    "request_queue_time": "queue",
+}
+_GAUGES = {
+    "num_requests_running": ("Requests that are being written.", "num_running"),
+    "num_requests_waiting": ("Requests that wait.", "num_waiting"),
+    "kv_cache_usage_perc": ("Share of the KV cache in use, 1 for all of it.", "kv_usage"),
+}
+_ENGINE_COUNTERS = {
+    "num_preemptions": ("Requests set back for others.", "num_preempted"),
+    "engine_restarts": ("Engines started again after they died.", "num_restarts"),
+}

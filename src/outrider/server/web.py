@@ -1,0 +1,113 @@
+"""Routes of the browser's pages, the metrics and their history.
+
+Every file of `web/` and of the component that shows rounds is read once, when the server starts;
+no path of a request is ever opened. The pages load nothing from elsewhere, and their policy forbids
+it (docs/playground.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from outrider.server.metrics import Metrics
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+TYPES: Mapping[str, str] = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Pages, and the file that each is.
+PAGES: Mapping[str, str] = {"/": "playground.html", "/dashboard": "dashboard.html"}
+
+
+def web_routes() -> list[Route]:
+    """The playground at `/`, the dashboard at `/dashboard`, and their files below `/web/`. They
+    hold no secret, so they need no key: the pages ask for one when the API does."""
+    found = _served()
+    routes = [_static(path, found[f"/web/{name}"], name) for path, name in PAGES.items()]
+    routes += [_static(path, data, path) for path, data in found.items()]
+    return routes
+
+
+def metric_routes(metrics: Metrics) -> list[Route]:
+    """`/metrics` for Prometheus, and `/outrider/v1/history?since=N` for dashboards."""
+
+    async def exposition(_request: Request) -> Response:
+        return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def history(request: Request) -> Response:
+        said = request.query_params.get("since", "0")
+        since = int(said) if said.isascii() and said.isdigit() and len(said) < 16 else 0
+        body = msgspec.json.encode(metrics.history(since))
+        headers = {"cache-control": "no-store"}
+        return Response(body, media_type="application/json", headers=headers)
+
+    return [
+        Route("/metrics", exposition, methods=["GET"]),
+        Route("/outrider/v1/history", history, methods=["GET"]),
+    ]
+
+
+def _served() -> dict[str, bytes]:
+    """Each file by the path that it is served at."""
+    package = files("outrider")
+    found = _below(package / "server" / "web", "/web/")
+    return found | _below(package / "api" / "assets", "/web/rounds/")
+
+
+def _below(folder: Traversable, path: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found |= _below(entry, f"{path}{entry.name}/")
+        elif _kind(entry.name) in TYPES:
+            found[f"{path}{entry.name}"] = entry.read_bytes()
+    return found
+
+
+def _kind(name: str) -> str:
+    return name[name.rfind(".") :]
+
+
+def _static(path: str, data: bytes, name: str) -> Route:
+    """A file that is what it was when the server started, with a tag of its content."""
+    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    headers = {**HEADERS, "etag": tag, "content-type": TYPES[_kind(name)]}
+
+    async def answer(request: Request) -> Response:
+        known = request.headers.get("if-none-match", "")
+        if tag in (one.strip().removeprefix("W/") for one in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(data, headers=headers)
+
+    return Route(path, answer, methods=["GET"])
