@@ -87,8 +87,12 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     lanes: Mapping[str, str] = {}
 
 
-class EngineStream(AsyncIterator[TextEvent], Protocol):
+class EngineStream(Protocol):
     """The events of one request, one or more rounds each. To leave it early is to cancel it."""
+
+    def __aiter__(self) -> AsyncIterator[TextEvent]: ...
+
+    async def __anext__(self) -> TextEvent: ...
 
     @property
     def result(self) -> GenerationResult:
