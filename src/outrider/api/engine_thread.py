@@ -100,6 +100,16 @@ class EngineThread:
         with self._state.changed:
             return request.events.popleft() if request.events else None
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait beside those in the engine's own queue."""
+        return len(self._state.new) + len(self._state.queue)
+
+    @property
+    def broke(self) -> BaseException | None:
+        """What ended it, if it has ended."""
+        return self._state.closing
+
 
 @dataclass(slots=True)
 class _State:

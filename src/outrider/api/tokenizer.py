@@ -154,6 +154,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template_source is not None
 
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What tokenizer_config.json says, with the source of the chat template."""
+        return self._config
+
     def chat(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The prompt text that asks for the next reply. Raises CheckpointError."""
         return self._template.render(messages)

@@ -20,6 +20,7 @@ VERBS_READ = {
     "env": ("doctor",),
     "get": ("pull",),
     "ls": ("list",),
+    "server": ("serve",),
     "show": ("models", "inspect"),
 }
 # Other verbs of theirs, and what does the same here.
@@ -36,9 +37,6 @@ _ANSWERS = {
     "quantize": "while loading: `outrider generate PROMPT --quantise int8`",
     "rm": "`outrider list --json` says in which folders models are; `hf cache rm` deletes them",
     "run-batch": "`outrider batch INPUT OUTPUT`",
-    "serve": "it comes later: there is no server yet; `outrider chat`, `outrider generate PROMPT` "
-    "and `outrider batch INPUT OUTPUT` run here and now",
-    "server": "it comes later: there is no server yet; `outrider chat` runs here and now",
     "status": "nothing runs in the background; `outrider doctor` shows this machine",
     "stop": "nothing runs in the background, Ctrl-C ends what runs; `outrider list` shows models",
     "unload": "memory is free when a command ends; `outrider doctor` shows how much",
@@ -67,6 +65,10 @@ _OF_OPTIONS = {
     "-sys": "--system",
     "--system-prompt": "--system",
     "--verbose": "--stats",
+    "-a": "--served-model-name",
+    "--alias": "--served-model-name",
+    "--ssl-cert-file": "--ssl-certfile",
+    "--ssl-key-file": "--ssl-keyfile",
 }
 FLAGS_READ = {
     **{item.name: item.spelled_flag for item in FOREIGN if item.name in _OF_SETTINGS.split()},

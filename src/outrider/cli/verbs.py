@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.cli import batch_options, bench_options, model_options, run_options
+from outrider.cli import batch_options, bench_options, model_options, run_options, serve_options
 from outrider.cli.options import KNOWN, Verb
 
 # The headings of the front page.
-GROUPS = ("Write text", "Models", "Measure speed", "Check exactness", "This machine")
-TABLES = (run_options, batch_options, model_options, bench_options)
+GROUPS = ("Write text", "Serve", "Models", "Measure speed", "Check exactness", "This machine")
+TABLES = (run_options, batch_options, serve_options, model_options, bench_options)
 
 
 def _parts(name: str) -> tuple[Verb, ...]:
@@ -54,7 +54,7 @@ _GROUPS = {
 VERBS = tuple(
     _GROUPS.get(name) or KNOWN[name]
     for name in (
-        *("generate", "chat", "batch", "pull", "list", "models", "draft", "train"),
+        *("generate", "chat", "batch", "serve", "pull", "list", "models", "draft", "train"),
         *("plan", "bench", "report", "trace", "verify", "explain"),
         *("doctor", "config", "completion"),
         *("pairs", "simulate", "prompts"),

@@ -38,6 +38,7 @@ OTHER_VARIABLES = (
         "vectors, dots or tiles: the kind of native linears where it can be used; else as "
         "`outrider doctor` tells.",
     ),
+    Variable("OUTRIDER_API_KEY", "outrider", "Key that `outrider serve` asks its clients for."),
     Variable("XDG_CACHE_HOME", "outrider", "Folder that holds outrider/, the compiled kernels."),
     Variable("OLLAMA_MODELS", "outrider", "Ollama's store, whose models `models list` shows."),
     Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
@@ -109,6 +110,11 @@ def make_cublas_deterministic() -> None:
 def ollama_models() -> str | None:
     """Ollama's store, where the user moved it."""
     return _read("OLLAMA_MODELS")
+
+
+def api_key() -> str | None:
+    """The key that a server asks its clients for."""
+    return _read("OUTRIDER_API_KEY")
 
 
 def _read(name: str) -> str | None:

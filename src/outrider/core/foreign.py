@@ -120,9 +120,7 @@ FOREIGN: tuple[Foreign, ...] = (
     *_all("", "-f --file", "a prompt is read from stdin: `outrider generate - < FILE`"),
     *_all("", "--format", "`outrider generate PROMPT --json-object`, or --schema"),
     *_all("", "-i --interactive -cnv --conversation", "`outrider chat`"),
-    *_all(
-        "", "--port --host --api-key", "there is no server yet; `outrider chat` runs here and now"
-    ),
+    *_all("", "--port --host --api-key", "`outrider serve MODEL` has it"),
     *_all("temperature", "--do-sample", "0 is greedy, anything else samples"),
     *_all("fused_round", "--cuda-graph"),
     *_all("profile", "--metrics-detailed"),

@@ -307,7 +307,6 @@ def test_a_defect_is_one_block_that_names_debug() -> None:
         (["completion", "tcsh"], "tcsh", "bash"),
         (["models", "inspect"], "MODEL is missing", "--help"),
         (["ps"], "unknown verb 'ps'", "outrider list"),
-        (["serve"], "unknown verb 'serve'", "outrider chat"),
         (["list", "-n", "3"], "unknown option '-n'", "'--max-tokens'"),
         (["generate", "x", "y", "-p", "z"], "two prompts", "drop one"),
         (["run", "x", "y", "--prompt", "z"], "two prompts", "drop one"),

@@ -1,0 +1,53 @@
+"""What `outrider serve` may be told."""
+
+from __future__ import annotations
+
+from outrider.cli.options import ALL, DECIDED, Argument, JsonOption, verb
+from outrider.core.fields import setting
+
+
+@verb(
+    "serve",
+    "serve:serve",
+    Argument("MODEL", "The same as --target.", setting="target"),
+    group="Serve",
+    settings=ALL,
+    without=(*DECIDED, "seed", "prediction", "prompt_logprobs"),
+)
+class ServeOptions(JsonOption):
+    """Answer OpenAI's and Anthropic's APIs over HTTP; sampling settings are requests' defaults.
+
+    outrider serve outrider/embedded --check
+    """
+
+    host: str = setting(
+        "127.0.0.1", "Listen at this address; one that others can reach needs an API key."
+    )
+    port: int = setting(8000, "Listen at this port; 0 takes a free one.", minimum=0, maximum=65_535)
+    api_key: tuple[str, ...] = setting(
+        (), "Ask clients for this key; may be repeated. --api-key-file hides it from `ps`."
+    )
+    api_key_file: str | None = setting(None, "Ask clients for a key of this file, one a line.")
+    served_model_name: tuple[str, ...] = setting(
+        (), "What clients call the model; may be repeated. By default as it is named here."
+    )
+    allowed_host: tuple[str, ...] = setting(
+        (), "Also answer under this name of the machine; may be repeated."
+    )
+    allowed_origin: tuple[str, ...] = setting(
+        (), "Let web pages of this origin ask, as https://chat.example; may be repeated."
+    )
+    ssl_certfile: str | None = setting(None, "Serve HTTPS with this certificate chain, in PEM.")
+    ssl_keyfile: str | None = setting(None, "The certificate's private key, in PEM.")
+    max_queued: int = setting(
+        0,
+        "Requests that may wait for a place; 0 is four times --batch-size. One more is told to "
+        "ask again.",
+        minimum=0,
+        maximum=1_000_000,
+    )
+    max_per_key: int = setting(256, "Requests of one key at once.", minimum=1, maximum=1_000_000)
+    drain_seconds: float = setting(
+        30.0, "Let requests that run end for so long when the server ends.", minimum=0, maximum=3600
+    )
+    check: bool = setting(False, "Say what would run, with its memory, and end.")

@@ -1,0 +1,262 @@
+"""From what a client asked to what it is answered: completions as steps, told by no API's words.
+
+`open_answers` hands the completions of an `Ask` to the engine. Each `Answer` is an iterator of
+Steps and has its End afterwards; `written` reads several side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any, Self, cast
+
+from msgspec import Struct
+
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.rounds import round_of
+from outrider.api.stream import TokenDecoder
+from outrider.api.structure import StructureOptions
+from outrider.core.fields import WHOLE
+from outrider.core.params import SamplingParams
+from outrider.core.sampling import TokenLogprobs
+from outrider.metrics.summary import SpecMetrics, spec_metrics
+from outrider.server.errors import ApiError
+from outrider.server.events import (
+    End,
+    EndReason,
+    OutputParser,
+    PlainParser,
+    Step,
+    ToolOpen,
+    Usage,
+)
+from outrider.server.port import EngineRequest, EngineStream
+from outrider.server.site import Api, Site
+
+
+class Ask(Struct, frozen=True, kw_only=True):
+    """`params.n` completions of one prompt. `make_parser` makes the reader of each one's text, and
+    `trace` asks for its rounds. `key` names whose request it is: the prefix cache keeps keys apart.
+    """
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    structure: StructureOptions = cast("StructureOptions", {})
+    make_parser: Callable[[], OutputParser] = PlainParser
+    trace: bool = False
+    key: str = ""
+    api: Api = "other"
+
+
+class Answer(AsyncIterator[Step]):
+    """One completion while it is written. To leave it early, `cancel` it."""
+
+    def __init__(self, site: Site, request: EngineRequest, ask: Ask) -> None:
+        port = site.port
+        self.request = request
+        self._ask, self._observers = ask, site.observers
+        self._parser, self._trace = ask.make_parser(), ask.trace
+        self._card, self._decoder = port.card, port.decoder
+        self._stream: EngineStream = port.stream(request)
+        self._num_tokens = 0
+        self._has_calls = False
+        self._end: End | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Step:
+        if self._end is not None:
+            raise StopAsyncIteration
+        async for event in self._stream:
+            return self._step(event)
+        last = self._parser.finish()
+        result = self._stream.result
+        self._has_calls |= any(isinstance(part, ToolOpen) for part in last)
+        self._end = self._ended(result)
+        for observer in self._observers:
+            model, usage = self._card.model, self._end.usage
+            observer.observe(result, api=self._ask.api, model=model, usage=usage)
+        if not last:
+            raise StopAsyncIteration
+        return Step(tuple(last), self._num_tokens)
+
+    @property
+    def end(self) -> End:
+        """Once all steps were read."""
+        if self._end is None:
+            raise ApiError(500, "the answer has not ended.")
+        return self._end
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        """An entry a prompt token, once it has ended, if the request asked for them."""
+        return getattr(self._stream.result, "prompt_logprobs", ())
+
+    def cancel(self) -> None:
+        if self._end is None:
+            self._stream.cancel()
+
+    def _step(self, event: TextEvent) -> Step:
+        self._num_tokens += len(event.token_ids)
+        for observer in self._observers:
+            observer.wrote(len(event.token_ids), model=self._card.model)
+        text = event.text
+        parts = self._parser.feed(text) if text else []
+        if not self._has_calls:
+            self._has_calls = any(isinstance(part, ToolOpen) for part in parts)
+        rounds = _rounds(event, self._decoder) if self._trace else ()
+        return Step(tuple(parts), self._num_tokens, event.logprobs, rounds)
+
+    def _ended(self, result: GenerationResult) -> End:
+        reason = cast("EndReason", result.finish_reason or "stop")
+        if self._has_calls and reason == "stop":
+            reason = "tool_calls"
+        metrics = result.spec_metrics(adaptive=not self._card.fixed_k)
+        accepted, rejected = _of_prediction(self.request.params, result)
+        return End(
+            reason,
+            Usage(
+                prompt_tokens=len(self.request.prompt_ids),
+                completion_tokens=result.num_tokens,
+                cached_tokens=getattr(result, "cached_tokens", 0),
+                accepted_prediction_tokens=accepted,
+                rejected_prediction_tokens=rejected,
+            ),
+            seed=result.seed,
+            stop=getattr(result, "stop", None),
+            metrics=None if metrics is None else {"speculative_decoding": metrics},
+            notes=tuple(note for note in result.notes if " tokens fit the window" not in note),
+        )
+
+
+def open_answers(site: Site, ask: Ask) -> list[Answer]:
+    """The completions of `ask`, all handed in. Raises ApiError for a prompt that no window holds,
+    and what the port raises; then none is left running."""
+    card = site.port.card
+    num_prompt = len(ask.prompt_ids)
+    if num_prompt >= card.window:
+        raise ApiError(
+            400,
+            f"the prompt has {num_prompt} tokens, and the model's window is {card.window}. "
+            "Shorten it.",
+            param="messages" if ask.api == "chat" else "prompt",
+            code="context_length_exceeded",
+        )
+    params = ask.params.seeded()
+    if params.n > 1:
+        params = replace(params, n=1)
+    if params.max_tokens == WHOLE:
+        params = replace(params, max_tokens=card.window - num_prompt)
+    found: list[Answer] = []
+    try:
+        for sample in range(ask.params.n):
+            request = EngineRequest(
+                prompt_ids=ask.prompt_ids,
+                params=params,
+                structure=ask.structure,
+                sample=sample,
+                cache_salt=ask.key,
+            )
+            found.append(Answer(site, request, ask))
+    except BaseException:
+        cancel(found)
+        raise
+    return found
+
+
+def cancel(answers: Iterable[Answer]) -> None:
+    for answer in answers:
+        answer.cancel()
+
+
+async def written(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Step | End]]:
+    """The steps of all answers as they come, each with the place of its answer, and each one's End
+    as the last. What one raises ends them all."""
+    try:
+        if len(answers) == 1:
+            async for step in answers[0]:
+                yield 0, step
+            yield 0, answers[0].end
+            return
+        async with aclosing(_side_by_side(answers)) as items:
+            async for item in items:
+                yield item
+    finally:
+        cancel(answers)
+
+
+async def _side_by_side(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Step | End]]:
+    # One place: who is slow finds larger steps, as the engine merges them.
+    queue: asyncio.Queue[tuple[int, Step | End | BaseException]] = asyncio.Queue(1)
+
+    async def read(index: int, answer: Answer) -> None:
+        try:
+            async for step in answer:
+                await queue.put((index, step))
+            await queue.put((index, answer.end))
+        except Exception as error:  # noqa: BLE001 - raised where it is read
+            await queue.put((index, error))
+
+    tasks = [asyncio.ensure_future(read(*pair)) for pair in enumerate(answers)]
+    left = len(tasks)
+    try:
+        while left:
+            index, item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            left -= isinstance(item, End)
+            yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def usage_of(ends: Sequence[End]) -> Usage:
+    """Of all completions of one prompt, which was read once."""
+    first = ends[0].usage
+    return Usage(
+        prompt_tokens=first.prompt_tokens,
+        completion_tokens=sum(end.usage.completion_tokens for end in ends),
+        cached_tokens=first.cached_tokens,
+        accepted_prediction_tokens=_sum(end.usage.accepted_prediction_tokens for end in ends),
+        rejected_prediction_tokens=_sum(end.usage.rejected_prediction_tokens for end in ends),
+    )
+
+
+def metrics_of(ends: Sequence[End]) -> dict[str, Any] | None:
+    """Of all completions together: their histograms, added up."""
+    found = [
+        cast("SpecMetrics", end.metrics["speculative_decoding"]) for end in ends if end.metrics
+    ]
+    if len(found) < 2:
+        return next((end.metrics for end in ends if end.metrics), None)
+    rows = zip_longest(*(one["acceptance_histogram"] for one in found), fillvalue=0)
+    num_drafted = sum(one["num_draft_tokens"] for one in found)
+    k = found[0].get("num_spec_tokens")
+    together = spec_metrics(map(sum, rows), num_drafted=num_drafted, k=k)
+    return {"speculative_decoding": together}
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _rounds(event: TextEvent, decoder: TokenDecoder) -> tuple[dict[str, Any], ...]:
+    pieces = iter(event.pieces)
+    return tuple(round_of(one, pieces, decoder) for one in event.round_events)
+
+
+def _of_prediction(
+    params: SamplingParams, result: GenerationResult
+) -> tuple[int | None, int | None]:
+    """Drafted tokens of a request with a prediction that were kept, and those that were not."""
+    if not params.prediction:
+        return None, None
+    stats = result.stats
+    return stats.num_accepted, stats.num_drafted - stats.num_accepted

@@ -1,0 +1,84 @@
+"""Puts the parts of the server together: routes, errors in one shape, and the door in front.
+
+A part is a function from a `Site` to routes, or a list of them that needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from outrider.core.errors import OutriderError
+from outrider.server.chat import chat_routes
+from outrider.server.completions import completion_routes
+from outrider.server.door import Door, DoorRules
+from outrider.server.errors import ApiError, error_response
+from outrider.server.metrics import Metrics
+from outrider.server.site import Site
+from outrider.server.tokens import health_routes, model_routes
+from outrider.server.web import metric_routes, web_routes
+
+_WORDS = {
+    404: "there is nothing here. GET /v1/models and POST /v1/chat/completions are.",
+    405: "not with this method.",
+}
+# What others serve and this server does not.
+_ELSEWHERE = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images", "/v1/score")
+
+
+def all_routes(site: Site, metrics: Metrics) -> list[BaseRoute]:
+    """Of every part of the server."""
+    return [
+        *web_routes(),
+        *metric_routes(metrics),
+        *health_routes(site),
+        *model_routes(site),
+        *chat_routes(site),
+        *completion_routes(site),
+    ]
+
+
+def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIApp:
+    """The whole server as an ASGI application."""
+    app = Starlette(
+        routes=list(routes),
+        exception_handlers={
+            HTTPException: _http_error,
+            ApiError: _error,
+            OutriderError: _error,
+            Exception: _error,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.site = site
+    return Door(app, rules, site.limits)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router raises."""
+    status = cast("HTTPException", error).status_code
+    path = request.scope["path"]
+    if status == 404 and path.startswith(_ELSEWHERE):
+        told = ApiError(501, "this server writes text: no embeddings, ranks, sound or pictures.")
+    else:
+        words = _WORDS.get(status, "the request was not understood.")
+        told = ApiError(status, f"{request.method} {path[:100]}: {words}", code=_CODES.get(status))
+    response = error_response(told, path)
+    headers = cast("HTTPException", error).headers
+    if headers:
+        response.headers.update(headers)
+    return response
+
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    return error_response(error, request.scope["path"])

@@ -1,0 +1,206 @@
+"""What every API of OpenAI's kind may say of sampling, structure and speculation, and what of it
+means which SamplingParams. What cannot be honoured is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, cast
+
+from msgspec import UNSET, Struct, UnsetType
+
+from outrider.api.response_format import KEYS, structure_of
+from outrider.api.structure import StructureOptions
+from outrider.core.fields import WHOLE
+from outrider.core.params import SamplingParams
+from outrider.server.errors import ApiError, refused
+from outrider.server.events import OutputParser, PlainParser
+from outrider.server.port import EngineCard
+from outrider.server.site import Site
+
+_NAMES = frozenset(item.name for item in fields(SamplingParams))
+# Of SamplingParams: what a body says under the same name and with the same meaning.
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "n", "max_time"),
+)
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Speculative(Struct, frozen=True, forbid_unknown_fields=True):
+    """A request's own speculation. What it leaves out is as the server has it."""
+
+    drafter: str | None = None
+    k: int | None = None
+    tree: int | None = None
+    trace: bool = False
+    sampler: str | None = None
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """Parameters that chat and completions share. None is the same as leaving one out."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    max_time: float | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculative: bool | Speculative | None = None
+    best_of: int | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    # Of what others do with requests: read, and of no meaning here.
+    user: str | None = None
+    metadata: Any = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    chat_template: str | UnsetType | None = UNSET
+
+
+def params_of(
+    site: Site, asked: Asked, *, max_tokens: int | None, **more: object
+) -> SamplingParams:
+    """What `asked` means. Raises ApiError for what cannot be honoured, ConfigError for values out
+    of bounds."""
+    _refuse(asked)
+    values: dict[str, Any] = {}
+    for name in _SAME:
+        given = getattr(asked, name)
+        values[name] = site.default(name) if given is None else given
+    values["max_tokens"] = _limit(site, max_tokens)
+    values["min_tokens"] = min(values["min_tokens"], values["max_tokens"])
+    if asked.min_tokens is not None:
+        values["min_tokens"] = asked.min_tokens
+    stop = asked.stop if asked.stop is not None else site.default("stop")
+    values["stop"] = stop if isinstance(stop, str) else tuple(cast("list[str]", stop))
+    values["bad_words"] = tuple(asked.bad_words or cast("list[str]", site.default("bad_words")))
+    if asked.logit_bias:
+        values["logit_bias"] = {_token_id(key): bias for key, bias in asked.logit_bias.items()}
+    spoken = _speculation(site.port.card, asked.speculative)
+    return SamplingParams(**(values | spoken | more))
+
+
+def _limit(site: Site, given: int | None) -> int:
+    """WHOLE is all that the window has."""
+    if given is None:
+        return cast("int", site.defaults.get("max_tokens", WHOLE))
+    if given < 1:
+        raise ApiError(
+            400, f"max_tokens: at least 1, got {given}.", param="max_tokens", code="invalid_value"
+        )
+    return min(given, WHOLE)
+
+
+def _token_id(key: str) -> int:
+    if key.isascii() and key.isdecimal() and len(key) < 10:
+        return int(key)
+    raise ApiError(
+        400, f"logit_bias: {key[:40]!r} is no token id.", param="logit_bias", code="invalid_value"
+    )
+
+
+def _refuse(asked: Asked) -> None:
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise refused("best_of", "all completions are returned. Ask for n, and choose yourself.")
+    if asked.chat_template is not UNSET and asked.chat_template is not None:
+        raise refused(
+            "chat_template", "only the model's own template is run. Leave it out, or use prompts."
+        )
+    if asked.stream_options is not None and not asked.stream:
+        raise ApiError(
+            400, "stream_options: only with stream.", param="stream_options", code="invalid_value"
+        )
+
+
+def structure_asked(asked: Asked) -> StructureOptions:
+    """Empty where the text may be anything."""
+    body = {name: getattr(asked, name) for name in KEYS}
+    return structure_of(body)
+
+
+def traced(asked: Asked) -> bool:
+    """Whether the client wants to see each round."""
+    return isinstance(asked.speculative, Speculative) and asked.speculative.trace
+
+
+def _speculation(card: EngineCard, given: bool | Speculative | None) -> Mapping[str, object]:
+    """As fields of SamplingParams. Raises ApiError for what this engine cannot do."""
+    if given is None:
+        return {}
+    if given is True:
+        return {"speculative": True} if "speculative" in _NAMES else {}
+    if given is False:
+        return _chosen("speculative", False, was=card.drafter == "none")
+    found: dict[str, object] = {"round_events": True} if given.trace else {}
+    if given.drafter is not None:
+        if given.drafter not in card.drafters:
+            known = ", ".join(card.drafters)
+            raise refused("speculative.drafter", f"this server has {known}.")
+        if given.drafter == "none":
+            found |= _chosen("speculative", False, was=card.drafter == "none")
+        else:
+            found |= _chosen("drafter", given.drafter, was=given.drafter == card.drafter)
+    if given.k is not None:
+        found |= _chosen("k", given.k, was=given.k == card.k)
+    if given.sampler is not None:
+        found |= _chosen("sampler", given.sampler, was=given.sampler == card.sampler)
+    if given.tree is not None:
+        found |= _chosen("tree_nodes", given.tree, was=False)
+    return found
+
+
+def _chosen(name: str, value: object, *, was: bool) -> Mapping[str, object]:
+    """Nothing where the server does so anyway."""
+    if name in _NAMES:
+        return {name: value}
+    if was:
+        return {}
+    raise refused(
+        f"speculative.{name}", "this server's engine has one for all requests. Leave it out."
+    )
+
+
+def with_seed_rule(params: SamplingParams, card: EngineCard, *, asked: bool) -> SamplingParams:
+    """A seed that a client chose gives one text, whatever drafts: by the coupled rule, where the
+    engine chooses rules by request."""
+    if not asked or params.greedy or "sampler" not in _NAMES or not card.exact:
+        return params
+    if getattr(params, "sampler", None):
+        return params
+    return replace(params, **cast("Any", {"sampler": "coupled"}))
+
+
+def parser_of(asked: Asked, tools: Sequence[Any] | None) -> Callable[[], OutputParser]:
+    """What reads the model's text. Raises ApiError for tools."""
+    del asked
+    if tools:
+        raise refused("tools", "this server cannot read calls of tools yet. Leave them out.")
+    return PlainParser

@@ -1,0 +1,277 @@
+"""The door: who may come in, and with how much. Nothing behind it sees what it refuses.
+
+It decides on the path of the connection alone, never on a URL made of headers, and lets in by
+name: every path needs a key but those that are public. Browsers reach a server on this machine from
+any page, so Host and Origin must be ones that are expected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.core.errors import ConfigError
+from outrider.server.errors import ApiError, error_response
+from outrider.server.site import Limits
+
+MIN_KEY_CHARS = 16
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+PUBLIC = frozenset({"/health", "/ready", "/", "/dashboard"})
+# Files of the browser's pages, which hold no secret.
+PUBLIC_FOLDERS = ("/web/",)
+_POLICY = "; ".join(
+    (
+        *("default-src 'self'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:"),
+        *("connect-src 'self'", "object-src 'none'", "base-uri 'none'", "form-action 'none'"),
+        "frame-ancestors 'none'",
+    )
+)
+_SAFETY = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", _POLICY.encode()),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorRules:
+    """`keys` are those that open it; without one nobody is asked, which only a server on the
+    loopback may do. `hosts` and `origins` are allowed besides its own. `public` paths and what is
+    below `public_folders` need no key."""
+
+    keys: Collection[str] = ()
+    host: str = "127.0.0.1"
+    hosts: Collection[str] = ()
+    origins: Collection[str] = ()
+    public: Collection[str] = PUBLIC
+    public_folders: Sequence[str] = PUBLIC_FOLDERS
+    digests: Mapping[bytes, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        short = [key for key in self.keys if len(key) < MIN_KEY_CHARS]
+        if short:
+            raise ConfigError(
+                f"an API key has {len(short[0])} characters; it needs {MIN_KEY_CHARS}.",
+                hint="python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+            )
+        if not self.keys and not is_loopback(self.host):
+            raise ConfigError(
+                f"{self.host} can be reached from other machines, and no API key is asked for.",
+                hint="--api-key-file FILE, or --host 127.0.0.1",
+            )
+        digests = {_digest(key): _digest(key).hex()[:12] for key in self.keys}
+        object.__setattr__(self, "digests", digests)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Door:
+    """An ASGI application in front of another one."""
+
+    def __init__(self, app: ASGIApp, rules: DoorRules, limits: Limits) -> None:
+        self._app, self._rules, self._limits = app, rules, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await _close(send)
+            return
+        headers = _read_headers(scope)
+        origin = headers.get("origin", "")
+        guarded = _guarded(send, self._allowed_origin(origin))
+        try:
+            self._check_size(scope)
+            self._check_host(headers)
+            self._check_origin(scope, headers)
+            if scope["method"] == "OPTIONS" and self._allowed_origin(origin):
+                await _preflight(guarded)
+                return
+            scope["outrider.key"] = self._key(scope["path"], headers)
+            self._check_body(scope, headers)
+        except ApiError as error:
+            await error_response(error, scope["path"])(scope, receive, guarded)
+            return
+        # What gets as far as here was answered and logged, and is raised once more for servers.
+        with suppress(Exception):
+            await self._app(scope, _bounded(receive, self._limits), guarded)
+
+    def _check_size(self, scope: Scope) -> None:
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size + len(scope["raw_path"] or b"") + len(scope["query_string"]) > (
+            self._limits.header_bytes
+        ):
+            raise ApiError(431, "the headers are too long.", code="headers_too_large")
+
+    def _check_host(self, headers: Mapping[str, str]) -> None:
+        """Names that a page elsewhere could have made to mean this machine are refused."""
+        name = _host_name(headers.get("host", ""))
+        rules = self._rules
+        if name in _LOCAL_NAMES or name in rules.hosts or name == rules.host:
+            return
+        if not is_loopback(rules.host) and _is_address(name):
+            # An address means itself: no name server was asked.
+            return
+        raise ApiError(
+            403,
+            f"the host {name[:100]!r} is not served. Start the server with --allowed-host NAME.",
+            code="host_not_allowed",
+        )
+
+    def _check_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        origin = headers.get("origin")
+        if origin is None or self._allowed_origin(origin):
+            return
+        own = f"{scope['scheme']}://{headers.get('host', '')}"
+        if origin.lower() != own.lower():
+            raise ApiError(
+                403,
+                f"pages of {origin[:100]!r} may not ask this server. Start it with "
+                "--allowed-origin ORIGIN.",
+                code="origin_not_allowed",
+            )
+
+    def _allowed_origin(self, origin: str) -> str:
+        return origin if origin and origin in self._rules.origins else ""
+
+    def _key(self, path: str, headers: Mapping[str, str]) -> str:
+        """The name of the key that was shown. Raises ApiError for a wrong one, and for none."""
+        rules = self._rules
+        kind, _, shown = headers.get("authorization", "").partition(" ")
+        shown = shown.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        given, found = _digest(shown), ""
+        for digest, name in rules.digests.items():
+            if hmac.compare_digest(digest, given):
+                found = name
+        if found or not rules.digests or path in rules.public:
+            return found
+        if any(path.startswith(folder) for folder in rules.public_folders):
+            return found
+        problem = "the API key is wrong" if shown else "no API key"
+        raise ApiError(
+            401,
+            f"{problem}. Send it as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'.",
+            code="invalid_api_key",
+        )
+
+    def _check_body(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        if scope["method"] != "POST":
+            return
+        length = headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > 15 or int(length) > self._limits.body_bytes):
+            raise _too_large(self._limits)
+        if headers.get("content-encoding", "identity") != "identity":
+            raise ApiError(415, "compressed bodies are not read.", code="unsupported_encoding")
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(
+                415,
+                f"the body is {kind[:60] or 'of no type'!r}. Send 'Content-Type: "
+                "application/json'.",
+                code="unsupported_media_type",
+            )
+
+
+def _read_headers(scope: Scope) -> dict[str, str]:
+    return {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+    }
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _too_large(limits: Limits) -> ApiError:
+    return ApiError(
+        413, f"the body has more than {limits.body_bytes:,} bytes.", code="body_too_large"
+    )
+
+
+def _bounded(receive: Receive, limits: Limits) -> Receive:
+    """`receive`, that raises ApiError for a body that is too long, or comes too slowly."""
+    loop = asyncio.get_running_loop()
+    deadline, num_bytes, is_read = loop.time() + limits.body_seconds, 0, False
+
+    async def bounded() -> Message:
+        nonlocal num_bytes, is_read
+        if is_read:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body did not come within {limits.body_seconds:g} s.", code="body_timeout"
+            ) from None
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > limits.body_bytes:
+            raise _too_large(limits)
+        is_read = not message.get("more_body", False)
+        return message
+
+    return bounded
+
+
+def _guarded(send: Send, origin: str) -> Send:
+    """`send`, that adds what browsers shall know, and an id to each answer."""
+    more = [*_SAFETY, (b"x-request-id", uuid4().hex.encode())]
+    if origin:
+        more += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+
+    async def guarded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = list(message.get("headers", ()))
+            named = {name.lower() for name, _ in own}
+            message["headers"] = own + [pair for pair in more if pair[0] not in named]
+        await send(message)
+
+    return guarded
+
+
+async def _preflight(send: Send) -> None:
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+        (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+        (b"access-control-max-age", b"600"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _close(send: Send) -> None:
+    """Web sockets are not served."""
+    await send({"type": "websocket.close", "code": 1008})

@@ -1,0 +1,122 @@
+"""What a client is told that went wrong: a status, a sentence, and the parameter it is about.
+
+Each API has a shape of its own for it. Whatever is raised becomes one of these errors; what only a
+defect of ours can raise is logged, and told without its words.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import fields
+
+import msgspec
+from starlette.responses import Response
+
+from outrider.core.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    OutriderError,
+    QueueFullError,
+    told,
+)
+from outrider.core.params import SamplingParams
+from outrider.server.port import NotReadyError
+
+_LOG = logging.getLogger(__name__)
+_PARAMS = frozenset(item.name for item in fields(SamplingParams))
+_FIRST_WORD = re.compile(r"[a-z_]+")
+# By status; OpenAI's words, and Anthropic's where they differ.
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "overloaded_error",
+}
+_ANTHROPIC = {500: "api_error"}
+ANTHROPIC_PATHS = "/v1/messages"
+# Seconds after which to ask again, where nothing better is known.
+ASK_AGAIN = 1
+
+
+class ApiError(Exception):
+    """An answer that is an error. `message` says what, why and what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after = retry_after
+
+    @property
+    def kind(self) -> str:
+        return _KINDS.get(self.status, "invalid_request_error")
+
+
+def refused(param: str, why: str) -> ApiError:
+    """A parameter that asks for what cannot be done: it is refused by name, never ignored."""
+    return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
+
+
+def api_error(error: BaseException) -> ApiError:
+    """What to tell of anything that was raised."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(
+            503,
+            "too many requests wait already. Ask again later.",
+            code="overloaded",
+            retry_after=ASK_AGAIN,
+        )
+    if isinstance(error, NotReadyError):
+        return ApiError(503, told(error), code="not_ready", retry_after=error.seconds)
+    if isinstance(error, ConfigError | CapacityError | CheckpointError):
+        # A checkpoint that cannot do what was asked, as one without a chat template.
+        return ApiError(400, told(error), param=_param_of(error), code="invalid_value")
+    if isinstance(error, OutriderError):
+        # Of this request, but not of what its author wrote.
+        return ApiError(500, told(error), code=type(error).__name__)
+    _LOG.error("a defect: %s", type(error).__name__, exc_info=error)
+    return ApiError(500, "the server has a defect; its log says more.", code="internal_error")
+
+
+def _param_of(error: OutriderError) -> str | None:
+    """Messages about a sampling parameter begin with its name."""
+    word = _FIRST_WORD.match(str(error))
+    return word[0] if word and word[0] in _PARAMS else None
+
+
+def error_body(error: ApiError, path: str = "") -> dict[str, object]:
+    """In the shape of the API that `path` belongs to."""
+    if path.startswith(ANTHROPIC_PATHS):
+        kind = _ANTHROPIC.get(error.status, error.kind)
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_response(error: BaseException, path: str = "") -> Response:
+    known = api_error(error)
+    headers = {} if known.retry_after is None else {"retry-after": str(known.retry_after)}
+    if known.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    body = msgspec.json.encode(error_body(known, path))
+    return Response(body, known.status, headers, "application/json")

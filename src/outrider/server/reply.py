@@ -1,0 +1,198 @@
+"""How an answer reaches its client: at once, or as server-sent events while it is written.
+
+Work goes on only while its client stays: a disconnect cancels it. An error before the first byte
+has a status of its own; one after it is a single `error` event, and nothing pretends to be an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from outrider.server.errors import api_error, error_body, error_response
+from outrider.server.site import Limits, key_of, site_of
+
+DONE = b"data: [DONE]\n\n"
+_PING = b": ping\n\n"
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class ClientGoneError(Exception):
+    """The client left, or did not read for so long that it was cut off."""
+
+
+class Reply(Response):
+    """Runs `work` in a place among the requests in flight, and sends what it gives."""
+
+    def __init__(self, request: Request, work: Callable[[], Awaitable[Response]]) -> None:
+        super().__init__()
+        self._request, self._work = request, work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def run() -> None:
+            try:
+                response = await self._work()
+            except Exception as error:  # noqa: BLE001 - told to the client
+                response = error_response(error, scope["path"])
+            await response(scope, receive, send)
+
+        await _in_place(self._request, receive, send, run, scope["path"])
+
+
+class EventReply(Response):
+    """Sends the events of `make`, each piece of bytes in one write, and comments between them so
+    that nobody takes a long wait for an end."""
+
+    def __init__(
+        self,
+        request: Request,
+        make: Callable[[], Awaitable[AsyncGenerator[bytes]]],
+        *,
+        end: bytes = DONE,
+    ) -> None:
+        super().__init__()
+        self._request, self._make, self._last = request, make, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        writer = EventWriter(send, site_of(self._request).limits)
+
+        async def run() -> None:
+            try:
+                async with aclosing(await self._make()) as pieces:
+                    async for piece in pieces:
+                        await writer.write(piece)
+                await writer.write(self._last)
+                await writer.end()
+            except ClientGoneError:
+                raise
+            except Exception as error:  # noqa: BLE001 - told to the client
+                if not writer.has_begun:
+                    writer.stop()
+                    await error_response(error, path)(scope, receive, send)
+                    return
+                await writer.write(error_event(error, path))
+                await writer.end()
+            finally:
+                writer.stop()
+
+        writer.start()
+        try:
+            await _in_place(self._request, receive, send, run, path)
+        finally:
+            writer.stop()
+
+
+class EventWriter:
+    """Writes events to one client. Headers go out with the first piece, or with the first comment,
+    which comes after `ping_seconds` without a piece."""
+
+    def __init__(self, send: Send, limits: Limits) -> None:
+        self._send, self._limits = send, limits
+        self._lock = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ping: asyncio.Task[None] | None = None
+        self.has_begun = False
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._limits.ping_seconds, self._wait_over)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ping is not None:
+            self._ping.cancel()
+            self._ping = None
+
+    async def write(self, piece: bytes) -> None:
+        """Raises ClientGoneError if the client does not read."""
+        if not piece:
+            return
+        async with self._lock:
+            if not self.has_begun:
+                self.has_begun = True
+                headers = Response(None, headers=_HEADERS, media_type="text/event-stream")
+                raw = [pair for pair in headers.raw_headers if pair[0] != b"content-length"]
+                await self._sent({"type": "http.response.start", "status": 200, "headers": raw})
+            await self._sent({"type": "http.response.body", "body": piece, "more_body": True})
+        if self._timer is not None:
+            self._timer.cancel()
+            self.start()
+
+    async def end(self) -> None:
+        self.stop()
+        await self._sent({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _wait_over(self) -> None:
+        self._ping = asyncio.ensure_future(self._pinged())
+
+    async def _pinged(self) -> None:
+        with suppress(ClientGoneError):
+            await self.write(_PING)
+
+    async def _sent(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._limits.write_seconds):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGoneError from None
+        except (OSError, RuntimeError):
+            # What servers raise where the connection has ended.
+            raise ClientGoneError from None
+
+
+def error_event(error: BaseException, path: str) -> bytes:
+    """An error within a stream. Anthropic's streams name their events."""
+    body = error_body(api_error(error), path)
+    name = b"event: error\n" if "type" in body else b""
+    return name + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+async def _in_place(
+    request: Request,
+    receive: Receive,
+    send: Send,
+    run: Callable[[], Awaitable[None]],
+    path: str,
+) -> None:
+    site = site_of(request)
+    try:
+        with site.place(key_of(request)):
+            await while_connected(receive, run)
+    except ClientGoneError:
+        return
+    except Exception as error:  # noqa: BLE001 - there was no place, and nothing was sent
+        await error_response(error, path)(request.scope, receive, send)
+
+
+async def while_connected(receive: Receive, run: Callable[[], Awaitable[None]]) -> None:
+    """`run`, which is cancelled when the client leaves; then ClientGoneError is raised."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("no task")
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        task.cancel()
+
+    watcher = asyncio.ensure_future(watch())
+    try:
+        await run()
+    except asyncio.CancelledError:
+        if has_left and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise
+    finally:
+        watcher.cancel()

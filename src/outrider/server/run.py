@@ -1,0 +1,107 @@
+"""Runs the server: granian in this event loop, signals, and an orderly end.
+
+The port listens while the engine loads, so that whoever waits for /ready is answered. On SIGTERM
+or Ctrl-C new requests are refused and those that run get time to end; a second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+from granian.server.embed import Server as Granian
+from starlette.types import ASGIApp
+
+from outrider.core.errors import MachineError
+from outrider.server.address import Address
+from outrider.server.site import Site
+
+_LOG = logging.getLogger(__name__)
+_HEADER_MILLISECONDS = 10_000
+_LAST_SECONDS = 5.0
+
+
+async def run_server(
+    app: ASGIApp,
+    site: Site,
+    address: Address,
+    *,
+    load: Callable[[], Coroutine[None, None, None]],
+    ready: Callable[[], None],
+    also: Sequence[Coroutine[None, None, None]] = (),
+) -> None:
+    """Serve until a signal. `load` makes the engine ready while the port listens already, and then
+    `ready` is called; `also` runs beside it. Raises what `load` raises."""
+    server = _granian(app, address)
+    ended = _signals(site)
+    serving = asyncio.ensure_future(server.serve())
+    loading = asyncio.create_task(load())
+    stopping = asyncio.ensure_future(ended.wait())
+    beside = [asyncio.create_task(one) for one in also]
+    try:
+        await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            ready()
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            raise MachineError(f"the server at {address.url} ended.", hint="the log says why")
+        await _drained(site)
+    finally:
+        site.ending = True
+        for task in (loading, stopping, *beside):
+            task.cancel()
+        await site.port.aclose()
+        server.stop()
+        with suppress(Exception):
+            await asyncio.wait_for(serving, _LAST_SECONDS)
+
+
+def _granian(app: ASGIApp, address: Address) -> Granian:
+    server = Granian(
+        app,
+        address=address.host,
+        port=address.port,
+        interface=Interfaces.ASGINL,
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=1024,
+        http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS),
+        log_enabled=False,
+        log_level=LogLevels.error,
+        ssl_cert=address.certificate,
+        ssl_key=address.private_key,
+    )
+    server.workers_kill_timeout = int(_LAST_SECONDS)
+    return server
+
+
+def _signals(site: Site) -> asyncio.Event:
+    """An event that the first signal sets; the second one ends the wait for requests."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def note() -> None:
+        if site.ending:
+            site.hurried = True
+        site.ending = True
+        ended.set()
+
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, note)
+    return ended
+
+
+async def _drained(site: Site) -> None:
+    """Wait for the requests in flight, as long as `drain_seconds`."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + site.limits.drain_seconds
+    if site.num_running:
+        _LOG.info("waiting for %d requests to end", site.num_running)
+    while site.num_running and loop.time() < until and not site.hurried:
+        await asyncio.sleep(0.05)

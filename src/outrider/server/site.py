@@ -1,0 +1,136 @@
+"""What all routes share: the engine, the name of its model, limits, and whether it is ending.
+
+A part of the server is a function from a `Site` to its routes; `app.py` puts them together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Literal, Protocol, TypeAlias
+
+from starlette.requests import Request
+
+from outrider.api.result import GenerationResult
+from outrider.core.fields import default_of
+from outrider.core.params import SamplingParams
+from outrider.server.errors import ASK_AGAIN, ApiError
+from outrider.server.events import Usage
+from outrider.server.port import EnginePort
+
+Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "other"]
+
+
+class Observer(Protocol):
+    """Counts what happens. All is told in the event loop's thread."""
+
+    def wrote(self, num_tokens: int, *, model: str) -> None:
+        """Tokens that a step of some request brought."""
+        ...
+
+    def observe(
+        self, result: GenerationResult, *, api: Api, model: str, usage: Usage | None = None
+    ) -> None:
+        """A completion that ended."""
+        ...
+
+    def observe_refusal(self, status: int, api: Api) -> None:
+        """An answer of status 400 or more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of what clients may take. Seconds bound what a slow one can hold."""
+
+    body_bytes: int = 4 << 20
+    header_bytes: int = 16 << 10
+    body_seconds: float = 15.0
+    write_seconds: float = 30.0
+    ping_seconds: float = 15.0
+    drain_seconds: float = 30.0
+    most_running: int = 1_000
+    """Requests in flight at once, those that wait included."""
+    most_of_a_key: int = 256
+
+
+@dataclass(slots=True, kw_only=True)
+class Site:
+    """One server. `defaults` are sampling parameters that its owner chose, by name; `names` are
+    what its model is called, the first one in answers."""
+
+    port: EnginePort
+    names: tuple[str, ...]
+    limits: Limits = field(default_factory=Limits)
+    defaults: dict[str, object] = field(default_factory=dict[str, object])
+    observers: list[Observer] = field(default_factory=list[Observer])
+    started: float = field(default_factory=time.time)
+    ending: bool = False
+    """Whether new requests are refused, because those that run are the last ones."""
+    hurried: bool = False
+    """Whether those are not waited for either."""
+    running: Counter[str] = field(default_factory=Counter[str])
+    """Requests in flight by the name of their key."""
+
+    def model(self, asked: str | None) -> str:
+        """The name to answer under. Raises ApiError for a model that is not here."""
+        if not asked or asked in self.names:
+            return asked or self.names[0]
+        raise ApiError(
+            404,
+            f"the model {asked[:100]!r} is not here. Ask for {self.names[0]!r}, or GET /v1/models.",
+            param="model",
+            code="model_not_found",
+        )
+
+    @property
+    def num_running(self) -> int:
+        return self.running.total()
+
+    @contextmanager
+    def place(self, key: str) -> Generator[None]:
+        """A place among the requests in flight. Raises ApiError where there is none."""
+        limits = self.limits
+        if self.ending:
+            raise ApiError(503, "the server is ending.", code="ending", retry_after=5)
+        if self.running[key] >= limits.most_of_a_key:
+            raise ApiError(
+                429,
+                f"{limits.most_of_a_key} requests of this key are in flight. Wait for one to end.",
+                code="rate_limit_exceeded",
+                retry_after=ASK_AGAIN,
+            )
+        if self.num_running >= limits.most_running:
+            raise ApiError(
+                503,
+                f"{limits.most_running} requests are in flight. Ask again later.",
+                code="overloaded",
+                retry_after=ASK_AGAIN,
+            )
+        self.running[key] += 1
+        try:
+            yield
+        finally:
+            self.running[key] -= 1
+            if not self.running[key]:
+                del self.running[key]
+
+    def default(self, name: str) -> object:
+        """Of a sampling parameter that a request leaves out. What nobody chose is as in OpenAI's
+        API, whose texts are drawn at temperature 1."""
+        return self.defaults.get(name, _USUAL[name])
+
+
+_USUAL = {item.name: default_of(item) for item in fields(SamplingParams)} | {"temperature": 1.0}
+
+
+def site_of(request: Request) -> Site:
+    return request.app.state.site
+
+
+def key_of(request: Request) -> str:
+    """The name of the key that the door let in; empty where none is asked for."""
+    return request.scope.get("outrider.key", "")

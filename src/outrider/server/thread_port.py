@@ -1,0 +1,234 @@
+"""An `EnginePort` over an engine in this process: an AsyncLLM, which a thread loads.
+
+For tests, embedding and small use; an engine that crashes takes the server with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Self, cast
+
+from outrider.api.async_llm import AsyncLLM
+from outrider.api.engine_thread import AsyncRequest, EngineThread
+from outrider.api.llm import LLM
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.stream import Detokenizer, TokenDecoder
+from outrider.core.drafter_kinds import KINDS
+from outrider.core.errors import ConfigError
+from outrider.core.fields import WHOLE, size
+from outrider.core.params import SamplingParams
+from outrider.server.port import (
+    ChatPrompt,
+    EngineCard,
+    EngineRequest,
+    EngineState,
+    EngineStatus,
+    NotReadyError,
+)
+
+
+class ThreadStream(AsyncIterator[TextEvent]):
+    """The events of one request of this process."""
+
+    def __init__(self, engine: EngineThread, request: AsyncRequest) -> None:
+        self._engine, self._request = engine, request
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TextEvent:
+        request = self._request
+        while True:
+            # Asked before: with the end come the last events.
+            ended = request.ended
+            event = self._engine.take(request)
+            if event is not None:
+                return event
+            if ended:
+                if request.error is None:
+                    raise StopAsyncIteration
+                if request.error is self._engine.broke:
+                    # Of all requests, and not of this one.
+                    raise NotReadyError("closed") from request.error
+                raise request.error
+            try:
+                await request.news()
+            except BaseException:
+                self.cancel()
+                raise
+
+    @property
+    def result(self) -> GenerationResult:
+        if self._request.error is not None:
+            raise self._request.error
+        if self._request.handle is None:
+            raise ConfigError("the request has not started.", hint="read its events first")
+        return self._request.handle.result()
+
+    def cancel(self) -> None:
+        if not self._request.ended:
+            self._engine.leave(self._request)
+
+
+class ThreadPort:
+    """An engine that `load` makes, in a thread of its own, once `start` is called."""
+
+    def __init__(self, load: Callable[[], LLM], *, max_queued: int = 1_000) -> None:
+        self._load, self._max_queued = load, max_queued
+        self._state: EngineState = "loading"
+        self._owner: AsyncLLM | None = None
+        self._card: EngineCard | None = None
+        self._num_tokens = 0
+
+    async def start(self) -> None:
+        """Load. Raises what loading raises."""
+        try:
+            llm = await _in_thread(self._load)
+            self._card = card_of(llm)
+            # Nothing runs yet, so all of it is free.
+            self._num_tokens = llm.free_tokens
+            self._owner = AsyncLLM(llm, max_queued=self._max_queued)
+        except BaseException:
+            self._state = "failed"
+            raise
+        self._state = "ready"
+
+    @property
+    def card(self) -> EngineCard:
+        if self._card is None:
+            raise NotReadyError(self._state)
+        return self._card
+
+    @property
+    def status(self) -> EngineStatus:
+        owner = self._owner
+        if owner is None:
+            return EngineStatus(state=self._state)
+        counts = owner.llm.counts
+        left = counts.submitted - counts.completed - counts.failed - counts.cancelled
+        num_running = min(left, owner.llm.config.batch_size)
+        broke = owner.engine.broke is not None and self._state == "ready"
+        return EngineStatus(
+            state="failed" if broke else self._state,
+            num_running=num_running,
+            num_waiting=left - num_running + owner.engine.num_queued,
+            kv_usage=max(0.0, 1 - owner.llm.free_tokens / max(1, self._num_tokens)),
+            num_preempted=counts.preempted,
+        )
+
+    @property
+    def decoder(self) -> TokenDecoder:
+        return self._ready().llm.tokenizer
+
+    async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
+        owner = self._ready()
+        if add_special:
+            return await owner.encoded(lambda: owner.llm.encode(prompt))
+        return await owner.encoded(lambda: owner.llm.tokenizer.encode(prompt, add_special=False))
+
+    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+        owner = self._ready()
+        return await owner.encoded(lambda: owner.llm.encode_chat(chat.messages))
+
+    async def decode(self, ids: Sequence[int]) -> list[str]:
+        owner = self._ready()
+        return await asyncio.to_thread(spelled, owner.llm.tokenizer, ids)
+
+    def stream(self, request: EngineRequest) -> ThreadStream:
+        engine = self._ready().engine
+        asked = AsyncRequest(
+            asyncio.get_running_loop(),
+            request.prompt_ids,
+            request.params,
+            None,
+            request.structure,
+            request.sample,
+        )
+        engine.add(asked)
+        return ThreadStream(engine, asked)
+
+    async def aclose(self) -> None:
+        self._state = "closed"
+        if self._owner is not None:
+            await self._owner.aclose()
+
+    def _ready(self) -> AsyncLLM:
+        if self._owner is None or self._state != "ready":
+            raise NotReadyError(self._state)
+        return self._owner
+
+
+async def _in_thread(load: Callable[[], LLM]) -> LLM:
+    """In a thread that nobody waits for where the server ends meanwhile."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[LLM] = loop.create_future()
+
+    def tell(done: Callable[[], None]) -> None:
+        def if_waited_for() -> None:
+            if not loaded.done():
+                done()
+
+        # The loop may have ended.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(if_waited_for)
+
+    def run() -> None:
+        try:
+            llm = load()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            tell(partial(loaded.set_exception, error))
+        else:
+            tell(partial(loaded.set_result, llm))
+
+    threading.Thread(target=run, name="outrider-load", daemon=True).start()
+    return await loaded
+
+
+def card_of(llm: LLM) -> EngineCard:
+    """What is known of an LLM that is loaded."""
+    config, tokenizer = llm.config, llm.tokenizer
+    files = tokenizer.config
+    template = files.get("chat_template")
+    response = files.get("response_template")
+    return EngineCard(
+        model=str(llm.folder.name),
+        window=llm.fitting_tokens([0], SamplingParams(max_tokens=WHOLE)) + 1,
+        vocab_size=llm.spec.vocab_size,
+        num_parameters=llm.spec.num_parameters,
+        drafters=tuple(dict.fromkeys((llm.drafter, "none"))),
+        drafter=llm.drafter,
+        k=config.k if KINDS[llm.drafter].drafts else 0,
+        sampler=config.sampler,
+        exact=llm.exact,
+        fixed_k=config.resolved_controller == "fixed",
+        has_chat_template=tokenizer.has_chat_template,
+        chat_template=template if isinstance(template, str) else "",
+        bos=_token(files.get("bos_token")),
+        eos=_token(files.get("eos_token")),
+        response_template=response if isinstance(response, dict) else None,
+        facts={
+            "device": str(llm.device),
+            "memory": size(sum(llm.memory.values())),
+            "batch_size": str(config.batch_size),
+        },
+    )
+
+
+def _token(entry: object) -> str:
+    """A token as tokenizer_config.json writes it: plain, or an object with its content."""
+    if isinstance(entry, dict):
+        entry = cast("dict[str, object]", entry).get("content")
+    return entry if isinstance(entry, str) else ""
+
+
+def spelled(decoder: TokenDecoder, ids: Sequence[int]) -> list[str]:
+    """The text that each id adds to those before it."""
+    text = Detokenizer(decoder)
+    pieces = [text.push(token_id) for token_id in ids]
+    if pieces:
+        pieces[-1] += text.flush()
+    return pieces

@@ -1,0 +1,181 @@
+"""What the server is and has: its model, its tokenizer, whether it is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from outrider import __version__
+from outrider.server.errors import ApiError
+from outrider.server.logprobs import token_text
+from outrider.server.port import ChatPrompt, NotReadyError
+from outrider.server.reply import Reply
+from outrider.server.site import Site
+from outrider.server.wire import json_response, read
+
+
+class TokenizeBody(Struct, frozen=True, kw_only=True):
+    """As vLLM says it, and with `content` llama-server."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    return_token_strs: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(Struct, frozen=True, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+def model_routes(site: Site) -> list[Route]:
+    async def models(_request: Request) -> Response:
+        records = [model_record(site, name) for name in site.names]
+        # Codex reads the second list.
+        also = [{"slug": name, "display_name": name, "id": name} for name in site.names]
+        return json_response({"object": "list", "data": records, "models": also})
+
+    async def one_model(request: Request) -> Response:
+        return json_response(model_record(site, site.model(request.path_params["name"])))
+
+    async def tokenize(request: Request) -> Response:
+        body, _ = await read(TokenizeBody, request)
+        site.model(body.model)
+        return Reply(request, lambda: _tokenized(site, body))
+
+    async def detokenize(request: Request) -> Response:
+        body, _ = await read(DetokenizeBody, request)
+        site.model(body.model)
+        return Reply(request, lambda: _detokenized(site, body.tokens))
+
+    async def tokenizer_info(_request: Request) -> Response:
+        card = site.port.card
+        return json_response(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": card.bos or None,
+                "eos_token": card.eos or None,
+                "chat_template": card.chat_template or None,
+                "model_max_length": card.window,
+                "vocab_size": card.vocab_size,
+            }
+        )
+
+    return [
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{name:path}", one_model, methods=["GET"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
+    ]
+
+
+def health_routes(site: Site) -> list[Route]:
+    async def health(_request: Request) -> Response:
+        state = site.port.status.state
+        if state == "failed":
+            raise ApiError(503, "the engine has failed.", code="engine_failed")
+        return json_response({"status": "ok", "engine": state})
+
+    async def ready(_request: Request) -> Response:
+        if site.ending:
+            raise ApiError(503, "the server is ending.", code="ending", retry_after=5)
+        state = site.port.status.state
+        if state != "ready":
+            raise NotReadyError(state)
+        return json_response({"status": "ready"})
+
+    async def version(_request: Request) -> Response:
+        return json_response({"version": __version__, "name": "outrider"})
+
+    return [
+        Route("/health", health, methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+        Route("/version", version, methods=["GET"]),
+    ]
+
+
+def model_record(site: Site, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": int(site.started),
+        "owned_by": "outrider",
+    }
+    try:
+        card = site.port.card
+    except NotReadyError:
+        return found
+    return found | {
+        "root": card.model,
+        "max_model_len": card.window,
+        "meta": {
+            "n_params": card.num_parameters,
+            "n_vocab": card.vocab_size,
+            "n_ctx_train": card.window,
+            "drafter": card.drafter,
+            "drafters": card.drafters,
+            "k": card.k,
+            "sampler": card.sampler,
+            "exact": card.exact,
+        },
+    }
+
+
+async def _tokenized(site: Site, body: TokenizeBody) -> Response:
+    port, text = site.port, body.prompt if body.prompt is not None else body.content
+    if (text is None) == (body.messages is None):
+        raise ApiError(
+            400, "prompt: give either prompt or messages.", param="prompt", code="invalid_value"
+        )
+    if text is not None:
+        special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        # llama-server's own default is without.
+        usual = body.content is None
+        ids = await port.encode(text, add_special=usual if special is None else special)
+    else:
+        chat = ChatPrompt(
+            messages=body.messages or (),
+            tools=body.tools or (),
+            variables=body.chat_template_kwargs or {},
+            continues=bool(body.continue_final_message),
+        )
+        ids = await port.encode_chat(chat)
+    found: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": port.card.window,
+        "tokens": ids,
+    }
+    if body.return_token_strs:
+        found["token_strs"] = [token_text(port.decoder, token_id) for token_id in ids]
+    if body.with_pieces:
+        pieces = [{"id": i, "piece": token_text(port.decoder, i)} for i in ids]
+        found["tokens"] = pieces
+    return json_response(found)
+
+
+async def _detokenized(site: Site, ids: Sequence[int]) -> Response:
+    size = site.port.card.vocab_size
+    bad = [token_id for token_id in ids if not 0 <= token_id < size]
+    if bad:
+        raise ApiError(
+            400,
+            f"tokens: {bad[0]} is outside the vocabulary of {size}.",
+            param="tokens",
+            code="invalid_value",
+        )
+    text = "".join(await site.port.decode(ids)) if ids else ""
+    return json_response({"prompt": text, "content": text})

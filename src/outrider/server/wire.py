@@ -1,0 +1,79 @@
+"""JSON on the way in and out: a body becomes a Struct, and what it has besides becomes warnings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from outrider.core.fields import shown
+from outrider.server.errors import ApiError
+
+T = TypeVar("T", bound=msgspec.Struct)
+# Of a body: how deep its lists and objects may be within each other.
+MOST_DEPTH = 64
+_MOST_WARNINGS = 16
+# How msgspec says where a value is.
+_PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+
+encode = msgspec.json.Encoder().encode
+
+
+async def read(kind: type[T], request: Request) -> tuple[T, list[str]]:
+    """The body as a `kind`, and a warning for each key that a `kind` has not. Raises ApiError."""
+    return parsed(kind, await request.body())
+
+
+def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
+    try:
+        record = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeError, ValueError) as error:
+        raise ApiError(400, f"the body is no JSON: {shown(str(error))}.", code="bad_json") from None
+    if not isinstance(record, dict):
+        raise ApiError(400, "the body is no JSON object.", code="bad_json")
+    given = cast("dict[str, Any]", record)
+    _check_depth(given)
+    try:
+        found = msgspec.convert(given, kind)
+    except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+        raise _mistake(str(error)) from None
+    return found, _warnings(kind, given)
+
+
+def _check_depth(record: object) -> None:
+    level: list[Any] = [record]
+    for _ in range(MOST_DEPTH):
+        level = [
+            item
+            for parent in level
+            for item in (
+                cast("dict[str, Any]", parent).values() if isinstance(parent, dict) else parent
+            )
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise ApiError(400, f"the body is nested more than {MOST_DEPTH} levels deep.", code="too_deep")
+
+
+def _mistake(words: str) -> ApiError:
+    """As "temperature: Expected `float`, got `str`"."""
+    place = _PLACE.search(words)
+    param = place[1] if place else ""
+    text = words[: place.start()] if place else words
+    named = f"{param}: {text}." if param else f"{text}."
+    return ApiError(400, named, param=param or None, code="invalid_type")
+
+
+def _warnings(kind: type[msgspec.Struct], given: dict[str, Any]) -> list[str]:
+    known = kind.__struct_encode_fields__
+    unknown = [name for name in given if name not in known]
+    told = [f"{shown(name)} is not known here and was ignored" for name in unknown]
+    return told[:_MOST_WARNINGS]
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")

@@ -1,0 +1,171 @@
+"""An engine for servers to be tested with: it writes what a test says, a character a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.core.budget import RoundTrace
+from outrider.core.errors import QueueFullError
+from outrider.core.sampling import TokenLogprobs
+from outrider.core.sequence import FinishReason
+from outrider.metrics.summary import summarise
+from outrider.server.port import (
+    ChatPrompt,
+    EngineCard,
+    EngineRequest,
+    EngineState,
+    EngineStatus,
+    NotReadyError,
+)
+
+CARD = EngineCard(
+    model="scripted",
+    window=256,
+    vocab_size=512,
+    num_parameters=1,
+    drafters=("ngram", "none"),
+    drafter="ngram",
+    k=3,
+    sampler="block",
+    exact=True,
+    has_chat_template=True,
+    chat_template="{{ messages }}",
+    bos="<s>",
+    eos="</s>",
+)
+
+
+class Letters:
+    """A token is a character."""
+
+    special_ids = frozenset[int]()
+    whole_characters = True
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return chr(token_id).encode()
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        del skip_special
+        return "".join(map(chr, ids))
+
+
+class ScriptedPort:
+    """`answer` gives the rounds of a request, each the text that it brings; `error` is raised after
+    them. `pause`, where a test sets one, is waited for before each round."""
+
+    def __init__(
+        self,
+        answer: Callable[[EngineRequest], Sequence[str]] = lambda _: ("Hel", "lo"),
+        *,
+        reason: FinishReason = "stop",
+        error: Exception | None = None,
+        most: int = 1000,
+    ) -> None:
+        self.answer, self.reason, self.error, self.most = answer, reason, error, most
+        self.state: EngineState = "ready"
+        self.decoder = Letters()
+        self.requests: list[EngineRequest] = []
+        self.chats: list[ChatPrompt] = []
+        self.streams: list[ScriptedStream] = []
+        self.pause: asyncio.Event | None = None
+
+    @property
+    def card(self) -> EngineCard:
+        if self.state == "loading":
+            raise NotReadyError(self.state)
+        return CARD
+
+    @property
+    def status(self) -> EngineStatus:
+        running = sum(not stream.is_over for stream in self.streams)
+        return EngineStatus(state=self.state, num_running=running)
+
+    async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
+        return [2] * add_special + [min(ord(letter), 511) for letter in prompt]
+
+    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+        self.chats.append(chat)
+        text = "".join(str(message["content"]) for message in chat.messages)
+        return await self.encode(text)
+
+    async def decode(self, ids: Sequence[int]) -> list[str]:
+        return [chr(token_id) for token_id in ids]
+
+    def stream(self, request: EngineRequest) -> ScriptedStream:
+        if self.state != "ready":
+            raise NotReadyError(self.state)
+        if sum(not stream.is_over for stream in self.streams) >= self.most:
+            raise QueueFullError(self.most, 1)
+        self.requests.append(request)
+        self.streams.append(ScriptedStream(self, request))
+        return self.streams[-1]
+
+    async def aclose(self) -> None:
+        self.state = "closed"
+
+
+class ScriptedStream:
+    """The events of one request."""
+
+    def __init__(self, port: ScriptedPort, request: EngineRequest) -> None:
+        self._port, self._request = port, request
+        self._rounds = list(port.answer(request))
+        self._left = list(self._rounds)
+        self.is_over = self.was_cancelled = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TextEvent:
+        await asyncio.sleep(0)
+        if self._port.pause is not None:
+            await self._port.pause.wait()
+        if not self._left:
+            self.is_over = True
+            if self._port.error is not None:
+                raise self._port.error
+            raise StopAsyncIteration
+        return self._event(self._left.pop(0))
+
+    def _event(self, text: str) -> TextEvent:
+        ids = tuple(map(ord, text))
+        logprobs = tuple(TokenLogprobs(i, -0.5, ((i, -0.5), (65, -1.5))) for i in ids)
+        asked = self._request.params.logprobs
+        return TextEvent(ids, ("plain",) * len(ids), tuple(text), logprobs if asked else ())
+
+    @property
+    def result(self) -> GenerationResult:
+        text = "".join(self._rounds)
+        traces = [_trace(index, text) for index, text in enumerate(self._rounds)]
+        return GenerationResult(
+            text,
+            tuple(map(ord, text)),
+            self._port.reason,
+            summarise(traces, drafter="ngram", k=CARD.k, total_seconds=1.0),
+            seed=self._request.params.seed,
+        )
+
+    def cancel(self) -> None:
+        self.is_over = self.was_cancelled = True
+
+
+def _trace(index: int, text: str) -> RoundTrace:
+    more: Mapping[str, Any] = dict.fromkeys(
+        ("draft_seconds", "verify_seconds", "accept_seconds"), 0.0
+    )
+    return RoundTrace(
+        seq_id=0,
+        pass_index=index,
+        drafter="ngram",
+        batch_size=1,
+        num_target_passes=1,
+        num_prompt_tokens=0,
+        num_drafted=CARD.k,
+        num_accepted=len(text) - 1,
+        num_emitted=len(text),
+        num_rows_copied=0,
+        **more,
+    )

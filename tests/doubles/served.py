@@ -1,0 +1,75 @@
+"""A real server in a child process: `outrider serve` on a port of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that is ready, and a client of it."""
+
+    process: subprocess.Popen[str]
+    url: str
+    client: httpx.Client
+
+    def complete(self, prompt: object, **more: object) -> Any:
+        got = self.client.post("/v1/completions", json={"prompt": prompt} | more)
+        assert got.status_code == 200, got.text
+        return got.json()
+
+    def streamed(self, prompt: object, **more: object) -> str:
+        """The text of a stream, from its pieces."""
+        body = {"prompt": prompt, "stream": True} | more
+        with self.client.stream("POST", "/v1/completions", json=body) as got:
+            assert got.status_code == 200
+            return "".join(choice["text"] for event in events(got) for choice in event["choices"])
+
+    def gauge(self, name: str) -> float:
+        """A value of /metrics."""
+        lines = self.client.get("/metrics").text.splitlines()
+        found = [line for line in lines if line.startswith(f"{name}{{")]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    def end(self) -> int:
+        """Ask it to end; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(SECONDS)
+
+
+def events(got: httpx.Response) -> Iterator[Any]:
+    """Of a stream, up to its end. Raises ValueError for one that has no end."""
+    for line in got.iter_lines():
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+    raise ValueError("the stream has no end")
+
+
+@contextmanager
+def served(*flags: str) -> Generator[Served]:
+    """A server of the embedded pair, until the end of the block."""
+    words = ("serve", "outrider/embedded", "--port", "0", "--json", "--threads", "1", *flags)
+    with subprocess.Popen(
+        [sys.executable, "-m", "outrider", *words], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            url = json.loads(line)["url"]
+            with httpx.Client(base_url=url, timeout=SECONDS, trust_env=False) as client:
+                yield Served(process, url, client)
+        finally:
+            process.kill()
