@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any, Literal, cast
 
+from outrider.api.chat_messages import content_text
 from outrider.api.prompts import Message, Prompt
 from outrider.api.response_format import KEYS, structure_of
 from outrider.api.result import GenerationResult
@@ -200,19 +201,9 @@ def _message(given: object) -> Message:
     if not isinstance(given, dict):
         raise ConfigError(f"messages: {shown(given)} is no object with role and content.")
     message = cast("dict[str, Any]", given)
-    content: Any = message.get("content")
-    if isinstance(content, list):
-        content = "".join(map(_part, cast("list[object]", content)))
-    if not isinstance(message.get("role"), str) or not isinstance(content, str):
+    if not isinstance(message.get("role"), str) or message.get("content") is None:
         raise ConfigError("messages: each has a role and a content, both texts.")
-    return {"role": message["role"], "content": content}
-
-
-def _part(given: object) -> str:
-    text = cast("dict[str, object]", given).get("text") if isinstance(given, dict) else None
-    if not isinstance(text, str):
-        raise ConfigError("messages: only text can be read.", hint="parts of type text")
-    return text
+    return {"role": message["role"], "content": content_text(message["content"], "messages")}
 
 
 @dataclass(frozen=True, slots=True)

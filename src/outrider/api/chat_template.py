@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -27,6 +28,8 @@ OUTPUT_RATIO = 4
 # JSON writes a character as at most six ASCII bytes (\uXXXX), twice that beyond the BMP.
 _JSON_BYTES_PER_CHAR = 12
 
+# Where the text to go on with ends; templates trim blanks, and leave this as it is.
+_HERE = "<|outrider goes on here|>"
 _HINT = "the chat template of this checkpoint cannot be used; `outrider generate` needs none"
 
 
@@ -34,28 +37,58 @@ class ChatTemplate:
     """One template and the names it may use besides the messages. Safe to share by threads."""
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._variables = dict(variables)
         self._lock = threading.Lock()
         self._helper: Helper | None = None
 
     def render(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> str:
-        """The prompt. Raises CheckpointError if the template fails, in at most 1.5 seconds."""
-        plain = [dict(message) for message in messages]
-        limit = OUTPUT_RATIO * len(json.dumps(plain)) + BASE_OUTPUT_CHARS
-        request = {
-            "template": self._source,
-            "limit": limit,
-            "variables": {
-                **self._variables,
-                "messages": plain,
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-            },
+        """The prompt; it ends within the last message where `continues`. Raises CheckpointError if
+        the template fails, in at most 1.5 seconds, and if it leaves that message out."""
+        plain = [self._adapted(message) for message in messages]
+        if continues:
+            plain[-1]["content"] += _HERE
+        given = {
+            **self._variables,
+            **(variables or {}),
+            "messages": plain,
+            "tools": [dict(tool) for tool in tools] or None,
+            "documents": None,
+            "add_generation_prompt": not continues,
         }
+        limit = OUTPUT_RATIO * len(json.dumps(given)) + BASE_OUTPUT_CHARS
+        request = {"template": self.source, "limit": limit, "variables": given}
+        text = self._rendered(request, limit)
+        if not continues:
+            return text
+        before, here, _ = text.rpartition(_HERE)
+        if not here:
+            raise CheckpointError(
+                "chat template: it leaves out the message to go on with.",
+                hint="ask for a new turn of the assistant's",
+            )
+        return before
+
+    def _adapted(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """With the role and the field of reasoning that this template has names for."""
+        found = dict(message)
+        if found.get("role") == "developer" and "developer" not in self.source:
+            found["role"] = "system"
+        thought = found.get("reasoning_content")
+        if thought and "thinking" in self.source and not found.get("content"):
+            found["thinking"] = thought
+        if thought and "reasoning" in self.source:
+            found["reasoning"] = thought
+        return found
+
+    def _rendered(self, request: Mapping[str, object], limit: int) -> str:
         with self._lock:
             try:
                 reply = self._ask(request, limit)
@@ -81,6 +114,56 @@ class ChatTemplate:
         if "error" in reply:
             self.close()
         return reply
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplates:
+    """Those of a checkpoint, by name; what is plain text is the default. `response` says how the
+    model's output is read (server/parsing), where the checkpoint does."""
+
+    by_name: Mapping[str, ChatTemplate]
+    response: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> ChatTemplates:
+        """`config` is tokenizer_config.json's."""
+        names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        tokens = {name: token_text(config.get(name)) for name in names}
+        present = {name: token for name, token in tokens.items() if token is not None}
+        given: object = config.get("chat_template")
+        entries = cast("list[object]", given) if isinstance(given, list) else []
+        named = [cast("dict[str, Any]", entry) for entry in entries if isinstance(entry, dict)]
+        sources = {str(entry.get("name")): str(entry.get("template")) for entry in named}
+        if isinstance(given, str):
+            sources = {"default": given}
+        response: object = config.get("response_template")
+        return cls(
+            {name: ChatTemplate(source, present) for name, source in sources.items()},
+            cast("dict[str, Any]", response) if isinstance(response, dict) else None,
+        )
+
+    @property
+    def source(self) -> str | None:
+        """The default template's, if there is one."""
+        default = self.by_name.get("default")
+        return None if default is None else default.source
+
+    def pick(self, tools: Sequence[object] | None = None) -> ChatTemplate:
+        """The one for a conversation with `tools`. Raises CheckpointError if there is none."""
+        default = self.by_name.get("default")
+        if default is None:
+            raise CheckpointError(
+                "this checkpoint has no chat template, so it cannot chat.",
+                hint="use `outrider generate`, or an instruction-tuned checkpoint",
+            )
+        return self.by_name.get("tool_use", default) if tools else default
+
+
+def token_text(entry: object) -> str | None:
+    """A token as tokenizer_config.json writes it: plain, or an object with its content."""
+    if isinstance(entry, dict):
+        entry = cast("dict[str, object]", entry).get("content")
+    return entry if isinstance(entry, str) else None
 
 
 class HelperLostError(Exception):

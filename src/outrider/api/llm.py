@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, Unpack
 
+from outrider.api.chat_messages import ChatOptions
 from outrider.api.loading import load_pair
 from outrider.api.memory import MemoryWatch, gauge
 from outrider.api.output import OutputStream, RequestRouter
@@ -260,8 +261,7 @@ class LLM:
         **options: Unpack[RequestOptions],
     ) -> RequestHandle:
         """Hand a request in beside others; `advance` runs them all. `sample` tells requests of one
-        seed apart, as the `n` completions of `generate` are. Raises ConfigError as `stream` does,
-        CapacityError if the arena could never hold it, QueueFullError if too many wait."""
+        seed apart. Raises as `stream` does, at once, and QueueFullError if too many wait."""
         params = params_for_one(params, sampling_of(options))
         reader: OutputStream | None = None
         try:
@@ -283,10 +283,12 @@ class LLM:
         with self._turns.call():
             return self._requests.ids(one_prompt(prompt))
 
-    def encode_chat(self, messages: str | Sequence[Message]) -> list[int]:
-        """Of a conversation, through the checkpoint's own chat template."""
+    def encode_chat(
+        self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> list[int]:
+        """Of a conversation, through the checkpoint's own chat template; see api/chat_messages."""
         with self._turns.call():
-            return self._requests.ids_of_chat(conversation(messages))
+            return self._requests.ids_of_chat(conversation(messages), **options)
 
     @property
     def has_place(self) -> bool:
@@ -304,7 +306,7 @@ class LLM:
         return self._engine.residents.counts
 
     def advance(self) -> None:
-        """Run submitted requests until some of them got tokens, or a chunk of a prompt was read."""
+        """Run submitted requests until some got tokens, or a chunk of a prompt was read."""
         with self._turns.call(), self._turns.turn():
             self._router.advance()
 
@@ -334,8 +336,7 @@ class LLM:
             self._engine.residents.drafting.forget()
 
     def close(self) -> None:
-        """End threads and processes that this object started. Using it again starts new ones, but
-        for a target shared by processes, which is gone."""
+        """End its threads and processes; another use starts new ones, but not shared targets."""
         with self._turns.call(), self._turns.turn():
             self._engine.close()
             if self._pair.end is not None:

@@ -17,7 +17,7 @@ class HasToList(Protocol):
 
 
 Prompt: TypeAlias = str | Sequence[int] | HasToList
-Message: TypeAlias = Mapping[str, str]
+Message: TypeAlias = Mapping[str, Any]
 
 _FORMS = "give text, ids, or a list of either"
 

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from tokenizers import Tokenizer as Backend
 
-from outrider.api.chat_template import ChatTemplate
+from outrider.api.chat_messages import ChatOptions
+from outrider.api.chat_template import ChatTemplates, token_text
 from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
 from outrider.api.tokenizer_patterns import try_out
 from outrider.core.errors import CheckpointError, ConfigError
@@ -152,16 +153,16 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._template_source is not None
+        return self.templates.source is not None
 
     @property
     def config(self) -> Mapping[str, Any]:
         """What tokenizer_config.json says, with the source of the chat template."""
         return self._config
 
-    def chat(self, messages: Sequence[Mapping[str, object]]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
         """The prompt text that asks for the next reply. Raises CheckpointError."""
-        return self._template.render(messages)
+        return self.templates.pick(options.get("tools")).render(messages, **options)
 
     def _check(self, text: str) -> None:
         """Growth is measured only where the worst that the chain could do is too much."""
@@ -186,28 +187,9 @@ class Tokenizer:
                 )
 
     @cached_property
-    def _template(self) -> ChatTemplate:
-        if self._template_source is None:
-            raise CheckpointError(
-                "this checkpoint has no chat template, so it cannot chat.",
-                hint="use `outrider generate`, or an instruction-tuned checkpoint",
-            )
-        names = ("bos_token", "eos_token", "unk_token", "pad_token")
-        tokens = {name: _token_text(self._config.get(name)) for name in names}
-        present = {name: token for name, token in tokens.items() if token is not None}
-        return ChatTemplate(self._template_source, present)
-
-    @property
-    def _template_source(self) -> str | None:
-        source: object = self._config.get("chat_template")
-        if isinstance(source, str):
-            return source
-        entries = cast("list[Any]", source) if isinstance(source, list) else []
-        for entry in entries:
-            named = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
-            if named.get("name") == "default":
-                return str(named.get("template"))
-        return None
+    def templates(self) -> ChatTemplates:
+        """How messages become text, and the model's output is read."""
+        return ChatTemplates.of(self._config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,13 +356,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", data)
 
 
-def _token_text(entry: object) -> str | None:
-    """A token as tokenizer_config.json writes it: plain, or an object with its content."""
-    if isinstance(entry, dict):
-        entry = cast("dict[str, object]", entry).get("content")
-    return entry if isinstance(entry, str) else None
-
-
 def _stop_ids(folder: Path, backend: Backend, config: Mapping[str, Any]) -> tuple[int, ...]:
     """The first of generation_config, config and tokenizer_config that names an end."""
     for name in ("generation_config.json", "config.json"):
@@ -389,6 +364,6 @@ def _stop_ids(folder: Path, backend: Backend, config: Mapping[str, Any]) -> tupl
         found = tuple(item for item in entries if isinstance(item, int) and item >= 0)
         if found:
             return found
-    token = _token_text(config.get("eos_token"))
+    token = token_text(config.get("eos_token"))
     end = backend.token_to_id(token) if token else None
     return () if end is None else (end,)

@@ -40,7 +40,7 @@ BAD_WORD_BYTES = Limit(256, "bytes of a bad word in UTF-8")
 LOGIT_BIAS = Limit(1024, "token ids with a bias")
 COMPLETIONS = Limit(16, "completions of one prompt")
 TOP_LOGPROBS = Limit(20, "likeliest tokens reported at a place")
-MESSAGES = Limit(1024, "messages of a conversation")
+MESSAGES = Limit(1024, "messages of a conversation, and tools that it offers")
 # Text of any language has 1 to 8 bytes a token; only long runs of blanks come near this.
 BYTES_PER_TOKEN = Limit(
     32, "bytes of a prompt, of all messages or of a prediction, for each token of the window"
