@@ -16,6 +16,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES, DecoderConfig, ModelSpec
 from outrider.engine.drafter_builders import draft_capacity
+from outrider.engine.prompt_logprobs import SCORED_ROWS
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
@@ -90,7 +91,9 @@ def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> Room:
     config = plan.settings
     rows = config.batch_size * (plan.resolved.draft_size + 1)
     most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
-    room = room_of(config, plan.num_slots, max_rows=most, max_logits=rows, window=plan.window)
+    room = room_of(
+        config, plan.num_slots, max_rows=most, max_logits=max(rows, SCORED_ROWS), window=plan.window
+    )
     return replace(room, hidden_layers=plan.hidden_layers(heads))
 
 

@@ -124,6 +124,7 @@ class OutputStream:
             notes=(*self.notes, *self._fate()),
             rounds=tuple(self.traces) if profile else (),
             logprobs=tuple(self._logprobs),
+            prompt_logprobs=tuple(self.seq.prompt_logprobs),
             round_events=tuple(self._round_events),
             seed=self.seq.params.seed,
             error=None if self.seq.error is None else told(self.seq.error),

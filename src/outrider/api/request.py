@@ -6,13 +6,16 @@ A tokenizer may be anybody's code: whatever it raises is caught and reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
+from typing import Any
 
+from outrider.api.chat_messages import checked_messages, checked_tools, checked_variables
 from outrider.api.grammar import Grammar, Grammars
 from outrider.api.loading import LoadedPair
 from outrider.api.output import OutputStream
+from outrider.api.prompts import Message
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.structure import RequestOptions, structure_in
@@ -98,16 +101,29 @@ class RequestMaker:
 
     @foreign()
     @breakable()
-    def ids_of_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def ids_of_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
+    ) -> list[int]:
         """Of a conversation, through the chat template. Raises ConfigError for one that is too long
-        and CheckpointError where there is no template."""
+        or malformed, and CheckpointError where there is no template."""
         if len(messages) > MESSAGES.most:
             raise ConfigError(
                 f"a conversation of {len(messages)} messages; it may have {MESSAGES.most}.",
                 hint="leave out the oldest messages",
             )
-        self.check_size("conversation", *(str(v) for message in messages for v in message.values()))
-        text = self.tokenizer.chat(messages)
+        given = [*messages, *tools, variables or {}]
+        self.check_size("conversation", *(str(v) for entry in given for v in entry.values()))
+        text = self.tokenizer.chat(
+            checked_messages(messages, continues=continues),
+            tools=checked_tools(tools),
+            variables=checked_variables(variables or {}),
+            continues=continues,
+        )
         self.check_size("conversation", text)
         return self.checked(self.tokenizer.encode(text, add_special=False))
 
@@ -182,7 +198,11 @@ class RequestMaker:
             return prompt
         make = partial(self.reader, prompt, params, allowed, live=bool(params.stop))
         try:
-            return [make(sample=sample) for sample in range(params.n)]
+            first = make(sample=0)
+            # They have one prompt, which the first of them scores.
+            params = replace(params, prompt_logprobs=None)
+            make = partial(self.reader, prompt, params, allowed, live=first.live)
+            return [first, *(make(sample=sample) for sample in range(1, params.n))]
         except OutriderError as error:
             return error
 

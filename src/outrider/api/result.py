@@ -44,6 +44,9 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "rounds": tuple(_trace(part) for part in record.get("rounds", ())),
         "logprobs": tuple(_logprobs(part) for part in record.get("logprobs", ())),
         "round_events": tuple(_event(part) for part in record.get("round_events", ())),
+        "prompt_logprobs": tuple(
+            entry and _logprobs(entry) for entry in record.get("prompt_logprobs", ())
+        ),
         "exact": record.get("exact", True),
         "token_seconds": tuple(record.get("token_seconds", ())),
         "peak_memory_bytes": record.get("peak_memory_bytes"),
@@ -106,8 +109,9 @@ class GenerationResult:
     was up, error with `error` as its reason where others of a batch went on, or None if the reader
     left early. `seed` is what sampling drew with; greedy decoding may have none. `rounds` holds
     every trace when the engine was asked to profile; `logprobs` an entry a token and `round_events`
-    an entry a round when the request asked for them. `exact` is False when a lossy rule may have
-    changed the text.
+    an entry a round when the request asked for them. `prompt_logprobs` has an entry a prompt token,
+    None for the first, of the first of several completions: of the model's own logits, whatever the
+    request does to them. `exact` is False when a lossy rule may have changed the text.
 
     `token_seconds` says when each token arrived, in seconds since the request was handed in; the
     tokens of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the most that
@@ -128,6 +132,7 @@ class GenerationResult:
     seed: int | None = None
     error: str | None = None
     round_events: tuple[RoundEvent, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
     @classmethod
     def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
@@ -265,6 +270,8 @@ class GenerationResult:
             record["notes"] = list(self.notes)
         if self.logprobs:
             record["logprobs"] = [asdict(entry) for entry in self.logprobs]
+        if self.prompt_logprobs:
+            record["prompt_logprobs"] = [entry and asdict(entry) for entry in self.prompt_logprobs]
         if self.round_events:
             record["round_events"] = [event_record(event) for event in self.round_events]
         if self.rounds:

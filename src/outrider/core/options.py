@@ -281,6 +281,10 @@ class SamplingOptions(TypedDict, total=False):
     top_logprobs: int
     """Report this many likeliest tokens at every place."""
 
+    prompt_logprobs: int | None
+    """Report the log-probability of every prompt token, and this many likeliest tokens at each
+    place."""
+
     round_events: bool
     """Report every round: each drafted token, its probabilities under target and draft, the
     verdict, and times."""

@@ -96,6 +96,14 @@ class SamplingParams:
         minimum=0,
         maximum=TOP_LOGPROBS.most,
     )
+    prompt_logprobs: int | None = setting(
+        None,
+        "Report the log-probability of every prompt token, and this many likeliest tokens at each "
+        "place.",
+        kind=int,
+        minimum=0,
+        maximum=TOP_LOGPROBS.most,
+    )
     round_events: bool = setting(
         False,
         "Report every round: each drafted token, its probabilities under target and draft, the "
@@ -137,7 +145,7 @@ class SamplingParams:
     @property
     def reads_probs(self) -> bool:
         """Whether its result has probabilities, which only rounds in stages read."""
-        return self.logprobs or self.round_events
+        return self.logprobs or self.round_events or self.prompt_logprobs is not None
 
     @property
     def shapes_logits(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, TypeAlias
 
 import torch
@@ -234,6 +235,8 @@ def token_logprobs(
 def _top(log_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     if count == 0:
         return ()
-    values, ids = torch.sort(log_V, descending=True, stable=True)
-    best = [(int(ids[place]), float(values[place])) for place in range(min(count, len(ids)))]
-    return tuple((token, value) for token, value in best if value > float("-inf"))
+    least = torch.topk(log_V, min(count, len(log_V))).values[-1]
+    ids = (log_V >= least).nonzero()[:, 0]
+    values, order = torch.sort(log_V[ids], descending=True, stable=True)
+    best = zip(ids[order].tolist(), values.tolist(), strict=True)
+    return tuple(pair for pair in islice(best, count) if pair[1] > float("-inf"))

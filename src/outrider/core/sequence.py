@@ -12,6 +12,7 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import AS_THE_ENGINE, RequestSpeculation, SamplingParams
 from outrider.core.rng import KeyedRng, Pick, inverse_cdf
+from outrider.core.sampling import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "timeout", "error"]
 StopMatch = Callable[[Sequence[int]], int | None]
@@ -29,7 +30,8 @@ class LiveSequence:
     next draft. `no_drafts` says why nothing is drafted for it any more, if so; `rested` says why
     nothing was for a while. `deadline` is when its time is up, by the engine's clock, and
     `mask_seconds` what its mask took in its last round. `error` is why the engine gave it up, if it
-    did; it is then neither live nor finished.
+    did; it is then neither live nor finished. `prompt_logprobs` has an entry a prompt token, None
+    for the first, as far as they are known and if they are asked for.
     """
 
     seq_id: int
@@ -55,6 +57,15 @@ class LiveSequence:
     mask_seconds: float = 0.0
     finish: FinishReason | None = None
     error: Exception | None = None
+    prompt_logprobs: list[TokenLogprobs | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_logprobs = [] if self.params.prompt_logprobs is None else [None]
+
+    @property
+    def is_unscored(self) -> bool:
+        """Whether log-probabilities of its prompt are asked for and not all known."""
+        return 0 < len(self.prompt_logprobs) < self.prompt_length
 
     @property
     def num_emitted(self) -> int:

@@ -119,7 +119,7 @@ class RequestTable:
 
     def open(self, seq: LiveSequence) -> None:
         known = seq.tokens[:-1] if self.compaction is None else self.compaction.shared(seq)
-        reused = self.target.state.open(seq.seq_id, known)
+        reused = self.target.state.open(seq.seq_id, () if seq.is_unscored else known)
         try:
             self.drafting.open(seq)
         except BaseException:  # an interrupt

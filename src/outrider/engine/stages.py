@@ -49,6 +49,7 @@ from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
 from outrider.engine.forced import with_forced
 from outrider.engine.node_traces import node_traces
+from outrider.engine.prompt_logprobs import score_prompts
 from outrider.engine.round import (
     Batch,
     Chunk,
@@ -225,6 +226,7 @@ class Stages:
         """One target pass over drafts and prompt chunks; then accept, clamp, commit, append.
 
         Prompts that lose keys have a pass before it."""
+        chunks = score_prompts(self, batch, chunks, num_waiting=num_waiting)
         if self.compaction is not None:
             read = partial(self._pass, [], num_waiting=num_waiting)
             chunks = self.compaction.before(self.target, batch, chunks, read)

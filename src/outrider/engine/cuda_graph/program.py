@@ -272,7 +272,7 @@ class GraphCache:
         filters = bool(params.top_k or params.top_p < 1 or params.min_p > 0)
         obstacles = (
             (seq.shaper is not None, "a request changes logits (penalties, bans or a mask)"),
-            (params.logprobs, "a request asks for log-probabilities"),
+            (params.logprobs or seq.is_unscored, "a request asks for log-probabilities"),
             (params.round_events, "a request asks for round events"),
             (len(seq.stop_ids) > MAX_STOPS, f"a request has over {MAX_STOPS} stop tokens"),
             (seq.prompt_length + seq.limit + self.k > most, f"a request may pass {most} tokens"),
