@@ -235,9 +235,13 @@ class RequestMaker:
             pick=pair.target.kernels.sampling.pick,
         )
         notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
-        return OutputStream(
-            seq, StopMatcher(self.tokenizer, params.stop, params.min_tokens), live, notes
+        text = StopMatcher(
+            self.tokenizer,
+            params.stop,
+            params.min_tokens,
+            hidden=None if params.skip_special_tokens else pair.stop_ids,
         )
+        return OutputStream(seq, text, live, notes)
 
     def _shaper(
         self,

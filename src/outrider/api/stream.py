@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from outrider.core.errors import ConfigError, ContractError
@@ -38,7 +39,8 @@ _Mark: TypeAlias = tuple[list[int], int | None, list[int], bytes]
 
 
 class Detokenizer:
-    """Amortised constant work per id. Special tokens have no text.
+    """Amortised constant work per id. Special tokens have no text; with `hidden` these alone
+    have none.
 
     The tokenizer says which bytes an id stands for where it can: every id of byte-level
     vocabularies, and the pieces `<0x00>` to `<0xFF>` of vocabularies that fall back to bytes. Bytes
@@ -52,8 +54,11 @@ class Detokenizer:
     one, so text that waits longer is broken and is let go.
     """
 
-    def __init__(self, decoder: TokenDecoder) -> None:
+    def __init__(self, decoder: TokenDecoder, hidden: frozenset[int] | None = None) -> None:
         self._decoder = decoder
+        self._hidden = decoder.special_ids if hidden is None else hidden
+        everything = partial(decoder.decode, skip_special=False)
+        self._decode = decoder.decode if hidden is None else everything
         self._context: list[int] = []
         # Characters that the context decodes to; None: not yet asked.
         self._context_length: int | None = 0
@@ -63,7 +68,7 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this id completes; often its own, empty in the middle of a character."""
-        if token_id in self._decoder.special_ids:
+        if token_id in self._hidden:
             return ""
         data = self._decoder.token_bytes(token_id)
         if data is None:
@@ -87,7 +92,7 @@ class Detokenizer:
         text = self._broken()
         if not self._waiting:
             return text
-        window = self._decoder.decode([*self._context, *self._waiting])
+        window = self._decode([*self._context, *self._waiting])
         return text + self._release(len(self._waiting), window[self._length() :])
 
     def _broken(self) -> str:
@@ -97,7 +102,7 @@ class Detokenizer:
 
     def _push_text(self, token_id: int) -> str:
         self._waiting = [*self._waiting, token_id]
-        window = self._decoder.decode([*self._context, *self._waiting])
+        window = self._decode([*self._context, *self._waiting])
         text = window[self._length() :]
         if self._decoder.whole_characters or not text.endswith(REPLACEMENT):
             return self._release(len(self._waiting), text) if text else ""
@@ -105,7 +110,7 @@ class Detokenizer:
 
     def _length(self) -> int:
         if self._context_length is None:
-            self._context_length = len(self._decoder.decode(self._context))
+            self._context_length = len(self._decode(self._context))
         return self._context_length
 
     def _release(self, num_ids: int, text: str) -> str:
@@ -115,7 +120,7 @@ class Detokenizer:
 
     def _release_broken(self) -> str:
         """Let go of the longest head that no later id can change: one that ends a character."""
-        decode = self._decoder.decode
+        decode = self._decode
         whole = decode([*self._context, *self._waiting])
         for num_ids in range(len(self._waiting) - 1, 0, -1):
             head = decode([*self._context, *self._waiting[:num_ids]])
@@ -127,7 +132,7 @@ class Detokenizer:
 
 class StopMatcher:
     """The text of one sequence, ended before the first stop string that completes in token number
-    `min_tokens` or later.
+    `min_tokens` or later. `hidden` is the detokenizer's.
 
     Raises ConfigError for an empty stop string, which would end every text.
 
@@ -135,11 +140,16 @@ class StopMatcher:
     """
 
     def __init__(
-        self, decoder: TokenDecoder, stops: Sequence[str] = (), min_tokens: int = 0
+        self,
+        decoder: TokenDecoder,
+        stops: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        hidden: frozenset[int] | None = None,
     ) -> None:
         if "" in stops:
             raise ConfigError("stop: an empty string would end every text.")
-        self._detokenizer = Detokenizer(decoder)
+        self._detokenizer = Detokenizer(decoder, hidden)
         self._stops = tuple(stops)
         self._min_tokens = min_tokens
         self._held: str = ""

@@ -247,6 +247,9 @@ class SamplingOptions(TypedDict, total=False):
     stop: Sequence[str]
     """End before any of these strings."""
 
+    skip_special_tokens: bool
+    """Leave special tokens out of the text; one that ends it is never in it."""
+
     ignore_eos: bool
     """Go on after the model's end-of-text token."""
 

@@ -56,6 +56,11 @@ class SamplingParams:
     stop: Sequence[str] = setting(
         (), "End before any of these strings.", kind=tuple, count=STOPS, each=STOP_BYTES
     )
+    skip_special_tokens: bool = setting(
+        True,
+        "Leave special tokens out of the text; one that ends it is never in it.",
+        per_request=True,
+    )
     ignore_eos: bool = setting(False, "Go on after the model's end-of-text token.")
     min_tokens: int = setting(0, "Do not end before this many tokens.", minimum=0, maximum=WHOLE)
     repetition_penalty: float = setting(
@@ -103,6 +108,7 @@ class SamplingParams:
         kind=int,
         minimum=0,
         maximum=TOP_LOGPROBS.most,
+        per_request=True,
     )
     round_events: bool = setting(
         False,

@@ -1,0 +1,291 @@
+"""Delimiters: where a part of a model's output begins or ends, a literal or a simple pattern.
+
+Patterns come with checkpoints, so no backtracking engine runs them. A pattern is read as literals
+and runs of characters, and is matched from left to right without going back: what is decided about
+a text stays so when more of it comes. Runs are possessive; a lazy one ends where the literal behind
+it first stands. Alternatives, references and look-around are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, TypeGuard
+
+# A delimiter that is longer than this is none: what is held back stays short.
+MAX_CHARS = 256
+_CLASSES: Mapping[str, Callable[[str], bool]] = {
+    "w": lambda char: char.isalnum() or char == "_",
+    "d": str.isdigit,
+    "s": str.isspace,
+    "W": lambda char: not (char.isalnum() or char == "_"),
+    "D": lambda char: not char.isdigit(),
+    "S": lambda char: not char.isspace(),
+}
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    text: str
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """At least `least` characters that `takes`; at most one of them with `single`."""
+
+    takes: Callable[[str], bool]
+    least: int
+    single: bool = False
+    lazy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where the group `name` begins; then where it ends."""
+
+    name: str
+
+
+Piece: TypeAlias = Literal | Run | Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Up to `end`, with the text of each named group."""
+
+    end: int
+    groups: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Pending:
+    """More text decides."""
+
+
+PENDING: Final = Pending()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delimiter:
+    """Begins with a literal, `first`. With `at_start` it stands only where an answer begins."""
+
+    pieces: tuple[Piece, ...]
+    at_start: bool = False
+
+    @property
+    def first(self) -> str:
+        piece = self.pieces[0]
+        return piece.text if isinstance(piece, Literal) else ""
+
+    def match(
+        self, text: str, at: int, *, final: bool, most: int = MAX_CHARS
+    ) -> Match | Pending | None:
+        """Whether it stands at `at`. `final` says that no more text comes."""
+        reader = _Reader(text, at, min(at + most, len(text)), len(text) < at + most and not final)
+        begun: dict[str, int] = {}
+        groups: dict[str, str] = {}
+        for i, piece in enumerate(self.pieces):
+            if isinstance(piece, Mark):
+                if piece.name in begun:
+                    groups[piece.name] = text[begun[piece.name] : reader.at]
+                begun[piece.name] = reader.at
+                continue
+            if isinstance(piece, Literal):
+                ok = reader.literal(piece)
+            else:
+                ok = reader.run(piece, self.pieces[i + 1 :])
+            if ok is None:
+                return PENDING
+            if not ok:
+                return None
+        return Match(reader.at, groups)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads pieces of `text` from `at` on; what lies behind `end` may come, if it is `open`. Each
+    says whether its piece is there, or None while that is open."""
+
+    text: str
+    at: int
+    end: int
+    is_open: bool
+
+    def literal(self, piece: Literal) -> bool | None:
+        wanted = piece.text
+        if self.text.startswith(wanted, self.at, self.end):
+            self.at += len(wanted)
+            return True
+        if self.is_open and wanted.startswith(self.text[self.at : self.end]):
+            return None
+        return piece.optional
+
+    def run(self, piece: Run, behind: tuple[Piece, ...]) -> bool | None:
+        if piece.lazy:
+            return self._lazy(piece, [one for one in behind if isinstance(one, Literal)])
+        start = self.at
+        while self.at < self.end and piece.takes(self.text[self.at]):
+            self.at += 1
+            if piece.single:
+                return True
+        if self.at == self.end and self.is_open:
+            return None
+        return self.at - start >= piece.least
+
+    def _lazy(self, piece: Run, behind: list[Literal]) -> bool | None:
+        """Up to the literal behind it, less an optional one before that."""
+        stop = next(one for one in behind if not one.optional)
+        start = self.at
+        found = self.text.find(stop.text, start + piece.least, self.end)
+        last = self.end if found < 0 else found
+        if not all(map(piece.takes, self.text[start:last])):
+            return False
+        if found < 0:
+            return None if self.is_open else False
+        before = behind[0] if behind[0].optional else None
+        if before is not None and self.text.endswith(before.text, start + piece.least, found):
+            last -= len(before.text)
+        self.at = last
+        return True
+
+
+def literal(text: str, *, at_start: bool = False) -> Delimiter:
+    """Raises ValueError for an empty one."""
+    if not text:
+        raise ValueError("a delimiter is empty")
+    return Delimiter((Literal(text),), at_start)
+
+
+def pattern(source: str) -> Delimiter:
+    """Raises ValueError for a pattern that cannot be followed from left to right. Blanks that it
+    may begin with are left out: blanks beside delimiters do not count."""
+    pieces = _joined(_Source(source).pieces())
+    while pieces and isinstance(pieces[0], Run) and pieces[0].takes(" ") and not pieces[0].least:
+        del pieces[0]
+    if not pieces or not isinstance(pieces[0], Literal) or pieces[0].optional:
+        raise ValueError(f"the pattern {source!r} does not begin with a literal")
+    for i, piece in enumerate(pieces):
+        if not isinstance(piece, Run):
+            continue
+        behind = [one for one in pieces[i + 1 :] if not isinstance(one, Mark)]
+        after = behind[0] if behind else None
+        if piece.lazy:
+            solid = behind[1:2] if isinstance(after, Literal) and after.optional else behind[:1]
+            if not solid or not isinstance(solid[0], Literal) or solid[0].optional:
+                raise ValueError(f"the pattern {source!r} has a lazy run without an end")
+        elif not piece.single and isinstance(after, Literal) and piece.takes(after.text[0]):
+            raise ValueError(f"the pattern {source!r} would have to go back")
+    return Delimiter(tuple(pieces))
+
+
+def _joined(pieces: Iterator[Piece]) -> list[Piece]:
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if _is_solid(piece) and _is_solid(last):
+            found[-1] = Literal(last.text + piece.text)
+        else:
+            found.append(piece)
+    return found
+
+
+def _is_solid(piece: Piece | None) -> TypeGuard[Literal]:
+    return isinstance(piece, Literal) and not piece.optional
+
+
+@dataclass(slots=True)
+class _Source:
+    """Reads the source of a pattern."""
+
+    text: str
+    at: int = 0
+    groups: list[str] = field(default_factory=list[str])
+
+    def pieces(self) -> Iterator[Piece]:
+        while self.at < len(self.text):
+            char = self._next()
+            if char == "(":
+                yield from self._group()
+            elif char == ")":
+                if not self.groups:
+                    raise ValueError(f"the pattern {self.text!r} closes no group")
+                yield Mark(self.groups.pop())
+            elif char in "|^$*+?{}":
+                raise ValueError(f"the pattern {self.text!r} has {char!r}, which is not read")
+            else:
+                yield self._counted(self._set(char))
+
+    def _group(self) -> Iterator[Piece]:
+        if self._take("?:"):
+            inside, end, rest = self.text[self.at :].partition(")")
+            if not end or not rest.startswith("?") or any(char in "\\[(.*+|" for char in inside):
+                raise ValueError(f"the pattern {self.text!r} has a group that is not read")
+            self.at += len(inside) + 2
+            yield Literal(inside, optional=True)
+            return
+        if not self._take("?P<"):
+            raise ValueError(f"the pattern {self.text!r} has a group without a name")
+        name, end, _ = self.text[self.at :].partition(">")
+        if not end or self.groups:
+            raise ValueError(f"the pattern {self.text!r} has a group that is not read")
+        self.at += len(name) + 1
+        self.groups.append(name)
+        yield Mark(name)
+
+    def _set(self, char: str) -> str | Callable[[str], bool]:
+        """What `char` begins: a character, or a set of them."""
+        if char == ".":
+            return lambda _: True
+        if char == "[":
+            return self._bracket()
+        return self._escape() if char == "\\" else char
+
+    def _escape(self) -> str | Callable[[str], bool]:
+        char = self._next()
+        if char in _CLASSES:
+            return _CLASSES[char]
+        if char.isalnum() and char not in _CONTROLS:
+            raise ValueError(f"the pattern {self.text!r} has \\{char}, which is not read")
+        return _CONTROLS.get(char, char)
+
+    def _bracket(self) -> Callable[[str], bool]:
+        negated = self._take("^")
+        single: set[str] = set()
+        tests: list[Callable[[str], bool]] = []
+        while (char := self._next()) != "]" or not (single or tests):
+            one = self._escape() if char == "\\" else char
+            if callable(one):
+                tests.append(one)
+            elif self.text[self.at : self.at + 1] == "-" and self.text[self.at + 1] != "]":
+                self._next()
+                low, high = one, self._next()
+                tests.append(lambda char, low=low, high=high: low <= char <= high)
+            else:
+                single.add(one)
+        return lambda char: negated != (char in single or any(test(char) for test in tests))
+
+    def _counted(self, one: str | Callable[[str], bool]) -> Piece:
+        counts = {"*": (0, False), "+": (1, False), "?": (0, True)}
+        sign = self.text[self.at : self.at + 1]
+        if sign not in counts or not sign:
+            return Literal(one) if isinstance(one, str) else Run(one, 1, single=True)
+        self._next()
+        least, single = counts[sign]
+        if isinstance(one, str):
+            if single:
+                return Literal(one, optional=True)
+            char = one
+            return Run(lambda other: other == char, least)
+        return Run(one, least, single=single, lazy=self._take("?"))
+
+    def _take(self, text: str) -> bool:
+        found = self.text.startswith(text, self.at)
+        self.at += len(text) if found else 0
+        return found
+
+    def _next(self) -> str:
+        if self.at == len(self.text):
+            raise ValueError(f"the pattern {self.text!r} ends early")
+        self.at += 1
+        return self.text[self.at - 1]

@@ -1,0 +1,87 @@
+"""Which format a checkpoint's output has, and the parser and the grammar of an answer in it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from outrider.server.events import OutputParser, PlainParser
+from outrider.server.parsing.calls import Schemas, mapping
+from outrider.server.parsing.families import format_of_family
+from outrider.server.parsing.fields import OutputFormat
+from outrider.server.parsing.grammar import Choice, tool_grammar
+from outrider.server.parsing.parser import FormatParser, new_call_id
+from outrider.server.parsing.template import format_of_template
+from outrider.server.port import EngineCard
+
+_log = logging.getLogger(__name__)
+
+
+def format_of(card: EngineCard) -> OutputFormat | None:
+    """How the model's output is read; None where all of it is text."""
+    template = card.response_template
+    if template is not None:
+        try:
+            return format_of_template(template)
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            _told_once(str(problem))
+    return format_of_family(card.chat_template)
+
+
+def shows_special(card: EngineCard, tools: Sequence[Mapping[str, Any]] = ()) -> bool:
+    """Whether the parser must see special tokens in the text."""
+    given = format_of(card)
+    return given is not None and given.shows_special and (bool(tools) or _thinks(given))
+
+
+def parser_for(
+    card: EngineCard,
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    prompt: str = "",
+    new_id: Callable[[], str] = new_call_id,
+) -> OutputParser:
+    """The parser of one answer, to a `prompt` whose last characters say what the chat template has
+    opened already, as `<think>`. Calls are looked for where `tools` were offered."""
+    given = format_of(card)
+    if given is None:
+        return PlainParser()
+    return FormatParser(given, schemas_of(tools), begun=given.begun(prompt), new_id=new_id)
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
+    """By name, the schemas of each tool's arguments."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        function = mapping(tool.get("function", tool))
+        properties = mapping(function.get("parameters")).get("properties")
+        found[str(function.get("name"))] = mapping(properties)
+    return found
+
+
+def _thinks(given: OutputFormat) -> bool:
+    return any(field.kind != "calls" for field in given.fields)
+
+
+@lru_cache(maxsize=8)
+def _told_once(problem: str) -> None:
+    _log.warning("The checkpoint's response_template is not followed: %s.", problem)
+
+
+def calls_grammar(
+    card: EngineCard,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    choice: Choice,
+    parallel: bool = True,
+    prompt: str = "",
+) -> str | None:
+    """The grammar of an answer that calls `tools` (grammar.py), for `StructureOptions`; None where
+    this model's calls cannot be written as one."""
+    given = format_of(card)
+    if given is None:
+        return None
+    begun = given.begun(prompt) is not None
+    return tool_grammar(given, tools, choice=choice, parallel=parallel, begun=begun)

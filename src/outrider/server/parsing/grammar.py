@@ -1,0 +1,157 @@
+"""Grammars of calls: what a model may write where a request demands calls, or strict arguments.
+
+A grammar is made of a format's own delimiters and of each tool's JSON schema, in llguidance's
+dialect of Lark. Formats whose delimiters are special tokens have none: a grammar speaks of text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, cast
+
+from outrider.server.parsing.calls import listed, mapping
+from outrider.server.parsing.families import GLM, HERMES, LLAMA, QWEN_XML, THINK
+from outrider.server.parsing.fields import OutputFormat
+
+Choice: TypeAlias = Literal["auto", "required"]
+Tool: TypeAlias = Mapping[str, Any]
+
+_ANY = "ANY: /(.|\\n)*/"
+# Without a bound a weak model writes nothing but blanks.
+_BLANKS = {"whitespace_pattern": r"( |\n{1,2}[\x20\t]{0,20})?"}
+
+
+def tool_grammar(
+    given: OutputFormat,
+    tools: Sequence[Tool],
+    *,
+    choice: Choice,
+    parallel: bool = True,
+    begun: bool = False,
+) -> str | None:
+    """The grammar of answers that call `tools`: at least once where calls are required, else text
+    in which each call is one. None for a format that grammars do not speak of. `begun` says that
+    the prompt has begun to think."""
+    write = _WRITERS.get(given.name)
+    if write is None or not tools:
+        return None
+    begin, rules, end, between = write(tools)
+    lines = ["%llguidance {}", _ANY, *rules]
+    thinks = THINK in given.fields
+    if choice == "auto":
+        if not begin:
+            return None
+        several = "called* ANY" if parallel else "called | ANY"
+        lines += [f"start: {several}", f"begun[lazy]: ANY {_text(begin)}"]
+        lines += [f"called: begun tool {_text(end)}"]
+        return "\n".join(lines)
+    before = ""
+    if thinks:
+        before = "thought " if begun else f"({_text('<think>')} thought)? "
+        lines += [f"thought: thinks {_text('')} /\\n{{0,2}}/", 'thinks[lazy]: ANY "</think>"']
+    more = f" ({_text(between)} call)*" if parallel else ""
+    lines += [f"start: {before}call{more}", f"call: {_text(begin)} tool {_text(end)}"]
+    return "\n".join(lines)
+
+
+_Written: TypeAlias = tuple[str, list[str], str, str]
+
+
+def _hermes(tools: Sequence[Tool]) -> _Written:
+    return "<tool_call>", [_json_rule(tools, "arguments", "\n")], "</tool_call>", "\n"
+
+
+def _llama(tools: Sequence[Tool]) -> _Written:
+    return "", [_json_rule(tools, "parameters", "")], "", "; "
+
+
+def _json_rule(tools: Sequence[Tool], arguments: str, edge: str) -> str:
+    """A rule of an object with the name of a tool and its arguments."""
+    shapes = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, arguments: schema},
+            "required": ["name", arguments],
+            "additionalProperties": False,
+        }
+        for name, schema in map(_name_and_schema, tools)
+    ]
+    return f"tool: {_text(edge)} {_json({'anyOf': shapes})} {_text(edge)}"
+
+
+def _qwen_xml(tools: Sequence[Tool]) -> _Written:
+    rules = _by_pairs(
+        tools,
+        begin="\n<function={}>\n",
+        key="<parameter={}>\n",
+        value_end="\n</parameter>\n",
+        end="</function>\n",
+    )
+    return "<tool_call>", rules, "</tool_call>", "\n"
+
+
+def _glm(tools: Sequence[Tool]) -> _Written:
+    rules = _by_pairs(
+        tools,
+        begin="{}\n",
+        key="<arg_key>{}</arg_key>\n<arg_value>",
+        value_end="</arg_value>\n",
+        end="",
+    )
+    return "<tool_call>", rules, "</tool_call>", "\n"
+
+
+def _by_pairs(
+    tools: Sequence[Tool], *, begin: str, key: str, value_end: str, end: str
+) -> list[str]:
+    """Rules of formats that write each argument by itself: text as it is, other values as JSON."""
+    rules = ["tool: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
+    for i, (name, schema) in enumerate(map(_name_and_schema, tools)):
+        properties = cast("Mapping[str, Any]", schema.get("properties") or {})
+        required = cast("Sequence[str]", schema.get("required") or ())
+        parts = [_text(begin.format(name))]
+        order = sorted(properties, key=lambda one: one not in required)
+        for j, one in enumerate(order):
+            parts.append(f"arg_{i}_{j}" + ("" if one in required else "?"))
+            value = _value(properties[one], f"text_{i}_{j}", value_end, rules)
+            rules.append(f"arg_{i}_{j}: {_text(key.format(one))} {value}")
+        rules.append(f"tool_{i}: {' '.join(parts)} {_text(end)}")
+    return rules
+
+
+def _value(schema: Any, rule: str, end: str, rules: list[str]) -> str:
+    entry = mapping(schema)
+    if entry.get("type", "string") != "string" or "anyOf" in entry or "oneOf" in entry:
+        return f"{_json(dict(entry))} {_text(end)}"
+    if "enum" in entry:
+        texts = " | ".join(_text(str(one)) for one in listed(entry["enum"]))
+        return f"({texts}) {_text(end)}"
+    rules.append(f"{rule}[lazy]: ANY {_text(end)}")
+    return rule
+
+
+def _name_and_schema(tool: Tool) -> tuple[str, dict[str, Any]]:
+    """A schema without more keys than it names: what a tool does not know it cannot be given."""
+    function = cast("Mapping[str, Any]", tool.get("function", tool))
+    schema = dict(cast("Mapping[str, Any]", function.get("parameters") or {}))
+    schema.setdefault("type", "object")
+    schema.setdefault("properties", {})
+    schema.setdefault("additionalProperties", False)
+    return str(function["name"]), schema
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': _BLANKS})}"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else '""'
+
+
+_WRITERS: Mapping[str, Callable[[Sequence[Tool]], _Written]] = {
+    HERMES.name: _hermes,
+    QWEN_XML.name: _qwen_xml,
+    GLM.name: _glm,
+    LLAMA.name: _llama,
+}

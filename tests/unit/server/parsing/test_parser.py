@@ -1,0 +1,320 @@
+"""Output of each family, and what hostile or broken text becomes, whatever the pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from outrider.server.events import (
+    Part,
+    PlainParser,
+    ReasoningDelta,
+    TextDelta,
+    ToolClose,
+    ToolDelta,
+    ToolOpen,
+)
+from outrider.server.parsing import parser_for, shows_special
+from outrider.server.parsing.calls import DEEPSEEK_TOKEN
+from outrider.server.parsing.families import FAMILIES, THINK, format_of_family
+from outrider.server.parsing.fields import OutputFormat
+from outrider.server.parsing.parser import FormatParser
+from outrider.server.port import EngineCard
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "exact": {"type": ["boolean", "null"]},
+                    "more": {"anyOf": [{"type": "object"}, {"type": "array"}]},
+                },
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+SCHEMAS: Mapping[str, Any] = {
+    "weather": TOOLS[0]["function"]["parameters"]["properties"],  # pyright: ignore
+    "now": {},
+}
+
+
+def card(chat_template: str = "", **more: Any) -> EngineCard:
+    given: dict[str, Any] = {
+        "model": "m",
+        "window": 99,
+        "vocab_size": 9,
+        "num_parameters": 1,
+        "drafters": ("none",),
+        "drafter": "none",
+        "k": 0,
+        "sampler": "match",
+        "exact": True,
+        "chat_template": chat_template,
+    }
+    return EngineCard(**{**given, **more})
+
+
+def joined(parts: Sequence[Part]) -> list[tuple[str, ...]]:
+    """Parts with neighbours of one kind as one."""
+    found: list[tuple[str, ...]] = []
+    for part in parts:
+        match part:
+            case TextDelta(text):
+                new = ("text", text)
+            case ReasoningDelta(text):
+                new = ("reasoning", text)
+            case ToolOpen(index, call_id, name):
+                new = ("open", str(index), call_id, name)
+            case ToolDelta(index, arguments):
+                new = ("arguments", str(index), arguments)
+            case ToolClose(index):
+                new = ("close", str(index))
+        if found and new[0] == found[-1][0] and new[0] in ("text", "reasoning"):
+            new = (new[0], found.pop()[1] + new[1])
+        found.append(new)
+    return found
+
+
+def read(
+    given: OutputFormat, pieces: Sequence[str], *, prompt: str = "", tools: bool = True
+) -> list[tuple[str, ...]]:
+    ids = count(1)
+    parser = FormatParser(
+        given,
+        SCHEMAS if tools else {},
+        begun=given.begun(prompt),
+        new_id=lambda: f"c{next(ids)}",
+    )
+    parts: list[Part] = []
+    for piece in pieces:
+        parts += parser.feed(piece)
+    return joined([*parts, *parser.finish()])
+
+
+def call(index: int, name: str, **arguments: Any) -> list[tuple[str, ...]]:
+    text = json.dumps(arguments, ensure_ascii=False)
+    return [
+        ("open", str(index), f"c{index + 1}", name),
+        ("arguments", str(index), text),
+        ("close", str(index)),
+    ]
+
+
+def family(*signs: str) -> OutputFormat:
+    found = format_of_family(" ".join(signs))
+    assert found is not None
+    return found
+
+
+SEP, BEGIN, END = (
+    DEEPSEEK_TOKEN.format(name) for name in ("sep", "call\u2581begin", "call\u2581end")
+)
+HERMES = family("<tool_call>", "</think>")
+QWEN_XML = family("<function=", "<parameter=")
+GLM = family("<arg_key>", "<tool_call>")
+DEEPSEEK = family(BEGIN)
+MISTRAL = family("[TOOL_CALLS]")
+LLAMA = family("<|start_header_id|>", "tools")
+GEMMA = family("<start_function_call>")
+HARMONY = family("<|channel|>", "<|message|>")
+WEATHER = call(0, "weather", city="Zürich", days=2)
+JSON = '{"name": "weather", "arguments": {"city": "Zürich", "days": 2}}'
+
+OUTPUTS: dict[str, tuple[OutputFormat, str, list[tuple[str, ...]]]] = {
+    "text": (HERMES, "just text < and <tool", [("text", "just text < and <tool")]),
+    "thought": (
+        HERMES,
+        "<think>\nso\n\nand\n</think>\n\nAnswer.\n",
+        [("reasoning", "so\n\nand"), ("text", "Answer.\n")],
+    ),
+    "hermes": (
+        HERMES,
+        f"Let me.\n\n<tool_call>\n{JSON}\n</tool_call>\n<tool_call>{JSON}</tool_call>\n",
+        [("text", "Let me."), *WEATHER, *call(1, "weather", city="Zürich", days=2)],
+    ),
+    "hermes that ends early": (HERMES, f"<tool_call>{JSON}", WEATHER),
+    "qwen xml": (
+        QWEN_XML,
+        "<tool_call>\n<function=weather>\n<parameter=city>\nZürich\n</parameter>\n"
+        "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+        WEATHER,
+    ),
+    "qwen xml of types": (
+        QWEN_XML,
+        "<tool_call><function=weather><parameter=exact>True</parameter>"
+        '<parameter=more>{"a": [1]}</parameter><parameter=city>3</parameter>'
+        "<parameter=new>4</parameter></function></tool_call>",
+        call(0, "weather", exact=True, more={"a": [1]}, city="3", new="4"),
+    ),
+    "glm": (
+        GLM,
+        "<think></think>\nok\n<tool_call>weather\n<arg_key>city</arg_key>\n"
+        "<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
+        [("text", "ok"), *WEATHER],
+    ),
+    "glm without arguments": (GLM, "<tool_call>now</tool_call>", call(0, "now")),
+    "deepseek": (
+        DEEPSEEK,
+        BEGIN.replace("call\u2581", "calls\u2581")
+        + f'{BEGIN}weather{SEP}{{"city": "Zürich", "days": 2}}{END}\n{BEGIN}function{SEP}now\n'
+        f"```json\n{{}}\n```{END}" + END.replace("call\u2581", "calls\u2581"),
+        [*WEATHER, *call(1, "now")],
+    ),
+    "mistral": (
+        MISTRAL,
+        f"[TOOL_CALLS] [{JSON}, {JSON}]",
+        [*WEATHER, *call(1, "weather", city="Zürich", days=2)],
+    ),
+    "mistral by name": (
+        MISTRAL,
+        '[TOOL_CALLS]weather[ARGS]{"city": "Zürich", "days": 2}[TOOL_CALLS]now{}',
+        [*WEATHER, *call(1, "now")],
+    ),
+    "mistral thought": (MISTRAL, "[THINK]so[/THINK]\nyes", [("reasoning", "so"), ("text", "yes")]),
+    "llama": (
+        LLAMA,
+        ' {"name": "weather", "parameters": {"city": "Zürich", "days": 2}}; {"name": "now"}',
+        [*WEATHER, *call(1, "now")],
+    ),
+    "llama by token": (LLAMA, '<|python_tag|>{"name": "now", "parameters": {}}', call(0, "now")),
+    "llama of another": (LLAMA, '{"name": "Bob"}', [("text", '{"name": "Bob"}')]),
+    "llama later": (LLAMA, 'So {"name": "now"}', [("text", 'So {"name": "now"}')]),
+    "gemma": (
+        GEMMA,
+        "<start_function_call>call:weather{city:<escape>Zürich<escape>,days:2}<end_function_call>",
+        WEATHER,
+    ),
+    "harmony": (
+        HARMONY,
+        "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>commentary"
+        "<|message|>Looking.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.weather <|constrain|>json<|message|>{"city": "Zürich", "days": 2}<|call|>',
+        [("reasoning", "so"), ("text", "Looking."), *WEATHER],
+    ),
+    "harmony that names first": (
+        HARMONY,
+        " to=functions.now<|channel|>commentary json<|message|>{}<|call|>"
+        "<|start|>assistant to=functions.weather<|channel|>commentary<|message|>"
+        '{"city": "Zürich", "days": 2}',
+        [*call(0, "now"), *call(1, "weather", city="Zürich", days=2)],
+    ),
+    "harmony final": (
+        HARMONY,
+        "<|channel|>analysis<|message|>so<|channel|>final <|constrain|>json<|message|>{}",
+        [("reasoning", "so"), ("text", "{}")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_each_family_is_read(name: str) -> None:
+    given, text, parts = OUTPUTS[name]
+    assert read(given, [text]) == parts
+    assert read(given, [*text]) == parts
+
+
+BROKEN = {
+    "no json": (HERMES, "a\n<tool_call>{]</tool_call> b"),
+    "no name": (HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
+    "no object": (HERMES, '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
+    "not a number": (HERMES, '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>'),
+    "empty": (HERMES, "<tool_call></tool_call>"),
+    "cut": (HERMES, '<tool_call>{"name": "now", "argum'),
+    "deep": (HERMES, f"<tool_call>{'[' * 9999}</tool_call>"),
+    "no function": (QWEN_XML, "<tool_call>weather</tool_call>"),
+    "no value": (GLM, "<tool_call>now<arg_key>a</arg_key></tool_call>"),
+    "no arguments": (MISTRAL, "[TOOL_CALLS]now"),
+    "half an object": (HARMONY, "<|channel|>commentary to=functions.now<|message|>{"),
+    "another channel": (HARMONY, "<|channel|>other<|message|>text"),
+    "a long header": (HARMONY, "<|channel|>" + "x" * 300 + "<|message|>text"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_call_is_text_to_the_letter(name: str) -> None:
+    given, text = BROKEN[name]
+    assert read(given, [text]) == [("text", text)]
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    text = f"<think>so</think><tool_call>{JSON}</tool_call>"
+    assert read(HERMES, [text], tools=False) == [
+        ("reasoning", "so"),
+        ("text", f"<tool_call>{JSON}</tool_call>"),
+    ]
+
+
+@pytest.mark.parametrize("prompt", ["user: <think>\nassistant\n<think>\n", "<think>"])
+def test_the_prompt_may_have_begun_to_think(prompt: str) -> None:
+    assert read(HERMES, ["so\n</th", "ink>\nyes"], prompt=prompt) == [
+        ("reasoning", "so"),
+        ("text", "yes"),
+    ]
+    assert read(HERMES, ["so"], prompt="<think>\n\n</think>\n\n") == [("text", "so")]
+
+
+FRAGMENTS = [
+    "<think>", "</think>", "<tool_call>", "</tool_call>", JSON, "\n", " ", "text", "<", ">", "{",
+    '"name"', "<|channel|>", "<|message|>", "analysis", "final", "commentary to=functions.now ",
+    "<|start|>assistant", "<|end|>", "[TOOL_CALLS]", "now{}", "<function=now>", "</function>",
+    "<arg_key>", BEGIN, SEP, END, '{"name": "now"}', " to=functions.now", "<|python_tag|>",
+]  # fmt: skip
+TEXTS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=14).map(
+    "".join
+)
+FORMATS = st.sampled_from([one.given for one in FAMILIES])
+
+
+@settings(max_examples=300, deadline=None)
+@given(given_format=FORMATS, text=TEXTS, data=st.data(), prompt=st.sampled_from(["", "<think>"]))
+def test_pieces_make_no_difference(
+    given_format: OutputFormat, text: str, data: st.DataObject, prompt: str
+) -> None:
+    whole = read(given_format, [text], prompt=prompt)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=9)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(given_format, pieces, prompt=prompt) == whole
+    assert read(given_format, [*text], prompt=prompt) == whole
+
+
+@settings(max_examples=150, deadline=None)
+@given(given_format=FORMATS, text=st.text())
+@example(HERMES, "<" * 500)
+def test_text_without_delimiters_is_text(given_format: OutputFormat, text: str) -> None:
+    if not any(sign in text for sign in ("<", "[", "{", "to=")):
+        assert "".join(part[1] for part in read(given_format, [text])) == text
+
+
+def test_templates_decide_and_plain_ones_leave_text_alone() -> None:
+    assert isinstance(parser_for(card("{{ messages }}")), PlainParser)
+    parser = parser_for(card("<tool_call> </think>"), TOOLS)
+    assert joined([*parser.feed("<think>a</think>"), *parser.finish()]) == [("reasoning", "a")]
+    assert not shows_special(card("<tool_call>"), TOOLS)
+    assert shows_special(card("<|channel|><|message|>"))
+    assert shows_special(card("<|start_header_id|>tools"), TOOLS)
+    assert not shows_special(card("<|start_header_id|>tools"))
+
+
+def test_a_family_that_thinks_has_thoughts() -> None:
+    assert THINK in family("<tool_call>", "</think>").fields
+    assert THINK not in family("<tool_call>").fields
+
+
+def test_long_texts_take_as_long_as_they_are_long() -> None:
+    """By counting: each character is looked at a bounded number of times."""
+    text = "<tool_call>" + "x" * 20_000 + "<" * 5_000
+    pieces = [text[i : i + 7] for i in range(0, len(text), 7)]
+    assert read(HERMES, pieces) == [("text", text)]
