@@ -64,7 +64,8 @@ class ScriptedPort:
         error: Exception | None = None,
         most: int = 1000,
     ) -> None:
-        self.answer, self.reason, self.error, self.most = answer, reason, error, most
+        self.answer, self.error, self.most = answer, error, most
+        self.reason: FinishReason = reason
         self.state: EngineState = "ready"
         self.decoder = Letters()
         self.requests: list[EngineRequest] = []

@@ -53,13 +53,14 @@ def test_texts_are_those_of_the_library(
 
 
 def test_texts_are_the_same_among_many(server: Served, llm: LLM) -> None:
-    asked = [(prompt, more) for more in (GREEDY, SEEDED) for prompt in PROMPTS] * 2
-    alone = {(prompt, more["max_tokens"], "seed" in more): None for prompt, more in asked}
-    alone = {key: expected(llm, key[0], SEEDED if key[2] else GREEDY) for key in alone}
-    with ThreadPoolExecutor(len(asked)) as pool:
-        texts = list(pool.map(lambda one: server.streamed(one[0], **one[1]), asked))
-    keys = [(prompt, more["max_tokens"], "seed" in more) for prompt, more in asked]
-    assert texts == [alone[key] for key in keys]
+    asked = [(prompt, more) for more in (GREEDY, SEEDED) for prompt in PROMPTS]
+    alone = [expected(llm, prompt, more) for prompt, more in asked]
+
+    def streamed(one: tuple[str, dict[str, Any]]) -> str:
+        return server.streamed(one[0], **one[1])
+
+    with ThreadPoolExecutor(2 * len(asked)) as pool:
+        assert list(pool.map(streamed, asked * 2)) == alone * 2
 
 
 def test_speculation_may_be_left_out_and_is_told_of(server: Served) -> None:
@@ -67,7 +68,8 @@ def test_speculation_may_be_left_out_and_is_told_of(server: Served) -> None:
     plain = server.complete(PROMPTS[0], speculative=False, **GREEDY)
     assert plain["choices"][0]["text"] == drafted["choices"][0]["text"]
     assert drafted["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
-    assert (plain["metrics"] or {}).get("num_draft_tokens", 0) == 0
+    told = plain["metrics"]
+    assert told is None or told["speculative_decoding"]["num_draft_tokens"] == 0
 
 
 def test_rounds_can_be_watched(server: Served) -> None:
@@ -121,11 +123,6 @@ BODIES = [
     b'{"prompt": "x", "speculative": []}',
     b'{"prompt": "x", "n": 17}',
     b'{"messages": []}',
-    b'{"messages": [{}]}',
-    b'{"messages": [{"role": "user"}]}',
-    b'{"messages": [{"role": "user", "content": 5}]}',
-    b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
-    b'{"messages": [{"role": {}, "content": "x"}]}',
     b'{"messages": [5]}',
 ]
 

@@ -128,7 +128,6 @@ class ConfigOptions(JsonOption):
     "completion",
     "config:completion",
     Argument("SHELL", "The shell.", choices=("bash", "zsh", "fish")),
-    group="This machine",
 )
 class CompletionOptions(Options):
     """Print a completion script for bash, zsh or fish.

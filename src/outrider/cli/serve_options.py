@@ -10,12 +10,12 @@ from outrider.core.fields import setting
     "serve",
     "serve:serve",
     Argument("MODEL", "The same as --target.", setting="target"),
-    group="Serve",
+    group="Write text",
     settings=ALL,
     without=(*DECIDED, "seed", "prediction", "prompt_logprobs"),
 )
 class ServeOptions(JsonOption):
-    """Answer OpenAI's and Anthropic's APIs over HTTP; sampling settings are requests' defaults.
+    """Answer OpenAI's API over HTTP, to many clients at once.
 
     outrider serve outrider/embedded --check
     """

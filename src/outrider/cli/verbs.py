@@ -12,7 +12,7 @@ from outrider.cli import batch_options, bench_options, model_options, run_option
 from outrider.cli.options import KNOWN, Verb
 
 # The headings of the front page.
-GROUPS = ("Write text", "Serve", "Models", "Measure speed", "Check exactness", "This machine")
+GROUPS = ("Write text", "Models", "Measure speed", "Check exactness", "This machine")
 TABLES = (run_options, batch_options, serve_options, model_options, bench_options)
 
 

@@ -104,8 +104,9 @@ def params_of(
     values["bad_words"] = tuple(asked.bad_words or cast("list[str]", site.default("bad_words")))
     if asked.logit_bias:
         values["logit_bias"] = {_token_id(key): bias for key, bias in asked.logit_bias.items()}
-    spoken = _speculation(site.port.card, asked.speculative)
-    return SamplingParams(**(values | spoken | more))
+    values.update(_speculation(site.port.card, asked.speculative))
+    values.update(more)
+    return SamplingParams(**values)
 
 
 def _limit(site: Site, given: int | None) -> int:
@@ -116,7 +117,7 @@ def _limit(site: Site, given: int | None) -> int:
         raise ApiError(
             400, f"max_tokens: at least 1, got {given}.", param="max_tokens", code="invalid_value"
         )
-    return min(given, WHOLE)
+    return given
 
 
 def _token_id(key: str) -> int:

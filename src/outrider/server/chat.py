@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -102,9 +102,10 @@ def prediction_text(given: Mapping[str, Any] | None) -> str:
     """Of `{"type": "content", "content": text or text parts}`."""
     if given is None:
         return ""
-    content = given.get("content")
+    content: object = given.get("content")
     if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        parts = cast("list[Mapping[str, object]]", content)
+        content = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
     if given.get("type", "content") != "content" or not isinstance(content, str):
         raise ApiError(
             400,

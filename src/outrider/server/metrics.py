@@ -31,8 +31,8 @@ from outrider.server.history import STEP_SECONDS, History
 from outrider.server.port import EngineState, EngineStatus
 
 Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "other"]
-STATUSES = frozenset((400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499))
-STATUSES |= frozenset((500, 501, 503, 504))
+_OF_CLIENTS = (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499)
+STATUSES = frozenset((*_OF_CLIENTS, 500, 501, 503, 504))
 # Bounds of vLLM's histograms.
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5)
 FIRST_TOKEN = (*_FIRST, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from outrider.server.errors import api_error, error_body, error_response
 from outrider.server.site import Limits, key_of, site_of
 
 DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
-_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 
 
 class ClientGoneError(Exception):
@@ -72,6 +76,10 @@ class EventReply(Response):
                 await writer.end()
             except ClientGoneError:
                 raise
+            except asyncio.CancelledError:
+                # A comment stalled while the engine worked.
+                writer.check()
+                raise
             except Exception as error:  # noqa: BLE001 - told to the client
                 if not writer.has_begun:
                     writer.stop()
@@ -90,19 +98,27 @@ class EventReply(Response):
 
 
 class EventWriter:
-    """Writes events to one client. Headers go out with the first piece, or with the first comment,
-    which comes after `ping_seconds` without a piece."""
+    """Writes events to one client, from one task. Headers go out with the first piece, or with the
+    first comment, which comes after `ping_seconds` without a piece. One timer watches all of it,
+    for a timer a write would cost more than the write."""
 
     def __init__(self, send: Send, limits: Limits) -> None:
         self._send, self._limits = send, limits
-        self._lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._owner = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
         self._ping: asyncio.Task[None] | None = None
+        self._last = self._loop.time()
+        # When the write that waits for the client began.
+        self._since: float | None = None
+        self._is_stalled = False
         self.has_begun = False
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._limits.ping_seconds, self._wait_over)
+        limits = self._limits
+        self._timer = self._loop.call_later(
+            min(limits.ping_seconds, limits.write_seconds), self._look
+        )
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -116,37 +132,68 @@ class EventWriter:
         """Raises ClientGoneError if the client does not read."""
         if not piece:
             return
-        async with self._lock:
-            if not self.has_begun:
-                self.has_begun = True
-                headers = Response(None, headers=_HEADERS, media_type="text/event-stream")
-                raw = [pair for pair in headers.raw_headers if pair[0] != b"content-length"]
-                await self._sent({"type": "http.response.start", "status": 200, "headers": raw})
-            await self._sent({"type": "http.response.body", "body": piece, "more_body": True})
-        if self._timer is not None:
-            self._timer.cancel()
-            self.start()
+        if self._ping is not None:
+            await self._watched(self._ping)
+            self._ping = None
+        await self._watched(self._written(piece))
 
     async def end(self) -> None:
+        if self._ping is not None:
+            await self._watched(self._ping)
+        await self._watched(
+            self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        )
         self.stop()
-        await self._sent({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _wait_over(self) -> None:
-        self._ping = asyncio.ensure_future(self._pinged())
-
-    async def _pinged(self) -> None:
-        with suppress(ClientGoneError):
-            await self.write(_PING)
-
-    async def _sent(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._limits.write_seconds):
-                await self._send(message)
-        except TimeoutError:
+    def check(self) -> None:
+        """Raise ClientGoneError if the task was cancelled because its client does not read."""
+        if self._is_stalled and self._owner is not None:
+            self._is_stalled = False
+            self._owner.uncancel()
             raise ClientGoneError from None
+
+    async def _written(self, piece: bytes) -> None:
+        self._since = self._loop.time()
+        try:
+            if not self.has_begun:
+                self.has_begun = True
+                await self._send(
+                    {
+                        "type": "http.response.start",
+                        "status": 200,
+                        "headers": _HEADERS,
+                    }
+                )
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        finally:
+            self._since, self._last = None, self._loop.time()
+
+    async def _watched(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            self.check()
+            raise
         except (OSError, RuntimeError):
             # What servers raise where the connection has ended.
             raise ClientGoneError from None
+
+    def _look(self) -> None:
+        """Cut off a client that does not read, and tell one that waits that the server lives."""
+        limits, now = self._limits, self._loop.time()
+        if self._since is not None and now - self._since >= limits.write_seconds:
+            self._is_stalled = True
+            if self._owner is not None:
+                self._owner.cancel()
+            return
+        if self._since is None and now - self._last >= limits.ping_seconds:
+            self._ping = self._loop.create_task(self._written(_PING))
+            self._last = now
+        if self._since is None:
+            wait = min(self._last + limits.ping_seconds - now, limits.write_seconds)
+        else:
+            wait = self._since + limits.write_seconds - now
+        self._timer = self._loop.call_later(max(0.0, wait), self._look)
 
 
 def error_event(error: BaseException, path: str) -> bytes:

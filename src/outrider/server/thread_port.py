@@ -193,7 +193,7 @@ def card_of(llm: LLM) -> EngineCard:
     config, tokenizer = llm.config, llm.tokenizer
     files = tokenizer.config
     template = files.get("chat_template")
-    response = files.get("response_template")
+    response: object = files.get("response_template")
     return EngineCard(
         model=str(llm.folder.name),
         window=llm.fitting_tokens([0], SamplingParams(max_tokens=WHOLE)) + 1,
@@ -209,7 +209,9 @@ def card_of(llm: LLM) -> EngineCard:
         chat_template=template if isinstance(template, str) else "",
         bos=_token(files.get("bos_token")),
         eos=_token(files.get("eos_token")),
-        response_template=response if isinstance(response, dict) else None,
+        response_template=cast("dict[str, object]", response)
+        if isinstance(response, dict)
+        else None,
         facts={
             "device": str(llm.device),
             "memory": size(sum(llm.memory.values())),

@@ -70,24 +70,23 @@ def test_log_probabilities_in_the_older_shape() -> None:
     assert found["top_logprobs"][0] == {"H": -0.5, "A": -1.5}
 
 
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
-        ({"prompt": [999]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [[1], [2**70]]}, "prompt"),
-        ({"prompt": ["x"] * 999}, "prompt"),
-        ({"prompt": 5}, "prompt"),
-        ({"prompt": [1, "x"]}, "prompt"),
-        ({"suffix": "x"}, "suffix"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"logprobs": 99}, "top_logprobs"),
-        ({"echo": True, "logprobs": 1, "stream": True}, None),
-    ],
-    ids=str,
-)
+REFUSED: list[tuple[dict[str, Any], str | None]] = [
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [999]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [[1], [2**70]]}, "prompt"),
+    ({"prompt": ["x"] * 999}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": [1, "x"]}, "prompt"),
+    ({"suffix": "x"}, "suffix"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"logprobs": 99}, "top_logprobs"),
+    ({"echo": True, "logprobs": 1, "stream": True}, None),
+]
+
+
+@pytest.mark.parametrize(("more", "param"), REFUSED, ids=str)
 def test_what_cannot_be_done_is_refused(more: dict[str, Any], param: str | None) -> None:
     port = ScriptedPort()
     got = ask(port, PATH, {"prompt": "ab"} | more)

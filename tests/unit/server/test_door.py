@@ -193,7 +193,7 @@ def test_a_body_is_counted_as_it_comes() -> None:
     ],
 )
 def test_every_error_has_one_shape(method: str, path: str, expected: int) -> None:
-    body = {} if method == "POST" else None
+    body: dict[str, object] | None = {} if method == "POST" else None
     got = ask(ScriptedPort(), path, body, method=method)
     assert got.status == expected
     assert set(got.json()["error"]) == {"message", "type", "param", "code"}
