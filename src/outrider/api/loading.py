@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.api.memory import give_back
 from outrider.api.memory_parts import Part, draft_room, target_room
 from outrider.api.memory_plan import fitted, table_of
 from outrider.api.plan import LoadPlan, idle_settings, plan_pair
@@ -124,9 +125,12 @@ def load_pair(
         has_weights=there is not None,
     )
     heads = plan.heads(plan.num_slots)
+    # A tokenizer is read by way of much that is freed again, and so are weights.
+    give_back()
     with within_memory("loading", parts=table_of(parts)):
         target, end = _load_target(plan, heads, name=model, there=there)
         draft_model, child = _load_draft(plan)
+    give_back()
     return LoadedPair(
         target=target,
         draft=draft_model,

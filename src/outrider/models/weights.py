@@ -40,9 +40,9 @@ from outrider.models.weight_files import (
 HEAD = "lm_head.weight"
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
-# Bytes read of a file before it is mapped anew: pages once read count as memory of this process
-# while they are mapped, and the old mapping goes with the last tensor that was taken from it.
-_MAX_MAPPED = 1 << 25
+# Bytes read of a file before its pages are let go of, which count as memory of this process. A
+# mapping of GGUF is told so; one of safetensors is made anew, and goes with its last tensor.
+_MAX_READ = {True: 1 << 22, False: 1 << 25}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -59,7 +59,7 @@ class Weights:
         self._file_of = self._quantised.places(self._stored_in)
         self._untaken = set(self._file_of)
         self._last: Path | None = None
-        self._num_mapped = 0
+        self._num_read = 0
 
     def __enter__(self) -> Weights:
         return self
@@ -206,13 +206,20 @@ class Weights:
         return tensor
 
     def _let_go(self, path: Path, num_bytes: int) -> None:
-        """Map a file anew when much of it has been read, or another's turn has come."""
+        """Let go of pages when much of a file has been read, or another's turn has come."""
         last, self._last = self._last, path
         if last is not None and last != path:
-            self._readers[last], self._num_mapped = self._open(last), 0
-        self._num_mapped += num_bytes
-        if self._num_mapped > _MAX_MAPPED:
-            self._readers[path], self._num_mapped = self._open(path), 0
+            self._unmap(last)
+        self._num_read += num_bytes
+        if self._num_read > _MAX_READ[self.folder.is_file()]:
+            self._unmap(path)
+
+    def _unmap(self, path: Path) -> None:
+        file, self._num_read = self._readers[path], 0
+        if isinstance(file, GgufTensors):
+            file.let_go()
+        else:
+            self._readers[path] = self._open(path)
 
     def _open(self, path: Path) -> TensorFile:
         return GgufTensors(path, self.folder) if self.folder.is_file() else open_safetensors(path)

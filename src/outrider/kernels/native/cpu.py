@@ -33,7 +33,7 @@ from outrider.core.files import FileKind, read_text
 PAGE_BYTES = 2 << 20
 # Regions that small tensors share, of whichever model; a full one is freed with the last of them.
 # What is left of one takes memory only in a page that the tensor before it reaches into.
-_REGION_BYTES = 16 << 20
+_REGION_BYTES = 64 << 20
 _ALIGNMENT = 64
 # From here on zeros are left to the system, which gives them page by page.
 _LAZY_BYTES = 256 << 20

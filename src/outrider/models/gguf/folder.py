@@ -7,6 +7,7 @@ the same ones.
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -155,6 +156,11 @@ class GgufTensors:
             if header.entries[place.stored].path == path
         }
         self._memory = map_file(path)
+
+    def let_go(self) -> None:
+        """Hold nothing of what was read; what is read again comes from the file."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED)
 
     def keys(self) -> list[str]:
         return list(self._places)

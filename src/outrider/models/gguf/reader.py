@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from array import array
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,7 @@ _LENGTH = struct.Struct("<Q")
 class Texts:
     """A list of texts as its bytes, decoded when it is read."""
 
-    def __init__(self, raw: bytes, ends: list[int], where: str) -> None:
+    def __init__(self, raw: bytes, ends: array[int], where: str) -> None:
         self._raw, self._ends, self._where = raw, ends, where
 
     def __len__(self) -> int:
@@ -251,7 +252,7 @@ class _Cursor:
         self.num_texts += num
         self._bounded("texts", self.num_texts, MAX_TEXTS)
         self._bounded(f"texts in {key}", num, self._left // 8)
-        ends: list[int] = []
+        ends: array[int] = array("Q")
         start = at = self.at
         while len(ends) < num:
             if at + 8 > self._end:
@@ -321,7 +322,7 @@ class _Cursor:
         return CheckpointError(f"{self.path} is damaged or incomplete: {what}.", hint=_AGAIN)
 
 
-def _walk(window: bytes, base: int, most: int, ends: list[int]) -> int:
+def _walk(window: bytes, base: int, most: int, ends: array[int]) -> int:
     """Append the ends, from `base` on, of at most `most` texts that begin in `window`. Returns how
     far that is, which may be beyond the window."""
     at, unpack, append = 0, _LENGTH.unpack_from, ends.append
