@@ -42,6 +42,7 @@ class AsyncRequest:
     allowed: AllowedTokens | None = None
     structure: StructureOptions = field(default_factory=StructureOptions)
     sample: int = 0
+    written: Sequence[int] = ()
     quiet: bool = False
     came: float = field(default_factory=monotonic)
     handle: RequestHandle | None = None
@@ -185,6 +186,7 @@ def _submit(state: _State, request: AsyncRequest) -> None:
             params,
             allowed=request.allowed,
             sample=request.sample,
+            written=request.written,
             **request.structure,
         )
     except Exception as error:  # noqa: BLE001 - a request's mistake is its own

@@ -258,10 +258,12 @@ class LLM:
         *,
         allowed: AllowedTokens | None = None,
         sample: int = 0,
+        written: Sequence[int] = (),
         **options: Unpack[RequestOptions],
     ) -> RequestHandle:
         """Hand a request in beside others; `advance` runs them all. `sample` tells requests of one
-        seed apart. Raises as `stream` does, at once, and QueueFullError if too many wait."""
+        seed apart; `written` are tokens that a text which was broken off has already. Raises as
+        `stream` does, at once, and QueueFullError if too many wait."""
         params = params_for_one(params, sampling_of(options))
         reader: OutputStream | None = None
         try:
@@ -269,11 +271,11 @@ class LLM:
                 ids = self._requests.ids(one_prompt(prompt))
                 masked = self._requests.constraint(allowed, options)
                 reader = self._requests.reader(ids, params, masked, sample=sample, live=True)
+                reader.go_on(self._requests.checked(written) if written else ())
                 with self._turns.turn():
                     self._router.submit(reader)
             return RequestHandle(reader, self, self._result)
-        except BaseException:
-            # Told of an interrupt at the end, the caller has no handle.
+        except BaseException:  # told of an interrupt at the end, the caller has no handle
             if reader is not None:
                 self._router.drop(reader)
             raise

@@ -16,7 +16,7 @@ from outrider.api.stream import StopMatcher
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome, RoundEvent
-from outrider.core.errors import ContractError, foreign, told
+from outrider.core.errors import ConfigError, ContractError, foreign, told
 from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
@@ -59,6 +59,20 @@ class OutputStream:
         self._started = self.clock()
         if self.live:
             self.seq.match = self._match
+
+    def go_on(self, written: Sequence[int]) -> None:
+        """Begin behind tokens that were written before, perhaps elsewhere: they are of the text and
+        of the result, and no event has them. Random numbers go on where they were."""
+        seq = self.seq
+        if not written:
+            return
+        if len(written) >= seq.limit or not seq.stop_ids.isdisjoint(written):
+            raise ConfigError("the tokens written before are a whole text.")
+        if self.text.push(written) is not None:
+            raise ConfigError("the tokens written before end at a stop string.")
+        seq.tokens += written
+        self._pieces += self.text.take()
+        self.notes += (f"went on after {len(written)} tokens that were written before",)
 
     def take(self, outcome: Outcome) -> None:
         """Read what a round emitted. Its ids are on the host, so the device is done with them."""

@@ -40,14 +40,14 @@ def test_no_two_share_a_byte() -> None:
 
 @pytest.mark.skipif(not _HAVE, reason="no huge pages on this system")
 def test_large_tensors_begin_at_a_page_and_are_freed() -> None:
-    found = huge_pages.empty(9 << 20, dtype=torch.uint8)
+    found = huge_pages.empty(33 << 20, dtype=torch.uint8)
     assert found.data_ptr() % PAGE_BYTES == 0
     dead = weakref.ref(found.untyped_storage())
     before = _mapped()
     del found
     gc.collect()
     assert dead() is None
-    assert _mapped() <= before - (9 << 20)
+    assert _mapped() <= before - (33 << 20)
 
 
 @pytest.mark.skipif(not (_HAVE and _SETTING.exists()), reason="no huge pages on this system")
@@ -55,6 +55,15 @@ def test_huge_pages_are_asked_for() -> None:
     for size in (100, 32 << 20):
         found = huge_pages.empty(size, dtype=torch.uint8)
         assert "hg" in _flags_at(found.data_ptr())
+
+
+@pytest.mark.skipif(not _HAVE, reason="no huge pages on this system")
+def test_matrices_of_a_model_share_their_last_pages() -> None:
+    sizes = [(2 * PAGE_BYTES) + 1000] * 12
+    before = _resident()
+    kept = [huge_pages.empty(size, dtype=torch.uint8).fill_(1) for size in sizes]
+    assert _resident() - before < sum(sizes) + 3 * PAGE_BYTES
+    assert len(kept) == len(sizes)
 
 
 @pytest.mark.skipif(not _HAVE, reason="no huge pages on this system")
@@ -97,3 +106,7 @@ def _mapped() -> int:
 
 def _smaps() -> str:
     return Path("/proc/self/smaps").read_text("utf-8")
+
+
+def _resident() -> int:
+    return 4096 * int(Path("/proc/self/statm").read_text("ascii").split()[1])

@@ -249,7 +249,7 @@ def test_a_copy_multiplies_alike_in_its_own_memory() -> None:
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages on this system")
 def test_a_copy_lies_in_pages_like_those_of_weights() -> None:
-    packed = kernels_named("native-1", torch.float32).pack(torch.ones(1100, 1000))
+    packed = kernels_named("native-1", torch.float32).pack(torch.ones(4500, 1000))
     copy = copied(packed)
     assert [one.data.data_ptr() % PAGE_BYTES for one in (packed, copy)] == [0, 0]
 
