@@ -30,13 +30,15 @@ class NotReadyError(OutriderError):
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
     """One completion. `sample` tells the `n` completions of one seed apart; `cache_salt` keeps the
-    prefix cache of one key's requests from another's."""
+    prefix cache of one key's requests from another's. A text that was broken off elsewhere goes on
+    from the tokens in `written`, which its events do not have again."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
     structure: StructureOptions
     sample: int = 0
     cache_salt: str = ""
+    written: Sequence[int] = ()
 
 
 class ChatPrompt(Struct, frozen=True, kw_only=True):

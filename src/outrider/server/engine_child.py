@@ -1,0 +1,154 @@
+"""One engine process: started, heard, and ended when it hangs or is told to.
+
+A process hangs when its job takes ten times as long as any before it, and half a minute at least,
+or when it says nothing for so long. It is ended by SIGABRT, upon which it says where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process, create_subprocess_exec
+from collections.abc import AsyncIterator
+from time import monotonic
+
+import msgspec
+
+from outrider.core.errors import MachineError
+from outrider.server.frames import (
+    REPORTS,
+    Command,
+    Encoded,
+    Load,
+    Lost,
+    Ready,
+    Told,
+    error_of,
+    frame,
+    read_frame,
+)
+from outrider.server.port import EngineCard
+
+HANG_SECONDS = 30.0
+_HANG_RATIO = 10.0
+_WATCH_SECONDS = 1.0
+_END_SECONDS = 15.0
+
+
+class EngineChild:
+    """A process that has loaded what it was told to."""
+
+    def __init__(
+        self,
+        process: Process,
+        card: EngineCard,
+        ends: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        hang_seconds: float,
+    ) -> None:
+        self.card, self.process_id = card, process.pid
+        self._process, self._hang_seconds = process, hang_seconds
+        self._reader, self._writer = ends
+        self._beat, self._longest_job = monotonic(), 0.0
+
+    @classmethod
+    async def started(cls, load: Load, *, hang_seconds: float = HANG_SECONDS) -> EngineChild:
+        """Raises what loading raises, and MachineError where the process ends meanwhile."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await create_subprocess_exec(
+                *(sys.executable, "-m", "outrider.server.engine_process", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                # What a library prints is no answer.
+                stdout=2,
+                pass_fds=(theirs.fileno(),),
+                # Signals of the terminal are for the server, which ends it in order.
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            writer.write(frame(load))
+            report = REPORTS.decode(await read_frame(reader))
+            if isinstance(report, Lost):
+                raise error_of(report.error)
+            if not isinstance(report, Ready):
+                raise MachineError("the engine's process says what nobody expects.")
+            return cls(process, report.card, (reader, writer), hang_seconds)
+        except BaseException as error:
+            writer.close()
+            _kill(process)
+            status = await process.wait()
+            if isinstance(error, EOFError):
+                raise MachineError(
+                    f"the engine's process ended while it loaded ({_how(status)}).",
+                    hint="less memory may help: --quantise int8, --context; its words are above",
+                ) from None
+            raise
+
+    async def reports(self) -> AsyncIterator[Told | Encoded]:
+        """What it says until it ends, which is seen to."""
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            while True:
+                report = REPORTS.decode(await read_frame(self._reader))
+                if isinstance(report, Told):
+                    self._note(report)
+                elif not isinstance(report, Encoded):
+                    return
+                yield report
+        except (EOFError, msgspec.DecodeError):
+            return
+        finally:
+            watch.cancel()
+            self._writer.close()
+            _kill(self._process)
+
+    def send(self, command: Command) -> None:
+        """To a process that has ended, nothing."""
+        if not self._writer.is_closing():
+            self._writer.write(frame(command))
+
+    async def how_it_ended(self) -> str:
+        return _how(await self._process.wait())
+
+    async def end(self) -> None:
+        """Let it end in order, for a while."""
+        self._writer.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _END_SECONDS)
+        except TimeoutError:
+            _kill(self._process)
+            await self._process.wait()
+
+    def _note(self, told: Told) -> None:
+        if told.job_seconds < self._limit:
+            self._beat = monotonic()
+            self._longest_job = max(self._longest_job, told.job_seconds)
+
+    @property
+    def _limit(self) -> float:
+        return max(self._hang_seconds, _HANG_RATIO * self._longest_job)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            if monotonic() - self._beat > self._limit:
+                self._process.send_signal(signal.SIGABRT)
+                await asyncio.sleep(_WATCH_SECONDS)
+                _kill(self._process)
+                return
+
+
+def _kill(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+
+
+def _how(status: int) -> str:
+    """How a process ended, from its exit status."""
+    if status < 0:
+        known = {one.value for one in signal.Signals}
+        return signal.Signals(-status).name if -status in known else f"signal {-status}"
+    return f"status {os.waitstatus_to_exitcode(status << 8)}"

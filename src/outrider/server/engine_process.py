@@ -1,0 +1,178 @@
+"""The engine in a process of its own: `python -m outrider.server.engine_process FD`.
+
+FD is its end of the server's pair of sockets. It loads what the first frame says, runs requests,
+and sends one frame a round. When the server's end closes, however the server ended, it ends too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import socket
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+from outrider.api.llm import LLM
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.structure import StructureOptions
+from outrider.core.errors import ordinary
+from outrider.server.frames import (
+    COMMANDS,
+    Cancel,
+    Encode,
+    Encoded,
+    Failure,
+    Load,
+    Lost,
+    Ready,
+    Report,
+    Submit,
+    Told,
+    failure_of,
+    frame,
+    read_frame,
+)
+from outrider.server.port import EngineRequest, EngineStream
+from outrider.server.thread_port import ThreadPort
+
+BEAT_SECONDS = 1.0
+# An engine in the midst of a long job may not end in time.
+_CLOSE_SECONDS = 10.0
+
+
+class EngineProcess:
+    """One engine behind one pair of sockets."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._streams: dict[int, EngineStream] = {}
+        self._events: list[tuple[int, TextEvent]] = []
+        self._ended: list[tuple[int, GenerationResult | None, Failure | None]] = []
+        self._has_news = asyncio.Event()
+        # Closed while the server does not read: events wait, and merge, where the engine puts them.
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        load = COMMANDS.decode(await read_frame(self._reader))
+        if not isinstance(load, Load):
+            raise EOFError("the first frame says nothing of a model")
+        make = partial(LLM, load.model, draft=load.draft, config=load.config)
+        self._port = ThreadPort(make, max_queued=load.max_queued)
+        try:
+            await self._port.start()
+        except Exception as error:  # noqa: BLE001 - the server tells it
+            await self._send(Lost(failure_of(error)))
+            return
+        await self._send(Ready(self._port.card))
+        self._start(self._report())
+        self._start(self._beat())
+        try:
+            while True:
+                self._obey(COMMANDS.decode(await read_frame(self._reader)))
+        finally:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._port.aclose(), _CLOSE_SECONDS)
+
+    def _obey(self, command: object) -> None:
+        match command:
+            case Submit(number=number):
+                self._start(self._follow(number, command))
+            case Cancel(number=number):
+                if number in self._streams:
+                    self._streams[number].cancel()
+            case Encode():
+                self._start(self._encode(command))
+            case _:
+                raise EOFError("a frame that nobody expects")
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, number: int, asked: Submit) -> None:
+        result, failure = None, None
+        try:
+            request = EngineRequest(
+                prompt_ids=asked.prompt_ids,
+                params=asked.params,
+                structure=cast("StructureOptions", asked.structure),
+                sample=asked.sample,
+                cache_salt=asked.cache_salt,
+                written=asked.written,
+            )
+            stream = self._streams[number] = self._port.stream(request)
+            async for event in stream:
+                self._events.append((number, event))
+                self._has_news.set()
+                await self._is_open.wait()
+            result = stream.result
+        except Exception as error:  # noqa: BLE001 - a request's mistake is its own
+            failure = failure_of(error)
+        finally:
+            self._streams.pop(number, None)
+        self._ended.append((number, result, failure))
+        self._has_news.set()
+
+    async def _encode(self, asked: Encode) -> None:
+        try:
+            if asked.chat is not None:
+                ids = await self._port.encode_chat(asked.chat)
+            else:
+                ids = await self._port.encode(asked.text, add_special=asked.add_special)
+            answer = Encoded(asked.number, ids)
+        except Exception as error:  # noqa: BLE001 - a request's mistake is its own
+            answer = Encoded(asked.number, [], failure_of(error))
+        await self._send(answer)
+
+    async def _report(self) -> None:
+        """Everything that was written since the last frame, in one; at least once a second."""
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            events, self._events = self._events, []
+            ended, self._ended = self._ended, []
+            told = Told(events, ended, self._port.status, self._port.job_seconds)
+            self._is_open.clear()
+            await self._send(told)
+            self._is_open.set()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            self._has_news.set()
+
+    async def _send(self, report: Report) -> None:
+        self._writer.write(frame(report))
+        await self._writer.drain()
+
+
+async def _run(number: int) -> None:
+    end = socket.socket(fileno=number)
+    reader, writer = await asyncio.open_connection(sock=end)
+    with suppress(EOFError, ConnectionError):
+        await EngineProcess(reader, writer).run()
+
+
+def main() -> None:
+    # A hang is ended by SIGABRT, and the log then has where every thread was.
+    faulthandler.enable()
+    status = 0
+    try:
+        asyncio.run(_run(int(sys.argv[1])))
+    except BaseException as error:  # noqa: BLE001 - the process ends, and says of what
+        sys.stderr.write(f"outrider: the engine's process ends: {ordinary(error)!r}\n")
+        status = 1
+    sys.stderr.flush()
+    # Threads in the midst of native code are not waited for.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""An `EnginePort` over a process that is watched: one that dies or hangs is ended and started anew.
+
+Requests in flight go on where they were, with the same text, if their rule draws each token's noise
+by its place alone (greedy, match, coupled): the tokens that the reader has are the beginning of the
+new request. Others end with one clear error. After a crash they go on one by one, each once the one
+before it has written something, so that a request which ends the engine is found out: the second
+time that it does, it is refused, and so is its like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from time import monotonic
+
+import msgspec
+
+from outrider.api.plan import tokenizer_for
+from outrider.api.result import GenerationResult
+from outrider.api.stream import TokenDecoder
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.errors import ConfigError, OutriderError, QueueFullError
+from outrider.server.engine_child import HANG_SECONDS, EngineChild
+from outrider.server.frames import (
+    Cancel,
+    Encode,
+    Encoded,
+    Load,
+    Told,
+    error_of,
+    submit_of,
+)
+from outrider.server.port import (
+    ChatPrompt,
+    EngineCard,
+    EngineRequest,
+    EngineState,
+    EngineStatus,
+    NotReadyError,
+)
+from outrider.server.process_stream import EngineLostError, KeptOutError, ProcessStream
+from outrider.server.thread_port import spelled
+
+# Rules whose noise depends on seed, sample and place alone.
+_BY_PLACE = ("match", "coupled")
+# So many starts in so long, and it is given up.
+MOST_STARTS = 5
+STARTS_SECONDS = 600.0
+# What a crash adds to the blame of a request in flight that has written since it was handed in, of
+# one that has not, and the blame with which a request is kept out.
+_PROVEN, _UNPROVEN, _KEPT_OUT = 2, 3, 6
+_MOST_KEPT_OUT = 1_000
+
+
+class ProcessPort:
+    """An engine in a process that `start` starts. `hang_seconds` is how long a job may take that is
+    ten times as long as any before it."""
+
+    def __init__(self, load: Load, *, hang_seconds: float = HANG_SECONDS) -> None:
+        self._load, self._hang_seconds = load, hang_seconds
+        self._state: EngineState = "loading"
+        self._card: EngineCard | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._status = EngineStatus(state="loading")
+        self._child: EngineChild | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._numbers = count()
+        self._streams: dict[int, ProcessStream] = {}
+        # Those that go on after a crash, of which the first is not proven yet.
+        self._suspects: deque[ProcessStream] = deque()
+        self._asked: dict[int, asyncio.Future[list[int]]] = {}
+        self._kept_out: dict[bytes, None] = {}
+        self._starts: deque[float] = deque()
+        self._num_restarts = 0
+
+    async def start(self) -> None:
+        """Start the process and load. Raises what loading raises."""
+        try:
+            self._tokenizer = await asyncio.to_thread(
+                tokenizer_for, self._load.model, self._load.config
+            )
+            child = await self._spawn()
+        except BaseException:
+            self._state = "failed"
+            raise
+        self._state = "ready"
+        self._keeper = asyncio.ensure_future(self._keep(child))
+
+    @property
+    def card(self) -> EngineCard:
+        if self._card is None:
+            raise NotReadyError(self._state)
+        return self._card
+
+    @property
+    def status(self) -> EngineStatus:
+        known = self._status if self._state == "ready" else EngineStatus(state=self._state)
+        return msgspec.structs.replace(known, state=self._state, num_restarts=self._num_restarts)
+
+    @property
+    def decoder(self) -> TokenDecoder:
+        if self._tokenizer is None:
+            raise NotReadyError(self._state)
+        return self._tokenizer
+
+    @property
+    def process_id(self) -> int | None:
+        return None if self._child is None else self._child.process_id
+
+    async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
+        return await self._ask(prompt, add_special, None)
+
+    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+        return await self._ask("", False, chat)
+
+    async def decode(self, ids: Sequence[int]) -> list[str]:
+        return await asyncio.to_thread(spelled, self.decoder, ids)
+
+    def stream(self, request: EngineRequest) -> ProcessStream:
+        """While the engine is started again requests wait; so they do while it is found out which
+        of those before them ended it. Raises KeptOutError besides what ports raise."""
+        if self._state not in ("ready", "restarting"):
+            raise NotReadyError(self._state)
+        if len(self._streams) >= self._load.max_queued + self._load.config.batch_size:
+            raise QueueFullError(len(self._streams), 1)
+        stream = ProcessStream(next(self._numbers), request, self.leave)
+        if self._kept_out and stream.kind in self._kept_out:
+            raise KeptOutError
+        self._streams[stream.number] = stream
+        if self._state == "restarting" or self._suspects:
+            self._suspects.append(stream)
+        else:
+            self._submit(stream)
+        return stream
+
+    def leave(self, stream: ProcessStream) -> None:
+        """Cancel a request; its reader hears of its end."""
+        stream.is_left = True
+        if stream.is_sent:
+            self._present.send(Cancel(stream.number))
+        else:
+            self._end(stream, error=ConfigError("the request was cancelled before it started."))
+
+    async def aclose(self) -> None:
+        self._state = "closed"
+        if self._child is not None:
+            await self._child.end()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        self._fail_all(ConfigError("the server ends.", hint="ask another one"))
+
+    @property
+    def _present(self) -> EngineChild:
+        if self._child is None:
+            raise NotReadyError(self._state)
+        return self._child
+
+    async def _spawn(self) -> EngineChild:
+        child = await EngineChild.started(self._load, hang_seconds=self._hang_seconds)
+        self._child, self._card = child, child.card
+        return child
+
+    async def _keep(self, child: EngineChild) -> None:
+        """Hear what the engine tells; start it anew when it ends."""
+        while True:
+            async for report in child.reports():
+                if isinstance(report, Told):
+                    self._hear(report)
+                else:
+                    self._answer(report)
+            if self._state == "closed":
+                return
+            found = await self._start_again(await child.how_it_ended())
+            if found is None:
+                return
+            child = found
+
+    def _answer(self, report: Encoded) -> None:
+        asked = self._asked.pop(report.number, None)
+        if asked is None or asked.done():
+            return
+        if report.error is not None:
+            asked.set_exception(error_of(report.error))
+        else:
+            asked.set_result(report.ids)
+
+    def _hear(self, report: Told) -> None:
+        self._status = report.status
+        for number, event in report.events:
+            if number in self._streams:
+                self._streams[number].take(event)
+        for number, result, failure in report.ended:
+            if number in self._streams:
+                error = None if failure is None else error_of(failure)
+                self._end(self._streams[number], result=result, error=error)
+        if self._suspects:
+            self._go_on()
+
+    def _end(
+        self,
+        stream: ProcessStream,
+        *,
+        result: GenerationResult | None = None,
+        error: Exception | None,
+    ) -> None:
+        self._streams.pop(stream.number, None)
+        stream.is_proven = True
+        stream.end(result=result, error=error)
+
+    async def _start_again(self, how: str) -> EngineChild | None:
+        """None if that is of no use any more."""
+        self._state, self._num_restarts = "restarting", self._num_restarts + 1
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(EngineLostError(f" ({how})"))
+        self._asked.clear()
+        self._blame(how)
+        try:
+            while True:
+                await self._pause()
+                try:
+                    child = await self._spawn()
+                    break
+                except OutriderError as error:
+                    sys.stderr.write(f"outrider: {error}\n")
+        except NotReadyError:
+            self._state = "failed"
+            self._fail_all(EngineLostError(f" ({how}), and again and again when it was started"))
+            return None
+        self._state = "ready"
+        self._go_on()
+        return child
+
+    async def _pause(self) -> None:
+        """At once the first time, later and later then. Raises NotReadyError after too many."""
+        now = monotonic()
+        while self._starts and now - self._starts[0] > STARTS_SECONDS:
+            self._starts.popleft()
+        if len(self._starts) >= MOST_STARTS:
+            raise NotReadyError("failed")
+        await asyncio.sleep(0 if not self._starts else 0.1 * 2 ** len(self._starts))
+        self._starts.append(now)
+
+    def _blame(self, how: str) -> None:
+        """Who of those in flight may go on, and who may not."""
+        waiting = [one for one in self._suspects if not one.is_sent]
+        sent = [one for one in self._streams.values() if one.is_sent]
+        going: list[ProcessStream] = []
+        for stream in sent:
+            # Who has written nothing yet is likelier to have ended it.
+            stream.blame += _PROVEN if stream.is_proven else _UNPROVEN
+            stream.is_sent, stream.is_proven = False, False
+            if stream.is_left:
+                self._end(stream, error=ConfigError("the request was cancelled."))
+            elif stream.blame >= _KEPT_OUT:
+                self._keep_out(stream.kind)
+                self._end(stream, error=KeptOutError())
+            elif self._goes_on(stream.request) or not stream.written:
+                going.append(stream)
+            else:
+                self._end(stream, error=EngineLostError(f" ({how})"))
+        self._suspects = deque([*going, *waiting])
+
+    def _keep_out(self, kind: bytes) -> None:
+        self._kept_out[kind] = None
+        if len(self._kept_out) > _MOST_KEPT_OUT:
+            del self._kept_out[next(iter(self._kept_out))]
+
+    def _goes_on(self, request: EngineRequest) -> bool:
+        params = request.params
+        sampler = params.sampler or self.card.sampler
+        return self.card.exact and (params.greedy or sampler in _BY_PLACE)
+
+    def _go_on(self) -> None:
+        """Hand in suspects, up to one that has to prove itself first."""
+        while self._suspects and self._state == "ready":
+            first = self._suspects[0]
+            if first.ended:
+                self._suspects.popleft()
+            elif not first.is_sent:
+                self._submit(first)
+                return
+            elif first.is_proven:
+                self._suspects.popleft()
+            else:
+                return
+
+    def _submit(self, stream: ProcessStream) -> None:
+        stream.is_sent = True
+        self._present.send(submit_of(stream.number, stream.request, stream.written))
+
+    async def _ask(self, text: str, add_special: bool, chat: ChatPrompt | None) -> list[int]:
+        if self._state != "ready":
+            raise NotReadyError(self._state)
+        number = next(self._numbers)
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._present.send(Encode(number, text, add_special, chat))
+        try:
+            return await asked
+        finally:
+            self._asked.pop(number, None)
+
+    def _fail_all(self, error: OutriderError) -> None:
+        for stream in list(self._streams.values()):
+            self._end(stream, error=error)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(error)

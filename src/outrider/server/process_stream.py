@@ -1,0 +1,107 @@
+"""A request and its events, while processes that run it come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
+from typing import Self
+
+import msgspec
+
+from outrider.api.engine_thread import MOST_EVENTS, merge
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.core.errors import ConfigError, OutriderError
+from outrider.server.port import EngineRequest
+
+
+class EngineLostError(OutriderError):
+    """The engine's process ended while a request ran that cannot go on."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the engine ended while this request ran{why}.",
+            hint="ask again: it is being started",
+        )
+
+
+class KeptOutError(ConfigError):
+    """A request, or one like it, with which the engine ended twice."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the engine ended twice while it worked on this request, so it is kept out.",
+            hint="the server's log says where the engine ended; another prompt may run",
+        )
+
+
+class ProcessStream(AsyncIterator[TextEvent]):
+    """The events of one request, whichever process writes them."""
+
+    def __init__(
+        self, number: int, request: EngineRequest, leave: Callable[[ProcessStream], None]
+    ) -> None:
+        self.number, self.request = number, request
+        self.written = list(request.written)
+        self.is_proven, self.is_sent, self.is_left, self.ended = False, False, False, False
+        self.blame = 0
+        self.error: Exception | None = None
+        self.found: GenerationResult | None = None
+        self._leave = leave
+        self._events: deque[TextEvent] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TextEvent:
+        while not self._events:
+            if self.ended:
+                if self.error is not None:
+                    raise self.error
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except BaseException:
+                self.cancel()
+                raise
+            finally:
+                self._waiter = None
+        return self._events.popleft()
+
+    @property
+    def result(self) -> GenerationResult:
+        if self.error is not None:
+            raise self.error
+        if self.found is None:
+            raise ConfigError("the request has not ended.", hint="read its events first")
+        return self.found
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self._leave(self)
+
+    def take(self, event: TextEvent) -> None:
+        self.is_proven = True
+        self.written += event.token_ids
+        self._events.append(event)
+        if len(self._events) > MOST_EVENTS:
+            self._events = deque([merge(self._events)])
+        self._wake()
+
+    def end(self, *, result: GenerationResult | None = None, error: Exception | None) -> None:
+        self.found, self.error, self.ended = result, error, True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def kind(self) -> bytes:
+        """The same of requests that ask for the same."""
+        request = self.request
+        asked = (list(request.prompt_ids), request.params, dict(request.structure))
+        return sha256(msgspec.msgpack.encode(asked)).digest()

@@ -1,0 +1,218 @@
+"""The engine in a process of its own: same texts as here, through kills, hangs and mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.core.config import EngineConfig
+from outrider.core.errors import CheckpointError, ConfigError, QueueFullError
+from outrider.server.frames import Load, error_of, failure_of
+from outrider.server.port import EngineRequest, NotReadyError
+from outrider.server.process_port import ProcessPort
+from outrider.server.process_stream import EngineLostError, KeptOutError, ProcessStream
+
+pytestmark = [pytest.mark.weights, pytest.mark.wide]
+T = TypeVar("T")
+PROMPTS = ("def quicksort(items):", "Once upon a time", "import os\n", "The answer is")
+CONFIG = EngineConfig(threads=1, k=3, sampler="coupled", batch_size=4)
+LONG = SamplingParams(max_tokens=96, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=96, ignore_eos=True, temperature=0.8, seed=11)
+
+
+def served(
+    work: Callable[[ProcessPort], Awaitable[T]],
+    config: EngineConfig = CONFIG,
+    *,
+    hang_seconds: float = 30.0,
+    max_queued: int = 64,
+) -> T:
+    load = Load("outrider/embedded", None, config, max_queued)
+
+    async def run() -> T:
+        port = ProcessPort(load, hang_seconds=hang_seconds)
+        await port.start()
+        try:
+            return await asyncio.wait_for(work(port), 240)
+        finally:
+            await port.aclose()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple[str, bool], str]:
+    with LLM(config=CONFIG) as llm:
+        return {
+            (prompt, drawn): llm.generate(prompt, DRAWN if drawn else LONG)[0].text
+            for prompt in PROMPTS
+            for drawn in (False, True)
+        }
+
+
+async def asked(port: ProcessPort, prompt: str, params: SamplingParams) -> ProcessStream:
+    ids = await port.encode(prompt)
+    return port.stream(EngineRequest(prompt_ids=ids, params=params, structure={}))
+
+
+async def read(stream: ProcessStream) -> str:
+    return "".join([event.text async for event in stream])
+
+
+async def first_events(streams: list[ProcessStream]) -> list[str]:
+    return [(await anext(stream)).text for stream in streams]
+
+
+def kill(port: ProcessPort, number: int = signal.SIGKILL) -> None:
+    assert port.process_id is not None
+    os.kill(port.process_id, number)
+
+
+def test_texts_are_those_of_an_llm(expected: dict[tuple[str, bool], str]) -> None:
+    async def work(port: ProcessPort) -> None:
+        streams = {
+            (prompt, drawn): await asked(port, prompt, DRAWN if drawn else LONG)
+            for prompt, drawn in expected
+        }
+        texts = await asyncio.gather(*map(read, streams.values()))
+        assert dict(zip(streams, texts, strict=True)) == expected
+        for key, stream in streams.items():
+            assert stream.result.text == expected[key]
+            assert stream.result.stats.num_drafted > 0
+        ids = await port.encode(PROMPTS[0])
+        assert "".join(await port.decode(ids)) == PROMPTS[0]
+        assert port.card.drafter == "model"
+        assert port.status.state == "ready"
+        assert port.status.num_restarts == 0
+
+    served(work)
+
+
+def test_texts_are_the_same_when_the_engine_is_killed(
+    expected: dict[tuple[str, bool], str],
+) -> None:
+    async def work(port: ProcessPort) -> None:
+        streams = [
+            await asked(port, prompt, DRAWN if drawn else LONG) for prompt, drawn in expected
+        ]
+        begun = await first_events(streams[:4])
+        kill(port)
+        rest = await asyncio.gather(*map(read, streams))
+        texts = [first + later for first, later in zip([*begun, *[""] * 4], rest, strict=True)]
+        assert texts == list(expected.values())
+        assert [stream.result.text for stream in streams] == texts
+        assert port.status.num_restarts == 1
+
+    served(work)
+
+
+def test_a_text_that_cannot_go_on_ends_with_one_error() -> None:
+    drawn = SamplingParams(max_tokens=2_000, ignore_eos=True, temperature=0.8, seed=1)
+
+    async def work(port: ProcessPort) -> None:
+        stream = await asked(port, PROMPTS[0], drawn)
+        await anext(stream)
+        kill(port, signal.SIGSEGV)
+        with pytest.raises(EngineLostError, match="SIGSEGV"):
+            await read(stream)
+        with pytest.raises(EngineLostError):
+            _ = stream.result
+        again = await asked_when_ready(port, PROMPTS[0], LONG)
+        assert await read(again)
+
+    served(work, EngineConfig(threads=1, sampler="block"))
+
+
+async def asked_when_ready(port: ProcessPort, prompt: str, params: SamplingParams) -> ProcessStream:
+    while True:
+        with suppress(NotReadyError, EngineLostError):
+            return await asked(port, prompt, params)
+        await asyncio.sleep(0.05)
+
+
+def test_a_request_that_ends_the_engine_is_kept_out_and_others_are_not(
+    expected: dict[tuple[str, bool], str],
+) -> None:
+    async def work(port: ProcessPort) -> None:
+        other = await asked(port, PROMPTS[1], DRAWN)
+        begun = (await anext(other)).text
+        ids = await port.encode(PROMPTS[0])
+        bad = EngineRequest(prompt_ids=ids, params=LONG, structure={})
+        stream = port.stream(bad)
+        kill(port)
+        while not stream.is_sent or port.status.num_restarts == 0:
+            await asyncio.sleep(0)
+        kill(port)
+        with pytest.raises(KeptOutError):
+            await read(stream)
+        assert begun + await read(other) == expected[PROMPTS[1], True]
+        with pytest.raises(KeptOutError, match="ended twice"):
+            port.stream(bad)
+        assert await read(await asked(port, PROMPTS[2], LONG)) == expected[PROMPTS[2], False]
+
+    served(work)
+
+
+def test_an_engine_that_hangs_is_started_again(expected: dict[tuple[str, bool], str]) -> None:
+    async def work(port: ProcessPort) -> None:
+        stream = await asked(port, PROMPTS[3], LONG)
+        begun = (await anext(stream)).text
+        kill(port, signal.SIGSTOP)
+        assert begun + await read(stream) == expected[PROMPTS[3], False]
+        assert port.status.num_restarts == 1
+
+    served(work, hang_seconds=3.0)
+
+
+def test_mistakes_are_told_as_they_are_here() -> None:
+    async def work(port: ProcessPort) -> None:
+        with pytest.raises(ConfigError, match="the prompt is empty"):
+            await port.encode("")
+        many = SamplingParams(logit_bias={10**6: 1.0})
+        with pytest.raises(ConfigError, match="outside the vocabulary"):
+            await read(await asked(port, PROMPTS[0], many))
+        streams = [await asked(port, PROMPTS[0], LONG) for _ in range(5)]
+        with pytest.raises(QueueFullError):
+            await asked(port, PROMPTS[0], LONG)
+        for stream in streams:
+            stream.cancel()
+        for stream in streams:
+            with suppress(ConfigError):
+                await read(stream)
+        assert await read(await asked(port, PROMPTS[0], LONG))
+
+    served(work, max_queued=1)
+
+
+def test_a_model_that_is_not_there_is_told_at_the_start() -> None:
+    load = Load("no/such-model-anywhere", None, EngineConfig(), 4)
+    with pytest.raises(CheckpointError):
+        asyncio.run(ProcessPort(load).start())
+
+
+def test_the_process_ends_with_the_server() -> None:
+    async def work(port: ProcessPort) -> int:
+        await asked(port, PROMPTS[0], LONG)
+        assert port.process_id is not None
+        return port.process_id
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(served(work), 0)
+
+
+@pytest.mark.parametrize("error", [ConfigError("a", hint="b"), QueueFullError(3, 1)])
+def test_errors_keep_their_kind(error: Exception) -> None:
+    found = error_of(failure_of(error))
+    assert type(found) is type(error)
+    assert (str(found), found.__dict__) == (str(error), error.__dict__)
+
+
+def test_an_error_of_an_unknown_kind_keeps_its_words() -> None:
+    assert str(error_of(failure_of(KeyError("x")))) == "KeyError: 'x'"
