@@ -26,12 +26,12 @@ SIZE = 2
 
 def fill(pool: PagePool, tokens: list[int]) -> list[int]:
     """The pages of a sequence that committed `tokens`, sharing what the pool still knows."""
-    pages = pool.find_prefix(tokens)
+    pages = pool.find_prefix(tokens, "")
     for page in pages:
         pool.share(page)
     for index in range(len(pages), len(tokens) // SIZE):
         pages.append(pool.take())
-        pool.remember(pages, tokens, index)
+        pool.remember(pages, tokens, index, "")
     return pages
 
 
@@ -52,10 +52,10 @@ def check_prefixes() -> None:
     """Full pages are found by content from the start on, used or free, until taken again."""
     pool = PagePool(3, SIZE)
     held = fill(pool, [1, 2, 3, 4])
-    assert pool.find_prefix([1, 2, 3, 4, 5]) == held
-    assert pool.find_prefix([1, 2, 3]) == held[:1]
-    assert pool.find_prefix([3, 4]) == []
-    assert pool.find_prefix([1]) == []
+    assert pool.find_prefix([1, 2, 3, 4, 5], "") == held
+    assert pool.find_prefix([1, 2, 3], "") == held[:1]
+    assert pool.find_prefix([3, 4], "") == []
+    assert pool.find_prefix([1], "") == []
     pool.release(held)
     assert pool.num_free == 3
     assert fill(pool, [1, 2, 3, 4]) == held
@@ -88,19 +88,19 @@ def check_generations() -> None:
     fill(pool, [1, 2, 3, 4])
     pool.release([0])
     assert fill(pool, [9, 9]) == [0]
-    assert pool.find_prefix([9, 9, 3, 4]) == [0]
-    assert pool.find_prefix([1, 2, 3, 4]) == []
+    assert pool.find_prefix([9, 9, 3, 4], "") == [0]
+    assert pool.find_prefix([1, 2, 3, 4], "") == []
 
 
 def check_forgetting() -> None:
     """A page that is taken again no longer answers to its old content."""
     pool = PagePool(1, SIZE)
     pool.release(fill(pool, [1, 2]))
-    assert pool.find_prefix([1, 2]) == [0]
+    assert pool.find_prefix([1, 2], "") == [0]
     assert pool.take() == 0
-    assert pool.find_prefix([1, 2]) == []
+    assert pool.find_prefix([1, 2], "") == []
     pool.release([0])
-    assert pool.find_prefix([1, 2]) == []
+    assert pool.find_prefix([1, 2], "") == []
 
 
 def check_twins() -> None:
@@ -110,11 +110,11 @@ def check_twins() -> None:
     left, right = [pool.take(), pool.take()], [pool.take(), pool.take()]
     for pages in (left, right):
         for index in range(2):
-            pool.remember(pages, tokens, index)
-    assert pool.find_prefix(tokens) == left
+            pool.remember(pages, tokens, index, "")
+    assert pool.find_prefix(tokens, "") == left
     pool.release(left)
     assert [pool.take(), pool.take()] == left[::-1]
-    assert set(pool.find_prefix(tokens)).isdisjoint(left)
+    assert set(pool.find_prefix(tokens, "")).isdisjoint(left)
     pool.check([left, right])
 
 
@@ -123,8 +123,8 @@ def check_remembering_again() -> None:
     pool = PagePool(2, SIZE)
     pages = fill(pool, [1, 2])
     pool.remember(pages, [7, 7], 0)
-    assert pool.find_prefix([7, 7]) == []
-    assert pool.find_prefix([1, 2]) == pages
+    assert pool.find_prefix([7, 7], "") == []
+    assert pool.find_prefix([1, 2], "") == pages
 
 
 def check_requirements() -> None:

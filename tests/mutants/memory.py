@@ -102,7 +102,7 @@ MUTANTS = (
         PAGED,
         "seq.stage(row.tokens, row.parents)",
         "seq.stage(row.tokens, row.parents); "
-        "self._pool.remember(seq.pages, seq.tokens + seq.staged, 0)",
+        "self._pool.remember(seq.pages, seq.tokens + seq.staged, 0, seq.salt)",
         check_speculation_is_not_found,
     ),
     Mutant(
@@ -138,7 +138,7 @@ MUTANTS = (
         "prefix by content without place",
         PAGES,
         "parent = self._name(page)",
-        "parent = _START",
+        "parent = salt",
         check_pages,
     ),
     Mutant(

@@ -144,6 +144,7 @@ class OutputStream:
             error=None if self.seq.error is None else told(self.seq.error),
             exact=exact or asked.exact,
             token_seconds=tuple(self._arrivals),
+            num_cached_tokens=self.seq.num_cached,
             peak_memory_bytes=memory.peak_bytes,
             memory=held if profile else None,
         )

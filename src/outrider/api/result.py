@@ -53,6 +53,7 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "memory": _memory(record.get("memory")),
         "seed": record.get("seed"),
         "error": record.get("error"),
+        "num_cached_tokens": record.get("num_cached_tokens", 0),
     }
 
 
@@ -116,7 +117,8 @@ class GenerationResult:
     `token_seconds` says when each token arrived, in seconds since the request was handed in; the
     tokens of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the most that
     the process held until the request ended: resident memory, or tensors on a CUDA device; None
-    where nobody counts it. `memory` comes with `rounds`."""
+    where nobody counts it. `memory` comes with `rounds`. `num_cached_tokens` of the prompt were in
+    memory already, from another request."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -133,6 +135,7 @@ class GenerationResult:
     error: str | None = None
     round_events: tuple[RoundEvent, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    num_cached_tokens: int = 0
 
     @classmethod
     def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
@@ -262,6 +265,8 @@ class GenerationResult:
             "peak_memory_bytes": self.peak_memory_bytes,
             "metrics": self._metrics(),
         }
+        if self.num_cached_tokens:
+            record["num_cached_tokens"] = self.num_cached_tokens
         if self.seed is not None:
             record["seed"] = self.seed
         if self.error is not None:

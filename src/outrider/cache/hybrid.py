@@ -122,11 +122,11 @@ class HybridState:
         )
         self._sequences: dict[int, RecurrentSequence] = {}
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
         most = len(tokens)
         while True:
             length, cell = self._checkpoints.longest(tokens, most)
-            reused = self.kv.open(seq_id, tokens[:length])
+            reused = self.kv.open(seq_id, tokens[:length], salt)
             if reused == length:
                 break
             # Pages that the state stood on are gone: look for a state on those that are not.

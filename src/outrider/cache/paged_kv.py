@@ -69,6 +69,7 @@ class _SequencePages:
     seen: list[_Visible] = field(default_factory=list[_Visible])
     num_staged: int = 0
     num_dropped: int = 0
+    salt: str = ""
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_listed: int = 0
 
@@ -132,15 +133,15 @@ class PagedKV:
         self._sequences: dict[int, _SequencePages] = {}
         self._lock = RLock()
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
         if seq_id in self._sequences:
             raise ContractError("the sequence is open already")
         with self._lock:
-            pages = self._pool.find_prefix(tokens)
+            pages = self._pool.find_prefix(tokens, salt)
             for page in pages:
                 self._pool.share(page)
             reused = len(pages) * self._page_size
-            self._sequences[seq_id] = _SequencePages(pages, list(tokens[:reused]))
+            self._sequences[seq_id] = _SequencePages(pages, list(tokens[:reused]), salt=salt)
         return reused
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
@@ -158,7 +159,9 @@ class PagedKV:
             pages = old.pages[:whole]
             for page in pages:
                 self._pool.share(page)
-            self._sequences[new] = _SequencePages(pages, tokens, num_dropped=num_dropped)
+            self._sequences[new] = _SequencePages(
+                pages, tokens, num_dropped=num_dropped, salt=old.salt
+            )
             if rest:
                 pages.append(self._pool.take())
         if rest:
@@ -338,7 +341,7 @@ class PagedKV:
             return len(moved)  # its rows are no other text's
         with self._lock:
             for index in range(filled, len(seq.tokens) // self._page_size):
-                self._pool.remember(seq.pages, seq.tokens, index)
+                self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
         return len(moved)
 
     def _copy(self, source: list[int], target: list[int]) -> None:

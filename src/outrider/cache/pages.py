@@ -71,8 +71,7 @@ def _tensor(array: np.ndarray[Any, np.dtype[np.int32]], device: torch.device) ->
 
 # A page is named by (number, generation); the generation says which filling of it is meant.
 _Name = tuple[int, int]
-_Key = tuple[_Name, tuple[int, ...]]
-_START = (-1, 0)
+_Key = tuple[_Name | str, tuple[int, ...]]
 
 
 class PagePool:
@@ -137,22 +136,22 @@ class PagePool:
         self.release(pages)
         return [self.take() for _ in range(num_pages)]
 
-    def remember(self, pages: Sequence[int], tokens: Sequence[int], index: int) -> None:
+    def remember(self, pages: Sequence[int], tokens: Sequence[int], index: int, salt: str) -> None:
         """Make `pages[index]`, filled by its share of `tokens`, findable by what it holds."""
         page = pages[index]
         if page in self._key_of:
             return
         start = index * self.page_size
-        parent = self._name(pages[index - 1]) if index else _START
+        parent = self._name(pages[index - 1]) if index else salt
         key = (parent, tuple(tokens[start : start + self.page_size]))
         if key not in self._page_of:
             self._key_of[page] = key
             self._page_of[key] = page
 
-    def find_prefix(self, tokens: Sequence[int]) -> list[int]:
-        """The longest run of known full pages that `tokens` begins with."""
+    def find_prefix(self, tokens: Sequence[int], salt: str) -> list[int]:
+        """The longest run of known full pages of this salt that `tokens` begins with."""
         found: list[int] = []
-        parent = _START
+        parent: _Name | str = salt
         for start in range(0, len(tokens) - self.page_size + 1, self.page_size):
             page = self._page_of.get((parent, tuple(tokens[start : start + self.page_size])))
             if page is None:

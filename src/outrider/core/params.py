@@ -115,6 +115,11 @@ class SamplingParams:
         "Report every round: each drafted token, its probabilities under target and draft, the "
         "verdict, and times.",
     )
+    cache_salt: str = setting(
+        "",
+        "Share the memory of prompts with requests of the same salt alone.",
+        per_request=True,
+    )
     prediction: str = setting("", "Your guess of the text, for --drafter prediction.")
     speculative: bool | None = setting(
         None,

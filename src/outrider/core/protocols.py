@@ -87,8 +87,9 @@ class CacheStore(Protocol):
     the committed tokens. `commit({seq: ()})` is rollback.
     """
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
-        """Start a sequence that will read `tokens`; the number already in shared memory."""
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
+        """Start a sequence that will read `tokens`; the number already in shared memory, which it
+        shares with sequences of the same `salt` alone."""
         ...
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:

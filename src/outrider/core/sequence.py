@@ -29,9 +29,10 @@ class LiveSequence:
     request asked of drafts by itself. `pick` is what its noise draws with. `budget` is that of its
     next draft. `no_drafts` says why nothing is drafted for it any more, if so; `rested` says why
     nothing was for a while. `deadline` is when its time is up, by the engine's clock, and
-    `mask_seconds` what its mask took in its last round. `error` is why the engine gave it up, if it
-    did; it is then neither live nor finished. `prompt_logprobs` has an entry a prompt token, None
-    for the first, as far as they are known and if they are asked for.
+    `mask_seconds` what its mask took in its last round. `num_cached` of its tokens were in memory
+    when it came. `error` is why the engine gave it up, if it did; it is then neither live nor
+    finished. `prompt_logprobs` has an entry a prompt token, None for the first, as far as they are
+    known and if they are asked for.
     """
 
     seq_id: int
@@ -51,6 +52,7 @@ class LiveSequence:
     last: Outcome | None = None
     num_rounds: int = 0
     num_preempted: int = 0
+    num_cached: int = 0
     no_drafts: str = ""
     rested: str = ""
     deadline: float = math.inf

@@ -41,8 +41,8 @@ class BorrowedMemory:
 
     owner: CacheStore
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
-        del tokens
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
+        del tokens, salt
         return self.owner.length(seq_id)
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:

@@ -119,7 +119,10 @@ class RequestTable:
 
     def open(self, seq: LiveSequence) -> None:
         known = seq.tokens[:-1] if self.compaction is None else self.compaction.shared(seq)
-        reused = self.target.state.open(seq.seq_id, () if seq.is_unscored else known)
+        shared = () if seq.is_unscored else known
+        reused = self.target.state.open(seq.seq_id, shared, seq.params.cache_salt)
+        if not seq.num_preempted:
+            seq.num_cached = reused
         try:
             self.drafting.open(seq)
         except BaseException:  # an interrupt

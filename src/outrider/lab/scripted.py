@@ -41,7 +41,8 @@ class TokenMemory:
         self._num_slots = num_slots
         self._sequences: dict[int, _ScriptedMemory] = {}
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
+        del salt
         if seq_id in self._sequences:
             raise ContractError("the sequence is open already")
         if not all(token >= 0 for token in tokens):

@@ -184,8 +184,8 @@ class SyntheticMemory:
         self._places: dict[int, list[int]] = {}
         self._trunks: dict[int, int] = {}
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
-        reused = self.inner.open(seq_id, tokens)
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
+        reused = self.inner.open(seq_id, tokens, salt)
         self._tokens.open(seq_id, tokens)
         if reused:
             self._tokens.stage([StepRow.chain(seq_id, tokens[:reused])])

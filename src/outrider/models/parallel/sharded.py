@@ -59,11 +59,14 @@ class MirroredKV:
         # started then, and starts another.
         self._turns.submit(int).result()
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
+        # Ranks are told of no salt: they must find the same pages, so they look for none.
+        known = () if salt else tokens
+
         def act() -> int:
             self._ranks.check()
-            reused = self._store.open(seq_id, tokens)
-            self._ranks.tell(messages.open_message(seq_id, tokens))
+            reused = self._store.open(seq_id, known, salt)
+            self._ranks.tell(messages.open_message(seq_id, known))
             return reused
 
         return self.in_turn(act)
