@@ -178,9 +178,11 @@ def test_mistakes_are_told_as_they_are_here() -> None:
         many = SamplingParams(logit_bias={10**6: 1.0})
         with pytest.raises(ConfigError, match="outside the vocabulary"):
             await read(await asked(port, PROMPTS[0], many))
-        streams = [await asked(port, PROMPTS[0], LONG) for _ in range(5)]
+        ids = await port.encode(PROMPTS[0])
+        request = EngineRequest(prompt_ids=ids, params=LONG, structure={})
+        streams = [port.stream(request) for _ in range(5)]
         with pytest.raises(QueueFullError):
-            await asked(port, PROMPTS[0], LONG)
+            port.stream(request)
         for stream in streams:
             stream.cancel()
         for stream in streams:

@@ -107,6 +107,12 @@ class EngineThread:
         return len(self._state.new) + len(self._state.queue)
 
     @property
+    def job_seconds(self) -> float:
+        """How long it has been at its present job; 0 while it waits for one."""
+        since = self._state.at_work_since
+        return 0.0 if since is None else monotonic() - since
+
+    @property
     def broke(self) -> BaseException | None:
         """What ended it, if it has ended."""
         return self._state.closing
@@ -128,6 +134,7 @@ class _State:
     )
     closing: BaseException | None = None
     num_refused: int = 0
+    at_work_since: float | None = None
     queue: dict[AsyncRequest, None] = field(default_factory=dict[AsyncRequest, None])
     running: dict[int, AsyncRequest] = field(default_factory=dict[int, AsyncRequest])
     fresh: dict[int, OutputStream] = field(default_factory=dict[int, OutputStream])
@@ -139,7 +146,9 @@ def _run(state: _State) -> None:
         while _wait(state):
             _take_in(state)
             if state.llm.has_work:
+                state.at_work_since = monotonic()
                 state.llm.advance()
+                state.at_work_since = None
             _tell(state)
     except BaseException as error:  # noqa: BLE001 - told to every reader
         with state.changed:

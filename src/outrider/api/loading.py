@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from outrider.api.memory import give_back
 from outrider.api.memory_parts import Part, draft_room, target_room
 from outrider.api.memory_plan import fitted, table_of
 from outrider.api.plan import LoadPlan, idle_settings, plan_pair
@@ -26,6 +25,7 @@ from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Decoder, Room, SharedWeights
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
+from outrider.models.weight_files import give_back
 from outrider.verify.rules import rule_for
 
 # Bytes of text for a token at the most; what is beyond is not even read.

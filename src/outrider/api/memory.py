@@ -7,7 +7,6 @@ other is known by what it held at its end. MPS tells what is held and no peak.
 
 from __future__ import annotations
 
-import ctypes
 import resource
 import sys
 from pathlib import Path
@@ -124,13 +123,6 @@ def gauge(device: torch.device) -> Gauge:
             return MpsGauge()
         case _:
             return ProcessGauge()
-
-
-def give_back() -> None:
-    """Let the operating system have what loading freed; of glibc's allocator, which keeps it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def _resident_bytes() -> tuple[int, int]:

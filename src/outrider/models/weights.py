@@ -33,6 +33,7 @@ from outrider.models.weight_files import (
     StoredWeights,
     TensorFile,
     damaged,
+    give_back,
     open_safetensors,
     weight_files,
 )
@@ -207,19 +208,16 @@ class Weights:
 
     def _let_go(self, path: Path, num_bytes: int) -> None:
         """Let go of pages when much of a file has been read, or another's turn has come."""
-        last, self._last = self._last, path
-        if last is not None and last != path:
-            self._unmap(last)
+        last, self._last = self._last or path, path
         self._num_read += num_bytes
-        if self._num_read > _MAX_READ[self.folder.is_file()]:
-            self._unmap(path)
-
-    def _unmap(self, path: Path) -> None:
-        file, self._num_read = self._readers[path], 0
+        if last == path and self._num_read <= _MAX_READ[self.folder.is_file()]:
+            return
+        file, self._num_read = self._readers[last], 0
         if isinstance(file, GgufTensors):
             file.let_go()
         else:
-            self._readers[path] = self._open(path)
+            self._readers[last] = self._open(last)
+        give_back()
 
     def _open(self, path: Path) -> TensorFile:
         return GgufTensors(path, self.folder) if self.folder.is_file() else open_safetensors(path)

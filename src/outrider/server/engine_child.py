@@ -13,6 +13,7 @@ import socket
 import sys
 from asyncio.subprocess import Process, create_subprocess_exec
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from time import monotonic
 
 import msgspec
@@ -135,15 +136,21 @@ class EngineChild:
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             if monotonic() - self._beat > self._limit:
-                self._process.send_signal(signal.SIGABRT)
+                _signal(self._process, signal.SIGABRT)
                 await asyncio.sleep(_WATCH_SECONDS)
                 _kill(self._process)
                 return
 
 
 def _kill(process: Process) -> None:
+    _signal(process, signal.SIGKILL)
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    # The methods of Process would ask for its end themselves, and asyncio then would not find it.
     if process.returncode is None:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def _how(status: int) -> str:

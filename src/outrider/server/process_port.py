@@ -87,7 +87,7 @@ class ProcessPort:
             self._state = "failed"
             raise
         self._state = "ready"
-        self._keeper = asyncio.ensure_future(self._keep(child))
+        self._keeper = asyncio.ensure_future(self._supervise(child))
 
     @property
     def card(self) -> EngineCard:
@@ -163,6 +163,15 @@ class ProcessPort:
         child = await EngineChild.started(self._load, hang_seconds=self._hang_seconds)
         self._child, self._card = child, child.card
         return child
+
+    async def _supervise(self, child: EngineChild) -> None:
+        """Nobody waits for ever, even where the keeper of the engine has a defect."""
+        try:
+            await self._keep(child)
+        except Exception as error:
+            self._state = "failed"
+            self._fail_all(EngineLostError(f" ({type(error).__name__})"))
+            raise
 
     async def _keep(self, child: EngineChild) -> None:
         """Hear what the engine tells; start it anew when it ends."""
@@ -271,9 +280,8 @@ class ProcessPort:
             del self._kept_out[next(iter(self._kept_out))]
 
     def _goes_on(self, request: EngineRequest) -> bool:
-        params = request.params
-        sampler = params.sampler or self.card.sampler
-        return self.card.exact and (params.greedy or sampler in _BY_PLACE)
+        card = self.card
+        return card.exact and (request.params.greedy or card.sampler in _BY_PLACE)
 
     def _go_on(self) -> None:
         """Hand in suspects, up to one that has to prove itself first."""

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Self, cast
 
@@ -121,6 +122,11 @@ class ThreadPort:
         )
 
     @property
+    def job_seconds(self) -> float:
+        """How long the engine has been at its present job; 0 while it waits for one."""
+        return 0.0 if self._owner is None else self._owner.engine.job_seconds
+
+    @property
     def decoder(self) -> TokenDecoder:
         return self._ready().llm.tokenizer
 
@@ -143,10 +149,11 @@ class ThreadPort:
         asked = AsyncRequest(
             asyncio.get_running_loop(),
             request.prompt_ids,
-            request.params,
+            replace(request.params, cache_salt=request.cache_salt),
             None,
             request.structure,
             request.sample,
+            request.written,
         )
         engine.add(asked)
         return ThreadStream(engine, asked)
