@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from outrider.cli.call import Call
 from outrider.cli.output import json_line, say
 from outrider.cli.serve_options import ServeOptions
-from outrider.cli.session import fetch_missing, open_llm, start_logging, without_draft
+from outrider.cli.session import fetch_missing, open_llm, start_logging, to_load, without_draft
 from outrider.core.env import api_key
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from outrider.server.address import Address
     from outrider.server.door import DoorRules
     from outrider.server.port import EngineCard
+    from outrider.server.process_port import ProcessPort
+    from outrider.server.thread_port import ThreadPort
 
 _EXTRA = ("granian", "starlette", "msgspec", "prometheus_client")
 
@@ -101,12 +103,11 @@ def _run(call: Call[ServeOptions], address: Address) -> None:
     from outrider.server.metrics import Metrics
     from outrider.server.run import run_server
     from outrider.server.site import Limits, Site
-    from outrider.server.thread_port import ThreadPort
 
     options, engine = call.options, call.resolved.engine()
     rules = _rules(options)
-    port = ThreadPort(lambda: open_llm(call.resolved))
     queued = options.max_queued or 4 * engine.batch_size
+    port = _port(call, queued)
     site = Site(
         port=port,
         names=_names(call),
@@ -125,6 +126,17 @@ def _run(call: Call[ServeOptions], address: Address) -> None:
         _tell(call, address, site.names[0], port.card)
 
     asyncio.run(run_server(app, site, address, load=port.start, ready=ready, also=[metrics.keep()]))
+
+
+def _port(call: Call[ServeOptions], max_queued: int) -> ProcessPort | ThreadPort:
+    from outrider.server.frames import Load
+    from outrider.server.process_port import ProcessPort
+    from outrider.server.thread_port import ThreadPort
+
+    if call.options.engine_home == "process":
+        target, draft, engine = to_load(call.resolved)
+        return ProcessPort(Load(target, draft, engine, max_queued))
+    return ThreadPort(lambda: open_llm(call.resolved))
 
 
 def _names(call: Call[ServeOptions]) -> tuple[str, ...]:
@@ -146,6 +158,8 @@ def _tell(call: Call[ServeOptions], address: Address, name: str, card: EngineCar
         print(json_line(record), flush=True)
         return
     drafts = "no speculation" if card.drafter == "none" else f"drafter {card.drafter}, K {card.k}"
+    for note in card.notes if call.options.engine_home == "process" else ():
+        say(f"note: {note}")
     say(f"{name}: window of {card.window} tokens, {drafts}")
     print(f"API         {url}/v1\nplayground  {url}/\ndashboard   {url}/dashboard")
     print(f"try         {_curl(url, card.has_chat_template)}", flush=True)

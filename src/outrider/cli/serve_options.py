@@ -50,4 +50,10 @@ class ServeOptions(JsonOption):
     drain_seconds: float = setting(
         30.0, "Let requests that run end for so long when the server ends.", minimum=0, maximum=3600
     )
+    engine_home: str = setting(
+        "process",
+        "Run the engine in a process of its own, which is started anew should it end or hang, or "
+        "in a thread of the server.",
+        choices=("process", "thread"),
+    )
     check: bool = setting(False, "Say what would run, with its memory, and end.")

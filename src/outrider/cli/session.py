@@ -79,6 +79,21 @@ def open_llm(
 ) -> LLM:
     """Load what the settings name; `drafter` overrides theirs, `on_job` hears of every job. Notes
     go to stderr."""
+    target, draft, engine = to_load(resolved)
+    if drafter is not None:
+        engine = replace(engine, drafter=drafter)
+
+    from outrider.api.llm import LLM
+
+    llm = LLM(target, draft=draft, config=engine, on_job=on_job)
+    if drafter is None:
+        for note in llm.notes:
+            say(f"note: {note}")
+    return llm
+
+
+def to_load(resolved: Resolved) -> tuple[str, str | None, EngineConfig]:
+    """Target, draft and configuration that the settings name, all of them here."""
     program = resolved.program()
     start_logging(program)
     _check_flags(resolved)
@@ -86,18 +101,9 @@ def open_llm(
         for name in TOLD_BY_NOTES:
             logging.getLogger(name).setLevel(logging.ERROR)
     engine = without_draft(resolved.engine()) if program.draft == "none" else resolved.engine()
-    if drafter is not None:
-        engine = replace(engine, drafter=drafter)
     draft = None if program.draft in ("auto", "none") else program.draft
     fetch_missing(program.target, draft)
-
-    from outrider.api.llm import LLM
-
-    llm = LLM(program.target, draft=draft, config=engine, on_job=on_job)
-    if drafter is None:
-        for note in llm.notes:
-            say(f"note: {note}")
-    return llm
+    return program.target, draft, engine
 
 
 def fetch_missing(*names: str | None) -> None:

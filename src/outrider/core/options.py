@@ -292,6 +292,9 @@ class SamplingOptions(TypedDict, total=False):
     """Report every round: each drafted token, its probabilities under target and draft, the
     verdict, and times."""
 
+    cache_salt: str
+    """Share the memory of prompts with requests of the same salt alone."""
+
     prediction: str
     """Your guess of the text, for --drafter prediction."""
 

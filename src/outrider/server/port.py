@@ -73,6 +73,7 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     eos: str = ""
     response_template: Mapping[str, Any] | None = None
     """How the model's output is parsed, where its tokenizer says so (server/parsing)."""
+    notes: tuple[str, ...] = ()
     planned_speedup: float | None = None
     facts: Mapping[str, str] = {}
 

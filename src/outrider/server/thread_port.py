@@ -216,6 +216,7 @@ def card_of(llm: LLM) -> EngineCard:
         chat_template=template if isinstance(template, str) else "",
         bos=_token(files.get("bos_token")),
         eos=_token(files.get("eos_token")),
+        notes=tuple(llm.notes),
         response_template=cast("dict[str, object]", response)
         if isinstance(response, dict)
         else None,
