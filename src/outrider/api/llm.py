@@ -53,10 +53,9 @@ class LLM:
     configured one. `weights_of` is an LLM of the same target, whose weights it uses where it can.
     Raises CheckpointError, VocabularyError, ConfigError or MachineError.
 
-    It may be used from several threads: their calls take turns, job by job, and their requests
-    share passes (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and
-    cancels what the interrupted call asked for; the object can be used again. It is a context
-    manager, which closes it.
+    Threads may share it: their calls take turns, job by job, and their requests share passes
+    (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and cancels what the
+    interrupted call asked for; it can be used again. As a context manager it closes itself.
     """
 
     def __init__(
@@ -262,8 +261,7 @@ class LLM:
         **options: Unpack[RequestOptions],
     ) -> RequestHandle:
         """Hand a request in beside others; `advance` runs them all. `sample` tells requests of one
-        seed apart; `written` are tokens that a text which was broken off has already. Raises as
-        `stream` does, at once, and QueueFullError if too many wait."""
+        seed apart; `written` is what a broken text has already. Raises as `stream`, at once."""
         params = params_for_one(params, sampling_of(options))
         reader: OutputStream | None = None
         try:
