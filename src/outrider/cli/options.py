@@ -58,7 +58,7 @@ class Verb:
 
     `settings` are the groups of settings whose flags it takes, save those that it decides itself
     (`without`); `options` is a dataclass of its own. `example` is a line that a user can paste.
-    The front page lists it under `group`; without one it is an older place of a verb, or seldom asked.
+    The front page lists it under `group`; without one it is an older or a seldom asked verb.
     """
 
     name: str
