@@ -138,12 +138,11 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
 
 
 def _part(part: object, where: str) -> str:
-    entry = cast("Mapping[str, object]", part) if isinstance(part, Mapping) else {}
-    if entry.get("type", "text") not in _TEXT_PARTS or not isinstance(entry.get("text"), str):
-        raise ConfigError(
-            f"{where}.content: {shown(part)}: only text can be read.", hint="parts of type text"
-        )
-    return cast("str", entry["text"])
+    entry = cast("Mapping[str, object]", part if isinstance(part, Mapping) else {"type": None})
+    text = entry.get("text")
+    if entry.get("type", "text") not in _TEXT_PARTS or not isinstance(text, str):
+        raise ConfigError(f"{where}.content: only text can be read.", hint="parts of type text")
+    return text
 
 
 def _text(value: object, where: str) -> str:
@@ -154,5 +153,5 @@ def _text(value: object, where: str) -> str:
 
 def _object(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected an object, got {shown(cast('object', value))}.")
+        raise ConfigError(f"{where}: expected an object, got {shown(value)}.")
     return dict(cast("Mapping[str, Any]", value))

@@ -4,7 +4,7 @@ means which SamplingParams. What cannot be honoured is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -15,7 +15,6 @@ from outrider.api.structure import StructureOptions
 from outrider.core.fields import WHOLE
 from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, refused
-from outrider.server.events import OutputParser, PlainParser
 from outrider.server.port import EngineCard
 from outrider.server.site import Site
 
@@ -197,11 +196,3 @@ def with_seed_rule(params: SamplingParams, card: EngineCard, *, asked: bool) -> 
     if getattr(params, "sampler", None):
         return params
     return replace(params, **cast("Any", {"sampler": "coupled"}))
-
-
-def parser_of(asked: Asked, tools: Sequence[Any] | None) -> Callable[[], OutputParser]:
-    """What reads the model's text. Raises ApiError for tools."""
-    del asked
-    if tools:
-        raise refused("tools", "this server cannot read calls of tools yet. Leave them out.")
-    return PlainParser

@@ -15,7 +15,6 @@ from outrider.server.answers import Answer, Ask, metrics_of, open_answers, usage
 from outrider.server.asking import (
     Asked,
     params_of,
-    parser_of,
     structure_asked,
     traced,
     with_seed_rule,
@@ -35,6 +34,7 @@ from outrider.server.logprobs import chat_logprobs
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import EventReply, Reply
 from outrider.server.site import Site, key_of
+from outrider.server.tools import read_with, tooling_of
 from outrider.server.wire import encode, json_response, read
 
 FINISH = {"stop": "stop", "length": "length", "timeout": "length", "tool_calls": "tool_calls"}
@@ -138,22 +138,23 @@ class ChatRun:
             prediction=prediction_text(body.prediction),
         )
         params = with_seed_rule(params, site.port.card, asked=body.seed is not None)
-        wants_tools = body.tool_choice != "none"
-        make_parser = parser_of(body, body.tools if wants_tools else None)
+        tooling = tooling_of(body.tools, body.tool_choice, body.parallel_tool_calls)
         chat = ChatPrompt(
             messages=body.messages,
-            tools=(body.tools or ()) if wants_tools else (),
+            tools=tooling.offered,
             variables=template_variables(body),
             continues=bool(body.continue_final_message),
         )
         ids = await site.port.encode_chat(chat)
+        reading = await read_with(site, ids, tooling, params, structure_asked(body))
+        self._warnings += reading.warnings
         return open_answers(
             site,
             Ask(
                 prompt_ids=ids,
-                params=params,
-                structure=structure_asked(body),
-                make_parser=make_parser,
+                params=reading.params,
+                structure=reading.structure,
+                make_parser=reading.make_parser,
                 trace=traced(body),
                 key=self._key,
                 api="chat",

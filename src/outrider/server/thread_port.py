@@ -138,7 +138,14 @@ class ThreadPort:
 
     async def encode_chat(self, chat: ChatPrompt) -> list[int]:
         owner = self._ready()
-        return await owner.encoded(lambda: owner.llm.encode_chat(chat.messages))
+        return await owner.encoded(
+            lambda: owner.llm.encode_chat(
+                chat.messages,
+                tools=chat.tools,
+                variables=chat.variables,
+                continues=chat.continues,
+            )
+        )
 
     async def decode(self, ids: Sequence[int]) -> list[str]:
         owner = self._ready()
@@ -199,8 +206,6 @@ def card_of(llm: LLM) -> EngineCard:
     """What is known of an LLM that is loaded."""
     config, tokenizer = llm.config, llm.tokenizer
     files = tokenizer.config
-    template = files.get("chat_template")
-    response: object = files.get("response_template")
     return EngineCard(
         model=str(llm.folder.name),
         window=llm.fitting_tokens([0], SamplingParams(max_tokens=WHOLE)) + 1,
@@ -213,13 +218,11 @@ def card_of(llm: LLM) -> EngineCard:
         exact=llm.exact,
         fixed_k=config.resolved_controller == "fixed",
         has_chat_template=tokenizer.has_chat_template,
-        chat_template=template if isinstance(template, str) else "",
+        chat_template=tokenizer.templates.source or "",
         bos=_token(files.get("bos_token")),
         eos=_token(files.get("eos_token")),
         notes=tuple(llm.notes),
-        response_template=cast("dict[str, object]", response)
-        if isinstance(response, dict)
-        else None,
+        response_template=tokenizer.templates.response,
         facts={
             "device": str(llm.device),
             "memory": size(sum(llm.memory.values())),

@@ -1,0 +1,141 @@
+"""Tools of a request: what was offered and demanded, and how an answer that may call them is made.
+
+The three APIs write tools in three ways. Each is read into a `Tooling`, and `read_with` says what
+reads the model's text and what the text must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, TypeAlias, cast
+
+from msgspec import Struct
+
+from outrider.api.structure import StructureOptions
+from outrider.core.params import SamplingParams
+from outrider.server.errors import ApiError, refused
+from outrider.server.events import OutputParser, PlainParser
+from outrider.server.parsing import calls_grammar, format_of, parser_for, shows_special
+from outrider.server.site import Site
+
+Tool: TypeAlias = Mapping[str, Any]
+Choice: TypeAlias = Literal["none", "auto", "required"]
+# So many of a prompt's last tokens say what its template has opened for the answer.
+_END_TOKENS = 32
+
+
+class Tooling(Struct, frozen=True, kw_only=True):
+    """`tools` in the form of templates. `named` is the one that must be called; `parallel` allows
+    several calls in one answer."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: Choice = "auto"
+    named: str | None = None
+    parallel: bool = True
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """What the template is told of."""
+        return () if self.choice == "none" else self.tools
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """Those that an answer may call."""
+        if self.named is None:
+            return self.offered
+        return tuple(tool for tool in self.tools if _function(tool).get("name") == self.named)
+
+    @property
+    def is_strict(self) -> bool:
+        return any(_function(tool).get("strict") is True for tool in self.offered)
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """How an answer is made and read."""
+
+    make_parser: Callable[[], OutputParser]
+    params: SamplingParams
+    structure: StructureOptions
+    warnings: tuple[str, ...] = ()
+
+
+def tooling_of(
+    tools: Sequence[Tool] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
+) -> Tooling:
+    """Of OpenAI's parameters, in either of its APIs. Raises ApiError."""
+    found = tuple(tools or ())
+    named: str | None = None
+    if isinstance(choice, Mapping):
+        named = str(_function(choice).get("name", ""))
+        if choice.get("type") != "function" or not named:
+            raise refused("tool_choice", 'send "none", "auto", "required" or a function.')
+        choice = "required"
+    choice = choice or "auto"
+    if choice not in ("none", "auto", "required"):
+        raise refused("tool_choice", 'send "none", "auto", "required" or a function.')
+    given = Tooling(
+        tools=found,
+        choice=choice,
+        named=named,
+        parallel=parallel is not False and named is None,
+    )
+    if choice == "required" and not given.callable:
+        raise ApiError(
+            400,
+            f"tool_choice: there is no tool {named!r}." if named else "tool_choice: no tools.",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    return given
+
+
+async def read_with(
+    site: Site,
+    prompt_ids: Sequence[int],
+    tooling: Tooling,
+    params: SamplingParams,
+    structure: StructureOptions,
+) -> Reading:
+    """Raises ApiError for what this model cannot do."""
+    if any(value not in (None, False) for value in structure.values()):
+        # A text that follows a structure has no room for calls, nor for thoughts.
+        if tooling.choice == "required":
+            raise refused("tool_choice", "an answer of a given form calls nothing.")
+        return Reading(make_parser=PlainParser, params=params, structure=structure)
+    card, tools = site.port.card, tooling.offered
+    if tools and card.chat_template and "tools" not in card.chat_template:
+        raise refused("tools", "this model's chat template has no place for them. Leave them out.")
+    end = "".join(await site.port.decode(prompt_ids[-_END_TOKENS:]))
+    warnings: list[str] = []
+    if tools and format_of(card) is None:
+        warnings.append("calls of tools cannot be told from text in what this model writes")
+    wanted = tooling.choice == "required" or tooling.is_strict or not tooling.parallel
+    if tools and wanted:
+        grammar = calls_grammar(
+            card,
+            tooling.callable,
+            choice="required" if tooling.choice == "required" else "auto",
+            parallel=tooling.parallel,
+            prompt=end,
+        )
+        if grammar is not None:
+            structure = {"grammar": grammar}
+        elif tooling.choice == "required":
+            raise refused("tool_choice", "this model's calls cannot be demanded. Send auto.")
+        else:
+            warnings.append("strict and parallel_tool_calls: this model's calls follow no grammar")
+    if shows_special(card, tools):
+        params = replace(params, skip_special_tokens=False)
+    return Reading(
+        make_parser=partial(parser_for, card, tools, prompt=end),
+        params=params,
+        structure=structure,
+        warnings=tuple(warnings),
+    )
+
+
+def _function(tool: Tool) -> Mapping[str, Any]:
+    inner: object = tool.get("function")
+    return cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else tool

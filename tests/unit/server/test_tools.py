@@ -1,0 +1,157 @@
+"""Tools in chat completions: offered, called, demanded, and refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from doubles.scripted_port import CARD, ScriptedPort
+from doubles.scripted_site import ask
+from outrider.server.errors import ApiError
+from outrider.server.port import EngineCard
+from outrider.server.tools import tooling_of
+
+PATH = "/v1/chat/completions"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+HELLO = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+class ToolPort(ScriptedPort):
+    """An engine whose model thinks, and calls as Hermes does."""
+
+    template = "{{ tools }} <tool_call> </think>"
+
+    @property
+    def card(self) -> EngineCard:
+        return msgspec.structs.replace(CARD, chat_template=self.template)
+
+
+def port(*rounds: str) -> ToolPort:
+    return ToolPort(lambda _: rounds)
+
+
+def test_a_call_is_told_with_its_id_and_name_first() -> None:
+    engine = port("<think>so</th", "ink>Now ", CALL[:9], CALL[9:])
+    message = ask(engine, PATH, HELLO).json()["choices"][0]
+    assert message["finish_reason"] == "tool_calls"
+    call = message["message"].pop("tool_calls")[0]
+    assert call["id"].startswith("call_")
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert message["message"] == {
+        "role": "assistant",
+        "content": "Now",
+        "reasoning": "so",
+        "reasoning_content": "so",
+    }
+    assert engine.chats[0].tools == (TOOL,)
+
+
+def test_a_stream_says_the_same() -> None:
+    got = ask(port("<think>so</think>", CALL), PATH, HELLO | {"stream": True})
+    deltas = [event["choices"][0]["delta"] for event in got.events[:-1]]
+    assert all("content" in delta for delta in deltas)
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert calls[0]["id"].startswith("call_")
+    assert calls[0]["function"] == {"name": "add", "arguments": ""}
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
+    assert "id" not in calls[1]
+
+
+def test_without_tools_a_call_is_text() -> None:
+    for more in ({"tools": []}, {"tool_choice": "none"}):
+        engine = port(CALL)
+        choice = ask(engine, PATH, HELLO | more).json()["choices"][0]
+        assert choice["message"]["content"] == CALL
+        assert choice["finish_reason"] == "stop"
+        assert not engine.chats[0].tools
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+        {"parallel_tool_calls": False},
+        {"tools": [TOOL | {"function": {**TOOL["function"], "strict": True}}]},  # pyright: ignore
+    ],
+    ids=str,
+)
+def test_what_is_demanded_is_a_grammar(more: dict[str, Any]) -> None:
+    engine = port(CALL)
+    assert ask(engine, PATH, HELLO | more).status == 200
+    assert "add" in (engine.requests[0].structure.get("grammar") or "")
+    free = port(CALL)
+    ask(free, PATH, HELLO)
+    assert not free.requests[0].structure.get("grammar")
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        (
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_demanded_is_refused_by_name(more: dict[str, Any], param: str) -> None:
+    got = ask(port(CALL), PATH, HELLO | more)
+    assert got.status == 400
+    assert got.json()["error"]["param"] == param
+
+
+def test_a_model_without_room_for_tools_says_so() -> None:
+    engine = port("x")
+    engine.template = "{{ messages }}"
+    got = ask(engine, PATH, HELLO)
+    assert (got.status, got.json()["error"]["param"]) == (400, "tools")
+
+
+def test_a_model_whose_calls_nobody_knows_is_not_constrained() -> None:
+    engine = port("x")
+    engine.template = "{{ tools }}"
+    found = ask(engine, PATH, HELLO).json()
+    assert "cannot be told from text" in json.dumps(found["warnings"])
+    refused = ask(engine, PATH, HELLO | {"tool_choice": "required"})
+    assert refused.status == 400
+
+
+def test_a_text_of_a_form_is_all_text() -> None:
+    engine = port('{"a": "<think>"}')
+    more = {"response_format": {"type": "json_object"}}
+    message = ask(engine, PATH, HELLO | more).json()["choices"][0]["message"]
+    assert message["content"] == '{"a": "<think>"}'
+
+
+def test_special_tokens_are_shown_where_they_delimit() -> None:
+    engine = port(
+        "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final",
+        "<|message|>yes",
+    )
+    engine.template = "{{ tools }} <|channel|> <|message|>"
+    message = ask(engine, PATH, HELLO).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("so", "yes")
+    assert not engine.requests[0].params.skip_special_tokens
+
+
+def test_a_named_tool_is_called_once() -> None:
+    named = tooling_of([TOOL], {"type": "function", "name": "add"}, None)
+    assert named.callable == (TOOL,)
+    assert not named.parallel
+    with pytest.raises(ApiError):
+        tooling_of([TOOL], {"type": "allowed_tools"}, None)
