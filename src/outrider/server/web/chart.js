@@ -1,0 +1,67 @@
+// @ts-check
+/* Lines over time or rounds, by uPlot. A chart is a picture: what it shows is said in words too. */
+import { html, useEffect, useRef } from "./html.js";
+import uPlot from "./vendor/uplot.js";
+
+const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
+const COLORS = ["--lookup-line", "--recovered-line", "--draft-line", "--bonus-line"];
+
+function color(name) {
+  // A canvas knows no light-dark(): an element's computed colour does.
+  const probe = document.createElement("span");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+/** `data` are columns, the first of which is x; `series` are {label, stepped, unit} of the others. */
+export function Chart({ title, words, data, series, time = false, format = (v) => String(v) }) {
+  const place = useRef(null);
+  const made = useRef(null);
+  const latest = useRef(data);
+  latest.current = data;
+  const names = series.map((one) => one.label).join("|");
+  useEffect(() => {
+    const root = place.current;
+    const build = () => {
+      made.current?.destroy();
+      const [ink, line] = [color("--muted"), color("--line")];
+      const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line } };
+      made.current = new uPlot({
+        width: Math.max(200, root.clientWidth), height: 180, legend: { live: true },
+        cursor: { y: false }, scales: { x: { time } },
+        axes: [{ ...axis }, { ...axis, size: 64, values: (_, all) => all.map(format) }],
+        series: [{}, ...series.map((one, i) => ({
+          label: one.label, stroke: color(COLORS[i % COLORS.length]), width: 2,
+          dash: DASHES[i % DASHES.length], spanGaps: true, points: { show: false },
+          value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
+          paths: one.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+        }))],
+      }, latest.current, root);
+    };
+    build();
+    const sized = new ResizeObserver(() => {
+      const width = Math.max(200, root.clientWidth);
+      if (made.current && made.current.width !== width) made.current.setSize({ width, height: 180 });
+    });
+    sized.observe(root);
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    addEventListener("themechange", build);
+    scheme.addEventListener("change", build);
+    return () => {
+      sized.disconnect();
+      removeEventListener("themechange", build);
+      scheme.removeEventListener("change", build);
+      made.current?.destroy();
+      made.current = null;
+    };
+  }, [names, time]);
+  useEffect(() => made.current?.setData(data));
+  return html`
+    <figure class="chart" aria-label=${title}>
+      <figcaption><strong>${title}</strong> <span>${words}</span></figcaption>
+      <div ref=${place} aria-hidden="true"></div>
+    </figure>`;
+}

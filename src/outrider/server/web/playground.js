@@ -1,0 +1,146 @@
+// @ts-check
+/* The playground: a prompt on one side, and on the other what speculation did to it. */
+import { Header, Tabs, html, render, useEffect, useRef, useState } from "./html.js";
+import { AskForm, Problem, ReplayForm, open } from "./form.js";
+import { KeyForm } from "./key.js";
+import { AcceptancePanel, ControllerPanel, ForcedPanel, LanesPanel } from "./panels.js";
+import { PromisePanel, RacePanel } from "./race.js";
+import { roundView } from "./rounds/rounds.js";
+import { SharePanel } from "./share.js";
+import { card, isBusy, isReplay, meet, run, shownRound, tab, turns } from "./state.js";
+
+// Of a frame: what is left is the browser's, to lay out and to paint.
+const FRAME_MS = 5;
+
+/** The rounds of a run, shown as they come, a frame's worth at a time. */
+function TokensPanel({ run: made }) {
+  const place = useRef(null);
+  const [hasRounds, setHasRounds] = useState(made.rounds.length > 0);
+  useEffect(() => {
+    const root = document.createElement("section");
+    place.current.replaceChildren(root);
+    const view = roundView(root, made, {
+      follows: !made.result, told: (number) => { shownRound.value = number; },
+    });
+    let seen = 0;
+    let hasEnded = false;
+    let waiting = 0;
+    const show = () => {
+      waiting = 0;
+      const until = performance.now() + FRAME_MS;
+      while (seen < made.rounds.length && performance.now() < until) view.add(made.rounds[seen++]);
+      if (seen) setHasRounds(true);
+      if (seen < made.rounds.length) waiting = requestAnimationFrame(show);
+      else if (made.result && !hasEnded) {
+        hasEnded = true;
+        view.end(made.result);
+      }
+    };
+    made.listeners.add(show);
+    show();
+    return () => {
+      made.listeners.delete(show);
+      cancelAnimationFrame(waiting);
+    };
+  }, [made]);
+  const untold = !hasRounds && made.result && made.text;
+  return html`
+    ${untold ? html`<p class="place">The server told no rounds of this text.</p>
+      <pre class="text" tabindex="0">${made.text}</pre>` : null}
+    <div class="rounds" ref=${place} hidden=${untold}></div>`;
+}
+
+/** Draws `panel` of the run anew some times a second while it grows. */
+function Live({ run: made, panel }) {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    let timer = 0;
+    const later = () => {
+      timer ||= setTimeout(() => {
+        timer = 0;
+        redraw((count) => count + 1);
+      }, 250);
+    };
+    made.listeners.add(later);
+    return () => {
+      made.listeners.delete(later);
+      clearTimeout(timer);
+    };
+  }, [made]);
+  return html`<${panel} run=${made} />`;
+}
+
+function Conversation() {
+  if (!turns.value.length) return null;
+  return html`
+    <ol class="turns" aria-label="Conversation">
+      ${turns.value.map((turn) => html`
+        <li class=${turn.role}><strong>${turn.role === "user" ? "You" : "Model"}</strong>
+          <div class="said">${turn.content}</div>
+          ${turn.run ? html`<button type="button" class="quiet" aria-pressed=${turn.run === run.value}
+            onClick=${() => { run.value = turn.run; }}>Show its rounds</button>` : null}</li>`)}
+    </ol>`;
+}
+
+const Empty = () => html`
+  <div class="empty welcome">
+    <p>Write something on the left. Every token of the answer is then coloured by where it came from:
+      drafted and accepted, the target's own after a refusal, or forced by a grammar.</p>
+    <p>Speculation changes no text. <em>Race on against off</em> shows it with your own prompt.</p>
+  </div>`;
+
+function tabs() {
+  const made = run.value;
+  const of = (panel) => () => (made
+    ? html`<${Live} key=${made.title + made.prompt} run=${made} panel=${panel} />`
+    : html`<${Empty} />`);
+  return [
+    ["tokens", "Tokens and drafts", () => (made
+      ? html`<${TokensPanel} run=${made} />` : html`<${Empty} />`)],
+    ["race", "Race", () => html`<${RacePanel} />`],
+    ["controller", "Draft length", of(ControllerPanel)],
+    ["acceptance", "Acceptance", of(AcceptancePanel)],
+    ["lanes", "Lanes", of(LanesPanel)],
+    ["promise", "Promise", () => html`<${PromisePanel} />`],
+    ["forced", "Forced", of(ForcedPanel)],
+    ["share", "Share", () => html`<${SharePanel} run=${made} />`],
+  ];
+}
+
+function App() {
+  const about = card.value;
+  useEffect(() => {
+    const over = (event) => event.preventDefault();
+    const dropped = (event) => {
+      event.preventDefault();
+      if (event.dataTransfer?.files[0]) open(event.dataTransfer.files[0]);
+    };
+    const moved = () => { isReplay.value = location.hash === "#replay"; };
+    addEventListener("dragover", over);
+    addEventListener("drop", dropped);
+    addEventListener("hashchange", moved);
+    if (!isReplay.value) meet();
+    return () => {
+      removeEventListener("dragover", over);
+      removeEventListener("drop", dropped);
+      removeEventListener("hashchange", moved);
+    };
+  }, []);
+  const model = isReplay.value ? "a saved run" : about?.id ?? "";
+  return html`
+    <${Header} here="playground" model=${model} />
+    <main id="main" class=${isReplay.value ? "replay" : ""}>
+      <h1 class="hidden">Playground</h1>
+      <div class="side">
+        <${KeyForm} used=${meet} /><${Problem} />
+        ${isReplay.value ? null : html`<${AskForm} />`}
+        <${ReplayForm} />
+      </div>
+      <div class="main" aria-busy=${isBusy.value}>
+        <${Conversation} />
+        <${Tabs} label="What to look at" tabs=${tabs()} chosen=${tab} />
+      </div>
+    </main>`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,144 @@
+// @ts-check
+/* The same request with speculation and without: the texts compared, and the speeds. Each pair is
+   run one after the other, so that neither slows the other, and pairs take turns in who begins. */
+import { Table, html, signal } from "./html.js";
+import { asked, begin, card, follow, form, isBusy, problem, tab } from "./state.js";
+import { Run } from "./run.js";
+
+const pairs = signal("3");
+export const lanes = signal(null);
+
+/** Where two texts part, in characters; -1 if they are one. */
+export function firstDifference(first, second) {
+  if (first === second) return -1;
+  let at = 0;
+  while (at < first.length && first[at] === second[at]) at += 1;
+  return at;
+}
+
+export function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+/** Tokens a second after the first ones: what a prompt costs is left out. */
+function speed({ times }) {
+  return times?.writing > 0 && times.count > 1 ? (times.count - 1) / times.writing : 0;
+}
+
+export async function race() {
+  if (isBusy.value || !form.prompt.value) return;
+  problem.value = "";
+  tab.value = "race";
+  const stopped = begin();
+  const wasOn = form.speculative.value;
+  try {
+    form.speculative.value = true;
+    const { path, body } = asked({ trace: false });
+    form.speculative.value = wasOn;
+    if (body.temperature > 0 && body.seed === undefined) {
+      body.seed = crypto.getRandomValues(new Uint32Array(1))[0];
+    }
+    const bodies = { on: body, off: { ...body, speculative: false } };
+    const state = { ratios: [], body, count: Number(pairs.value), on: null, off: null, done: false };
+    for (let i = 0; i < state.count; i += 1) {
+      const both = {};
+      for (const side of i % 2 ? ["off", "on"] : ["on", "off"]) {
+        both[side] = new Run({ title: side, prompt: form.prompt.value });
+        lanes.value = { ...state, ...both };
+        const tell = () => { lanes.value = { ...lanes.value }; };
+        both[side].listeners.add(tell);
+        await follow(both[side], { path, body: bodies[side] }, stopped);
+      }
+      const [on, off] = [speed(both.on), speed(both.off)];
+      if (on && off) state.ratios.push(on / off);
+      Object.assign(state, both);
+      state.differs = firstDifference(both.on.text, both.off.text);
+      lanes.value = { ...state };
+      if (state.differs >= 0) break;
+    }
+    lanes.value = { ...state, done: true };
+  } catch (error) {
+    form.speculative.value = wasOn;
+    if (error.name !== "AbortError") problem.value = error.message;
+  }
+  isBusy.value = false;
+}
+
+function verdict({ differs, on, off, body }) {
+  if (differs === undefined) return null;
+  if (differs < 0) {
+    const how = body.temperature > 0 ? `with seed ${body.seed}` : "at temperature 0";
+    return html`<p class="verdict same" role="status">identical ✓ <small>${on.text.length}
+      characters, ${on.times.count} tokens, ${how}</small></p>`;
+  }
+  const around = (text) => text.slice(Math.max(0, differs - 20), differs + 20);
+  return html`<p class="verdict differs" role="status">first difference at character ${differs}
+    <small>on: “${around(on.text)}”, off: “${around(off.text)}”</small></p>`;
+}
+
+function Lane({ title, made, differs }) {
+  const at = differs >= 0 ? differs : made?.text.length;
+  return html`
+    <section class="lane" aria-label=${title}>
+      <h3>${title}</h3>
+      <p class="figure-line">${made?.result
+        ? `${speed(made).toFixed(1)} tokens a second, first one after ${
+          (1000 * made.times.first).toFixed(0)} ms` : made ? "writing …" : "waits"}</p>
+      <pre tabindex="0">${made?.text.slice(0, at)}${differs >= 0 && made
+        ? html`<mark>${made.text.slice(at)}</mark>` : null}</pre>
+    </section>`;
+}
+
+export function RacePanel() {
+  const state = lanes.value;
+  return html`
+    <div class="row">
+      <label for="pairs">Pairs of runs</label>
+      <select id="pairs" value=${pairs.value}
+        onChange=${(event) => { pairs.value = event.currentTarget.value; }}>
+        ${["1", "3", "5", "9"].map((count) => html`<option>${count}</option>`)}
+      </select>
+      <button type="button" disabled=${isBusy.value} onClick=${race}>Race on against off</button>
+    </div>
+    <p class="place">The same request with speculation and with <code>"speculative": false</code>,
+      one after the other. With a seed the texts must be the same at any temperature.</p>
+    ${state ? html`
+      ${verdict(state)}
+      <div class="lanes-grid">
+        <${Lane} title="Speculation on" made=${state.on} differs=${state.differs} />
+        <${Lane} title="Speculation off" made=${state.off} differs=${state.differs} />
+      </div>
+      ${state.ratios.length ? html`<${Table} caption="Speed with speculation over speed without"
+        heads=${["pair", "ratio"]}
+        rows=${[...state.ratios.map((ratio, i) => [String(i + 1), `${ratio.toFixed(2)}×`]),
+          ["median", `${median(state.ratios).toFixed(2)}×`]]} />` : null}`
+      : html`<p class="empty">No race was run yet. It takes the prompt and the parameters of the
+        form.</p>`}`;
+}
+
+/** What the planner promised for this server, beside what the race measured. */
+export function PromisePanel() {
+  const promised = card.value?.planned_speedup;
+  const ratios = lanes.value?.ratios ?? [];
+  const told = Number.isFinite(promised) ? `${promised.toFixed(2)}×` : "none was made";
+  const rows = [["planner's promise", told]];
+  if (ratios.length) {
+    rows.push(
+      ["measured here, median", `${median(ratios).toFixed(2)}×`],
+      ["least and most", `${Math.min(...ratios).toFixed(2)}× to ${Math.max(...ratios).toFixed(2)}×`],
+      ["pairs of runs", String(ratios.length)],
+    );
+    if (Number.isFinite(promised)) {
+      rows.push(["measured over promised", (median(ratios) / promised).toFixed(2)]);
+    }
+  }
+  return html`
+    <${Table} caption="Promised and measured: decoding speed with speculation over without"
+      heads=${["", "speed-up"]} rows=${rows} />
+    ${ratios.length ? null : html`<p class="empty">Nothing was measured yet. A race measures it.</p>
+      <button type="button" disabled=${isBusy.value} onClick=${race}>Race on against off</button>`}
+    <p class="place">The promise is <code>outrider plan</code>'s for this pair on this machine, for
+      one request at a time on texts like the planner's. One prompt may do better or worse.</p>`;
+}

@@ -1,0 +1,169 @@
+// @ts-check
+/* A run: what was asked, its rounds as they come, and its end. Saved as one JSON object, which is
+   read again as data of a stranger. docs/rounds.md has the shape of rounds. */
+
+export const FORMAT = "outrider-run-1";
+const VERDICTS = ["accepted", "refused", "unused", "recovered", "bonus", "plain"];
+const SOURCES = ["draft", "lookup", "forced"];
+const MOST_ROUNDS = 200000;
+
+export class Run {
+  constructor({ title, prompt, facts = [], request = {}, path = "" }) {
+    Object.assign(this, { title, prompt, facts, request, path });
+    this.rounds = [];
+    this.text = "";
+    this.thought = "";
+    this.usage = null;
+    this.metrics = null;
+    this.result = null;
+    this.race = null;
+    this.listeners = new Set();
+    this.isScheduled = false;
+  }
+
+  /** Tells whoever looks, once a frame. */
+  changed() {
+    if (this.isScheduled) return;
+    this.isScheduled = true;
+    requestAnimationFrame(() => {
+      this.isScheduled = false;
+      for (const listener of [...this.listeners]) listener();
+    });
+  }
+
+  add(text, rounds) {
+    this.text += text;
+    for (const round of rounds) this.rounds.push(round);
+    this.changed();
+  }
+
+  end(result) {
+    this.result = result;
+    this.changed();
+  }
+
+  record() {
+    const { title, prompt, facts, request, path, rounds, text, usage, metrics, result, race } = this;
+    return {
+      format: FORMAT, title, prompt, facts, request, path, rounds, text, usage, metrics, result, race,
+    };
+  }
+}
+
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const text = (value) => (typeof value === "string" ? value : "");
+const number = (value) => (Number.isFinite(value) ? value : 0);
+const chance = (value) => (Number.isFinite(value) ? value : null);
+
+function node(given, place) {
+  if (!isObject(given) || !VERDICTS.includes(given.verdict)) throw new Error("a token is broken");
+  const parent = Number.isInteger(given.parent) ? given.parent : -1;
+  if (parent < -1 || parent >= place) throw new Error("a token comes before its parent");
+  const made = {
+    token_id: number(given.token_id), token: text(given.token), parent, verdict: given.verdict,
+    p: number(given.p), q: chance(given.q),
+  };
+  if (typeof given.text === "string") made.text = given.text;
+  for (const name of ["p_soft", "draw"]) {
+    if (Number.isFinite(given[name])) made[name] = given[name];
+  }
+  return made;
+}
+
+function round(given) {
+  if (!isObject(given) || !Array.isArray(given.nodes)) throw new Error("a round has no tokens");
+  const made = {};
+  for (const [name, value] of Object.entries(given)) {
+    if (Number.isFinite(value) || typeof value === "boolean") made[name] = value;
+  }
+  for (const name of ["num_drafted", "num_accepted", "draft_seconds", "verify_seconds",
+    "accept_seconds", "num_prompt_tokens", "batch_size"]) made[name] = number(given[name]);
+  made.drafter = text(given.drafter);
+  made.source = SOURCES.includes(given.source) ? given.source : "draft";
+  made.nodes = given.nodes.map(node);
+  return made;
+}
+
+/** The run of a saved file. Raises an Error whose message says what is wrong. */
+export function readRun(written) {
+  let given;
+  try { given = JSON.parse(written); } catch { throw new Error("The file is no JSON."); }
+  if (!isObject(given) || !Array.isArray(given.rounds)) throw new Error("The file is no saved run.");
+  if (given.rounds.length > MOST_ROUNDS) throw new Error("The run has too many rounds.");
+  const facts = (Array.isArray(given.facts) ? given.facts : [])
+    .filter((pair) => Array.isArray(pair) && pair.length === 2)
+    .map(([name, value]) => [String(name), String(value)]);
+  const request = isObject(given.request) ? given.request : {};
+  const made = new Run({
+    title: text(given.title) || "A saved run", prompt: text(given.prompt), facts, request,
+    path: text(given.path),
+  });
+  try {
+    made.rounds = given.rounds.map(round);
+  } catch (error) {
+    throw new Error(`The file is no saved run: ${error.message}.`);
+  }
+  made.text = text(given.text);
+  made.usage = isObject(given.usage) ? given.usage : null;
+  made.metrics = isObject(given.metrics) ? given.metrics : null;
+  const result = isObject(given.result) ? given.result : {};
+  made.result = {
+    finish_reason: text(result.finish_reason),
+    tokens_per_second: number(result.tokens_per_second),
+    notes: (Array.isArray(result.notes) ? result.notes : []).map(String),
+    ...(typeof result.speed_ratio === "string" && { speed_ratio: result.speed_ratio }),
+  };
+  return made;
+}
+
+/** How often the i-th token of a draft was drafted and kept, and how many rounds kept j tokens. */
+export function acceptance(rounds) {
+  const drafted = [];
+  const kept = [];
+  const histogram = [];
+  let numDrafted = 0;
+  let numAccepted = 0;
+  for (const one of rounds) {
+    if (!one.num_drafted) continue;
+    const depth = one.draft_depth || one.num_drafted;
+    for (let i = 0; i < depth; i += 1) {
+      drafted[i] = (drafted[i] ?? 0) + 1;
+      kept[i] = (kept[i] ?? 0) + (one.num_accepted > i ? 1 : 0);
+    }
+    histogram[one.num_accepted] = (histogram[one.num_accepted] ?? 0) + 1;
+    numDrafted += one.num_drafted;
+    numAccepted += one.num_accepted;
+  }
+  const counts = Array.from(histogram, (count) => count ?? 0);
+  return { drafted, kept, histogram: counts, numDrafted, numAccepted };
+}
+
+/** Seconds of each stage, and of what lay between rounds. */
+export function stageSeconds(rounds) {
+  const sums = { draft: 0, verify: 0, accept: 0, between: 0 };
+  for (const one of rounds) {
+    sums.draft += one.draft_seconds;
+    sums.verify += one.verify_seconds;
+    sums.accept += one.accept_seconds;
+    sums.between += one.gap_seconds ?? 0;
+  }
+  return sums;
+}
+
+/** What each draft length would have brought, were every drafted token accepted with the share that
+    the first ones were here, at this run's seconds a drafted token and a pass. */
+export function lengths(rounds, most = 8) {
+  const writing = rounds.filter((one) => one.num_drafted && !one.num_prompt_tokens);
+  if (!writing.length) return null;
+  const { drafted, kept } = acceptance(writing);
+  const tried = drafted.map((count, i) => (i ? kept[i - 1] : count));
+  const share = kept.reduce((a, b) => a + b, 0) / Math.max(1, tried.reduce((a, b) => a + b, 0));
+  const sums = stageSeconds(writing);
+  const numDrafted = writing.reduce((sum, one) => sum + (one.draft_depth || one.num_drafted), 0);
+  const cost = (sums.draft / Math.max(1, numDrafted)) / Math.max(1e-9, sums.verify / writing.length);
+  const gains = Array.from({ length: most + 1 }, (_, k) => {
+    const tokens = share < 1 ? (1 - share ** (k + 1)) / (1 - share) : k + 1;
+    return tokens / (1 + k * cost);
+  });
+  return { share, cost, gains };
+}
