@@ -23,7 +23,7 @@ from outrider.server.errors import ApiError, error_response
 from outrider.server.metrics import Metrics
 from outrider.server.site import Site
 from outrider.server.tokens import health_routes, model_routes
-from outrider.server.web import metric_routes, web_routes
+from outrider.server.web import card_routes, metric_routes, web_routes
 
 _WORDS = {
     404: "there is nothing here. GET /v1/models and POST /v1/chat/completions are.",
@@ -38,6 +38,7 @@ def all_routes(site: Site, metrics: Metrics) -> list[BaseRoute]:
     return [
         *web_routes(),
         *metric_routes(metrics),
+        *card_routes(site),
         *health_routes(site),
         *model_routes(site),
         *chat_routes(site),

@@ -19,6 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from outrider.server.metrics import Metrics
+from outrider.server.site import Site
+from outrider.server.wire import json_response
 
 POLICY = "; ".join(
     (
@@ -48,6 +50,8 @@ TYPES: Mapping[str, str] = {
 }
 # Pages, and the file that each is.
 PAGES: Mapping[str, str] = {"/": "playground.html", "/dashboard": "dashboard.html"}
+# Of a card: what no page shows.
+_LONG = ("chat_template", "response_template")
 
 
 def web_routes() -> list[Route]:
@@ -76,6 +80,16 @@ def metric_routes(metrics: Metrics) -> list[Route]:
         Route("/metrics", exposition, methods=["GET"]),
         Route("/outrider/v1/history", history, methods=["GET"]),
     ]
+
+
+def card_routes(site: Site) -> list[Route]:
+    """`/outrider/v1/card`: what is known of the engine, which the playground offers choices by."""
+
+    async def card(_request: Request) -> Response:
+        known = msgspec.to_builtins(site.port.card)
+        return json_response({name: known[name] for name in known if name not in _LONG})
+
+    return [Route("/outrider/v1/card", card, methods=["GET"])]
 
 
 def _served() -> dict[str, bytes]:

@@ -4,7 +4,7 @@ import { get, needsKey, stream } from "./api.js";
 import { Run } from "./run.js";
 import { signal } from "./html.js";
 
-/** The server's card; null until it answered. `isReplay` means that no server is asked. */
+/** The server's card, with the name `id` that requests use; null until it answered. `isReplay` means that no server is asked. */
 export const card = signal(null);
 export const isReplay = signal(location.hash === "#replay");
 export const problem = signal("");
@@ -21,17 +21,17 @@ export const form = {
 };
 let abort = null;
 
-/** Asks what the server is. Older servers have no card: then the list of models has to do. */
+/** Asks what the server is, again and again while its model loads. */
 export async function meet() {
   problem.value = "";
   try {
     const listed = await get("v1/models");
-    const model = listed.data?.[0] ?? {};
-    const found = await get("outrider/v1/card").catch(() => null);
-    card.value = { model: model.id ?? "", drafters: [], ...model.outrider, ...found, id: model.id };
-    if (card.value.has_chat_template === false) form.mode.value = "text";
+    card.value = { id: listed.data[0].id, ...await get("outrider/v1/card") };
+    if (!card.value.has_chat_template) form.mode.value = "text";
   } catch (error) {
-    if (!needsKey.value) problem.value = `The server does not answer: ${error.message}`;
+    if (needsKey.value) return;
+    problem.value = error.status === 503 ? "The model loads …" : `The server does not answer: ${error.message}`;
+    setTimeout(meet, 2000);
   }
 }
 
