@@ -6,6 +6,11 @@ import { KINDS, describe, el, isEmitted, isOwn, kindOf, refusedFor, visible } fr
 import { drawTree, instead, nodeTable, sentence, timeBar, total } from "./tree.js";
 
 const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
+// How often a strip that grows is scrolled to its end.
+const SCROLL_MS = 200;
+// A block of the strip ends with a line after so many tokens, or at a thousand of them.
+const LINES = 40;
+const MOST_OF_BLOCK = 1000;
 let numViews = 0;
 
 /** A view of one run within `root`. `run` has a `title`, a `prompt` and `facts`; rounds are added
@@ -20,6 +25,8 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
   let result;
   let isStale = false;
   let isFollowing = follows;
+  let scrolling;
+  let block;
   const shown = { round: -1, token: -1 };
 
   const figures = el("dl", { class: "figures" });
@@ -149,14 +156,14 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
     const greedy = round.nodes.some((node) => typeof node.p_soft === "number");
     const picked = instead(round);
     const note = "At temperature 0 the likeliest token is taken; p is that of temperature 1.";
-    const scrolling = (label, inner) => el("div", {
+    const wide = (label, inner) => el("div", {
       class: "wide", tabindex: "0", role: "region", "aria-label": label,
     }, inner);
     panel.replaceChildren(
       el("p", {}, words),
-      scrolling("Draft tree", drawTree(round)),
+      wide("Draft tree", drawTree(round)),
       ...(picked ? [el("p", { class: "instead" }, picked)] : []),
-      scrolling("Tokens of this round", nodeTable(round)),
+      wide("Tokens of this round", nodeTable(round)),
       ...(greedy ? [el("p", { class: "place" }, note)] : []),
       ...timeBar(round, sums.longest),
     );
@@ -180,8 +187,25 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
     return element;
   }
 
+  /** Tokens are in blocks of whole lines, so that only the last block is laid out as it grows. */
+  function place(element, node) {
+    if (!block || (block.count >= LINES && block.isWhole) || block.count >= MOST_OF_BLOCK) {
+      block = { element: el("div"), count: 0, isWhole: false };
+      strip.append(block.element);
+    }
+    block.element.append(element);
+    block.count += 1;
+    block.isWhole = (node.text ?? "").endsWith("\n");
+  }
+
   function figure(name, value) {
     figures.append(el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+  }
+
+  /** To the end of the text; not each time, for it makes the browser lay all of it out. */
+  function scroll() {
+    scrolling = undefined;
+    if (isFollowing) strip.scrollTop = strip.scrollHeight;
   }
 
   /** The summary once for all rounds that come together. */
@@ -198,7 +222,7 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
     const count = rounds.length;
     if (isFollowing && !result) {
       showRound(count - 1);
-      strip.scrollTop = strip.scrollHeight;
+      scrolling ||= setTimeout(scroll, SCROLL_MS);
     }
     const share = (part, whole) => `${Math.round((100 * part) / whole)} %`;
     figures.replaceChildren();
@@ -230,7 +254,7 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
       const number = rounds.length;
       const start = tokens.length;
       rounds.push({ ...round, start });
-      strip.append(...round.nodes.filter(isEmitted).map((node) => addToken(round, number, node)));
+      for (const node of round.nodes.filter(isEmitted)) place(addToken(round, number, node), node);
       sums.drafted += round.num_drafted;
       sums.accepted += round.num_accepted;
       sums.seconds += total(round);
@@ -250,7 +274,7 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
       const ratio = given.speed_ratio;
       if (ratio) words.unshift(el("p", {}, `Measured against plain decoding: ${ratio}`));
       notes.replaceChildren(...words);
-      if (shown.round >= 0) showRound(shown.round);
+      if (shown.round >= 0) showRound(isFollowing ? rounds.length - 1 : shown.round);
       refresh();
     },
   };

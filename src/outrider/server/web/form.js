@@ -39,7 +39,7 @@ function Speculation() {
         onChange=${(event) => { form.speculative.value = event.currentTarget.checked; }} />
         draft ahead</label>
       <div class="grid">
-        <div class="field"><label for="f-drafter">drafter</label>
+        <div class="field all"><label for="f-drafter">drafter</label>
           <select id="f-drafter" disabled=${!form.speculative.value} value=${form.drafter.value}
             onChange=${(event) => { form.drafter.value = event.currentTarget.value; }}>
             <option value="">${about.drafter ? `the server's: ${about.drafter}` : "the server's"}

@@ -36,7 +36,8 @@ export function Tabs({ label, tabs, chosen }) {
 export function Table({ caption, heads, rows }) {
   return html`
     <div class="wide" tabindex="0" role="region" aria-label=${caption}>
-      <table><caption>${caption}</caption>
+      <p class="caption" aria-hidden="true">${caption}</p>
+      <table aria-label=${caption}>
         <thead><tr>${heads.map((text, i) => html`
           <th scope="col" class=${i ? "n" : ""}>${text}</th>`)}</tr></thead>
         <tbody>${rows.map(([first, ...cells]) => html`

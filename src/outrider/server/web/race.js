@@ -55,6 +55,7 @@ export async function race() {
       if (on && off) state.ratios.push(on / off);
       Object.assign(state, both);
       state.differs = firstDifference(both.on.text, both.off.text);
+      state.size = `${both.on.text.length} characters, ${both.on.times.count} tokens`;
       lanes.value = { ...state };
       if (state.differs >= 0) break;
     }
@@ -66,12 +67,12 @@ export async function race() {
   isBusy.value = false;
 }
 
-function verdict({ differs, on, off, body }) {
+function verdict({ differs, size, on, off, body }) {
   if (differs === undefined) return null;
   if (differs < 0) {
     const how = body.temperature > 0 ? `with seed ${body.seed}` : "at temperature 0";
-    return html`<p class="verdict same" role="status">identical ✓ <small>${on.text.length}
-      characters, ${on.times.count} tokens, ${how}</small></p>`;
+    return html`<p class="verdict same" role="status">identical ✓ <small>${`${size}, ${how}`}</small>
+      </p>`;
   }
   const around = (text) => text.slice(Math.max(0, differs - 20), differs + 20);
   return html`<p class="verdict differs" role="status">first difference at character ${differs}
