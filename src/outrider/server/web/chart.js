@@ -16,6 +16,8 @@ function color(name) {
   return found;
 }
 
+const clock = (seconds) => new Date(1000 * seconds).toTimeString().slice(0, 8);
+
 /** `data` are columns, the first of which is x; `series` are {label, stepped, unit} of the others. */
 export function Chart({ title, words, data, series, time = false, format = (v) => String(v) }) {
   const place = useRef(null);
@@ -32,10 +34,10 @@ export function Chart({ title, words, data, series, time = false, format = (v) =
       made.current = new uPlot({
         width: Math.max(200, root.clientWidth), height: 180, legend: { live: true },
         cursor: { y: false }, scales: { x: { time } },
-        axes: [{ ...axis }, { ...axis, size: 64, values: (_, all) => all.map(format) }],
-        series: [{}, ...series.map((one, i) => ({
+        axes: [{ ...axis, space: 90, values: (_, all) => all.map(time ? clock : String) }, { ...axis, size: 64, values: (_, all) => all.map(format) }],
+        series: [{ value: (_, x) => (x === null ? "–" : time ? clock(x) : String(x)) }, ...series.map((one, i) => ({
           label: one.label, stroke: color(COLORS[i % COLORS.length]), width: 2,
-          dash: DASHES[i % DASHES.length], spanGaps: true, points: { show: false },
+          dash: DASHES[i % DASHES.length], spanGaps: true, points: { size: 4 },
           value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
           paths: one.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
         }))],

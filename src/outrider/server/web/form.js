@@ -70,6 +70,8 @@ export function AskForm() {
   const submit = (event) => {
     event.preventDefault();
     generate();
+    // Where the answer is below the form.
+    if (innerWidth < 960) document.querySelector(".main")?.scrollIntoView();
   };
   const keys = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);

@@ -1,0 +1,168 @@
+"""What a server counts: names and labels, an hour of history, percentiles within their bins."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from outrider.api.result import GenerationResult
+from outrider.metrics.summary import Stats
+from outrider.server.events import Usage
+from outrider.server.history import NUM_STEPS, STEP_SECONDS, Durations, History
+from outrider.server.metrics import Metrics
+from outrider.server.port import EngineStatus
+
+SECONDS = {"prefill": 0.1, "draft": 0.1, "verify": 0.2, "accept": 0.1, "total": 1.0}
+STATUS = EngineStatus(
+    state="ready", num_running=2, num_waiting=1, kv_usage=0.25, num_preempted=3, num_restarts=1
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def result(**changes: Any) -> GenerationResult:
+    stats = Stats("model", 4, 3, 3, 12, 6, 9, SECONDS, (1, 0, 1, 0, 1))
+    arrivals = (0.2, 0.2, 0.2, 0.5, 1.0)
+    fields = {"text": "", "token_ids": (1,) * 5, "finish_reason": "length", "stats": stats}
+    return GenerationResult(**(fields | {"token_seconds": arrivals} | changes))
+
+
+def made(clock: Clock | None = None) -> Metrics:
+    return Metrics(lambda: {"tiny": STATUS}, clock or Clock(), lambda: 1e9)
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return {
+        f"{one.name}{sorted(one.labels.items())}": one.value
+        for family in families
+        for one in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return samples(metrics)[f"outrider_{name}{sorted(labels.items())}"]
+
+
+def test_a_request_is_counted_under_vllms_names() -> None:
+    metrics = made()
+    metrics.wrote(5, model="tiny")
+    metrics.observe(result(), api="chat", model="tiny", usage=Usage(7, 5, cached_tokens=4))
+    own = {"model_name": "tiny", "drafter": "model"}
+    assert value(metrics, "generation_tokens_total", model_name="tiny") == 5
+    assert value(metrics, "prompt_tokens_total", model_name="tiny") == 7
+    assert value(metrics, "prefix_cache_hits_total", model_name="tiny") == 4
+    assert value(metrics, "spec_decode_num_drafts_total", **own) == 3
+    assert value(metrics, "spec_decode_num_draft_tokens_total", **own) == 12
+    assert value(metrics, "spec_decode_num_accepted_tokens_total", **own) == 6
+    of_place = "spec_decode_num_accepted_tokens_per_pos_total"
+    assert [value(metrics, of_place, position=str(i), **own) for i in range(4)] == [2, 2, 1, 1]
+    ended = {"model_name": "tiny", "finished_reason": "length", "api": "chat"}
+    assert value(metrics, "request_success_total", **ended) == 1
+    assert value(metrics, "time_to_first_token_seconds_count", model_name="tiny") == 1
+    assert value(metrics, "time_to_first_token_seconds_sum", model_name="tiny") == 0.2
+    assert value(metrics, "inter_token_latency_seconds_count", model_name="tiny") == 2
+    assert value(metrics, "inter_token_latency_seconds_bucket", model_name="tiny", le="0.4") == 1
+    assert value(metrics, "e2e_request_latency_seconds_sum", model_name="tiny") == 1.0
+
+
+def test_gauges_are_those_of_the_engine_at_this_moment() -> None:
+    metrics = made()
+    assert value(metrics, "num_requests_running", model_name="tiny") == 2
+    assert value(metrics, "num_requests_waiting", model_name="tiny") == 1
+    assert value(metrics, "kv_cache_usage_perc", model_name="tiny") == 0.25
+    assert value(metrics, "num_preemptions_total", model_name="tiny") == 3
+    assert value(metrics, "engine_restarts_total", model_name="tiny") == 1
+    assert value(metrics, "engine_state", model_name="tiny", state="ready") == 1
+    assert value(metrics, "engine_state", model_name="tiny", state="failed") == 0
+
+
+def test_labels_come_from_closed_sets_whatever_is_refused() -> None:
+    metrics = made()
+    for status in range(400, 1000):
+        metrics.observe_refusal(status, "other")
+    found = [name for name in samples(metrics) if name.startswith("outrider_http_refusals_total")]
+    assert len(found) < 25
+    assert value(metrics, "http_refusals_total", status="429", api="other") == 1
+    assert value(metrics, "http_refusals_total", status="other", api="other") > 500
+
+
+def test_a_plain_request_says_nothing_of_drafts() -> None:
+    metrics = made()
+    plain = Stats("none", 0, 5, 5, 0, 0, 5, SECONDS)
+    metrics.observe(result(stats=plain, finish_reason=None), api="other", model="tiny")
+    assert not [name for name in samples(metrics) if name.startswith("outrider_spec_decode")]
+    assert metrics.history()["totals"]["drafters"] == {}
+
+
+def test_history_has_a_row_a_step_and_gives_only_what_is_new() -> None:
+    clock = Clock()
+    metrics = made(clock)
+    metrics.wrote(8, model="tiny")
+    metrics.observe(result(), api="chat", model="tiny")
+    assert metrics.history()["next"] == 0
+    clock.now += 3 * STEP_SECONDS + 0.1
+    metrics.wrote(2, model="tiny")
+    clock.now += STEP_SECONDS
+    first = metrics.history()
+    assert (first["first"], first["next"]) == (0, 4)
+    columns = first["columns"]
+    assert columns["tokens_per_second"] == [4, 0, 0, 1]
+    assert columns["requests_per_second"] == [0.5, 0, 0, 0]
+    assert columns["running"] == [2, 2, 2, 2]
+    assert columns["first_token_p50"] == [pytest.approx(0.2, rel=0.03), None, None, None]
+    assert first["drafters"] == {"model": {"drafted": [12, 0, 0, 0], "accepted": [6, 0, 0, 0]}}
+    assert first["totals"]["drafters"]["model"]["per_pos"] == [2, 2, 1, 1]
+    assert first["engines"]["tiny"]["state"] == "ready"
+    later = metrics.history(since=3)
+    assert (later["first"], later["next"]) == (3, 4)
+    assert later["columns"]["tokens_per_second"] == [1]
+    assert metrics.history(since=4)["columns"] == {}
+    assert metrics.history(since=2**60)["first"] == 4
+
+
+def test_history_keeps_an_hour_and_no_more() -> None:
+    clock = Clock()
+    history = History(dict, clock, lambda: 0.0)
+    history.step.num_tokens = 2
+    for _ in range(3):
+        clock.now += NUM_STEPS * STEP_SECONDS
+        found = history.since()
+        assert len(found["columns"]["running"]) == NUM_STEPS
+    assert found["next"] - found["first"] == NUM_STEPS
+    assert set(found["columns"]["tokens_per_second"]) == {0}
+    clock.now += 1e9
+    assert len(history.since()["columns"]["running"]) == NUM_STEPS
+
+
+@given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=200), st.sampled_from([50, 95, 99]))
+def test_a_percentile_is_within_its_bin(values: list[float], percent: int) -> None:
+    durations = Durations()
+    for one in values:
+        durations.add(one)
+    exact = float(np.percentile(values, percent, method="inverted_cdf"))
+    found = durations.percentile(percent)
+    assert found is not None
+    assert abs(found / exact - 1) < 0.03
+
+
+def test_durations_hold_few_bins_however_many_there_are() -> None:
+    durations, numbers = Durations(), random.Random(1)
+    assert durations.percentile(50) is None
+    for _ in range(50_000):
+        durations.add(numbers.lognormvariate(-4, 2))
+    durations.add(0.0)
+    assert durations.count == 50_001
+    assert len(durations.bins) < 450
