@@ -84,6 +84,21 @@ def test_rounds_can_be_watched(server: Served) -> None:
     assert text == "".join(choice["text"] for choice in choices)
 
 
+def test_prompts_are_scored_as_the_library_scores_them(server: Served, llm: LLM) -> None:
+    """As scoring tools ask: ids in, log-probabilities of the prompt's own tokens out."""
+    ids = llm.encode("def add(a, b):\n    return a + b\n")
+    asked = {"max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+    found = server.complete([ids, ids[:5]], **asked)["choices"]
+    wanted = llm.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=1))[0]
+    told = found[0]["logprobs"]
+    assert len(told["tokens"]) == len(told["token_logprobs"]) == len(ids) + 1
+    assert told["token_logprobs"][0] is None
+    own = [None if one is None else one.logprob for one in wanted.prompt_logprobs]
+    assert told["token_logprobs"][: len(ids)] == own
+    assert found[1]["logprobs"]["token_logprobs"][:5] == own[:5]
+    assert all(told["top_logprobs"][1:])
+
+
 def test_who_leaves_frees_the_place(server: Served) -> None:
     body = {"prompt": "x", "stream": True, "max_tokens": 400, "ignore_eos": True}
     for _ in range(5):
@@ -124,6 +139,11 @@ BODIES = [
     b'{"prompt": "x", "n": 17}',
     b'{"messages": []}',
     b'{"messages": [5]}',
+    b'{"messages": [{}]}',
+    b'{"messages": [{"role": "user"}]}',
+    b'{"messages": [{"role": "user", "content": 5}]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+    b'{"messages": [{"role": {}, "content": "x"}]}',
 ]
 
 

@@ -94,7 +94,7 @@ class Answer(AsyncIterator[Step]):
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
         """An entry a prompt token, once it has ended, if the request asked for them."""
-        return getattr(self._stream.result, "prompt_logprobs", ())
+        return self._stream.result.prompt_logprobs
 
     def cancel(self) -> None:
         if self._end is None:
@@ -154,6 +154,9 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
     found: list[Answer] = []
     try:
         for sample in range(ask.params.n):
+            if sample == 1:
+                # They have one prompt, which the first of them scores.
+                params = replace(params, prompt_logprobs=None)
             request = EngineRequest(
                 prompt_ids=ask.prompt_ids,
                 params=params,

@@ -23,6 +23,7 @@ _NAMES = frozenset(item.name for item in fields(SamplingParams))
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "n", "max_time"),
+    "skip_special_tokens",
 )
 
 
@@ -54,6 +55,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     n: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
     min_tokens: int | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from outrider.core.params import SamplingParams
 from outrider.core.sampling import TokenLogprobs
 from outrider.server.answers import Answer, Ask, metrics_of, open_answers, usage_of, written
 from outrider.server.asking import Asked, params_of, structure_asked, traced, with_seed_rule
@@ -30,7 +29,6 @@ from outrider.server.site import Site, key_of
 from outrider.server.wire import encode, json_response, read
 
 MOST_PROMPTS = 128
-_READS_PROMPTS = "prompt_logprobs" in {item.name for item in fields(SamplingParams)}
 
 
 class CompletionBody(Asked, frozen=True, kw_only=True):
@@ -58,8 +56,6 @@ def completion_routes(site: Site) -> list[Route]:
 def _refuse(body: CompletionBody) -> None:
     if body.suffix:
         raise refused("suffix", "texts only go on here. Leave it out.")
-    if body.echo and body.logprobs is not None and not _READS_PROMPTS:
-        raise refused("echo", "with logprobs: this engine does not read those of prompts.")
     if body.echo and body.stream and body.logprobs is not None:
         raise refused("stream", "with echo and logprobs: ask for them at once.")
     if body.max_tokens == 0 and not body.echo:
@@ -119,7 +115,7 @@ class CompletionRun:
         self._n = params.n
         params = with_seed_rule(params, site.port.card, asked=body.seed is not None)
         if body.echo and body.logprobs is not None:
-            params = replace(params, **cast("Any", {"prompt_logprobs": num_top}))
+            params = replace(params, prompt_logprobs=num_top)
         prompts = [await self._ids(prompt) for prompt in prompts_of(body.prompt)]
         if body.echo:
             for ids in prompts:
