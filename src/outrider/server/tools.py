@@ -107,7 +107,8 @@ async def read_with(
     card, tools = site.port.card, tooling.offered
     if tools and card.chat_template and "tools" not in card.chat_template:
         raise refused("tools", "this model's chat template has no place for them. Leave them out.")
-    end = "".join(await site.port.decode(prompt_ids[-_END_TOKENS:]))
+    # With special tokens, for some templates open a thought by one.
+    end = site.port.decoder.decode(prompt_ids[-_END_TOKENS:], skip_special=False)
     warnings: list[str] = []
     if tools and format_of(card) is None:
         warnings.append("calls of tools cannot be told from text in what this model writes")
