@@ -21,13 +21,20 @@ from outrider.server.completions import completion_routes
 from outrider.server.door import Door, DoorRules
 from outrider.server.errors import ApiError, error_response
 from outrider.server.metrics import Metrics
-from outrider.server.site import Site
+from outrider.server.site import Api, Site
 from outrider.server.tokens import health_routes, model_routes
 from outrider.server.web import card_routes, metric_routes, web_routes
 
 _WORDS = {
     404: "there is nothing here. GET /v1/models and POST /v1/chat/completions are.",
     405: "not with this method.",
+}
+_APIS: dict[str, Api] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
 }
 # What others serve and this server does not.
 _ELSEWHERE = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images", "/v1/score")
@@ -59,7 +66,12 @@ def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIA
     )
     app.router.redirect_slashes = False
     app.state.site = site
-    return Door(app, rules, site.limits)
+
+    def refused(status: int, path: str) -> None:
+        for observer in site.observers:
+            observer.observe_refusal(status, _APIS.get(path, "other"))
+
+    return Door(app, rules, site.limits, refused)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

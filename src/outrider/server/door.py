@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -83,10 +83,18 @@ def is_loopback(host: str) -> bool:
 
 
 class Door:
-    """An ASGI application in front of another one."""
+    """An ASGI application in front of another one. `refused` hears of the status and the path of
+    each answer that is an error."""
 
-    def __init__(self, app: ASGIApp, rules: DoorRules, limits: Limits) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: DoorRules,
+        limits: Limits,
+        refused: Callable[[int, str], None] | None = None,
+    ) -> None:
         self._app, self._rules, self._limits = app, rules, limits
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -97,7 +105,7 @@ class Door:
             return
         headers = _read_headers(scope)
         origin = headers.get("origin", "")
-        guarded = _guarded(send, self._allowed_origin(origin))
+        guarded = self._guarded(scope["path"], send, self._allowed_origin(origin))
         try:
             self._check_size(scope)
             self._check_host(headers)
@@ -189,6 +197,24 @@ class Door:
                 code="unsupported_media_type",
             )
 
+    def _guarded(self, path: str, send: Send, origin: str) -> Send:
+        """`send`, that adds what browsers shall know, and an id to each answer."""
+        more = [*_SAFETY, (b"x-request-id", uuid4().hex.encode())]
+        if origin:
+            shared = (b"access-control-allow-origin", origin.encode("latin-1"))
+            more += [shared, (b"vary", b"origin")]
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = list(message.get("headers", ()))
+                named = {name.lower() for name, _ in own}
+                message["headers"] = own + [pair for pair in more if pair[0] not in named]
+                if message["status"] >= 400 and self._refused is not None:
+                    self._refused(message["status"], path)
+            await send(message)
+
+        return guarded
+
 
 def _read_headers(scope: Scope) -> dict[str, str]:
     return {
@@ -244,22 +270,6 @@ def _bounded(receive: Receive, limits: Limits) -> Receive:
         return message
 
     return bounded
-
-
-def _guarded(send: Send, origin: str) -> Send:
-    """`send`, that adds what browsers shall know, and an id to each answer."""
-    more = [*_SAFETY, (b"x-request-id", uuid4().hex.encode())]
-    if origin:
-        more += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
-
-    async def guarded(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            own = list(message.get("headers", ()))
-            named = {name.lower() for name, _ in own}
-            message["headers"] = own + [pair for pair in more if pair[0] not in named]
-        await send(message)
-
-    return guarded
 
 
 async def _preflight(send: Send) -> None:

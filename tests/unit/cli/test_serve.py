@@ -1,0 +1,88 @@
+"""`outrider serve`: what it checks before anything is loaded, and what --check says."""
+
+from __future__ import annotations
+
+import json
+import socket
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from doubles.command_line import Command
+
+MODEL = "outrider/embedded"
+KEY = "k" * 32
+
+
+@pytest.mark.weights
+def test_check_says_what_would_run(outrider: Command) -> None:
+    shown = outrider("serve", MODEL, "--check", "--port", "8123", "--json")
+    assert shown.code == 0, shown.err
+    record = json.loads(shown.out)
+    assert record["url"] == "http://127.0.0.1:8123"
+    assert record["models"] == [MODEL]
+    assert record["batch_size"] == 8
+    assert record["asks_for_key"] is False
+    assert sum(record["memory_bytes"].values()) > 1_000_000
+    text = outrider("serve", MODEL, "--check").out
+    assert "would serve outrider/embedded" in text
+    assert "weights" in text
+
+
+@pytest.mark.weights
+def test_keys_come_from_a_file_and_the_environment(
+    outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\n\n{KEY}\n")
+    words = ("serve", MODEL, "--check", "--json", "--host", "0.0.0.0")
+    assert json.loads(outrider(*words, "--api-key-file", str(file)).out)["asks_for_key"]
+    monkeypatch.setenv("OUTRIDER_API_KEY", KEY)
+    assert json.loads(outrider(*words).out)["asks_for_key"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--host", "0.0.0.0"], "no API key"),
+        (["--api-key", "short"], "needs 16"),
+        (["--api-key-file", "nowhere"], "cannot be read"),
+        (["--ssl-certfile", "x.pem"], "a certificate and its key"),
+        (["--ssl-certfile", "x.pem", "--ssl-keyfile", "y.pem"], "no such file"),
+        (["--port", "70000"], "--port"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told_before_anything_is_loaded(
+    outrider: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    problem: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = outrider("serve", MODEL, "--check", *words)
+    assert shown.code == 2
+    assert problem in shown.err
+    assert "\n  try: " in shown.err
+
+
+def test_a_port_that_is_taken_is_told(outrider: Command) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        shown = outrider("serve", MODEL, "--port", str(taken.getsockname()[1]))
+    assert shown.code == 2
+    assert "another program listens there" in shown.err
+
+
+def test_a_missing_extra_is_named(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = util.find_spec
+    monkeypatch.setattr(
+        "outrider.cli.serve.find_spec", lambda name: None if name == "granian" else there(name)
+    )
+    shown = outrider("serve", MODEL)
+    assert shown.code == 3
+    assert "needs granian" in shown.err
+    assert "pip install 'outrider[server]'" in shown.err
