@@ -21,6 +21,7 @@ from outrider.server.completions import completion_routes
 from outrider.server.door import Door, DoorRules
 from outrider.server.errors import ApiError, error_response
 from outrider.server.metrics import Metrics
+from outrider.server.responses import response_routes
 from outrider.server.site import Api, Site
 from outrider.server.tokens import health_routes, model_routes
 from outrider.server.web import card_routes, metric_routes, web_routes
@@ -50,6 +51,7 @@ def all_routes(site: Site, metrics: Metrics) -> list[BaseRoute]:
         *model_routes(site),
         *chat_routes(site),
         *completion_routes(site),
+        *response_routes(site),
     ]
 
 

@@ -1,0 +1,124 @@
+"""Responses API: items of an input as messages of a template, and the record of an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from outrider.server.errors import ApiError, refused
+from outrider.server.events import Usage
+from outrider.server.turns import Message, Turns, mapping, named, text_of
+
+Item: TypeAlias = Mapping[str, Any]
+
+
+def messages_of(instructions: str | None, given: str | Sequence[Item]) -> list[Message]:
+    """Raises ApiError for items that cannot be read."""
+    turns = Turns()
+    if instructions:
+        turns.system(instructions)
+    if isinstance(given, str):
+        turns.say("user", given)
+        return turns.done()
+    for i, item in enumerate(given):
+        _add(turns, mapping(item, f"input[{i}]"), f"input[{i}]")
+    return turns.done()
+
+
+def _add(turns: Turns, item: Item, where: str) -> None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        turns.say(named(item, "role", where), text_of(item.get("content"), f"{where}.content"))
+    elif kind == "reasoning":
+        parts = item.get("content") or item.get("summary")
+        turns.think(text_of(parts, f"{where}.content"))
+    elif kind == "function_call":
+        name = named(item, "name", where)
+        turns.call(named(item, "call_id", where), name, item.get("arguments", "{}"))
+    elif kind == "function_call_output":
+        turns.result(named(item, "call_id", where), text_of(item.get("output"), f"{where}.output"))
+    elif kind == "item_reference":
+        raise refused(where, "nothing is stored here. Send the item itself.")
+    else:
+        raise ApiError(
+            400,
+            f"{where}: items of type {str(kind)[:40]!r} cannot be read.",
+            param=where,
+            code="unsupported_parameter",
+        )
+
+
+def tools_of(given: Sequence[Item] | None) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Functions in the form of templates, and a warning for each tool of another type: clients
+    offer those that only their maker's servers run."""
+    found: list[Mapping[str, Any]] = []
+    warnings: list[str] = []
+    for i, tool in enumerate(given or ()):
+        kind = tool.get("type")
+        if kind == "function":
+            name = named(tool, "name", f"tools[{i}]")
+            keys = ("description", "parameters", "strict")
+            function = {"name": name} | {key: tool[key] for key in keys if tool.get(key)}
+            found.append({"type": "function", "function": function})
+        else:
+            warnings.append(f"tools[{i}]: a tool of type {str(kind)[:40]!r} was left out")
+    return found, warnings
+
+
+def format_asked(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """`text.format`, as chat completions say it."""
+    given = cast("Mapping[str, Any] | None", (text or {}).get("format"))
+    if given is None:
+        return None
+    if given.get("type") == "json_schema":
+        inner = {key: value for key, value in given.items() if key != "type"}
+        return {"type": "json_schema", "json_schema": inner}
+    return dict(given)
+
+
+def usage_record(usage: Usage, num_reasoning: int) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def new_record(name: str, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a response that has just begun. `asked` has what is told again of the request."""
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": None,
+        "service_tier": "default",
+        # Nothing is kept after the answer, whatever was asked.
+        "store": False,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "usage": None,
+        "user": None,
+        **asked,
+    }

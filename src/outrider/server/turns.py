@@ -1,0 +1,119 @@
+"""Messages in the form of chat templates, made of what other APIs call items and blocks.
+
+Templates know one system message, at the beginning, and turns that alternate: so instructions are
+joined, and an assistant's thoughts, text and calls are one message however many items tell them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias, cast
+
+from outrider.server.errors import ApiError
+
+Message: TypeAlias = dict[str, Any]
+_SYSTEM = ("system", "developer")
+
+
+class Turns:
+    """Messages so far."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def system(self, text: str) -> None:
+        """Instructions; at the beginning, one message with those before."""
+        last = self.messages[-1] if self.messages else None
+        if last is not None and last["role"] == "system" and len(self.messages) == 1:
+            last["content"] += "\n\n" + text
+        elif text:
+            self.messages.append({"role": "system", "content": text})
+
+    def say(self, role: str, text: str) -> None:
+        if role in _SYSTEM:
+            self.system(text)
+        elif role == "assistant":
+            message = self._assistant()
+            message["content"] = (message["content"] or "") + text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """What the assistant thought before what comes next."""
+        message = self._assistant(anew=True)
+        message["reasoning_content"] = message.get("reasoning_content", "") + text
+
+    def call(self, call_id: str, name: str, arguments: object) -> None:
+        function = {"name": name, "arguments": arguments}
+        call = {"id": call_id, "type": "function", "function": function}
+        self._assistant().setdefault("tool_calls", []).append(call)
+
+    def result(self, call_id: str, text: str) -> None:
+        """What the tool gave, with the name that its call had."""
+        calls = (call for message in self.messages for call in message.get("tool_calls", ()))
+        name = next((one["function"]["name"] for one in calls if one["id"] == call_id), None)
+        found: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
+        self.messages.append(found if name is None else found | {"name": name})
+
+    def done(self) -> list[Message]:
+        """All of them. A conversation of nothing, with which clients try a server, is one of an
+        empty question."""
+        for message in self.messages:
+            if message["content"] is None and not message.get("tool_calls"):
+                message["content"] = ""
+        if not self.messages:
+            return [{"role": "user", "content": ""}]
+        return self.messages
+
+    def _assistant(self, *, anew: bool = False) -> Message:
+        """The assistant's turn that is last, or a new one: thoughts begin one where the last has
+        text or calls already."""
+        last = self.messages[-1] if self.messages else None
+        said = last is not None and (last.get("content") or last.get("tool_calls"))
+        if last is None or last["role"] != "assistant" or (anew and said):
+            last = {"role": "assistant", "content": None}
+            self.messages.append(last)
+        return last
+
+
+def text_of(content: object, where: str) -> str:
+    """Text, or the text of a list of parts. Raises ApiError for parts of another kind."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong(where, "text or a list of parts")
+    return "".join(map(_part, cast("list[object]", content), [where] * len(content)))
+
+
+def _part(part: object, where: str) -> str:
+    entry = mapping(part, where)
+    text = entry.get("text", entry.get("refusal"))
+    if not isinstance(text, str):
+        raise ApiError(
+            400,
+            f"{where}: a part of type {str(entry.get('type'))[:40]!r}; only text can be read.",
+            param=where,
+            code="unsupported_parameter",
+        )
+    return text
+
+
+def mapping(value: object, where: str) -> Mapping[str, Any]:
+    """Raises ApiError for what is no object."""
+    if not isinstance(value, Mapping):
+        raise wrong(where, "an object")
+    return cast("Mapping[str, Any]", value)
+
+
+def named(entry: Mapping[str, Any], name: str, where: str) -> str:
+    """A text of an object. Raises ApiError if it is not there."""
+    value = entry.get(name)
+    if not isinstance(value, str):
+        raise wrong(f"{where}.{name}", "text")
+    return value
+
+
+def wrong(where: str, wanted: str) -> ApiError:
+    return ApiError(400, f"{where}: wanted is {wanted}.", param=where, code="invalid_type")
