@@ -139,6 +139,7 @@ class OutputStream:
             rounds=tuple(self.traces) if profile else (),
             logprobs=tuple(self._logprobs),
             prompt_logprobs=tuple(self.seq.prompt_logprobs),
+            stop=self.text.matched,
             round_events=tuple(self._round_events),
             seed=self.seq.params.seed,
             error=None if self.seq.error is None else told(self.seq.error),

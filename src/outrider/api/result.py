@@ -52,6 +52,7 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "peak_memory_bytes": record.get("peak_memory_bytes"),
         "memory": _memory(record.get("memory")),
         "seed": record.get("seed"),
+        "stop": record.get("stop"),
         "error": record.get("error"),
         "num_cached_tokens": record.get("num_cached_tokens", 0),
     }
@@ -112,7 +113,8 @@ class GenerationResult:
     every trace when the engine was asked to profile; `logprobs` an entry a token and `round_events`
     an entry a round when the request asked for them. `prompt_logprobs` has an entry a prompt token,
     None for the first, of the first of several completions: of the model's own logits, whatever the
-    request does to them. `exact` is False when a lossy rule may have changed the text.
+    request does to them. `stop` is the stop string that ended the text, if one did. `exact` is
+    False when a lossy rule may have changed the text.
 
     `token_seconds` says when each token arrived, in seconds since the request was handed in; the
     tokens of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the most that
@@ -135,6 +137,7 @@ class GenerationResult:
     error: str | None = None
     round_events: tuple[RoundEvent, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    stop: str | None = None
     num_cached_tokens: int = 0
 
     @classmethod
@@ -267,10 +270,8 @@ class GenerationResult:
         }
         if self.num_cached_tokens:
             record["num_cached_tokens"] = self.num_cached_tokens
-        if self.seed is not None:
-            record["seed"] = self.seed
-        if self.error is not None:
-            record["error"] = self.error
+        known = {"seed": self.seed, "stop": self.stop, "error": self.error}
+        record |= {name: value for name, value in known.items() if value is not None}
         if self.notes:
             record["notes"] = list(self.notes)
         if self.logprobs:

@@ -154,13 +154,14 @@ class StopMatcher:
         self._min_tokens = min_tokens
         self._held: str = ""
         self._pieces: list[str] = []
-        self._stopped = False
+        self.matched: str | None = None
+        """The stop string that ended the text."""
         self._num_read = 0
         self._before = self._mark()
 
     @property
     def stopped(self) -> bool:
-        return self._stopped
+        return self.matched is not None
 
     @property
     def num_read(self) -> int:
@@ -172,13 +173,13 @@ class StopMatcher:
 
         The id that completes it is kept; nothing may be pushed after that.
         """
-        if self._stopped:
+        if self.stopped:
             raise ContractError("the text has ended at a stop string")
         self._before = self._mark()
         for index, token_id in enumerate(ids):
             self._num_read += 1
             self._pieces.append(self._admit(self._detokenizer.push(token_id)))
-            if self._stopped:
+            if self.stopped:
                 return index + 1
         return None
 
@@ -189,7 +190,7 @@ class StopMatcher:
         if num_new > len(self._pieces):
             raise ContractError("pieces of the last push were taken already")
         self._detokenizer.rewind(mark)
-        self._held, self._num_read, self._stopped = held, num_read, False
+        self._held, self._num_read, self.matched = held, num_read, None
         del self._pieces[len(self._pieces) - num_new :]
 
     def take(self) -> tuple[str, ...]:
@@ -199,7 +200,7 @@ class StopMatcher:
 
     def finish(self) -> str:
         """Text that was held back; empty after a stop string. Call it once, at the end."""
-        if self._stopped:
+        if self.stopped:
             return ""
         text = self._admit(self._detokenizer.flush()) + self._held
         self._held = ""
@@ -216,10 +217,10 @@ class StopMatcher:
         num_old = len(self._held)
         text = self._held + text
         if self._num_read >= self._min_tokens:
-            ends = ((_first_end(text, stop, num_old), -len(stop)) for stop in self._stops)
-            end, negative_length = min(ends)
+            ends = ((_first_end(text, stop, num_old), -len(stop), stop) for stop in self._stops)
+            end, negative_length, stop = min(ends)
             if end <= len(text):
-                self._stopped, self._held = True, ""
+                self.matched, self._held = stop, ""
                 return text[: end + negative_length]
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]

@@ -127,7 +127,7 @@ class Answer(AsyncIterator[Step]):
                 rejected_prediction_tokens=rejected,
             ),
             seed=result.seed,
-            stop=getattr(result, "stop", None),
+            stop=result.stop,
             metrics=None if metrics is None else {"speculative_decoding": metrics},
             notes=tuple(note for note in result.notes if " tokens fit the window" not in note),
         )

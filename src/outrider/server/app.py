@@ -20,6 +20,7 @@ from outrider.server.chat import chat_routes
 from outrider.server.completions import completion_routes
 from outrider.server.door import Door, DoorRules
 from outrider.server.errors import ApiError, error_response
+from outrider.server.messages import message_routes
 from outrider.server.metrics import Metrics
 from outrider.server.responses import response_routes
 from outrider.server.site import Api, Site
@@ -52,6 +53,7 @@ def all_routes(site: Site, metrics: Metrics) -> list[BaseRoute]:
         *chat_routes(site),
         *completion_routes(site),
         *response_routes(site),
+        *message_routes(site),
     ]
 
 

@@ -1,0 +1,229 @@
+"""Anthropic's Messages: blocks of a conversation as messages of a template, and an answer's blocks.
+
+The events of an answer and the message that they add up to are made of the same blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+from uuid import uuid4
+
+from outrider.server.errors import ApiError, refused
+from outrider.server.events import (
+    End,
+    Part,
+    ReasoningDelta,
+    Step,
+    TextDelta,
+    ToolClose,
+    ToolDelta,
+    ToolOpen,
+    Usage,
+)
+from outrider.server.tools import Tooling
+from outrider.server.turns import Turns, mapping, named, text_of, wrong
+
+Block: TypeAlias = Mapping[str, Any]
+Event: TypeAlias = dict[str, Any]
+# Claude Code begins its system blocks with one that is another in every request, which no prefix
+# of a prompt could be shared with.
+_CHANGING = "x-anthropic-billing-header"
+_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+def turns_of(system: str | Sequence[Block] | None, given: Sequence[Block]) -> Turns:
+    """Raises ApiError for blocks that cannot be read."""
+    turns = Turns()
+    if isinstance(system, str):
+        turns.system(system)
+    for i, block in enumerate(system if isinstance(system, list) else ()):
+        text = named(mapping(block, f"system[{i}]"), "text", f"system[{i}]")
+        if not text.startswith(_CHANGING):
+            turns.system(text)
+    for i, message in enumerate(given):
+        where = f"messages[{i}]"
+        role = named(message, "role", where)
+        content: object = message.get("content")
+        if isinstance(content, str):
+            turns.say(role, content)
+        elif isinstance(content, list):
+            _add(turns, role, cast("list[object]", content), f"{where}.content")
+        else:
+            raise wrong(f"{where}.content", "text or a list of blocks")
+    return turns
+
+
+def _add(turns: Turns, role: str, blocks: Sequence[object], where: str) -> None:
+    text: list[str] = []
+    for i, entry in enumerate(blocks):
+        place = f"{where}[{i}]"
+        block = mapping(entry, place)
+        kind = block.get("type")
+        if kind == "text":
+            text.append(named(block, "text", place))
+        elif kind == "thinking" and role == "assistant":
+            turns.think(named(block, "thinking", place))
+        elif kind == "tool_use":
+            _say(turns, role, text)
+            name = named(block, "name", place)
+            turns.call(named(block, "id", place), name, block.get("input", {}))
+        elif kind == "tool_result":
+            content = text_of(block.get("content"), f"{place}.content")
+            turns.result(named(block, "tool_use_id", place), content)
+        elif kind != "redacted_thinking":
+            raise ApiError(
+                400,
+                f"{place}: a block of type {str(kind)[:40]!r}; text, thinking and tools are read.",
+                param=place,
+                code="unsupported_parameter",
+            )
+    _say(turns, role, text)
+
+
+def _say(turns: Turns, role: str, text: list[str]) -> None:
+    """The text of some blocks, if there is any."""
+    if text:
+        turns.say(role, "\n".join(text))
+    text.clear()
+
+
+def tooling_asked(
+    tools: Sequence[Block] | None, choice: Mapping[str, Any] | None
+) -> tuple[Tooling, list[str]]:
+    """What tools mean, and a warning for each that only their maker's servers run."""
+    found: list[Mapping[str, Any]] = []
+    warnings: list[str] = []
+    for i, tool in enumerate(tools or ()):
+        if tool.get("type", "custom") != "custom":
+            warnings.append(f"tools[{i}]: a tool of type {str(tool['type'])[:40]!r} was left out")
+            continue
+        function = {"name": named(tool, "name", f"tools[{i}]")}
+        if tool.get("description"):
+            function["description"] = tool["description"]
+        function["parameters"] = mapping(tool.get("input_schema", {}), f"tools[{i}].input_schema")
+        if tool.get("strict"):
+            function["strict"] = tool["strict"]
+        found.append({"type": "function", "function": function})
+    given = choice or {}
+    kind = given.get("type", "auto")
+    if kind not in _CHOICES:
+        raise refused("tool_choice", 'its type is "auto", "any", "tool" or "none".')
+    name = named(given, "name", "tool_choice") if kind == "tool" else None
+    tooling = Tooling(
+        tools=tuple(found),
+        choice=cast("Any", _CHOICES[kind]),
+        named=name,
+        parallel=not given.get("disable_parallel_tool_use") and name is None,
+    )
+    if tooling.choice == "required" and not tooling.callable:
+        raise refused("tool_choice", "there is no such tool.")
+    return tooling, warnings
+
+
+def stop_reason(end: End) -> str:
+    if end.reason == "tool_calls":
+        return "tool_use"
+    if end.reason in ("length", "timeout"):
+        return "max_tokens"
+    return "end_turn" if end.stop is None else "stop_sequence"
+
+
+def usage_record(usage: Usage) -> dict[str, int]:
+    """What was read before for another request counts by itself."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+class MessageEvents:
+    """Of one answer. `record` is the message as it stands, whole once `end` was called."""
+
+    def __init__(self, model: str, num_prompt: int = 0) -> None:
+        self.record: dict[str, Any] = {
+            "id": f"msg_{uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage_record(Usage(num_prompt, 0)),
+        }
+        self._block: dict[str, Any] | None = None
+        self._pieces: list[str] = []
+
+    def begin(self, num_prompt: int) -> list[Event]:
+        self.record["usage"] = usage_record(Usage(num_prompt, 0))
+        return [{"type": "message_start", "message": dict(self.record)}]
+
+    def take(self, step: Step) -> list[Event]:
+        found: list[Event] = []
+        for part in step.parts:
+            found += self._part(part)
+        if step.rounds and found:
+            found[0]["outrider.round"] = list(step.rounds)
+        return found
+
+    def end(self, end: End, extras: Mapping[str, Any]) -> list[Event]:
+        """The last events. `extras` are what we tell beyond Anthropic's fields."""
+        found = self._closed()
+        delta = {"stop_reason": stop_reason(end), "stop_sequence": end.stop}
+        usage = usage_record(end.usage)
+        self.record |= {**delta, "usage": usage, **extras}
+        found.append({"type": "message_delta", "delta": delta, "usage": usage, **extras})
+        return [*found, {"type": "message_stop"}]
+
+    def _part(self, part: Part) -> list[Event]:
+        match part:
+            case TextDelta(text):
+                return self._grown("text", text, "text_delta", "text")
+            case ReasoningDelta(text):
+                return self._grown("thinking", text, "thinking_delta", "thinking")
+            case ToolOpen(call_id=call_id, name=name):
+                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                return [*self._closed(), self._opened(block)]
+            case ToolDelta(arguments=text):
+                return [self._delta("input_json_delta", "partial_json", text)]
+            case ToolClose():
+                return self._closed()
+
+    def _grown(self, kind: str, text: str, delta: str, name: str) -> list[Event]:
+        found: list[Event] = []
+        if self._block is None or self._block["type"] != kind:
+            block = {"type": kind, name: ""} | ({"signature": ""} if kind == "thinking" else {})
+            found = [*self._closed(), self._opened(block)]
+        return [*found, self._delta(delta, name, text)]
+
+    def _opened(self, block: dict[str, Any]) -> Event:
+        self._block = block
+        return {"type": "content_block_start", **self._place(), "content_block": dict(block)}
+
+    def _delta(self, kind: str, name: str, text: str) -> Event:
+        self._pieces.append(text)
+        return {"type": "content_block_delta", **self._place(), "delta": {"type": kind, name: text}}
+
+    def _closed(self) -> list[Event]:
+        block, text = self._block, "".join(self._pieces)
+        if block is None:
+            return []
+        found: list[Event] = []
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(text or "{}")
+        else:
+            block[block["type"]] = text
+        if block["type"] == "thinking":
+            # Clients keep thoughts with their signature; here nobody asks for it.
+            signed = {"type": "signature_delta", "signature": ""}
+            found = [{"type": "content_block_delta", **self._place(), "delta": signed}]
+        found.append({"type": "content_block_stop", **self._place()})
+        self.record["content"] = [*self.record["content"], block]
+        self._block, self._pieces = None, []
+        return found
+
+    def _place(self) -> dict[str, int]:
+        return {"index": len(self.record["content"])}
