@@ -208,7 +208,7 @@ def test_nothing_is_stored() -> None:
 
 
 def test_a_form_is_a_schema() -> None:
-    schema = {"type": "object", "properties": {}}
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
     engine = ScriptedPort()
     assert ask(engine, PATH, HELLO | {"text": {"format": form}}).status == 200

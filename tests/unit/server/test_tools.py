@@ -68,7 +68,8 @@ def test_a_stream_says_the_same() -> None:
 
 
 def test_without_tools_a_call_is_text() -> None:
-    for more in ({"tools": []}, {"tool_choice": "none"}):
+    without: list[dict[str, Any]] = [{"tools": []}, {"tool_choice": "none"}]
+    for more in without:
         engine = port(CALL)
         choice = ask(engine, PATH, HELLO | more).json()["choices"][0]
         assert choice["message"]["content"] == CALL
