@@ -1,0 +1,127 @@
+"""The server as a process of its own with the embedded pair, and Debian's chromium at its pages.
+
+`scripts/browser_tests` runs these in an environment that has Playwright; elsewhere they skip.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OWN_PYTHON = ROOT / ".venv" / "bin" / "python"
+START_SECONDS = 120
+WAIT_MS = 60_000
+KEY = "a-key-for-the-browser-tests"
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+@contextmanager
+def serving(*options: str) -> Generator[str]:
+    """The address of a server that is ready."""
+    port = _free_port()
+    python = str(OWN_PYTHON if OWN_PYTHON.exists() else sys.executable)
+    url = f"http://127.0.0.1:{port}"
+    command = [python, "-m", "outrider", "serve", "--port", str(port), *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + START_SECONDS
+        while not _is_ready(url):
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < until, "the server does not become ready"
+            time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    with api.sync_playwright() as playwright:
+        # Within a container chromium has no sandbox of its own.
+        found = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def server(browser: Any) -> Iterator[str]:
+    del browser  # Where there is none, no server is started.
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def locked_server(browser: Any) -> Iterator[str]:
+    del browser
+    with serving("--api-key", KEY) as url:
+        yield url
+
+
+OpenPage = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(browser: Any, server: str) -> Iterator[OpenPage]:
+    """Opens a page of the server. At the end of the test no error was told to its console, and
+    nobody else's machine was asked for anything."""
+    contexts: list[Any] = []
+    errors: list[str] = []
+    hosts: set[str] = set()
+
+    def open_page(
+        path: str = "/", *, width: int = 1280, dark: bool = False, at: str = "", script: str = ""
+    ) -> Any:
+        size = {"width": width, "height": 900}
+        scheme = "dark" if dark else "light"
+        context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname or ""))
+        page.on("console", lambda said: said.type == "error" and errors.append(said.text))
+        if script:
+            page.add_init_script(script)
+        page.goto((at or server) + path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    # A refusal for want of a key is told to the console by the browser itself.
+    assert [error for error in errors if "401" not in error] == []
+    assert hosts <= {"127.0.0.1", ""}
