@@ -86,8 +86,9 @@ def server(browser: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def locked_server(browser: Any) -> Iterator[str]:
+    """Wants a key, and gives a seed one text whatever drafts."""
     del browser
-    with serving("--api-key", KEY) as url:
+    with serving("--api-key", KEY, "--sampler", "coupled") as url:
         yield url
 
 

@@ -23,7 +23,13 @@ from browser.pages import (
 
 OpenPage = Callable[..., Any]
 PROMPT = "def quicksort(items):"
+KEY = "a-key-for-the-browser-tests"
 SCREENS = [(390, False), (390, True), (1280, False), (1280, True), (1600, False)]
+
+
+def give_key(page: Any) -> None:
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Use it").click()
 
 
 def test_a_saved_run_is_drawn_as_ever(opened: OpenPage, tmp_path: Path) -> None:
@@ -91,8 +97,11 @@ def test_a_conversation_goes_on(opened: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
-def test_a_race_ends_with_identical_texts(opened: OpenPage, temperature: str) -> None:
-    page = opened()
+def test_a_race_ends_with_identical_texts(
+    opened: OpenPage, locked_server: str, temperature: str
+) -> None:
+    page = opened(at=locked_server)
+    give_key(page)
     page.get_by_label("Raw prompt").check()
     page.get_by_label("Prompt", exact=True).fill(PROMPT)
     page.get_by_label("max tokens").fill("32")
@@ -181,8 +190,7 @@ def test_the_theme_switch_stays(opened: OpenPage) -> None:
 
 def test_a_key_is_asked_for_and_used(opened: OpenPage, locked_server: str) -> None:
     page = opened(at=locked_server)
-    page.get_by_label("API key").fill("a-key-for-the-browser-tests")
-    page.get_by_role("button", name="Use it").click()
+    give_key(page)
     ask(page, PROMPT, tokens=8)
     assert figures(page)["tokens"] == "8"
 

@@ -5,6 +5,8 @@ import { Table, html, signal } from "./html.js";
 import { asked, begin, card, follow, form, isBusy, problem, tab } from "./state.js";
 import { Run } from "./run.js";
 
+// Rules under which a seed gives one text, whatever drafts.
+const ONE_TEXT = ["coupled", "match"];
 const pairs = signal("3");
 export const lanes = signal(null);
 
@@ -76,14 +78,18 @@ function verdict({ differs, size, on, off, body }) {
   }
   const around = (text) => text.slice(Math.max(0, differs - 20), differs + 20);
   return html`<p class="verdict differs" role="status">first difference at character ${differs}
-    <small>on: “${around(on.text)}”, off: “${around(off.text)}”</small></p>`;
+    <small>${`on: “${around(on.text)}”, off: “${around(off.text)}”`}</small></p>
+    ${body.temperature > 0 && !ONE_TEXT.includes(card.value?.sampler) ? html`<p class="place">The
+      server's rule, ${card.value?.sampler}, keeps the target's distribution, but under it a seed gives
+      one text only with the same drafter and K. A server with <code>--sampler coupled</code> gives one
+      text a seed.</p>` : null}`;
 }
 
 function Lane({ title, made, differs }) {
   const at = differs >= 0 ? differs : made?.text.length;
   return html`
     <section class="lane" aria-label=${title}>
-      <h3>${title}</h3>
+      <h2>${title}</h2>
       <p class="figure-line">${made?.result
         ? `${speed(made).toFixed(1)} tokens a second, first one after ${
           (1000 * made.times.first).toFixed(0)} ms` : made ? "writing …" : "waits"}</p>
@@ -104,7 +110,8 @@ export function RacePanel() {
       <button type="button" disabled=${isBusy.value} onClick=${race}>Race on against off</button>
     </div>
     <p class="place">The same request with speculation and with <code>"speculative": false</code>,
-      one after the other. With a seed the texts must be the same at any temperature.</p>
+      one after the other. At temperature 0 the texts must be the same; above it as well, under a rule
+      that draws by the seed alone.</p>
     ${state ? html`
       ${verdict(state)}
       <div class="lanes-grid">
@@ -137,7 +144,7 @@ export function PromisePanel() {
   }
   return html`
     <${Table} caption="Promised and measured: decoding speed with speculation over without"
-      heads=${["", "speed-up"]} rows=${rows} />
+      heads=${["what", "speed-up"]} rows=${rows} />
     ${ratios.length ? null : html`<p class="empty">Nothing was measured yet. A race measures it.</p>
       <button type="button" disabled=${isBusy.value} onClick=${race}>Race on against off</button>`}
     <p class="place">The promise is <code>outrider plan</code>'s for this pair on this machine, for

@@ -97,7 +97,7 @@ export async function page(made) {
 function Code({ name, text }) {
   return html`
     <section class="code" aria-label=${name}>
-      <div class="row"><h3>${name}</h3>
+      <div class="row"><h2>${name}</h2>
         <button type="button" onClick=${() => copy(name, text)}>Copy ${name}</button></div>
       <pre tabindex="0">${text}</pre>
     </section>`;
