@@ -117,6 +117,7 @@ def _run(call: Call[ServeOptions], address: Address) -> None:
             drain_seconds=options.drain_seconds,
         ),
         defaults=_defaults(call),
+        shares_prefixes=options.shared_prefixes,
     )
     metrics = Metrics(lambda: {site.names[0]: port.status})
     site.observers.append(metrics)

@@ -47,6 +47,11 @@ class ServeOptions(JsonOption):
         maximum=1_000_000,
     )
     max_per_key: int = setting(256, "Requests of one key at once.", minimum=1, maximum=1_000_000)
+    shared_prefixes: bool = setting(
+        False,
+        "Let clients of different keys share what was read of prompts that begin alike; one can "
+        "then learn by the clock what another asked.",
+    )
     drain_seconds: float = setting(
         30.0, "Let requests that run end for so long when the server ends.", minimum=0, maximum=3600
     )

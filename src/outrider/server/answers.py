@@ -162,7 +162,7 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
                 params=params,
                 structure=ask.structure,
                 sample=sample,
-                cache_salt=ask.key,
+                cache_salt="" if site.shares_prefixes else ask.key,
             )
             found.append(Answer(site, request, ask))
     except BaseException:

@@ -78,14 +78,17 @@ def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]
             param="prompt",
             code="invalid_type",
         )
-    if len(given) > MOST_PROMPTS:
+    return cast("list[str | list[int]]", given)
+
+
+def _check_number(num_completions: int) -> None:
+    if num_completions > MOST_PROMPTS:
         raise ApiError(
             400,
-            f"prompt: {len(given)} prompts; one request may have {MOST_PROMPTS}.",
+            f"prompt: {num_completions} completions; one request may have {MOST_PROMPTS}.",
             param="prompt",
             code="invalid_value",
         )
-    return cast("list[str | list[int]]", given)
 
 
 class CompletionRun:
@@ -113,6 +116,7 @@ class CompletionRun:
             prediction=prediction_text(body.prediction),
         )
         self._n = params.n
+        _check_number(len(prompts_of(body.prompt)) * params.n)
         params = with_seed_rule(params, site.port.card, asked=body.seed is not None)
         if body.echo and body.logprobs is not None:
             params = replace(params, prompt_logprobs=num_top)

@@ -68,6 +68,9 @@ class Site:
     defaults: dict[str, object] = field(default_factory=dict[str, object])
     observers: list[Observer] = field(default_factory=list[Observer])
     started: float = field(default_factory=time.time)
+    shares_prefixes: bool = False
+    """Whether one key's requests may find what another's left in the prefix cache: who measures
+    how long a first token takes would learn of it."""
     ending: bool = False
     """Whether new requests are refused, because those that run are the last ones."""
     hurried: bool = False

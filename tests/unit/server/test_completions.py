@@ -77,6 +77,7 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [[1], [2**70]]}, "prompt"),
     ({"prompt": ["x"] * 999}, "prompt"),
+    ({"prompt": ["x"] * 65, "n": 2}, "prompt"),
     ({"prompt": 5}, "prompt"),
     ({"prompt": [1, "x"]}, "prompt"),
     ({"suffix": "x"}, "suffix"),

@@ -121,6 +121,23 @@ def test_a_browser_is_told_what_an_allowed_page_may_send() -> None:
     assert "authorization" in got.headers["access-control-allow-headers"]
 
 
+def test_what_keys_left_in_the_prefix_cache_is_apart_unless_it_is_shared() -> None:
+    async def salts(shared: bool) -> list[str]:
+        port = ScriptedPort()
+        site = site_with(port)
+        site.shares_prefixes = shared
+        app = app_of(site, DoorRules(keys=(KEY, KEY.upper())))
+        for key in (KEY, KEY.upper()):
+            await Client(app).ask(PATH, BODY, headers={"x-api-key": key})
+        return [request.cache_salt for request in port.requests]
+
+    first, second = run(salts(shared=False))
+    assert first
+    assert second not in ("", first)
+    assert KEY not in first
+    assert run(salts(shared=True)) == ["", ""]
+
+
 def test_other_machines_need_a_key() -> None:
     with pytest.raises(ConfigError, match="no API key"):
         DoorRules(host="0.0.0.0")
