@@ -32,7 +32,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.core.rng import race_node
+from outrider.core.rng import draw_for, race_node
 from outrider.engine.stepwise import StepwiseLM
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
@@ -122,6 +122,23 @@ def racing_along() -> None:
     rig = Rig(ToyHybrid(vocab_size=VOCAB), drafter, CoupledRule(), k=3)
     rig.run([Request(PROMPT, SamplingParams(temperature=4.0, max_tokens=40))])
     assert all(trace.num_accepted == trace.num_drafted == 3 for trace in rig.traces)
+
+
+def rules_of_requests() -> None:
+    """A request that chooses a rule has, drafts and all, the text of an engine with that rule."""
+    params = SamplingParams(temperature=3.0, max_tokens=24, seed=5)
+    names = list(EXACT)
+    own = [_ruled(name).outputs([PROMPT], params) for name in names]
+    assert len({str(texts) for texts in own}) == len(names)
+    for engine in names:
+        each = [Request(PROMPT, replace(params, sampler=name)) for name in names]
+        rig = _ruled(engine)
+        assert [[text] for text in rig.run(each)] == own
+
+
+def _ruled(name: str) -> Rig:
+    drafter = model_drafter(ToyHybrid(vocab_size=VOCAB, seed=7), draw=draw_for(name))
+    return Rig(ToyHybrid(vocab_size=VOCAB), drafter, rule_for(name), k=3)
 
 
 def reported_distribution() -> None:

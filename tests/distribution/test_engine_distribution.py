@@ -3,6 +3,8 @@ once."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from checks.engine_distribution import (
@@ -18,6 +20,7 @@ from checks.engine_distribution import (
     engine_distribution,
     racing_drafter,
 )
+from checks.runs import rules_of_requests
 from doubles.rig import Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
@@ -48,6 +51,17 @@ def test_a_generation_follows_the_target(params: SamplingParams, drafter: str) -
 def test_under_every_rule(rule: AcceptanceRule) -> None:
     for drafter in ("model", "trees"):
         check_hybrid_engine_distribution(rule, distribution_drafters()[drafter](), FILTERS[1])
+
+
+def test_a_request_may_have_a_rule_of_its_own() -> None:
+    rules_of_requests()
+
+
+@pytest.mark.parametrize("chosen", ["token", "block", "match"])
+def test_under_a_rule_that_only_the_request_has(chosen: str) -> None:
+    """The engine's drafter races, which none of these rules may be given."""
+    params = replace(FILTERS[1], sampler=chosen)
+    check_hybrid_engine_distribution(CoupledRule(), racing_drafter(), params)
 
 
 @every_filter

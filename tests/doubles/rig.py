@@ -15,7 +15,7 @@ from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.draft import Outcome
 from outrider.core.logits import LogitsProcessor
-from outrider.core.params import SamplingParams
+from outrider.core.params import RequestSpeculation, SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Controller, Drafter
 from outrider.core.rng import DrawNode, Pick, Rng, pick_node
 from outrider.core.sequence import LiveSequence, StopMatch
@@ -70,6 +70,7 @@ def live(seq_id: int, request: Request) -> LiveSequence:
         match=request.match,
         shaper=request.shaper,
         sample=request.sample,
+        speculation=RequestSpeculation(sampler=request.params.sampler or ""),
     )
 
 

@@ -35,7 +35,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.ahead.forecast import Policy, Saguaro
-from outrider.engine.drafting import ahead_row
+from outrider.engine.draft_rows import ahead_row
 from outrider.verify.exact import BlockRule, TokenRule
 
 Kind = Callable[..., CausalLM]

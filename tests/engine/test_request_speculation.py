@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -46,8 +47,9 @@ def together(llm: LLM, params: Sequence[SamplingParams]) -> list[GenerationResul
     return llm.generate([PROMPT] * len(params), params)
 
 
-def drafted(result: GenerationResult) -> int:
-    return max(one.num_drafted for one in result.rounds)
+def drafters_of(result: GenerationResult) -> set[str]:
+    """Of the rounds that drafted."""
+    return {one.drafter for one in result.rounds if one.num_drafted}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -105,3 +107,134 @@ def test_text_without_drafts_is_exact_under_a_lossy_rule() -> None:
     with llm_of("looked up", sampler="p_min") as llm:
         lossy, plain = together(llm, [GREEDY, SamplingParams(max_tokens=24, speculative=False)])
     assert (lossy.exact, plain.exact) == (False, True)
+
+
+# What these draft depends on time.
+TIMED = ("goodput",)
+RULES = ("block", "token", "match", "coupled")
+
+
+@pytest.mark.parametrize(
+    "engine", ["native", "stages", "tree", "heads", "own copy", "pdv", "ssd", "process"]
+)
+def test_requests_of_one_batch_have_rules_of_their_own(engine: str) -> None:
+    each = [replace(SEEDED, seed=seed, sampler=rule) for seed, rule in enumerate((*RULES, None))]
+    with llm_of(engine) as llm:
+        beside = together(llm, [*each, GREEDY])
+        alone = [together(llm, [one])[0] for one in (*each, GREEDY)]
+    assert [one.token_ids for one in beside] == [one.token_ids for one in alone]
+    assert all(one.exact and one.stats.num_drafted for one in beside)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("engine", ["native", "stages", "process", "ssd"])
+def test_a_rule_gives_the_text_of_an_engine_that_has_it(engine: str, rule: str) -> None:
+    """Drafts are drawn for the request's rule as well."""
+    with llm_of(engine, sampler="match" if rule == "coupled" else "coupled") as llm:
+        chosen = together(llm, [replace(SEEDED, sampler=rule)] * 2)
+    with llm_of(engine, sampler=rule) as llm:
+        own = together(llm, [SEEDED] * 2)
+    assert [one.token_ids for one in chosen] == [one.token_ids for one in own]
+
+
+@pytest.mark.parametrize("rule", ["match", "coupled"])
+def test_a_seed_has_one_text_whatever_drafts_for_it(rule: str) -> None:
+    tied = replace(SEEDED, sampler=rule)
+    each = [
+        tied,
+        replace(tied, speculative=False),
+        replace(tied, k=1),
+        replace(tied, drafter="ngram"),
+    ]
+    texts = set[tuple[int, ...]]()
+    for engine in ("native", "looked up", "tree", "none"):
+        with llm_of(engine) as llm:
+            texts |= {
+                one.token_ids for one in together(llm, each if engine != "none" else each[:3])
+            }
+    assert len(texts) == 1
+
+
+def test_a_request_cannot_choose_a_lossy_rule() -> None:
+    with pytest.raises(ConfigError, match="'typical' is lossy") as refused:
+        SamplingParams(sampler="typical")
+    assert all(rule in str(refused.value.hint) for rule in RULES)
+
+
+LOOK_UPS = ("ngram", "suffix", "recycling", "lookup", "prediction", "none")
+# Beside those: what an engine's own drafter is called, or is made of.
+PARTS = {"portfolio": ("portfolio", "model"), "looked up": (), "none": (), "recycled": ()}
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "none"])
+def test_requests_of_one_batch_have_drafters_of_their_own(engine: str) -> None:
+    with llm_of(engine, batch_size=8) as llm:
+        names = [*LOOK_UPS, *PARTS.get(engine, (llm.drafter,))]
+        each = [replace(GREEDY, drafter=name) for name in names]
+        results = together(llm, [*each, GREEDY])
+        again = together(llm, [*each, GREEDY])
+        drafter = llm.drafter
+    assert len({one.token_ids for one in (*results, *again)}) == 1
+    assert [one.stats.drafter for one in results] == [*names, drafter]
+    for name, result in zip(names, again, strict=False):
+        assert not result.notes
+        if name in ("ngram", "suffix", "recycling") and engine not in TIMED:
+            assert drafters_of(result) == {name}
+        if name in ("none", "prediction"):
+            assert result.stats.num_drafted == 0
+
+
+def test_a_drafter_that_a_request_chose_forgets_as_the_engines_own_does() -> None:
+    with llm_of("native") as llm:
+        first = llm.generate([PROMPT], GREEDY, drafter="recycling")[0]
+        llm.forget()
+        second = llm.generate([PROMPT], GREEDY, drafter="recycling")[0]
+    assert [one.num_drafted for one in first.rounds] == [one.num_drafted for one in second.rounds]
+
+
+@pytest.mark.parametrize(
+    ("engine", "drafter"),
+    [("looked up", "model"), ("native", "eagle"), ("heads", "model"), ("native", "eagle-lite")],
+)
+def test_a_drafter_that_is_not_here_is_refused_with_those_that_are(
+    engine: str, drafter: str
+) -> None:
+    with llm_of(engine) as llm:
+        with pytest.raises(ConfigError, match=f"'{drafter}' cannot be chosen") as refused:
+            llm.submit(PROMPT, drafter=drafter)
+        assert llm.drafter in str(refused.value.hint)
+        assert all(name in str(refused.value.hint) for name in LOOK_UPS)
+        assert llm.generate([PROMPT], max_tokens=2)[0].num_tokens == 2
+
+
+def test_an_engine_without_speculation_has_no_room_for_drafts() -> None:
+    with llm_of("none") as llm:
+        with pytest.raises(ConfigError, match="this engine drafts nothing"):
+            llm.submit(PROMPT, drafter="ngram")
+        assert llm.generate([PROMPT], max_tokens=2, drafter="none")[0].num_tokens == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_prediction_is_followed_beside_any_drafter(engine: str) -> None:
+    with llm_of(engine) as llm:
+        (wanted,) = together(llm, [replace(GREEDY, max_tokens=40, speculative=False)])
+        right = replace(GREEDY, max_tokens=40, prediction=wanted.text)
+        wrong = replace(right, prediction="Once upon a time there was a king, who had a daughter.")
+        results = together(
+            llm, [right, wrong, replace(right, prediction=""), replace(wrong, drafter="none")]
+        )
+    assert {one.token_ids for one in results} == {wanted.token_ids}
+    if engine not in ("none", *TIMED):
+        # A portfolio weighs the guess against its other members.
+        assert engine == "portfolio" or "prediction" in drafters_of(results[0])
+        assert results[0].stats.num_rounds <= results[2].stats.num_rounds
+    assert results[3].stats.num_drafted == 0
+
+
+@pytest.mark.parametrize("engine", ["native", "stages", "looked up", "ssd"])
+def test_a_prediction_leaves_the_text_of_a_seed_alone(engine: str) -> None:
+    tied = replace(SEEDED, sampler="coupled")
+    with llm_of(engine) as llm:
+        (wanted,) = together(llm, [tied])
+        guessed = replace(tied, prediction=wanted.text)
+        assert together(llm, [guessed, guessed])[1].token_ids == wanted.token_ids

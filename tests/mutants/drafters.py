@@ -9,6 +9,7 @@ from checks.runs import (
     engine_distribution,
     half_read_text,
     racing_along,
+    rules_of_requests,
     self_drafting,
     self_drafts_at_once,
 )
@@ -23,15 +24,15 @@ MUTANTS = (
     Mutant(
         "reported distribution at another temperature",
         GROWING,
-        "return self._sampler.draw(probs_V, chain.row.rng, node, node)",
-        "token = self._sampler.draw(probs_V, chain.row.rng, node, node); "
+        "return self._sampler.draw_for(chain.params)(probs_V, chain.row.rng, node, node)",
+        "token = self._sampler.draw_for(chain.params)(probs_V, chain.row.rng, node, node); "
         "probs_V.copy_(torch.softmax(logits_V, -1)); return token",
         engine_distribution,
     ),
     Mutant(
         "argmax draft with soft q in the engine",
         GROWING,
-        "return self._sampler.draw(probs_V, chain.row.rng, node, node)",
+        "return self._sampler.draw_for(chain.params)(probs_V, chain.row.rng, node, node)",
         "return int(logits_V.argmax())",
         engine_distribution,
     ),
@@ -55,6 +56,20 @@ MUTANTS = (
         "rng.race_at(probs_V, depth)",
         "rng.race_at(probs_V, max(depth - 1, 0))",
         racing_along,
+    ),
+    Mutant(
+        "drafts of a request drawn for the engine's rule",
+        GROWING,
+        "self.draw if params.sampler is None else draw_for(params.sampler)",
+        "self.draw",
+        rules_of_requests,
+    ),
+    Mutant(
+        "a request judged by the engine's rule",
+        STAGES,
+        "self.rules.get(seq.speculation.sampler, self.rule)",
+        "self.rule",
+        rules_of_requests,
     ),
     Mutant(
         "refused drafts stay in draft memory",

@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "bf16 draft, fp32 accept",
         GROWING,
-        "self._sampler.draw(probs_V, chain.row.rng",
-        "self._sampler.draw(probs_V.bfloat16(), chain.row.rng",
+        "self._sampler.draw_for(chain.params)(probs_V, chain.row.rng",
+        "self._sampler.draw_for(chain.params)(probs_V.bfloat16(), chain.row.rng",
         reported_distribution,
     ),
     Mutant(
@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant(
         "argmax draft with soft q",
         GROWING,
-        "return self._sampler.draw(probs_V, chain.row.rng, node, node)",
+        "return self._sampler.draw_for(chain.params)(probs_V, chain.row.rng, node, node)",
         "return int(logits_V.argmax())",
         reported_distribution,
     ),
@@ -97,8 +97,8 @@ MUTANTS = (
     Mutant(
         "q without its top-p",
         GROWING,
-        "return self._sampler.draw(probs_V, chain.row.rng, node, node)",
-        "token = self._sampler.draw(probs_V, chain.row.rng, node, node); "
+        "return self._sampler.draw_for(chain.params)(probs_V, chain.row.rng, node, node)",
+        "token = self._sampler.draw_for(chain.params)(probs_V, chain.row.rng, node, node); "
         "probs_V.copy_(torch.softmax(logits_V / chain.params.temperature, -1)); return token",
         reported_distribution,
     ),

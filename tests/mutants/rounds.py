@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         "draft memory kept after the end",
         DRAFTING,
-        "            self.drafter.close(seq_id)\n",
+        "            self.others.close(seq_id, self.drafter)\n",
         "            self.drafter.name\n",
         check_cancelling,
     ),

@@ -94,7 +94,7 @@ class LLM:
         )
         self._router.engine = self._engine
         self._turns = Turns(self._engine.executor.is_here)
-        self._requests = RequestMaker(self._pair, self.drafter)
+        self._requests = RequestMaker(self._pair)
         self._last: GenerationResult | None = None
         self._name = str(model)
 

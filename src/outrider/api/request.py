@@ -27,7 +27,6 @@ from outrider.core.interrupts import breakable
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.prediction import check_prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +56,10 @@ class RequestHandle:
 
 
 class RequestMaker:
-    """Makes readers of requests to a `pair` that is drafted for by `drafter`."""
+    """Makes readers of requests to a `pair`."""
 
-    def __init__(self, pair: LoadedPair, drafter: str) -> None:
-        self._pair, self._drafter = pair, drafter
+    def __init__(self, pair: LoadedPair) -> None:
+        self._pair = pair
         self._seq_ids = count()
 
     @property
@@ -218,7 +217,6 @@ class RequestMaker:
         """Raises ConfigError for parameters that do not fit prompt, window or vocabulary."""
         pair, limit = self._pair, self.limit(len(ids), params)
         params = params.seeded()
-        check_prediction(params.prediction, drafter=self._drafter)
         self.check_size("prediction", params.prediction)
         guess = self.tokenizer.encode(params.prediction, add_special=False)
         seq = LiveSequence(

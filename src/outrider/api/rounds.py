@@ -89,8 +89,7 @@ def _source(drafter: str) -> str:
     if drafter == _FORCED:
         return _FORCED
     kind = KINDS.get(drafter)
-    is_lookup = kind is not None and kind.source == "text" and "last layer" not in kind.reads
-    return "lookup" if is_lookup else "draft"
+    return "lookup" if kind is not None and kind.looks_up else "draft"
 
 
 def spelled(decoder: TokenDecoder, token_id: int) -> str:

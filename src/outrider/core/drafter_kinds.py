@@ -85,6 +85,11 @@ class DrafterKind:
         return {"model": MODEL, "heads": self.name}.get(self.source)
 
     @property
+    def looks_up(self) -> bool:
+        """Whether it needs no model, and so any engine can have it for a request."""
+        return self.source == "text" and "last layer" not in self.reads
+
+    @property
     def reads_draft(self) -> bool:
         """Whether --draft names what it drafts with."""
         return self.source in ("model", "heads", "draft")

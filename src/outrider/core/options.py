@@ -296,11 +296,19 @@ class SamplingOptions(TypedDict, total=False):
     """Share the memory of prompts with requests of the same salt alone."""
 
     prediction: str
-    """Your guess of the text, for --drafter prediction."""
+    """Your guess of the text: drafts follow it as far as it is right, whatever the drafter is."""
 
     speculative: bool | None
     """Whether tokens are drafted for this request: false drafts none at all, true refuses the
     request where none would be; unset does as the engine does."""
+
+    drafter: str | None
+    """What proposes tokens for this request: none, a look-up in texts, or a part of the engine's
+    own drafter, which it is where this is unset."""
+
+    sampler: str | None
+    """Acceptance rule of this request, an exact one: coupled and match tie its text to its seed,
+    whatever drafts; unset is the engine's."""
 
     k: int | None
     """Draft at most this many tokens at once for this request; never more than the engine's k."""

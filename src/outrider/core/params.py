@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
+from outrider.core.drafter_kinds import KINDS, OFF
 from outrider.core.errors import ConfigError
 from outrider.core.fields import (
     BAD_WORD_BYTES,
@@ -120,12 +122,31 @@ class SamplingParams:
         "Share the memory of prompts with requests of the same salt alone.",
         per_request=True,
     )
-    prediction: str = setting("", "Your guess of the text, for --drafter prediction.")
+    prediction: str = setting(
+        "",
+        "Your guess of the text: drafts follow it as far as it is right, whatever the drafter is.",
+    )
     speculative: bool | None = setting(
         None,
         "Whether tokens are drafted for this request: false drafts none at all, true refuses the "
         "request where none would be; unset does as the engine does.",
         kind=bool,
+        per_request=True,
+    )
+    drafter: str | None = setting(
+        None,
+        "What proposes tokens for this request: none, a look-up in texts, or a part of the "
+        "engine's own drafter, which it is where this is unset.",
+        kind=str,
+        choices=tuple(KINDS),
+        per_request=True,
+    )
+    sampler: str | None = setting(
+        None,
+        "Acceptance rule of this request, an exact one: coupled and match tie its text to its "
+        "seed, whatever drafts; unset is the engine's.",
+        kind=str,
+        choices=(*EXACT_SAMPLERS, *LOSSY_SAMPLERS),
         per_request=True,
     )
     k: int | None = setting(
@@ -144,6 +165,12 @@ class SamplingParams:
         if self.logit_bias is not None:
             # The caller's own mapping may change after it was checked.
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        if self.sampler in LOSSY_SAMPLERS:
+            raise ConfigError(
+                f"sampler {self.sampler!r} is lossy, and a request may only choose an exact one.",
+                hint=f"one of {', '.join(EXACT_SAMPLERS)}; a lossy one is chosen for a whole "
+                f"engine (--sampler {self.sampler})",
+            )
         if self.top_logprobs and not self.logprobs:
             raise ConfigError(
                 "top_logprobs needs logprobs.", hint="set logprobs as well (--logprobs)"
@@ -193,12 +220,25 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpeculation:
-    """How one request is drafted for, where that is not as the engine does. `drafter` is the one
-    that it chose ("" is the engine's own), and at most `k` tokens are drafted for it at once (None:
-    as many as the engine drafts)."""
+    """How one request is drafted for and judged, where that is not as the engine does. `drafter`
+    and acceptance rule `sampler` are those that it chose ("" is the engine's own), and at most `k`
+    tokens are drafted for it at once (None: as many as the engine drafts). One that `is_guided` has
+    a prediction, which its drafter does not read: drafts follow that first."""
 
     drafter: str = ""
+    sampler: str = ""
     k: int | None = None
+    is_guided: bool = False
+
+    @property
+    def has_own(self) -> bool:
+        """Whether it chose who drafts for it."""
+        return self.drafter not in ("", OFF)
+
+    @property
+    def engine_drafts(self) -> bool:
+        """Whether nobody but the engine's own drafter makes its drafts, if anybody does."""
+        return not self.is_guided and not self.has_own
 
     def most(self, k: int) -> int:
         """Draft tokens at once, where the engine drafts `k`."""
@@ -207,7 +247,7 @@ class RequestSpeculation:
     @property
     def exact(self) -> bool:
         """Whether its text is the target's own, whatever the engine's rule is."""
-        return self.k == 0
+        return self.k == 0 or bool(self.sampler)
 
 
 AS_THE_ENGINE = RequestSpeculation()

@@ -194,6 +194,15 @@ class Remembering(Protocol):
 
 
 @runtime_checkable
+class HasMembers(Protocol):
+    """A drafter that is made of others."""
+
+    def member(self, name: str) -> Drafter | None:
+        """The one called `name` that can serve requests of its own, if there is one."""
+        ...
+
+
+@runtime_checkable
 class ShutsDown(Protocol):
     """A drafter that holds more than memory, such as a process."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider.core.config import EngineConfig
+from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.drafter_kinds import (
     AUTO,
     COPY,
@@ -108,14 +108,53 @@ class ResolvedConfig:
     def of_request(self, params: SamplingParams) -> RequestSpeculation:
         """What `params` ask of speculation, where that differs from what the engine does. Raises
         ConfigError for what it cannot do."""
-        off = params.speculative is False or params.k == 0
-        if params.speculative and (off or not self.draft_size):
-            why = "k is 0" if off else "this engine drafts nothing"
+        wants_none = params.speculative is False or params.drafter == OFF or params.k == 0
+        if params.speculative and (wants_none or not self.draft_size):
+            why = "this engine drafts nothing" if not self.draft_size else "drafter is none"
             raise ConfigError(
-                f"speculative is true, and {why}.",
+                f"speculative is true, and {'k is 0' if params.k == 0 else why}.",
                 hint="leave speculative out, or load the engine with a drafter and a k above 0",
             )
-        return RequestSpeculation(OFF, 0) if off else RequestSpeculation(k=params.k)
+        sampler = self._sampler_of(params)
+        if wants_none:
+            return RequestSpeculation(OFF, sampler, 0)
+        drafter = self._drafter_of(params)
+        kind = KINDS[drafter] if drafter else self.drafter
+        is_guided = bool(params.prediction) and kind.drafts and "prediction" not in kind.reads
+        return RequestSpeculation(drafter, sampler, params.k, is_guided)
+
+    def _drafter_of(self, params: SamplingParams) -> str:
+        """The drafter that `params` ask for; "" for the engine's own."""
+        wanted = params.drafter or ""
+        if wanted in ("", self.drafter.name, self.settings.drafter):
+            return ""
+        if not self.draft_size:
+            raise ConfigError(
+                f"drafter {wanted!r}: this engine drafts nothing, so it has no room for drafts.",
+                hint="load the engine with a drafter and a k above 0, or leave drafter out",
+            )
+        if wanted not in self.choosable:
+            raise ConfigError(
+                f"drafter {wanted!r} cannot be chosen by a request here: it needs a model or "
+                "heads, and this engine has none for it.",
+                hint=f"one of {', '.join(self.choosable)}; load the engine with --drafter {wanted}",
+            )
+        return wanted
+
+    @property
+    def choosable(self) -> tuple[str, ...]:
+        """Drafters that a request may choose: the engine's own, what is a part of it, and those
+        that need no model."""
+        own = [self.drafter.name]
+        if self.drafter.source == "draft" and self.given is not None:
+            own.append(self.given.name)
+        return (*own, *(name for name, kind in KINDS.items() if kind.looks_up and name not in own))
+
+    def _sampler_of(self, params: SamplingParams) -> str:
+        """The rule that `params` ask for; "" where the engine's own decides alike."""
+        own = self.settings.sampler
+        alike = params.sampler in (None, own) or (params.greedy and own in EXACT_SAMPLERS)
+        return "" if alike else str(params.sampler)
 
     def with_settings(self, settings: EngineConfig) -> ResolvedConfig:
         """The same drafter under other settings, or none where those leave nothing to draft."""

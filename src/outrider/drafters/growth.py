@@ -21,7 +21,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow, StepRow
-from outrider.core.rng import DrawNode, Rng, pick_node
+from outrider.core.rng import DrawNode, Rng, draw_for, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
 from outrider.core.tree import MAX_WIDTH, ROOT, Shape, best_shape, guessed_chances
 from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
@@ -46,6 +46,10 @@ class DraftSampler:
     sampling: Sampling = PLAIN
     change: ChangeProbs | None = None
     branches: bool = False
+
+    def draw_for(self, params: SamplingParams) -> DrawNode:
+        """How drafts of a request are drawn: as its own rule wants it, if it chose one."""
+        return self.draw if params.sampler is None else draw_for(params.sampler)
 
     def best(self, logits_MV: Tensor) -> list[int]:
         """The first maximum of each row. Raises NumericsError for logits that are not numbers."""
@@ -162,7 +166,7 @@ class ChainBuilder:
         node = len(chain.tokens)
         out_1V = chain.probs_NV[node : node + 1]
         probs_V = self._sampler.probs(logits_V[None], chain.params, node, out_1V)[0]
-        return self._sampler.draw(probs_V, chain.row.rng, node, node)
+        return self._sampler.draw_for(chain.params)(probs_V, chain.row.rng, node, node)
 
 
 def drawn_params(row: DraftRow | AheadRow) -> SamplingParams:
@@ -267,7 +271,7 @@ class SampledTree:
         self.row, self.level = row, Level()
         self._params, self._sampler = drawn_params(row), sampler
         self._shape = settled_shape(row).by_depth()
-        self._nodes = SampledNodes(self._shape, row.rng, sampler.draw)
+        self._nodes = SampledNodes(self._shape, row.rng, sampler.draw_for(row.params))
         self._has_children = set(self._shape.parents)
         self._reading: Sequence[int] = (ROOT,)
         self._paths = _Paths(row)

@@ -162,7 +162,7 @@ class FusedChains:
         if row.shaper is not None:
             return False
         return row.params.greedy or (
-            sampler.draw is pick_node
+            sampler.draw_for(row.params) is pick_node
             and sampler.change is None
             and isinstance(row.rng, KeyedRng)
             and row.rng.choose == sampler.sampling.pick

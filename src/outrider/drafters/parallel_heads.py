@@ -69,7 +69,7 @@ class ParallelHeadSampler:
         if branches:
             shape = worthwhile(best_shape(self._counted(len(logits_KV)), row.budget.size))
         probs_KV = processed_probs(logits_KV, drawn_params(row), self.sampler.sampling)
-        nodes = SampledNodes(shape, row.rng, self.sampler.draw)
+        nodes = SampledNodes(shape, row.rng, self.sampler.draw_for(row.params))
         for position in shape.depths:
             nodes.grow(probs_KV[position])
         return nodes.draft()

@@ -157,6 +157,12 @@ class PortfolioDrafter:
             if isinstance(member, Remembering):
                 member.forget()
 
+    def member(self, name: str) -> Drafter | None:
+        """The model or heads among its members, if they are called `name`: they may be asked by
+        themselves, for requests that are not opened here."""
+        own = None if self._neural is None else self._neural.drafter
+        return own if own is not None and own.name == name else None
+
     def stats(self) -> dict[str, MemberStats]:
         """By name, as far as verdicts have come back."""
         return {name: replace(stats) for name, stats in self._stats.items()}

@@ -14,30 +14,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from outrider.core.draft import Draft
-from outrider.core.drafter_kinds import KINDS
-from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, DraftRow
 
 _SIZES = (8, 4, 2, 1)
 _NEAR = 32
-
-
-def check_prediction(prediction: str, *, drafter: str) -> None:
-    """Raise ConfigError for a guess that nothing reads, and where there should be one.
-
-    Without speculation a guess is idle, as any draft would be, and no mistake.
-    """
-    kind = KINDS[drafter]
-    if "prediction" in kind.must_have and not prediction:
-        raise ConfigError(
-            f"drafter {drafter!r} needs a guess of the text, and the request has none.",
-            hint=f"--drafter {drafter} needs --prediction TEXT",
-        )
-    if prediction and kind.drafts and "prediction" not in kind.reads:
-        raise ConfigError(
-            f"drafter {drafter!r} does not read the request's prediction.",
-            hint="--drafter prediction",
-        )
 
 
 class PredictionDrafter:

@@ -6,14 +6,16 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import BandController, FixedController, SloController
 from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.budget import Budget, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, within_memory
-from outrider.core.protocols import Controller, DraftAhead, Drafter
+from outrider.core.protocols import Controller, DraftAhead, Drafter, HasMembers
 from outrider.core.resolve import ResolvedConfig
 from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.engine.compaction import compaction_of, within_history
@@ -23,6 +25,7 @@ from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lane_build import build_lanes
 from outrider.engine.native_round import NativeRound, native_round
+from outrider.engine.request_drafters import RequestDrafters
 from outrider.engine.requests import RequestTable
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
@@ -33,7 +36,7 @@ from outrider.sched.lane_order import order_named
 from outrider.sched.ledger import Ledger
 from outrider.sched.pace import PromptPace
 from outrider.sched.schedules import schedule_for
-from outrider.verify.rules import rule_for
+from outrider.verify.rules import exact_rules, rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
 DRAFT_CONTEXT = 4096
@@ -137,7 +140,16 @@ def _stages(
         sampling=models.sampling,
         compaction=compaction_of(config, models.target, drafter),
         draft_window=models.draft_window,
+        rules=exact_rules(models.sampling),
+        others=RequestDrafters(partial(_chosen, resolved, models, drafter)),
     )
+
+
+def _chosen(resolved: ResolvedConfig, models: LoadedModels, drafter: Drafter, name: str) -> Drafter:
+    """What a request that chose `name` is drafted for by: a part of the engine's own `drafter`, or
+    one that needs no model."""
+    part = drafter.member(name) if isinstance(drafter, HasMembers) else None
+    return BuildContext(resolved, models, KINDS[name]).build() if part is None else part
 
 
 def _residents(
@@ -153,7 +165,7 @@ def _residents(
     timeout = math.inf if drafter.needs.shares_memory else config.drafter_timeout
     return RequestTable(
         target=stages.target,
-        drafting=DrafterHandle(drafter, ahead=ahead, timeout=timeout),
+        drafting=DrafterHandle(drafter, ahead=ahead, timeout=timeout, others=stages.others),
         ledger=Ledger(drafts_ahead=ahead),
         limits=Limits(
             config.batch_size,

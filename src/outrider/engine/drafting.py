@@ -40,6 +40,8 @@ from outrider.core.protocols import (
     ShutsDown,
 )
 from outrider.core.sequence import LiveSequence
+from outrider.engine.draft_rows import ahead_row
+from outrider.engine.request_drafters import RequestDrafters
 from outrider.estimate.online import FadingMean
 
 _log = logging.getLogger(__name__)
@@ -241,12 +243,14 @@ def _told(drafter: Drafter, error: BaseException) -> str:
 @dataclass(slots=True)
 class DrafterHandle:
     """`ahead` says that the drafter drafts ahead; `timeout` is how many seconds it may take. That
-    is no limit where it drafts in the target's memory, which it could still write when given up."""
+    is no limit where it drafts in the target's memory, which it could still write when given up.
+    `others` are those that requests chose instead."""
 
     drafter: Drafter
     ahead: bool = False
     timeout: float = 10.0
     clock: Clock = HOST_CLOCK
+    others: RequestDrafters = field(default_factory=RequestDrafters)
     hung: str = ""
     _opened: set[int] = field(default_factory=set[int])
     _late: set[int] = field(default_factory=set[int])
@@ -265,11 +269,12 @@ class DrafterHandle:
             return
         try:
             with breakable():
-                self.drafter.open(seq.seq_id, seq.tokens)
+                self.others.open(seq, self.drafter)
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            name, words = name_of(self.drafter), words_of(error)
+            chosen = seq.speculation.drafter if seq.speculation.has_own else ""
+            name, words = chosen or name_of(self.drafter), words_of(error)
             seq.no_drafts = f"drafter {name!r} did not start: {words}"
             _log.warning("Speculation is off for a request: %s", seq.no_drafts, exc_info=True)
         else:
@@ -289,7 +294,7 @@ class DrafterHandle:
         if self.hung:
             return
         try:
-            self.drafter.close(seq_id)
+            self.others.close(seq_id, self.drafter)
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -300,6 +305,7 @@ class DrafterHandle:
         if isinstance(self.drafter, Remembering) and not self.hung:
             with foreign():
                 self.drafter.forget()
+        self.others.forget()
 
     def drafted(self, batch: Sequence[LiveSequence], proposals: Proposals) -> None:
         """A drafting job ended: its drafts wait for their verification."""
@@ -323,7 +329,8 @@ class DrafterHandle:
             return
         for seq in batch:
             self._rounds.pop(seq.seq_id, None)
-            if seq.budget.depth > 0 and seq.shaper is None and not seq.no_drafts:
+            asks = seq.shaper is None and not seq.no_drafts and not seq.speculation.has_own
+            if seq.budget.depth > 0 and asks:
                 self._rounds[seq.seq_id] = ahead_row(seq, self._window.value or 0.0)
 
     def verified(self, seconds: float) -> None:
@@ -361,19 +368,3 @@ class DrafterHandle:
     def give_up(self) -> None:
         self.hung = f"drafter {self.drafter.name!r} gave no answer for {self.timeout:g} seconds."
         _log.error("Speculation is off: %s", self.hung)
-
-
-def ahead_row(seq: LiveSequence, window: float = 0.0) -> AheadRow:
-    """What a drafter needs to draft what follows the draft of `seq`, in `window` seconds if that is
-    known."""
-    start = len(seq.tokens)
-    return AheadRow(
-        seq_id=seq.seq_id,
-        start=start,
-        pending=seq.tokens[-1],
-        draft=seq.draft,
-        budget=seq.budget,
-        params=seq.params,
-        rng_after=lambda count: seq.rng_at(start + count),
-        window=window,
-    )

@@ -1,5 +1,6 @@
-"""Drafts of tokens that a grammar leaves no choice of: they cost no pass, and are nearly always
-accepted. They are chosen, not drawn, so every exact rule keeps the output's distribution."""
+"""Drafts that cost no pass go before those of a drafter: tokens that a grammar leaves no choice of,
+which are nearly always accepted, and other chains that were chosen, not drawn. So every exact rule
+keeps the output's distribution."""
 
 from __future__ import annotations
 
@@ -14,23 +15,30 @@ Ask = Callable[[Sequence[DraftRow]], tuple[dict[int, Draft], dict[int, str]]]
 
 
 def with_forced(rows: Sequence[DraftRow], ask: Ask) -> tuple[dict[int, Draft], dict[int, str]]:
-    """What `ask` says of `rows`, save those whose forced tokens fill half of the budget, and those
-    that it has no draft for.
+    """What `ask` says of `rows`, after the tokens that masks force."""
+    forced = {row.seq_id: draft for row in rows if (draft := _forced(row)) is not None}
+    return offered_first(rows, forced, ask)
+
+
+def offered_first(
+    rows: Sequence[DraftRow], offered: Mapping[int, Draft], ask: Ask
+) -> tuple[dict[int, Draft], dict[int, str]]:
+    """What `ask` says of `rows`, save those whose `offered` draft fills half of the budget, and
+    those that it has no draft for.
 
     Which of the two it is depends on the text and on whether there is a draft, never on the tokens
     that were drawn for it: otherwise the drafts that are kept would be no fair sample of those
     that were drawn.
     """
-    forced = {row.seq_id: draft for row in rows if (draft := _forced(row)) is not None}
-    if not forced:
+    if not offered:
         return ask(rows)
-    drafts, faults = ask([row for row in rows if not _fills(row, forced)])
-    more = {seq_id: draft for seq_id, draft in forced.items() if not drafts.get(seq_id)}
+    drafts, faults = ask([row for row in rows if not _fills(row, offered)])
+    more = {seq_id: draft for seq_id, draft in offered.items() if not drafts.get(seq_id)}
     return drafts | more, faults
 
 
-def _fills(row: DraftRow, forced: Mapping[int, Draft]) -> bool:
-    return 2 * len(forced.get(row.seq_id, ())) >= row.budget.depth
+def _fills(row: DraftRow, offered: Mapping[int, Draft]) -> bool:
+    return 2 * len(offered.get(row.seq_id, ())) >= row.budget.depth
 
 
 def _forced(row: DraftRow) -> Draft | None:

@@ -20,7 +20,7 @@ from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.jobs import DECODE, PREFILL, VERIFY
 from outrider.sched.schedules import SingleLane
-from outrider.verify.rules import rule_for
+from outrider.verify.rules import exact_rules, rule_for
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ def _runner(
         argmax=twin.argmax,
         sampling=twin.sampling,
         rule=rule_for(config.sampler, config.leniency, twin.sampling),
+        rules=exact_rules(twin.sampling),
     )
     if lane != VERIFY or not config.fused_round:
         return LaneRunner(own, own)

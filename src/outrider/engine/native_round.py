@@ -2,8 +2,8 @@
 
 The native round takes chains that a draft model draws within the call, which may be a copy of the
 target over its memory, or that a drafter chose without drawing, of requests without logits
-processors, reported probabilities or dropped prompt keys. All else goes stage by stage. Both ways
-give the same tokens, so a request may change between them.
+processors, reported probabilities, rules of their own or dropped prompt keys. All else goes stage
+by stage. Both ways give the same tokens, so a request may change between them.
 """
 
 from __future__ import annotations
@@ -91,10 +91,14 @@ class NativeRound:
 
     def _takes(self, batch: Batch) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)
-        if self.stages.drops_keys(batch):
+        if self.stages.drops_keys(batch) or self.stages.others.num_likely(batch):
             return False
         return all(model.forward() is not None for model in models) and all(
-            seq.shaper is None and seq.pick == self.pick and not seq.params.reads_probs
+            seq.shaper is None
+            and seq.pick == self.pick
+            and not seq.params.reads_probs
+            and not seq.speculation.sampler
+            and (self.draft is None or seq.speculation.engine_drafts)
             for seq in batch
         )
 

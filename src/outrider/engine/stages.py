@@ -9,7 +9,7 @@ Shapes:  M = packed logits rows, V = vocabulary, N = distributions of one sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -29,9 +29,6 @@ from outrider.core.protocols import (
     CausalLM,
     Controller,
     Drafter,
-    DraftRow,
-    HiddenStates,
-    HiddenStore,
     StepRow,
     VerifyRow,
 )
@@ -46,10 +43,12 @@ from outrider.core.sampling import (
 from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.engine.compaction import Compaction
+from outrider.engine.draft_rows import draft_row
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
 from outrider.engine.forced import with_forced
 from outrider.engine.node_traces import node_traces
 from outrider.engine.prompt_logprobs import score_prompts
+from outrider.engine.request_drafters import RequestDrafters
 from outrider.engine.round import (
     Batch,
     Chunk,
@@ -61,6 +60,7 @@ from outrider.engine.round import (
     clamp,
     settle,
 )
+from outrider.verify.rules import exact_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,9 @@ def _read(
 class Stages:
     """The reference `Round`. `argmax` is the greedy choice shared by drafts, verify and plain
     decoding: the first maximum wins. `sampling` makes distributions of logits. `sink` receives one
-    trace a sequence and round. A draft model has `draft_window` positions, if that is a bound."""
+    trace a sequence and round. A draft model has `draft_window` positions, if that is a bound.
+    `rules` are those that a request may choose instead of `rule`, `others` the drafters that some
+    chose."""
 
     target: CausalLM
     drafter: Drafter
@@ -173,6 +175,8 @@ class Stages:
     sampling: Sampling = PLAIN
     compaction: Compaction | None = None
     draft_window: int | None = None
+    rules: Mapping[str, AcceptanceRule] = field(default_factory=exact_rules)
+    others: RequestDrafters = field(default_factory=RequestDrafters)
     passes: Iterator[int] = field(default_factory=count)
     gaps: Gaps = field(default_factory=Gaps)
 
@@ -215,9 +219,12 @@ class Stages:
         """Ask the drafter for each sequence's next draft, within its budget and its room. It is not
         trusted: see engine/drafting.py. A grammar's own drafts go first: see engine/forced.py."""
         started = perf_counter()
-        rows = [self._draft_row(seq, k) for seq in batch if (k := self.depth(seq)) > 0]
+        row = partial(draft_row, state=self.target.state, needs=self.drafter.needs)
+        rows = [row(seq, k) for seq in batch if (k := self.depth(seq)) > 0]
         size = self.target.spec.vocab_size
-        drafts, faults = with_forced(rows, partial(guarded_drafts, self.drafter, vocab_size=size))
+        guarded = partial(guarded_drafts, vocab_size=size)
+        ask = partial(self.others.drafts, own=self.drafter, ask=guarded)
+        drafts, faults = with_forced(rows, ask)
         return Proposals(drafts, faults, perf_counter() - started)
 
     def verify(
@@ -241,7 +248,8 @@ class Stages:
         offers = [self._offer(seq) for seq in batch]
         reads = [self._chunk_row(chunk) for chunk in chunks]
         out = self.target.step([*offers, *reads], self.drafter.needs)
-        likely = _likely(out.logits_MV, self.drafter.needs.num_likely)
+        wanted = max(self.drafter.needs.num_likely, self.others.num_likely(batch))
+        likely = _likely(out.logits_MV, wanted)
         readings = read_pass(
             batch, out.logits_MV, self.argmax, exact=self.rule.exact, sampling=self.sampling
         )
@@ -315,7 +323,7 @@ class Stages:
         likely: Sequence[tuple[int, ...]],
     ) -> list[FinishedRow]:
         """Each sequence's clamped outcome, and why it ended there if it did."""
-        verdicts = self._judge(batch, readings)
+        verdicts = self._judge(batch, [reading.row for reading in readings])
         settled: list[FinishedRow] = []
         start = 0
         for seq, row, reading, verdict in zip(batch, offers, readings, verdicts, strict=True):
@@ -328,37 +336,24 @@ class Stages:
             settled.append(FinishedRow(seq, row.logits_from + 1, told, reason))
         return settled
 
-    def _judge(self, batch: Batch, readings: Sequence[TargetRow]) -> Sequence[Verdict]:
+    def _judge(self, batch: Batch, rows: Sequence[VerifyRow]) -> Sequence[Verdict]:
         """Raises SequenceError for the sequence whose distributions are no distributions; its cause
         is a DrafterError if they are the draft's."""
         try:
-            return self.rule([reading.row for reading in readings])
+            return self._verdicts(batch, rows)
         except NumericsError:
-            for seq, reading in zip(batch, readings, strict=True):
+            for seq, row in zip(batch, rows, strict=True):
                 with blaming(seq.seq_id):
-                    check_numbers(self.drafter.name, seq.draft)
-                    self.rule([reading.row])
+                    check_numbers(seq.draft.by or self.drafter.name, seq.draft)
+                    self._verdicts([seq], [row])
             raise
 
-    def _draft_row(self, seq: LiveSequence, depth: int) -> DraftRow:
-        budget = seq.budget
-        return DraftRow(
-            seq.seq_id,
-            seq.tokens,
-            seq.last,
-            budget if budget.depth == depth else replace(budget, depth=depth),
-            seq.params,
-            seq.rng,
-            prediction=seq.prediction,
-            shaper=seq.shaper,
-            hidden=self._hidden(seq.seq_id),
-        )
-
-    def _hidden(self, seq_id: int) -> HiddenStates | None:
-        state = self.target.state
-        if not self.drafter.needs.hidden_layers or not isinstance(state, HiddenStore):
-            return None
-        return HiddenStates(state.length(seq_id), partial(state.hidden, seq_id))
+    def _verdicts(self, batch: Batch, rows: Sequence[VerifyRow]) -> Sequence[Verdict]:
+        """Each by the rule that its request chose, else by the engine's."""
+        if not any(seq.speculation.sampler for seq in batch):
+            return self.rule(rows)
+        rules = [self.rules.get(seq.speculation.sampler, self.rule) for seq in batch]
+        return [rule([row])[0] for rule, row in zip(rules, rows, strict=True)]
 
     def _offer(self, seq: LiveSequence) -> StepRow:
         """What the target has not read, ending with the pending token, and the draft below it."""

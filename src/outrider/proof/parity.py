@@ -30,7 +30,6 @@ from outrider.core.drafter_kinds import COPY, KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
-from outrider.drafters.prediction import check_prediction
 from outrider.models.gguf.folder import header_of
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
@@ -103,7 +102,12 @@ def subject_of(
             "speculation is off, so there is nothing to certify.",
             hint="choose a drafter (--drafter auto) and a draft length (--k 4)",
         )
-    check_prediction(params.prediction, drafter=found.drafter)
+    if "prediction" in KINDS[found.drafter].must_have and not params.prediction:
+        raise ConfigError(
+            f"drafter {found.drafter!r} drafts nothing without a guess of the text, so there is "
+            "nothing to certify.",
+            hint=f"--drafter {found.drafter} needs --prediction TEXT",
+        )
     return found
 
 

@@ -21,6 +21,11 @@ EXACT: Mapping[str, Callable[[Sampling], AcceptanceRule]] = {
 }
 
 
+def exact_rules(sampling: Sampling = PLAIN) -> Mapping[str, AcceptanceRule]:
+    """All rules that a request may choose, by name."""
+    return {name: make(sampling) for name, make in EXACT.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Lossy:
     """A test, its usual threshold and the largest that means anything."""

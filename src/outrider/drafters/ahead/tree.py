@@ -89,9 +89,10 @@ class Tree:
             self._probs_KBV = empty.view(depth, len(self.branches), -1)
         out_BV = self._probs_KBV[node]
         probs_BV = self.sampler.probs(logits_BV, drawn_params(self.row), node, out_BV)
+        draw = self.sampler.draw_for(self.row.params)
         try:
             return [
-                self.sampler.draw(probs_V, rng, node, node)
+                draw(probs_V, rng, node, node)
                 for probs_V, rng in zip(probs_BV, self._rngs, strict=True)
             ]
         except NumericsError:

@@ -15,6 +15,7 @@ from struct import Struct
 from typing import TypeVar
 
 from outrider.core.budget import Budget
+from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, DrafterError, OutriderError, SequenceError
 from outrider.core.logits import LogitsProcessor
@@ -260,14 +261,16 @@ def _take_draft(reader: BodyReader) -> Draft:
 
 # More than any vocabulary has: keeps all, as larger numbers do.
 _MOST = 2**31 - 1
-_FILTERS = Struct("<qdidd?")
+_FILTERS = Struct("<qdiddB?")
+_RULES: tuple[str | None, ...] = (None, *EXACT_SAMPLERS)
 _SHAPE = Struct("<IIdddI")
 _BIAS = Struct("<id")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTerms:
-    """Of `params` only what shapes a distribution is sent; the rest comes out as its defaults."""
+    """Of `params` only what shapes a distribution, and the rule that drafts are drawn for, is sent;
+    the rest comes out as its defaults."""
 
     params: SamplingParams
     shaper: LogitsProcessor | None
@@ -280,7 +283,8 @@ class SamplingTerms:
         params = self.params
         writer = BodyWriter()
         filters = (params.temperature, min(params.top_k, _MOST), params.top_p, params.min_p)
-        writer.put(_FILTERS, seq_id, *filters, self.shaper is not None)
+        rule = _RULES.index(params.sampler)
+        writer.put(_FILTERS, seq_id, *filters, rule, self.shaper is not None)
         if self.shaper is not None:
             _put_shaper(writer, self.shaper)
         return writer.frame(Kind.TERMS)
@@ -289,8 +293,12 @@ class SamplingTerms:
 def read_terms(body: bytes) -> tuple[int, SamplingTerms]:
     """The sequence, and its terms."""
     reader = BodyReader(body)
-    seq_id, temperature, top_k, top_p, min_p, shaped = reader.take(_FILTERS)
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    seq_id, temperature, top_k, top_p, min_p, rule, shaped = reader.take(_FILTERS)
+    if rule >= len(_RULES):
+        raise DrafterError("a drafter's process was told of a rule that does not exist.")
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, sampler=_RULES[int(rule)]
+    )
     terms = SamplingTerms(params, _take_shaper(reader) if shaped else None)
     reader.end()
     return seq_id, terms

@@ -274,6 +274,8 @@ class GraphCache:
             (seq.shaper is not None, "a request changes logits (penalties, bans or a mask)"),
             (params.logprobs or seq.is_unscored, "a request asks for log-probabilities"),
             (params.round_events, "a request asks for round events"),
+            (not seq.speculation.engine_drafts, "a request has drafts from elsewhere"),
+            (bool(seq.speculation.sampler), "a request has an acceptance rule of its own"),
             (len(seq.stop_ids) > MAX_STOPS, f"a request has over {MAX_STOPS} stop tokens"),
             (seq.prompt_length + seq.limit + self.k > most, f"a request may pass {most} tokens"),
             (

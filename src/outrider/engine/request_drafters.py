@@ -1,0 +1,105 @@
+"""What drafts for requests besides the engine's own drafter: those that they chose, predictions.
+
+A request chooses by name. Its drafter is made when the first request chooses it, and serves all
+that do; the others of a batch are drafted for as ever, and one target pass verifies all drafts.
+A prediction whose request has a drafter that does not read it is followed before that is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from outrider.core.draft import Draft
+from outrider.core.errors import ContractError, foreign
+from outrider.core.protocols import Drafter, DraftRow, Remembering
+from outrider.core.sequence import LiveSequence
+from outrider.drafters.portfolio import ReplayScored
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.engine.forced import offered_first
+
+# What drafters propose, and the faults of rows that they failed for: guarded_drafts (drafting.py).
+Ask = Callable[[Drafter, Sequence[DraftRow]], tuple[dict[int, Draft], dict[int, str]]]
+
+
+def _none_to_choose(name: str) -> Drafter:
+    raise ContractError(f"drafter {name!r} cannot be made here")
+
+
+@dataclass(slots=True)
+class RequestDrafters:
+    """`make` builds a drafter by its name. Those that were made stay. How much of a prediction is
+    drafted follows from how much of it was right."""
+
+    make: Callable[[str], Drafter] = _none_to_choose
+    _made: dict[str, Drafter] = field(default_factory=dict[str, Drafter])
+    _chosen: dict[int, str] = field(default_factory=dict[int, str])
+    _guesses: ReplayScored = field(default_factory=lambda: ReplayScored(PredictionDrafter()))
+    _guided: set[int] = field(default_factory=set[int])
+
+    def open(self, seq: LiveSequence, own: Drafter) -> None:
+        """Open `seq` with the drafter that it chose, else with the engine's `own`. Raises what that
+        raises."""
+        seq_id, name = seq.seq_id, seq.speculation.drafter
+        if seq.speculation.has_own:
+            if name not in self._made:
+                self._made[name] = self.make(name)
+            self._made[name].open(seq_id, seq.tokens)
+            self._chosen[seq_id] = name
+        else:
+            own.open(seq_id, seq.tokens)
+        if seq.speculation.is_guided:
+            self._guesses.open(seq_id, seq.tokens)
+            self._guided.add(seq_id)
+
+    def close(self, seq_id: int, own: Drafter) -> None:
+        if seq_id in self._guided:
+            self._guided.remove(seq_id)
+            self._guesses.close(seq_id)
+        name = self._chosen.pop(seq_id, None)
+        (own if name is None else self._made[name]).close(seq_id)
+
+    def forget(self) -> None:
+        """What they learnt from requests. None may be open."""
+        for drafter in self._made.values():
+            if isinstance(drafter, Remembering):
+                with foreign():
+                    drafter.forget()
+
+    def num_likely(self, batch: Sequence[LiveSequence]) -> int:
+        """How many of the target's likeliest tokens drafters of `batch` ask for."""
+        if not self._chosen:
+            return 0
+        chosen = [self._chosen[seq.seq_id] for seq in batch if seq.seq_id in self._chosen]
+        return max((self._made[name].needs.num_likely for name in chosen), default=0)
+
+    def drafts(
+        self, rows: Sequence[DraftRow], *, own: Drafter, ask: Ask
+    ) -> tuple[dict[int, Draft], dict[int, str]]:
+        """What `ask` says of each row's drafter, after what predictions say."""
+        asked = partial(self._asked, own=own, ask=ask)
+        guided = [row for row in rows if row.seq_id in self._guided] if self._guided else []
+        pairs = zip(guided, self._guesses.offers(guided), strict=True) if guided else ()
+        offered = {
+            row.seq_id: replace(offer.draft, by=self._guesses.name)
+            for row, offer in pairs
+            if offer.draft.tokens
+        }
+        return offered_first(rows, offered, asked)
+
+    def _asked(
+        self, rows: Sequence[DraftRow], *, own: Drafter, ask: Ask
+    ) -> tuple[dict[int, Draft], dict[int, str]]:
+        if not self._chosen:
+            return ask(own, rows)
+        parts: dict[str, list[DraftRow]] = {}
+        for row in rows:
+            parts.setdefault(self._chosen.get(row.seq_id, ""), []).append(row)
+        drafts: dict[int, Draft] = {}
+        faults: dict[int, str] = {}
+        for name, part in parts.items():
+            some, broken = ask(self._made[name] if name else own, part)
+            drafts |= {i: replace(draft, by=draft.by or name) for i, draft in some.items()}
+            faults |= broken
+        return drafts, faults
