@@ -41,8 +41,8 @@ class HiddenMemory:
         places = [[[float(p), _MARKS["target"]]] for p in range(start, stop)]
         return torch.tensor(places).reshape(-1, 1, 2)
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
-        return self.tokens.open(seq_id, tokens)
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
+        return self.tokens.open(seq_id, tokens, salt)
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
         self.tokens.fork(source, new, length)

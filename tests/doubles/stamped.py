@@ -40,8 +40,8 @@ class StampedArena:
         self.stamps: dict[int, list[int]] = {}
         self._staged: dict[int, list[tuple[int, int]]] = {}
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
-        reused = self.state.open(seq_id, tokens)
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
+        reused = self.state.open(seq_id, tokens, salt)
         self._hold(seq_id, list(tokens[:reused]))
         return reused
 

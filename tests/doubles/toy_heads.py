@@ -72,8 +72,8 @@ class HiddenOver:
         for row in rows:
             self._staged[row.seq_id] += row.tokens
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
-        shared = self._store.open(seq_id, tokens)
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
+        shared = self._store.open(seq_id, tokens, salt)
         self._kept[seq_id], self._staged[seq_id] = list(tokens[:shared]), []
         return shared
 

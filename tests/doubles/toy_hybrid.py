@@ -51,8 +51,8 @@ class HybridStore:
         self._num_slots = num_slots
         self._sequences: dict[int, _Sequence] = {}
 
-    def open(self, seq_id: int, tokens: Sequence[int]) -> int:
-        del tokens
+    def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
+        del tokens, salt
         assert seq_id not in self._sequences
         self._sequences[seq_id] = _Sequence()
         return 0
