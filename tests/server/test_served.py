@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -177,6 +178,19 @@ def test_a_server_that_is_told_to_end_ends_what_runs() -> None:
         assert server.process.wait(SECONDS) == 0
         with pytest.raises(httpx.TransportError):
             server.client.get("/health")
+
+
+def test_what_is_not_waited_for_is_told_so() -> None:
+    body = {"prompt": "x", "stream": True, "max_tokens": 2000, "ignore_eos": True, "n": 2}
+    with served("--drain-seconds", "0", "--engine-home", "thread") as server:
+        with server.client.stream("POST", "/v1/completions", json=body) as got:
+            lines = got.iter_lines()
+            next(lines)
+            server.process.terminate()
+            told = [line for line in lines if line.startswith("data: ")]
+        assert told[-1] != "data: [DONE]"
+        assert "error" in json.loads(told[-1].removeprefix("data: "))
+        assert server.process.wait(SECONDS) == 0
 
 
 def test_a_port_that_is_taken_is_told_at_once(server: Served) -> None:

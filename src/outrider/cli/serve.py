@@ -6,7 +6,9 @@ The address is taken and told before anything is loaded, so that a mistake in it
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import sys
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +44,10 @@ def serve(call: Call[ServeOptions]) -> int:
     with closing(held):
         say(f"loading {call.resolved.program().target}; {address.url} answers /ready meanwhile")
         _run(call, address)
-    return 0
+    # Nothing is left to do, and threads that load or listen need not end in order.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _check_extra() -> None:

@@ -25,6 +25,8 @@ from outrider.server.site import Site
 _LOG = logging.getLogger(__name__)
 _HEADER_MILLISECONDS = 10_000
 _LAST_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 1.0
+_THREADS_SECONDS = 0.3
 
 
 async def run_server(
@@ -52,15 +54,21 @@ async def run_server(
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             raise MachineError(f"the server at {address.url} ended.", hint="the log says why")
-        await _drained(site)
+        if site.num_running:
+            _LOG.info("waiting for %d requests to end", site.num_running)
+        await _none_running(site, site.limits.drain_seconds)
     finally:
         site.ending = True
         for task in (loading, stopping, *beside):
             task.cancel()
         await site.port.aclose()
+        # Those whose engine was closed are told so.
+        await _none_running(site, _LAST_WORDS_SECONDS)
         server.stop()
         with suppress(Exception):
             await asyncio.wait_for(serving, _LAST_SECONDS)
+        # Threads of granian must not meet an interpreter that ends.
+        await asyncio.sleep(_THREADS_SECONDS)
 
 
 def _granian(app: ASGIApp, address: Address) -> Granian:
@@ -97,11 +105,9 @@ def _signals(site: Site) -> asyncio.Event:
     return ended
 
 
-async def _drained(site: Site) -> None:
-    """Wait for the requests in flight, as long as `drain_seconds`."""
+async def _none_running(site: Site, seconds: float) -> None:
+    """Wait for the requests in flight, but so long at most, and not once somebody hurries."""
     loop = asyncio.get_running_loop()
-    until = loop.time() + site.limits.drain_seconds
-    if site.num_running:
-        _LOG.info("waiting for %d requests to end", site.num_running)
+    until = loop.time() + seconds
     while site.num_running and loop.time() < until and not site.hurried:
         await asyncio.sleep(0.05)
