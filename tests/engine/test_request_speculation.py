@@ -202,8 +202,8 @@ def test_a_drafter_that_is_not_here_is_refused_with_those_that_are(
     with llm_of(engine) as llm:
         with pytest.raises(ConfigError, match=f"'{drafter}' cannot be chosen") as refused:
             llm.submit(PROMPT, drafter=drafter)
-        assert llm.drafter in str(refused.value.hint)
-        assert all(name in str(refused.value.hint) for name in LOOK_UPS)
+        assert set(llm.drafters) == {llm.drafter, *LOOK_UPS}
+        assert all(name in str(refused.value.hint) for name in llm.drafters)
         assert llm.generate([PROMPT], max_tokens=2)[0].num_tokens == 2
 
 
@@ -212,6 +212,7 @@ def test_an_engine_without_speculation_has_no_room_for_drafts() -> None:
         with pytest.raises(ConfigError, match="this engine drafts nothing"):
             llm.submit(PROMPT, drafter="ngram")
         assert llm.generate([PROMPT], max_tokens=2, drafter="none")[0].num_tokens == 2
+        assert llm.drafters == ("none",)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -75,6 +75,18 @@ def test_speculation_may_be_left_out_and_is_told_of(server: Served) -> None:
     assert told is None or told["speculative_decoding"]["num_draft_tokens"] == 0
 
 
+def test_a_request_chooses_its_drafter_and_its_rule(server: Served) -> None:
+    drafted = server.complete(PROMPTS[0], **GREEDY)
+    chosen = {"drafter": "ngram", "k": 1, "sampler": "match"}
+    found = server.complete(PROMPTS[0], speculative=chosen, **GREEDY)
+    assert found["choices"][0]["text"] == drafted["choices"][0]["text"]
+    assert found["metrics"]["speculative_decoding"]["num_spec_tokens"] == 1
+    body = {"prompt": PROMPTS[0], "speculative": {"drafter": "eagle"}, **GREEDY}
+    refused = server.client.post("/v1/completions", json=body)
+    assert refused.status_code == 400
+    assert "ngram" in refused.json()["error"]["message"]
+
+
 def test_rounds_can_be_watched(server: Served) -> None:
     body = {"prompt": PROMPTS[0], "stream": True, "speculative": {"trace": True}} | GREEDY
     with server.client.stream("POST", "/v1/completions", json=body) as got:

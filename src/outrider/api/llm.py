@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self, Unpack
 
 from outrider.api.chat_messages import ChatOptions
-from outrider.api.loading import load_pair
+from outrider.api.loading import check_names, load_pair
 from outrider.api.memory import MemoryWatch, gauge
 from outrider.api.output import OutputStream, RequestRouter
 from outrider.api.profile import HasKernels
@@ -29,7 +29,7 @@ from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.constraint import AllowedTokens
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.core.fields import shown, size, with_options
+from outrider.core.fields import size, with_options
 from outrider.core.interrupts import deferred, deliver
 from outrider.core.options import EngineOptions
 from outrider.core.params import SamplingParams, params_for_each, params_for_one
@@ -69,13 +69,7 @@ class LLM:
         weights_of: LLM | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        named: dict[str, object] = {"model": model, "draft": draft}
-        for name, given in named.items():
-            if not isinstance(given, str | Path | None):
-                raise ConfigError(
-                    f"{name} must be a name or a folder, got {shown(given)}.",
-                    hint='LLM("outrider/embedded"), or the path of a folder',
-                )
+        check_names(model=model, draft=draft)
         by_name = {"controller": controller} if isinstance(controller, str) else {}
         self.config = with_options(EngineConfig, config, {**options, **by_name})
         self.device = pick_device(self.config.device)
@@ -146,6 +140,11 @@ class LLM:
     def drafter(self) -> str:
         """The drafter in use; "none" means speculation is off."""
         return self._engine.drafter.name
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Those that a request may choose, the one in use first (SamplingParams.drafter)."""
+        return self._pair.plan.resolved.choosable
 
     @property
     def exact(self) -> bool:

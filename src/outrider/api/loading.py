@@ -15,6 +15,7 @@ from outrider.api.plan import LoadPlan, idle_settings, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError, CheckpointError, ConfigError, within_memory
+from outrider.core.fields import shown
 from outrider.core.files import open_regular
 from outrider.core.protocols import CausalLM
 from outrider.drafters.ahead.choices import AheadChoices
@@ -106,6 +107,16 @@ class LoadedPair(LoadedModels):
         if plan.folder != self.plan.folder or not alike:
             return None
         return self.target if isinstance(self.target, SharedWeights) else None
+
+
+def check_names(**named: object) -> None:
+    """Raises ConfigError for a model that is neither a name nor a folder."""
+    for name, given in named.items():
+        if not isinstance(given, str | Path | None):
+            raise ConfigError(
+                f"{name} must be a name or a folder, got {shown(given)}.",
+                hint='LLM("outrider/embedded"), or the path of a folder',
+            )
 
 
 def load_pair(

@@ -144,8 +144,10 @@ class ResolvedConfig:
     @property
     def choosable(self) -> tuple[str, ...]:
         """Drafters that a request may choose: the engine's own, what is a part of it, and those
-        that need no model."""
+        that need no model. An engine that drafts nothing has no room for drafts."""
         own = [self.drafter.name]
+        if not self.draft_size:
+            return (OFF,)
         if self.drafter.source == "draft" and self.given is not None:
             own.append(self.given.name)
         return (*own, *(name for name, kind in KINDS.items() if kind.looks_up and name not in own))

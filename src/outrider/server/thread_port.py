@@ -211,7 +211,7 @@ def card_of(llm: LLM) -> EngineCard:
         window=llm.fitting_tokens([0], SamplingParams(max_tokens=WHOLE)) + 1,
         vocab_size=llm.spec.vocab_size,
         num_parameters=llm.spec.num_parameters,
-        drafters=tuple(dict.fromkeys((llm.drafter, "none"))),
+        drafters=llm.drafters,
         drafter=llm.drafter,
         k=config.k if KINDS[llm.drafter].drafts else 0,
         sampler=config.sampler,
