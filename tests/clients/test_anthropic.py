@@ -42,14 +42,20 @@ def test_a_stream_has_the_text_of_one_answer(client):
 
 
 def test_tokens_are_counted(client):
-    counted = client.messages.count_tokens(model="outrider/embedded", messages=ASK, system="Be short.")
+    counted = client.messages.count_tokens(
+        model="outrider/embedded", messages=ASK, system="Be short."
+    )
     answer = client.messages.create(**given(system="Be short."))
     assert counted.input_tokens == answer.usage.input_tokens > 0
 
 
 def test_a_tool_is_called_and_its_result_is_read(client):
     answer = client.messages.create(
-        **given(tools=[TOOL], tool_choice={"type": "any"}, max_tokens=300)
+        **given(
+            tools=[TOOL],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            max_tokens=300,
+        )
     )
     assert answer.stop_reason == "tool_use"
     call = next(block for block in answer.content if block.type == "tool_use")

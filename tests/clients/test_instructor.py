@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 instructor = pytest.importorskip("instructor")
@@ -9,9 +11,9 @@ openai = pytest.importorskip("openai")
 pydantic = pytest.importorskip("pydantic")
 
 
-class Town(pydantic.BaseModel):
+class Town(pydantic.BaseModel, extra="forbid"):
     name: str = pydantic.Field(max_length=8)
-    size: int
+    size: Literal[1, 2, 3]
 
 
 @pytest.mark.parametrize("mode", ["JSON_SCHEMA", "TOOLS_STRICT", "TOOLS"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 pytest.importorskip("langchain_openai")
@@ -15,7 +17,7 @@ class Town(pydantic.BaseModel):
     """A town and how many live there."""
 
     name: str = pydantic.Field(max_length=8)
-    size: int
+    size: Literal[1, 2, 3]
 
 
 @pytest.fixture(params=["openai", "anthropic"])
@@ -43,7 +45,11 @@ def test_batch_is_in_order(model):
 
 def test_structured_output(served):
     model = ChatOpenAI(
-        base_url=f"{served.url}/v1", model=served.model, temperature=0, max_tokens=200, api_key="none"
+        base_url=f"{served.url}/v1",
+        model=served.model,
+        temperature=0,
+        max_tokens=200,
+        api_key="none",
     )
     for method in ("json_schema", "function_calling"):
         found = model.with_structured_output(Town, method=method).invoke("Name a town.")

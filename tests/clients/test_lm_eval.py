@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import ours
-
 pytest.importorskip("lm_eval")
-from lm_eval.api.instance import Instance  # noqa: E402
-from lm_eval.models.openai_completions import LocalCompletionsAPI  # noqa: E402
+from lm_eval.api.instance import Instance
+from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 PAIRS = [
-    ("def quicksort(items):\n", "    return items"),
+    ("def quicksort(items):", " return items"),
     ("Once upon a time", " there was"),
     ("The answer is", " no"),
 ]
@@ -29,7 +27,7 @@ print(json.dumps(out))
 """
 
 
-def test_log_likelihoods_are_our_own(served):
+def test_log_likelihoods_are_our_own(served, ours):
     model = LocalCompletionsAPI(
         model=served.model,
         base_url=f"{served.url}/v1/completions",

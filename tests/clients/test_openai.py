@@ -11,7 +11,7 @@ openai = pytest.importorskip("openai")
 ASK = [{"role": "user", "content": "Write a function that sorts a list."}]
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "size": {"type": "integer"}},
+    "properties": {"name": {"type": "string", "maxLength": 8}, "size": {"enum": [1, 2, 3]}},
     "required": ["name", "size"],
     "additionalProperties": False,
 }
@@ -91,10 +91,19 @@ def test_json_of_a_schema(client):
     assert isinstance(found["size"], int)
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_is_called(client, choice, stream):
-    answer = ask(client, tools=[TOOL], tool_choice=choice, max_tokens=300, stream=stream)
+    answer = ask(
+        client,
+        tools=[TOOL],
+        tool_choice=choice,
+        max_tokens=300,
+        stream=stream,
+        parallel_tool_calls=False,
+    )
     if stream:
         calls, reasons = {}, []
         for chunk in answer:
