@@ -62,3 +62,16 @@ class ServeOptions(JsonOption):
         choices=("process", "thread"),
     )
     check: bool = setting(False, "Say what would run, with its memory, and end.")
+
+
+@verb("top", "top:top", group="This machine")
+class TopOptions(JsonOption):
+    """Watch a running server on one screen.
+
+    outrider top --url http://localhost:8000
+    """
+
+    url: str = setting("http://localhost:8000", "Address of the server, before /v1.")
+    api_key: str = setting("", "The server's key; by default that of OUTRIDER_API_KEY.")
+    interval: float = setting(2.0, "Seconds between looks.", minimum=0.5, maximum=3600)
+    timeout: float = setting(5.0, "Seconds to wait for an answer.", minimum=0.1, maximum=3600)

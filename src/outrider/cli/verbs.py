@@ -56,7 +56,7 @@ VERBS = tuple(
     for name in (
         *("generate", "chat", "batch", "serve", "pull", "list", "models", "draft", "train"),
         *("plan", "bench", "report", "trace", "verify", "explain"),
-        *("doctor", "config", "completion"),
+        *("doctor", "top", "config", "completion"),
         *("pairs", "simulate", "prompts"),
     )
 )

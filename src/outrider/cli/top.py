@@ -1,0 +1,181 @@
+"""`outrider top`: a running server on one screen, from its hour of history.
+
+What the server says is shown as text: names of models, lanes and drafters pass no control signs.
+Without a terminal it is one look; with --json the answer of the server itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from outrider.api.clients import Server
+from outrider.cli.call import Call
+from outrider.cli.output import answer
+from outrider.cli.paint import GatedConsole
+from outrider.cli.serve_options import TopOptions
+from outrider.core.env import api_key
+from outrider.core.errors import MachineError
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_STEPS = 300
+_NAME_WIDTH, _VALUE_WIDTH = 22, 24
+_PLACES = 8
+
+
+class Watched:
+    """The latest columns of a server's history, joined from what each look brought."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.columns: dict[str, list[float | None]] = {}
+        self.latest: Mapping[str, Any] = {}
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Raises MachineError for what is no history."""
+        try:
+            if told["first"] != self.next or told["began"] != self.latest.get("began"):
+                self.columns = {}
+            for name, values in told["columns"].items():
+                self.columns[name] = [*self.columns.get(name, ()), *values][-_MOST_STEPS:]
+            self.next, self.latest = int(told["next"]), told
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise MachineError("the server's answer is no history.") from None
+
+    def last(self, name: str) -> float | None:
+        """The latest value that there is."""
+        known = (value for value in reversed(self.columns.get(name, [])) if value is not None)
+        return next(known, None)
+
+
+def top(call: Call[TopOptions]) -> int:
+    asked = call.options
+    key = asked.api_key or api_key() or ""
+    server = Server(url=asked.url, timeout_seconds=asked.timeout, api_key=key)
+    watched = Watched()
+    watched.take(_history(server, watched))
+    if asked.json:
+        answer(asked, watched.latest, None)
+        return 0
+    console = GatedConsole(sys.stdout)
+    if not console.is_terminal:
+        console.print(screen(watched, asked.url, console.width))
+        return 0
+    return _watch(server, watched, console, asked)
+
+
+def _watch(server: Server, watched: Watched, console: GatedConsole, asked: TopOptions) -> int:
+    """Until Ctrl-C, which is how one leaves."""
+    problem = ""
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                width = console.width
+                live.update(screen(watched, asked.url, width, problem), refresh=True)
+                time.sleep(asked.interval)
+                try:
+                    watched.take(_history(server, watched))
+                    problem = ""
+                except MachineError as error:
+                    problem = str(error)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _history(server: Server, watched: Watched) -> dict[str, Any]:
+    return server.ask(f"/outrider/v1/history?since={watched.next}")
+
+
+def screen(watched: Watched, url: str, width: int, problem: str = "") -> Group:
+    """All of it, as wide as the terminal."""
+    engines: Mapping[str, Any] = watched.latest.get("engines", {})
+    parts: list[Any] = [Text(f"outrider top · {url} · Ctrl-C leaves", style="bold")]
+    if problem:
+        parts.append(Text(problem, style="bold yellow"))
+    for name, one in engines.items():
+        lanes = ", ".join(f"{lane} {does}" for lane, does in one.get("lanes", {}).items())
+        words = (
+            f"{name}: {one['state']}, {one['num_running']} running, {one['num_waiting']} waiting, "
+            f"KV cache {100 * one['kv_usage']:.0f} %, {one['num_preempted']} set back, "
+            f"{one['num_restarts']} restarts{f', lanes: {lanes}' if lanes else ''}"
+        )
+        parts.append(Text(words))
+    parts += [Text(""), _rates(watched, max(8, width - _NAME_WIDTH - _VALUE_WIDTH - 4))]
+    drafters = watched.latest.get("totals", {}).get("drafters", {})
+    if drafters:
+        parts += [Text(""), _drafters(drafters)]
+    return Group(*parts)
+
+
+def _rates(watched: Watched, width: int) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column(width=_NAME_WIDTH)
+    table.add_column(width=_VALUE_WIDTH, justify="right")
+    table.add_column(no_wrap=True)
+    for words, names, form in _ROWS:
+        values = " / ".join(form(watched.last(name)) for name in names)
+        column = watched.columns.get(names[0], [])
+        table.add_row(words, values, Text(sparkline(column, width), style="green"))
+    return table
+
+
+def _drafters(drafters: Mapping[str, Any]) -> Table:
+    """Of all drafts since the server began, those whose token at a position was accepted."""
+    places = min(_PLACES, max(len(one.get("per_pos", ())) for one in drafters.values()))
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("drafter", "drafts", "drafted", "accepted", *map(str, range(1, places + 1))):
+        table.add_column(name, justify="left" if name == "drafter" else "right")
+    for name, one in drafters.items():
+        drafts, drafted = one.get("drafts", 0), one.get("draft_tokens", 0)
+        kept = [*one.get("per_pos", ())[:places]]
+        shares = [_percent(count / drafts if drafts else None) for count in kept]
+        whole = _percent(one.get("accepted_tokens", 0) / drafted if drafted else None)
+        blanks = [""] * (places - len(shares))
+        table.add_row(name, str(drafts), str(drafted), whole, *shares, *blanks)
+    return table
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """The latest values, the greatest of them as the highest bar; a blank where there is none."""
+    shown = values[-width:]
+    most = max((value for value in shown if value is not None), default=0)
+    return "".join(" " if value is None else _bar(value, most) for value in shown)
+
+
+def _bar(value: float, most: float) -> str:
+    place = int(value / most * (len(_BARS) - 1) + 0.5) if most > 0 else 0
+    return _BARS[min(max(place, 0), len(_BARS) - 1)]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+_Row = tuple[str, tuple[str, ...], Callable[[float | None], str]]
+_ROWS: Sequence[_Row] = (
+    ("tokens a second", ("tokens_per_second",), _number),
+    ("of prompts", ("prompt_tokens_per_second",), _number),
+    ("requests a second", ("requests_per_second",), _number),
+    ("refusals a second", ("refusals_per_second",), _number),
+    ("first token p50 / p99", ("first_token_p50", "first_token_p99"), _seconds),
+    ("between p50 / p99", ("inter_token_p50", "inter_token_p99"), _seconds),
+    ("running / waiting", ("running", "waiting"), _number),
+    ("KV cache", ("kv_usage",), _percent),
+)
