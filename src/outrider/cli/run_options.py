@@ -75,7 +75,7 @@ class ChatOptions(StructureOption, JsonOption):
     without=DECIDED,
 )
 class TraceOptions(JsonOption):
-    """Record what runs when while prompts are answered, for Perfetto.
+    """Record what runs when, for Perfetto.
 
     outrider trace "def quicksort(items):" "Once upon a time" --schedule pdv --max-tokens 24
     """

@@ -189,6 +189,7 @@ ENDS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("models", "pull"): (0, 3),
     ("models", "ollama"): (0, 3),
     ("models", "ping"): (0, 3),
+    ("top",): (0, 3),
     ("report",): (2,),
 }
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from doubles.command_line import Command
 from outrider.cli import top
-from outrider.cli.main import main
 from outrider.cli.paint import GatedConsole
 from outrider.cli.top import Watched, screen, sparkline
 from outrider.core.errors import MachineError
@@ -68,7 +68,12 @@ def test_one_screen_says_all_of_it() -> None:
     assert rows["first token p50 / p99"][:5] == ["50", "ms", "/", "1.5", "s"]
     assert rows["running / waiting"][:3] == ["1", "/", "7"]
     model = next(line for line in text.splitlines() if line.startswith("model"))
-    assert model.split() == ["model", "10", "40", *"50 % 90 % 60 % 30 % 20 %".split()]
+    assert model.split() == [
+        "model",
+        "10",
+        "40",
+        *("50", "%", "90", "%", "60", "%", "30", "%", "20", "%"),
+    ]
     assert "\x1b" not in text
     assert "no answer" in drawn(watched, problem="no answer from http://here")
 
@@ -112,22 +117,20 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_without_a_terminal_it_looks_once(
-    served: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["top"]) == 0
-    assert "tokens a second" in capsys.readouterr().out
+def test_without_a_terminal_it_looks_once(served: list[str], outrider: Command) -> None:
+    shown = outrider("top")
+    assert shown.code == 0
+    assert "tokens a second" in shown.out
     assert served == ["/outrider/v1/history?since=0"]
 
 
-def test_json_is_the_servers_answer(served: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == told()
+def test_json_is_the_servers_answer(served: list[str], outrider: Command) -> None:
+    assert json.loads(outrider("top", "--json").out) == told()
     assert len(served) == 1
 
 
 def test_ctrl_c_leaves_without_a_word(
-    served: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    served: list[str], monkeypatch: pytest.MonkeyPatch, outrider: Command
 ) -> None:
     def interrupted(_seconds: float) -> None:
         if len(served) == 3:
@@ -135,14 +138,15 @@ def test_ctrl_c_leaves_without_a_word(
 
     monkeypatch.setattr(GatedConsole, "is_terminal", True)
     monkeypatch.setattr(top.time, "sleep", interrupted)
-    assert main(["top"]) == 0
-    assert capsys.readouterr().err == ""
+    shown = outrider("top")
+    assert (shown.code, shown.err) == (0, "")
     assert served[1:] == ["/outrider/v1/history?since=3"] * 2
 
 
-def test_no_server_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "--url", "http://127.0.0.1:9"]) == 3
-    assert "no answer from http://127.0.0.1:9" in capsys.readouterr().err
+def test_no_server_is_said_in_words(outrider: Command) -> None:
+    shown = outrider("top", "--url", "http://127.0.0.1:9")
+    assert shown.code == 3
+    assert "no answer from http://127.0.0.1:9" in shown.err
 
 
 @pytest.mark.wide
