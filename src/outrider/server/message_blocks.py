@@ -99,7 +99,7 @@ def tooling_asked(
         if tool.get("type", "custom") != "custom":
             warnings.append(f"tools[{i}]: a tool of type {str(tool['type'])[:40]!r} was left out")
             continue
-        function = {"name": named(tool, "name", f"tools[{i}]")}
+        function: dict[str, Any] = {"name": named(tool, "name", f"tools[{i}]")}
         if tool.get("description"):
             function["description"] = tool["description"]
         function["parameters"] = mapping(tool.get("input_schema", {}), f"tools[{i}].input_schema")
@@ -185,7 +185,8 @@ class MessageEvents:
             case ReasoningDelta(text):
                 return self._grown("thinking", text, "thinking_delta", "thinking")
             case ToolOpen(call_id=call_id, name=name):
-                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                block: dict[str, Any] = {"type": "tool_use", "id": call_id, "name": name}
+                block["input"] = {}
                 return [*self._closed(), self._opened(block)]
             case ToolDelta(arguments=text):
                 return [self._delta("input_json_delta", "partial_json", text)]
@@ -195,7 +196,9 @@ class MessageEvents:
     def _grown(self, kind: str, text: str, delta: str, name: str) -> list[Event]:
         found: list[Event] = []
         if self._block is None or self._block["type"] != kind:
-            block = {"type": kind, name: ""} | ({"signature": ""} if kind == "thinking" else {})
+            block = {"type": kind, name: ""}
+            if kind == "thinking":
+                block["signature"] = ""
             found = [*self._closed(), self._opened(block)]
         return [*found, self._delta(delta, name, text)]
 

@@ -84,7 +84,7 @@ def text_of(content: object, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise wrong(where, "text or a list of parts")
-    return "".join(map(_part, cast("list[object]", content), [where] * len(content)))
+    return "".join(_part(part, where) for part in cast("list[object]", content))
 
 
 def _part(part: object, where: str) -> str:

@@ -161,7 +161,7 @@ def pattern(source: str) -> Delimiter:
     """Raises ValueError for a pattern that cannot be followed from left to right. Blanks that it
     may begin with are left out: blanks beside delimiters do not count."""
     pieces = _joined(_Source(source).pieces())
-    while pieces and isinstance(pieces[0], Run) and pieces[0].takes(" ") and not pieces[0].least:
+    while pieces and _takes_blanks(pieces[0]):
         del pieces[0]
     if not pieces or not isinstance(pieces[0], Literal) or pieces[0].optional:
         raise ValueError(f"the pattern {source!r} does not begin with a literal")
@@ -177,6 +177,13 @@ def pattern(source: str) -> Delimiter:
         elif not piece.single and isinstance(after, Literal) and piece.takes(after.text[0]):
             raise ValueError(f"the pattern {source!r} would have to go back")
     return Delimiter(tuple(pieces))
+
+
+def _takes_blanks(piece: Piece) -> bool:
+    """Any number of blanks, and nothing else."""
+    if not isinstance(piece, Run) or piece.least:
+        return False
+    return piece.takes(" ") and not piece.takes("x") and not piece.takes("<")
 
 
 def _joined(pieces: Iterator[Piece]) -> list[Piece]:

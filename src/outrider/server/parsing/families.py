@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from outrider.server.parsing import calls
 from outrider.server.parsing.calls import DEEPSEEK_TOKEN
-from outrider.server.parsing.delimiter import literal, pattern
+from outrider.server.parsing.delimiter import Delimiter, literal, pattern
 from outrider.server.parsing.fields import Field, OutputFormat
 
 
@@ -21,6 +21,11 @@ def _between(read: calls.ReadCalls, begin: str, end: str) -> Field:
 
 def _thought(begin: str, end: str) -> Field:
     return Field("reasoning", (literal(begin),), (literal(end),))
+
+
+def _first(source: str) -> Delimiter:
+    """A delimiter that stands only where an answer begins."""
+    return replace(pattern(source), at_start=True)
 
 
 THINK = _thought("<think>", "</think>")
@@ -64,7 +69,7 @@ LLAMA = OutputFormat(
         Field("calls", (literal("<|python_tag|>"),), read=calls.json_calls),
         Field(
             "calls",
-            (literal('{"name"', at_start=True), literal('{"type"', at_start=True)),
+            (_first(r'\{\s*"name"'), _first(r'\{\s*"type"')),
             keeps=True,
             read=calls.offered_json_calls,
         ),
@@ -92,7 +97,7 @@ def _channel(groups: Mapping[str, str]) -> str:
 _HEADERS = (
     pattern(r"<\|channel\|>(?P<header>.*?)<\|message\|>"),
     pattern(r"<\|start\|>assistant(?P<header>.*?)<\|message\|>"),
-    replace(pattern(r"to=(?P<to>.*?)<\|message\|>"), at_start=True),
+    _first(r"to=(?P<to>.*?)<\|message\|>"),
 )
 _ENDS = tuple(map(literal, ("<|end|>", "<|call|>", "<|return|>")))
 HARMONY = OutputFormat(
