@@ -16,7 +16,11 @@ from outrider.server.message_blocks import stop_reason, turns_of
 from outrider.server.port import EngineCard
 
 PATH = "/v1/messages"
-HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "temperature": 0}
+HELLO: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 50,
+    "temperature": 0,
+}
 CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "."}}\n</tool_call>'
 TOOL = {
     "name": "ls",
@@ -110,7 +114,7 @@ def test_a_stream_adds_up_to_the_message() -> None:
     assert blocks[1] == whole["content"][1]
 
 
-CLAUDE_CODE = {
+CLAUDE_CODE: dict[str, Any] = {
     "system": [
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1a2b3;"},
         {"type": "text", "text": "You are Claude Code.", "cache_control": {"type": "ephemeral"}},
@@ -170,7 +174,7 @@ def test_a_header_that_changes_leaves_the_prompt_as_it_is() -> None:
 
 def test_the_assistants_last_message_is_gone_on_with() -> None:
     engine = ScriptedPort()
-    begun = [*HELLO["messages"], {"role": "assistant", "content": "One,"}]  # pyright: ignore
+    begun = [*HELLO["messages"], {"role": "assistant", "content": "One,"}]
     assert ask(engine, PATH, HELLO | {"messages": begun}).status == 200
     assert engine.chats[0].continues
 
@@ -212,21 +216,20 @@ def test_stop_sequences_are_stop_strings() -> None:
     assert engine.requests[0].params.stop == ("END",)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"messages": []},
-        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-        {"messages": [{"role": "user"}]},
-        {"mcp_servers": [{}]},
-        {"tool_choice": {"type": "tool", "name": "rm"}},
-        {"tool_choice": {"type": "some"}},
-        {"tools": [{"description": "x"}]},
-        {"temperature": "hot"},
-        {"model": "other"},
-    ],
-    ids=str,
-)
+MISTAKES: list[dict[str, Any]] = [
+    {"messages": []},
+    {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+    {"messages": [{"role": "user"}]},
+    {"mcp_servers": [{}]},
+    {"tool_choice": {"type": "tool", "name": "rm"}},
+    {"tool_choice": {"type": "some"}},
+    {"tools": [{"description": "x"}]},
+    {"temperature": "hot"},
+    {"model": "other"},
+]
+
+
+@pytest.mark.parametrize("more", MISTAKES, ids=str)
 def test_errors_have_anthropics_shape(more: dict[str, Any]) -> None:
     got = ask(ScriptedPort(), PATH, HELLO | more)
     assert got.status in (400, 404)
