@@ -32,6 +32,7 @@ STUDIES = {
     "gate": "gate",
     "suggest": "suggest",
     "structured": "structured",
+    "serving": "serving",
     "gguf": "gguf",
     "gguf_requests": "gguf_requests",
     "gguf_texts": "gguf_texts",
