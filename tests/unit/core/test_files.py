@@ -199,6 +199,7 @@ EXCEPTIONS = {
     ("kernels/native/levels.py", "read_bytes"): "sources of this package",
     ("kernels/native/packaged.py", "read_text"): "the RECORD of this package",
     ("models/weight_files.py", "safe_open"): "behind check_header",
+    ("server/web.py", "read_bytes"): "pages of this package",
     ("train/checkpoint.py", "safe_open"): "behind check_header",
     ("train/losses.py", "memmap"): "made by this run",
     ("train/data.py", "read_text"): "what a package says it has",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,3 +174,17 @@ def test_durations_hold_few_bins_however_many_there_are() -> None:
     durations.add(0.0)
     assert durations.count == 50_001
     assert len(durations.bins) < 450
+
+
+def test_the_board_asks_only_for_what_is_told() -> None:
+    board = (Path(__file__).parents[3] / "recipes" / "grafana.json").read_text("utf-8")
+    queries = [
+        target["expr"] for panel in json.loads(board)["panels"] for target in panel["targets"]
+    ]
+    metrics = made()
+    metrics.wrote(1, model="tiny")
+    metrics.observe_refusal(400, "chat")
+    metrics.observe(result(), api="chat", model="tiny", usage=Usage(7, 5), queue_seconds=0.1)
+    known = {name.partition("[")[0] for name in samples(metrics)}
+    assert len(queries) > 15
+    assert {name for query in queries for name in re.findall(r"outrider_\w+", query)} <= known
