@@ -147,6 +147,7 @@ class ScriptedStream:
             self._port.reason,
             summarise(traces, drafter="ngram", k=CARD.k, total_seconds=1.0),
             seed=self._request.params.seed,
+            prediction_tokens=(3, 3) if self._request.params.prediction else None,
         )
 
     def cancel(self) -> None:

@@ -87,6 +87,25 @@ def test_a_request_chooses_its_drafter_and_its_rule(server: Served) -> None:
     assert "ngram" in refused.json()["error"]["message"]
 
 
+def test_requests_choose_what_drafts(server: Served) -> None:
+    text = server.complete(PROMPTS[0], **GREEDY)["choices"][0]["text"]
+    for chosen in ({"drafter": "ngram"}, {"drafter": "none"}, {"k": 1}, {"sampler": "match"}):
+        found = server.complete(PROMPTS[0], speculative=chosen, **GREEDY)
+        assert found["choices"][0]["text"] == text
+    guess = {"type": "content", "content": text}
+    found = server.complete(PROMPTS[0], prediction=guess, **GREEDY)
+    assert found["choices"][0]["text"] == text
+    assert found["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 4
+
+
+def test_a_seed_gives_one_text_whatever_drafts(server: Served) -> None:
+    text = server.complete(PROMPTS[1], **SEEDED)["choices"][0]["text"]
+    for chosen in (False, {"drafter": "ngram"}, {"k": 2}):
+        found = server.complete(PROMPTS[1], speculative=chosen, **SEEDED)
+        assert found["choices"][0]["text"] == text
+        assert found["seed"] == SEEDED["seed"]
+
+
 def test_rounds_can_be_watched(server: Served) -> None:
     body = {"prompt": PROMPTS[0], "stream": True, "speculative": {"trace": True}} | GREEDY
     with server.client.stream("POST", "/v1/completions", json=body) as got:

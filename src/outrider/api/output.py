@@ -146,9 +146,16 @@ class OutputStream:
             exact=exact or asked.exact,
             token_seconds=tuple(self._arrivals),
             num_cached_tokens=self.seq.num_cached,
+            prediction_tokens=self._predicted() if self.seq.params.prediction else None,
             peak_memory_bytes=memory.peak_bytes,
             memory=held if profile else None,
         )
+
+    def _predicted(self) -> tuple[int, int]:
+        """Tokens of the prediction that were kept, and those that were not."""
+        drafts = [trace for trace in self.traces if trace.drafter == "prediction"]
+        num_kept = sum(trace.num_accepted for trace in drafts)
+        return num_kept, sum(trace.num_drafted for trace in drafts) - num_kept
 
     def _fate(self) -> tuple[str, ...]:
         """What happened to the request on its way, if anything did."""

@@ -7,7 +7,7 @@ fields.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -55,12 +55,17 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "stop": record.get("stop"),
         "error": record.get("error"),
         "num_cached_tokens": record.get("num_cached_tokens", 0),
+        "prediction_tokens": _pair(record.get("prediction_tokens")),
     }
 
 
 def event_record(event: RoundEvent) -> dict[str, Any]:
     """The fields of its trace, and `nodes`; docs/rounds.md says what they mean."""
     return asdict(event.trace) | {"nodes": [asdict(node) for node in event.nodes]}
+
+
+def _pair(given: Sequence[int] | None) -> tuple[int, int] | None:
+    return None if given is None else (given[0], given[1])
 
 
 def _trace(record: Mapping[str, Any]) -> RoundTrace:
@@ -120,7 +125,8 @@ class GenerationResult:
     tokens of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the most that
     the process held until the request ended: resident memory, or tensors on a CUDA device; None
     where nobody counts it. `memory` comes with `rounds`. `num_cached_tokens` of the prompt were in
-    memory already, from another request."""
+    memory already, from another request. `prediction_tokens` counts those of the request's own
+    prediction that were kept, and those that were drafted in vain."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -139,6 +145,7 @@ class GenerationResult:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     stop: str | None = None
     num_cached_tokens: int = 0
+    prediction_tokens: tuple[int, int] | None = None
 
     @classmethod
     def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
@@ -270,6 +277,8 @@ class GenerationResult:
         }
         if self.num_cached_tokens:
             record["num_cached_tokens"] = self.num_cached_tokens
+        if self.prediction_tokens is not None:
+            record["prediction_tokens"] = list(self.prediction_tokens)
         known = {"seed": self.seed, "stop": self.stop, "error": self.error}
         record |= {name: value for name, value in known.items() if value is not None}
         if self.notes:

@@ -116,13 +116,13 @@ class Answer(AsyncIterator[Step]):
         if self._has_calls and reason == "stop":
             reason = "tool_calls"
         metrics = result.spec_metrics(adaptive=not self._card.fixed_k)
-        accepted, rejected = _of_prediction(self.request.params, result)
+        accepted, rejected = result.prediction_tokens or (None, None)
         return End(
             reason,
             Usage(
                 prompt_tokens=len(self.request.prompt_ids),
                 completion_tokens=result.num_tokens,
-                cached_tokens=getattr(result, "cached_tokens", 0),
+                cached_tokens=result.num_cached_tokens,
                 accepted_prediction_tokens=accepted,
                 rejected_prediction_tokens=rejected,
             ),
@@ -253,13 +253,3 @@ def _sum(values: Iterable[int | None]) -> int | None:
 def _rounds(event: TextEvent, decoder: TokenDecoder) -> tuple[dict[str, Any], ...]:
     pieces = iter(event.pieces)
     return tuple(round_of(one, pieces, decoder) for one in event.round_events)
-
-
-def _of_prediction(
-    params: SamplingParams, result: GenerationResult
-) -> tuple[int | None, int | None]:
-    """Drafted tokens of a request with a prediction that were kept, and those that were not."""
-    if not params.prediction:
-        return None, None
-    stats = result.stats
-    return stats.num_accepted, stats.num_drafted - stats.num_accepted

@@ -5,7 +5,7 @@ means which SamplingParams. What cannot be honoured is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from msgspec import UNSET, Struct, UnsetType
@@ -18,7 +18,6 @@ from outrider.server.errors import ApiError, refused
 from outrider.server.port import EngineCard
 from outrider.server.site import Site
 
-_NAMES = frozenset(item.name for item in fields(SamplingParams))
 # Of SamplingParams: what a body says under the same name and with the same meaning.
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens"),
@@ -155,46 +154,23 @@ def traced(asked: Asked) -> bool:
 
 def _speculation(card: EngineCard, given: bool | Speculative | None) -> Mapping[str, object]:
     """As fields of SamplingParams. Raises ApiError for what this engine cannot do."""
-    if given is None:
-        return {}
-    if given is True:
-        return {"speculative": True} if "speculative" in _NAMES else {}
-    if given is False:
-        return _chosen("speculative", False, was=card.drafter == "none")
-    found: dict[str, object] = {"round_events": True} if given.trace else {}
-    if given.drafter is not None:
-        if given.drafter not in card.drafters:
-            known = ", ".join(card.drafters)
-            raise refused("speculative.drafter", f"this server has {known}.")
-        if given.drafter == "none":
-            found |= _chosen("speculative", False, was=card.drafter == "none")
-        else:
-            found |= _chosen("drafter", given.drafter, was=given.drafter == card.drafter)
-    if given.k is not None:
-        found |= _chosen("k", given.k, was=given.k == card.k)
-    if given.sampler is not None:
-        found |= _chosen("sampler", given.sampler, was=given.sampler == card.sampler)
+    if not isinstance(given, Speculative):
+        return {} if given is None else {"speculative": given}
+    if given.drafter is not None and given.drafter not in card.drafters:
+        known = ", ".join(card.drafters)
+        raise refused("speculative.drafter", f"this server has {known}.")
     if given.tree is not None:
-        found |= _chosen("tree_nodes", given.tree, was=False)
-    return found
-
-
-def _chosen(name: str, value: object, *, was: bool) -> Mapping[str, object]:
-    """Nothing where the server does so anyway."""
-    if name in _NAMES:
-        return {name: value}
-    if was:
-        return {}
-    raise refused(
-        f"speculative.{name}", "this server's engine has one for all requests. Leave it out."
-    )
+        raise refused("speculative.tree", "the engine has one for all requests. Leave it out.")
+    return {
+        "drafter": given.drafter,
+        "k": given.k,
+        "sampler": given.sampler,
+        "round_events": given.trace,
+    }
 
 
 def with_seed_rule(params: SamplingParams, card: EngineCard, *, asked: bool) -> SamplingParams:
-    """A seed that a client chose gives one text, whatever drafts: by the coupled rule, where the
-    engine chooses rules by request."""
-    if not asked or params.greedy or "sampler" not in _NAMES or not card.exact:
+    """A seed that a client chose gives one text, whatever drafts: by the coupled rule."""
+    if not asked or params.greedy or params.sampler is not None or not card.exact:
         return params
-    if getattr(params, "sampler", None):
-        return params
-    return replace(params, **cast("Any", {"sampler": "coupled"}))
+    return replace(params, sampler="coupled")
