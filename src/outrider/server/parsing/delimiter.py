@@ -72,11 +72,11 @@ class Delimiter:
 
     pieces: tuple[Piece, ...]
     at_start: bool = False
+    first: str = field(init=False)
 
-    @property
-    def first(self) -> str:
+    def __post_init__(self) -> None:
         piece = self.pieces[0]
-        return piece.text if isinstance(piece, Literal) else ""
+        object.__setattr__(self, "first", piece.text if isinstance(piece, Literal) else "")
 
     def match(
         self, text: str, at: int, *, final: bool, most: int = MAX_CHARS

@@ -47,6 +47,7 @@ class FormatParser:
         self._num_calls = 0
         self._around = _Flow(TextDelta, self._parts, at_start=False)
         self._region: _Region | None = None
+        self._watched_now = self._watched()
         self._is_start = True
         if begun is not None:
             self._open(begun, "", {})
@@ -85,7 +86,7 @@ class FormatParser:
         self, text: str, at: int, known: dict[Delimiter, int], *, final: bool
     ) -> _Crossing | int:
         """The first delimiter from `at` on, or up to where the text has none for certain."""
-        watched = self._watched()
+        watched = self._watched_now
         for one in watched:
             if known.get(one, -1) < at:
                 known[one] = self._first(one, text, at)
@@ -138,10 +139,10 @@ class FormatParser:
         found = text.find(one.first, at)
         if found >= 0:
             return found
-        for size in range(min(len(one.first) - 1, len(text) - at), 0, -1):
-            if text.endswith(one.first[:size]):
-                return len(text) - size
-        return len(text)
+        begun = text.find(one.first[0], max(at, len(text) + 1 - len(one.first)))
+        while begun >= 0 and not one.first.startswith(text[begun:]):
+            begun = text.find(one.first[0], begun + 1)
+        return len(text) if begun < 0 else begun
 
     def _first_of_all(self, one: Delimiter, text: str, at: int) -> int:
         begin = at + len(text[at:]) - len(text[at:].lstrip())
@@ -181,11 +182,13 @@ class FormatParser:
         self._region = _Region(opened, before, groups, flow)
         if opened.keeps:
             self._region.add(delimiter)
+        self._watched_now = self._watched()
 
     def _close(self, delimiter: str) -> None:
         region, self._region = self._region, None
         if region is None:
             return
+        self._watched_now = self._watched()
         if region.flow is not None:
             region.flow.end(strip=region.given.strip)
         elif not self._called(region):
