@@ -86,9 +86,8 @@ def server(browser: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def locked_server(browser: Any) -> Iterator[str]:
-    """Wants a key, and gives a seed one text whatever drafts."""
     del browser
-    with serving("--api-key", KEY, "--sampler", "coupled") as url:
+    with serving("--api-key", KEY) as url:
         yield url
 
 

@@ -97,11 +97,8 @@ def test_a_conversation_goes_on(opened: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
-def test_a_race_ends_with_identical_texts(
-    opened: OpenPage, locked_server: str, temperature: str
-) -> None:
-    page = opened(at=locked_server)
-    give_key(page)
+def test_a_race_ends_with_identical_texts(opened: OpenPage, temperature: str) -> None:
+    page = opened()
     page.get_by_label("Raw prompt").check()
     page.get_by_label("Prompt", exact=True).fill(PROMPT)
     page.get_by_label("max tokens").fill("32")

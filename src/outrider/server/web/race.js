@@ -5,8 +5,6 @@ import { Table, html, signal } from "./html.js";
 import { asked, begin, card, follow, form, isBusy, problem, tab } from "./state.js";
 import { Run } from "./run.js";
 
-// Rules under which a seed gives one text, whatever drafts.
-const ONE_TEXT = ["coupled", "match"];
 const pairs = signal("3");
 export const lanes = signal(null);
 
@@ -78,11 +76,7 @@ function verdict({ differs, size, on, off, body }) {
   }
   const around = (text) => text.slice(Math.max(0, differs - 20), differs + 20);
   return html`<p class="verdict differs" role="status">first difference at character ${differs}
-    <small>${`on: “${around(on.text)}”, off: “${around(off.text)}”`}</small></p>
-    ${body.temperature > 0 && !ONE_TEXT.includes(card.value?.sampler) ? html`<p class="place">The
-      server's rule, ${card.value?.sampler}, keeps the target's distribution, but under it a seed gives
-      one text only with the same drafter and K. A server with <code>--sampler coupled</code> gives one
-      text a seed.</p>` : null}`;
+    <small>${`on: “${around(on.text)}”, off: “${around(off.text)}”`}</small></p>`;
 }
 
 function Lane({ title, made, differs }) {
@@ -110,8 +104,8 @@ export function RacePanel() {
       <button type="button" disabled=${isBusy.value} onClick=${race}>Race on against off</button>
     </div>
     <p class="place">The same request with speculation and with <code>"speculative": false</code>,
-      one after the other. At temperature 0 the texts must be the same; above it as well, under a rule
-      that draws by the seed alone.</p>
+      one after the other. The texts must be the same: at temperature 0 always, and above it by the
+      seed, which the form or else this page chooses.</p>
     ${state ? html`
       ${verdict(state)}
       <div class="lanes-grid">
