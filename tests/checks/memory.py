@@ -122,7 +122,7 @@ def check_remembering_again() -> None:
     """A page keeps the name it has while it is held; being told of it again changes nothing."""
     pool = PagePool(2, SIZE)
     pages = fill(pool, [1, 2])
-    pool.remember(pages, [7, 7], 0)
+    pool.remember(pages, [7, 7], 0, "")
     assert pool.find_prefix([7, 7], "") == []
     assert pool.find_prefix([1, 2], "") == pages
 

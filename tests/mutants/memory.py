@@ -30,8 +30,8 @@ MUTANTS = (
     Mutant(
         "every row counted as copied",
         PAGED,
-        "index)\n        return len(moved)",
-        "index)\n        return len(path)",
+        "seq.salt)\n        return len(moved)",
+        "seq.salt)\n        return len(path)",
         rollback,
     ),
     Mutant(

@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant(
         "pages are reused without a state",
         HYBRID,
-        "reused = self.kv.open(seq_id, tokens[:length])",
-        "length = reused = self.kv.open(seq_id, tokens)",
+        "reused = self.kv.open(seq_id, tokens[:length], salt)",
+        "length = reused = self.kv.open(seq_id, tokens, salt)",
         recurrent_beginnings,
     ),
 )

@@ -280,8 +280,9 @@ class ProcessPort:
             del self._kept_out[next(iter(self._kept_out))]
 
     def _goes_on(self, request: EngineRequest) -> bool:
-        card = self.card
-        return card.exact and (request.params.greedy or card.sampler in _BY_PLACE)
+        card, params = self.card, request.params
+        sampler = params.sampler or card.sampler
+        return card.exact and (params.greedy or sampler in _BY_PLACE)
 
     def _go_on(self) -> None:
         """Hand in suspects, up to one that has to prove itself first."""
