@@ -102,6 +102,16 @@ def opened(browser: Any, server: str) -> Iterator[OpenPage]:
     errors: list[str] = []
     hosts: set[str] = set()
 
+    def failed(error: object) -> None:
+        errors.append(str(error))
+
+    def asked(request: Any) -> None:
+        hosts.add(urlsplit(str(request.url)).hostname or "")
+
+    def told(message: Any) -> None:
+        if message.type == "error":
+            errors.append(message.text)
+
     def open_page(
         path: str = "/", *, width: int = 1280, dark: bool = False, at: str = "", script: str = ""
     ) -> Any:
@@ -111,9 +121,9 @@ def opened(browser: Any, server: str) -> Iterator[OpenPage]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(WAIT_MS)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname or ""))
-        page.on("console", lambda said: said.type == "error" and errors.append(said.text))
+        page.on("pageerror", failed)
+        page.on("request", asked)
+        page.on("console", told)
         if script:
             page.add_init_script(script)
         page.goto((at or server) + path)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TABS = (
     *("Tokens and drafts", "Race", "Draft length", "Acceptance"),
     *("Lanes", "Promise", "Forced", "Share"),
@@ -53,9 +55,10 @@ def replay(page: Any, folder: Path, run: dict[str, Any]) -> None:
 
 
 def axe_violations(page: Any) -> list[str]:
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is not installed"
+    )
+    found = axe.Axe().run(page).response["violations"]
     return [f"{one['id']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
 
 

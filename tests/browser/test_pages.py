@@ -208,7 +208,11 @@ def test_a_run_is_saved_and_shown_again_without_a_server(opened: OpenPage, tmp_p
     found.value.save_as(saved)
     asked: list[str] = []
     again = opened("/#replay")
-    again.on("request", lambda request: asked.append(request.url))
+
+    def note(request: Any) -> None:
+        asked.append(request.url)
+
+    again.on("request", note)
     again.get_by_label("Drop a saved run").set_input_files(run)
     wait_for_end(again)
     assert [text for _, text in strip(again)] == wanted

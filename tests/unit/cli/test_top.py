@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.cli import top
+from outrider.api.clients import Server
 from outrider.cli.paint import GatedConsole
 from outrider.cli.top import Watched, screen, sparkline
 from outrider.core.errors import MachineError
@@ -113,7 +113,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(path)
         return told()
 
-    monkeypatch.setattr(top.Server, "ask", ask)
+    monkeypatch.setattr(Server, "ask", ask)
     return asked
 
 
@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_without_a_word(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(GatedConsole, "is_terminal", True)
-    monkeypatch.setattr(top.time, "sleep", interrupted)
+    monkeypatch.setattr("outrider.cli.top.time.sleep", interrupted)
     shown = outrider("top")
     assert (shown.code, shown.err) == (0, "")
     assert served[1:] == ["/outrider/v1/history?since=3"] * 2

@@ -43,8 +43,9 @@ def result(**changes: Any) -> GenerationResult:
         "token_ids": (1,) * 5,
         "finish_reason": "length",
         "stats": stats,
+        "token_seconds": arrivals,
     }
-    return GenerationResult(**(fields | {"token_seconds": arrivals} | changes))
+    return GenerationResult(**(fields | changes))
 
 
 def made(clock: Clock | None = None) -> Metrics:
