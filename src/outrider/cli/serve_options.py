@@ -64,7 +64,7 @@ class ServeOptions(JsonOption):
     check: bool = setting(False, "Say what would run, with its memory, and end.")
 
 
-@verb("top", "top:top", group="This machine")
+@verb("top", "top:top")
 class TopOptions(JsonOption):
     """Watch a running server on one screen.
 
