@@ -167,9 +167,8 @@ def _tell(call: Call[ServeOptions], address: Address, name: str, card: EngineCar
     for note in card.notes if call.options.engine_home == "process" else ():
         say(f"note: {note}")
     say(f"{name}: window of {card.window} tokens, {drafts}")
-    print(
-        f"API         {url}/v1\nplayground  {url}/\ndashboard   {url}/dashboard, or outrider top --url {url}"
-    )
+    print(f"API         {url}/v1\nplayground  {url}/")
+    print(f"dashboard   {url}/dashboard, or outrider top --url {url}")
     print(f"try         {_curl(url, card.has_chat_template)}", flush=True)
 
 
