@@ -33,6 +33,7 @@ STUDIES = {
     "suggest": "suggest",
     "structured": "structured",
     "serving": "serving",
+    "served_soak": "served_soak",
     "gguf": "gguf",
     "gguf_requests": "gguf_requests",
     "gguf_texts": "gguf_texts",
