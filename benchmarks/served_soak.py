@@ -30,7 +30,7 @@ MISTAKES = (
     b"{",
     b"[]",
     b'{"prompt": 3}',
-    b'{"prompt": "x", "max_tokens": -1}',
+    b'{"prompt": "x", "max_tokens": -5}',
     b'{"prompt": "x", "temperature": 1e9}',
     b'{"prompt": "x", "stop": ""}',
     b'{"prompt": "x", "speculative": {"drafter": "no such"}}',
@@ -174,32 +174,49 @@ async def _text(
     body |= {"temperature": 0.8, "seed": 3} if law == "seeded" else {"temperature": 0}
     if kind == "plain":
         body["speculative"] = False
-    pieces, leaves_after = list[str](), int(share * 6)
+    reader = Reader(kind, int(share * 6), tally)
     while True:
         async with client.stream("POST", "/v1/completions", json=body) as answer:
-            if answer.status_code == 503:
-                tally.num_refused += 1
-                await asyncio.sleep(0.2)
+            if answer.status_code != 503:
+                answer.raise_for_status()
+                is_whole = await reader.read(answer)
+                break
+        tally.num_refused += 1
+        await asyncio.sleep(0.2)
+    if is_whole and reader.text != expected[prompt, law]:
+        tally.wrong.append(f"{kind}: {prompt[:40]!r} became {reader.text[:80]!r}")
+
+
+@dataclass(slots=True)
+class Reader:
+    """Of a stream, in the manner of its `kind`."""
+
+    kind: str
+    leaves_after: int
+    tally: Tally
+    text: str = ""
+
+    async def read(self, answer: httpx.Response) -> bool:
+        """Whether it was read to its end. Raises RuntimeError for an error in the midst of it."""
+        num = 0
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
                 continue
-            answer.raise_for_status()
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    raise RuntimeError(chunk["error"]["message"])
-                pieces += [choice["text"] for choice in chunk["choices"]]
-                if chunk.get("metrics"):
-                    told = chunk["metrics"]["speculative_decoding"]
-                    if told["num_draft_tokens"]:
-                        tally.accepted.append(told["draft_acceptance_rate"])
-                if kind == "left" and len(pieces) > leaves_after:
-                    return
-                if kind == "slow":
-                    await asyncio.sleep(0.02)
-        break
-    if "".join(pieces) != expected[prompt, law]:
-        tally.wrong.append(f"{kind}: {prompt[:40]!r} became {''.join(pieces)[:80]!r}")
+            num += 1
+            self._take(json.loads(line[6:]))
+            if self.kind == "left" and num > self.leaves_after:
+                return False
+            if self.kind == "slow":
+                await asyncio.sleep(0.02)
+        return True
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            raise RuntimeError(chunk["error"]["message"])
+        self.text += "".join(choice["text"] for choice in chunk["choices"])
+        told = (chunk.get("metrics") or {}).get("speculative_decoding")
+        if told and told["num_draft_tokens"]:
+            self.tally.accepted.append(told["draft_acceptance_rate"])
 
 
 def _gauge(lines: list[str], name: str) -> float:

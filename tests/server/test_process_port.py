@@ -15,9 +15,9 @@ from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError, QueueFullError
 from outrider.server.frames import Load, error_of, failure_of
-from outrider.server.port import EngineRequest, NotReadyError
+from outrider.server.port import EngineLostError, EngineRequest, NotReadyError
 from outrider.server.process_port import ProcessPort
-from outrider.server.process_stream import EngineLostError, KeptOutError, ProcessStream
+from outrider.server.process_stream import KeptOutError, ProcessStream
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide]
 T = TypeVar("T")

@@ -148,7 +148,7 @@ class CompletionRun:
         given = self._body.max_tokens
         if given is None:
             return cast("int", self._site.defaults.get("max_tokens", 16))
-        return max(given, 1)
+        return given or 1
 
     async def _ids(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):

@@ -22,7 +22,7 @@ from outrider.core.errors import (
     told,
 )
 from outrider.core.params import SamplingParams
-from outrider.server.port import NotReadyError
+from outrider.server.port import EngineLostError, NotReadyError
 
 _LOG = logging.getLogger(__name__)
 _PARAMS = frozenset(item.name for item in fields(SamplingParams))
@@ -80,8 +80,9 @@ def api_error(error: BaseException) -> ApiError:
             code="overloaded",
             retry_after=ASK_AGAIN,
         )
-    if isinstance(error, NotReadyError):
-        return ApiError(503, told(error), code="not_ready", retry_after=error.seconds)
+    if isinstance(error, NotReadyError | EngineLostError):
+        code = "not_ready" if isinstance(error, NotReadyError) else "engine_lost"
+        return ApiError(503, told(error), code=code, retry_after=error.seconds)
     if isinstance(error, ConfigError | CapacityError | CheckpointError):
         # A checkpoint that cannot do what was asked, as one without a chat template.
         return ApiError(400, told(error), param=_param_of(error), code="invalid_value")

@@ -28,6 +28,19 @@ class NotReadyError(OutriderError):
         self.state, self.seconds = state, seconds
 
 
+class EngineLostError(OutriderError):
+    """The engine's process ended while a request ran that cannot go on; `seconds` is when to ask
+    again."""
+
+    seconds = 5
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the engine ended while this request ran{why}.",
+            hint="ask again: it is being started",
+        )
+
+
 class EngineRequest(Struct, frozen=True, kw_only=True):
     """One completion. `sample` tells the `n` completions of one seed apart; `cache_salt` keeps the
     prefix cache of one key's requests from another's. A text that was broken off elsewhere goes on

@@ -36,12 +36,13 @@ from outrider.server.frames import (
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
+    EngineLostError,
     EngineRequest,
     EngineState,
     EngineStatus,
     NotReadyError,
 )
-from outrider.server.process_stream import EngineLostError, KeptOutError, ProcessStream
+from outrider.server.process_stream import KeptOutError, ProcessStream
 from outrider.server.thread_port import spelled
 
 # Rules whose noise depends on seed, sample and place alone.

@@ -12,18 +12,8 @@ import msgspec
 
 from outrider.api.engine_thread import MOST_EVENTS, merge
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.errors import ConfigError
 from outrider.server.port import EngineRequest
-
-
-class EngineLostError(OutriderError):
-    """The engine's process ended while a request ran that cannot go on."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"the engine ended while this request ran{why}.",
-            hint="ask again: it is being started",
-        )
 
 
 class KeptOutError(ConfigError):
