@@ -21,6 +21,7 @@ from outrider.cli.serve_options import ServeOptions
 from outrider.cli.session import fetch_missing, open_llm, start_logging, to_load, without_draft
 from outrider.core.env import api_key
 from outrider.core.errors import ConfigError, MachineError
+from outrider.core.files import FileKind, read_text
 from outrider.core.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _keys_in(name: str | None) -> list[str]:
     if name is None:
         return []
     try:
-        lines = Path(name).read_text("utf-8").splitlines()
+        lines = read_text(Path(name), FileKind.SETTINGS).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: cannot be read: {error}.", hint="one key a line") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
