@@ -23,7 +23,8 @@ class Address:
     def url(self) -> str:
         """How a client on this machine reaches it."""
         scheme = "https" if self.certificate else "http"
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        # Nothing is bound here: who listens everywhere can be asked at the loopback.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # nosec B104
         name = f"[{host}]" if ":" in host else host
         return f"{scheme}://{name}:{self.port}"
 
