@@ -79,13 +79,17 @@ class ProcessPort:
 
     async def start(self) -> None:
         """Start the process and load. Raises what loading raises."""
+        spawning = asyncio.ensure_future(self._spawn())
         try:
+            # The child loads meanwhile.
             self._tokenizer = await asyncio.to_thread(
                 tokenizer_for, self._load.model, self._load.config
             )
-            child = await self._spawn()
+            child = await spawning
         except BaseException:
             self._state = "failed"
+            spawning.cancel()
+            await asyncio.gather(spawning, return_exceptions=True)
             raise
         self._state = "ready"
         self._keeper = asyncio.ensure_future(self._supervise(child))
