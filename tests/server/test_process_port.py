@@ -218,3 +218,46 @@ def test_errors_keep_their_kind(error: Exception) -> None:
 
 def test_an_error_of_an_unknown_kind_keeps_its_words() -> None:
     assert str(error_of(failure_of(KeyError("x")))) == "KeyError: 'x'"
+
+
+def test_what_cannot_be_sent_leaves_nothing_behind() -> None:
+    async def work(port: ProcessPort) -> None:
+        ids = await port.encode(PROMPTS[0])
+        huge = {"schema": {"type": "integer", "maximum": 2**70}}
+        for _ in range(70):
+            with pytest.raises(OverflowError):
+                request = EngineRequest(prompt_ids=ids, params=LONG, structure=huge)  # pyright: ignore[reportArgumentType]
+                port.stream(request)
+        assert await read(await asked(port, PROMPTS[0], LONG))
+
+    served(work)
+
+
+def test_a_cancellation_right_behind_its_request_is_heard() -> None:
+    endless = SamplingParams(max_tokens=1_500, ignore_eos=True)
+
+    async def work(port: ProcessPort) -> None:
+        ids = await port.encode(PROMPTS[0])
+        for _ in range(64):
+            port.stream(EngineRequest(prompt_ids=ids, params=endless, structure={})).cancel()
+        short = SamplingParams(max_tokens=4, ignore_eos=True)
+        stream = port.stream(EngineRequest(prompt_ids=ids, params=short, structure={}))
+        assert await read(stream)
+        while port.status.num_running + port.status.num_waiting:
+            await asyncio.sleep(0.05)
+
+    served(work)
+
+
+def test_a_repeated_request_is_known_whatever_its_seed() -> None:
+    one, other = (
+        ProcessStream(
+            seed,
+            EngineRequest(
+                prompt_ids=[1], params=SamplingParams(temperature=1, seed=seed), structure={}
+            ),
+            lambda _: None,
+        )
+        for seed in (1, 2)
+    )
+    assert one.kind == other.kind

@@ -144,11 +144,11 @@ def _run(state: _State) -> None:
     """The thread: rounds until `closing`. What breaks the engine breaks every request."""
     try:
         while _wait(state):
+            state.at_work_since = monotonic()
             _take_in(state)
             if state.llm.has_work:
-                state.at_work_since = monotonic()
                 state.llm.advance()
-                state.at_work_since = None
+            state.at_work_since = None
             _tell(state)
     except BaseException as error:  # noqa: BLE001 - told to every reader
         with state.changed:

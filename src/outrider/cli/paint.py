@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 from rich.color import ColorSystem
 from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType
 from rich.file_proxy import FileProxy
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -29,6 +30,7 @@ from rich.progress import (
 )
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 
 from outrider.cli.gate import behind, gated, visible
 
@@ -62,6 +64,18 @@ class GatedConsole(Console):
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(visible(text), style)
+
+
+class Screen(Live):
+    """The whole terminal, drawn anew when it is told to."""
+
+    def __init__(self, console: GatedConsole) -> None:
+        super().__init__(console=console, screen=True, auto_refresh=False)
+
+
+def styled(text: str, style: str = "") -> Text:
+    """A part of what a GatedConsole prints."""
+    return Text(text, style=style)
 
 
 class Bar(Progress):

@@ -108,7 +108,7 @@ def _run(call: Call[ServeOptions], address: Address) -> None:
     from outrider.server.app import all_routes, make_app
     from outrider.server.metrics import Metrics
     from outrider.server.run import run_server
-    from outrider.server.site import Limits, Site
+    from outrider.server.site import Limits, Site, check_apart
 
     options, engine = call.options, call.resolved.engine()
     rules = _rules(options)
@@ -124,12 +124,14 @@ def _run(call: Call[ServeOptions], address: Address) -> None:
         ),
         defaults=_defaults(call),
         shares_prefixes=options.shared_prefixes,
+        keeps_apart=len(rules.keys) > 1 and not options.shared_prefixes,
     )
     metrics = Metrics(lambda: {site.names[0]: port.status})
     site.observers.append(metrics)
     app = make_app(site, rules, all_routes(site, metrics))
 
     def ready() -> None:
+        check_apart(site)
         _tell(call, address, site.names[0], port.card)
 
     asyncio.run(run_server(app, site, address, load=port.start, ready=ready, also=[metrics.keep()]))

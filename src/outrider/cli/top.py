@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from outrider.api.clients import Server
 from outrider.cli.call import Call
 from outrider.cli.output import answer
-from outrider.cli.paint import GatedConsole
+from outrider.cli.paint import GatedConsole, Screen, styled
 from outrider.cli.serve_options import TopOptions
 from outrider.core.env import api_key
 from outrider.core.errors import MachineError
@@ -75,7 +73,7 @@ def _watch(server: Server, watched: Watched, console: GatedConsole, asked: TopOp
     """Until Ctrl-C, which is how one leaves."""
     problem = ""
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
+        with Screen(console) as live:
             while True:
                 width = console.width
                 live.update(screen(watched, asked.url, width, problem), refresh=True)
@@ -96,9 +94,9 @@ def _history(server: Server, watched: Watched) -> dict[str, Any]:
 def screen(watched: Watched, url: str, width: int, problem: str = "") -> Group:
     """All of it, as wide as the terminal."""
     engines: Mapping[str, Any] = watched.latest.get("engines", {})
-    parts: list[Any] = [Text(f"outrider top · {url} · Ctrl-C leaves", style="bold")]
+    parts: list[Any] = [styled(f"outrider top · {url} · Ctrl-C leaves", style="bold")]
     if problem:
-        parts.append(Text(problem, style="bold yellow"))
+        parts.append(styled(problem, style="bold yellow"))
     for name, one in engines.items():
         lanes = ", ".join(f"{lane} {does}" for lane, does in one.get("lanes", {}).items())
         words = (
@@ -106,11 +104,11 @@ def screen(watched: Watched, url: str, width: int, problem: str = "") -> Group:
             f"KV cache {100 * one['kv_usage']:.0f} %, {one['num_preempted']} set back, "
             f"{one['num_restarts']} restarts{f', lanes: {lanes}' if lanes else ''}"
         )
-        parts.append(Text(words))
-    parts += [Text(""), _rates(watched, max(8, width - _NAME_WIDTH - _VALUE_WIDTH - 4))]
+        parts.append(styled(words))
+    parts += [styled(""), _rates(watched, max(8, width - _NAME_WIDTH - _VALUE_WIDTH - 4))]
     drafters = watched.latest.get("totals", {}).get("drafters", {})
     if drafters:
-        parts += [Text(""), _drafters(drafters)]
+        parts += [styled(""), _drafters(drafters)]
     return Group(*parts)
 
 
@@ -122,7 +120,7 @@ def _rates(watched: Watched, width: int) -> Table:
     for words, names, form in _ROWS:
         values = " / ".join(form(watched.last(name)) for name in names)
         column = watched.columns.get(names[0], [])
-        table.add_row(words, values, Text(sparkline(column, width), style="green"))
+        table.add_row(words, values, styled(sparkline(column, width), style="green"))
     return table
 
 

@@ -16,7 +16,7 @@ from outrider.core.fields import WHOLE
 from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, refused
 from outrider.server.port import EngineCard
-from outrider.server.site import Site
+from outrider.server.site import LEARNS_OF_ALL, Site
 
 # Of SamplingParams: what a body says under the same name and with the same meaning.
 _SAME = (
@@ -104,7 +104,7 @@ def params_of(
     values["bad_words"] = tuple(asked.bad_words or cast("list[str]", site.default("bad_words")))
     if asked.logit_bias:
         values["logit_bias"] = {_token_id(key): bias for key, bias in asked.logit_bias.items()}
-    values.update(_speculation(site.port.card, asked.speculative))
+    values.update(_speculation(site.port.card, asked.speculative, keeps_apart=site.keeps_apart))
     values.update(more)
     return SamplingParams(**values)
 
@@ -152,13 +152,18 @@ def traced(asked: Asked) -> bool:
     return isinstance(asked.speculative, Speculative) and asked.speculative.trace
 
 
-def _speculation(card: EngineCard, given: bool | Speculative | None) -> Mapping[str, object]:
+def _speculation(
+    card: EngineCard, given: bool | Speculative | None, *, keeps_apart: bool
+) -> Mapping[str, object]:
     """As fields of SamplingParams. Raises ApiError for what this engine cannot do."""
     if not isinstance(given, Speculative):
         return {} if given is None else {"speculative": given}
     if given.drafter is not None and given.drafter not in card.drafters:
         known = ", ".join(card.drafters)
         raise refused("speculative.drafter", f"this server has {known}.")
+    if keeps_apart and given.drafter in LEARNS_OF_ALL:
+        why = "it drafts from what others asked. The server's --shared-prefixes allows it."
+        raise refused("speculative.drafter", why)
     if given.tree is not None:
         raise refused("speculative.tree", "the engine has one for all requests. Leave it out.")
     return {

@@ -52,7 +52,7 @@ class EngineChild:
         self.card, self.process_id = card, process.pid
         self._process, self._hang_seconds = process, hang_seconds
         self._reader, self._writer = ends
-        self._beat, self._longest_job = monotonic(), 0.0
+        self._beat, self._longest_job, self._is_ending = monotonic(), 0.0, False
 
     @classmethod
     async def started(cls, load: Load, *, hang_seconds: float = HANG_SECONDS) -> EngineChild:
@@ -103,8 +103,9 @@ class EngineChild:
             return
         finally:
             watch.cancel()
-            self._writer.close()
-            _kill(self._process)
+            if not self._is_ending:
+                self._writer.close()
+                _kill(self._process)
 
     def send(self, command: Command) -> None:
         """To a process that has ended, nothing."""
@@ -114,8 +115,12 @@ class EngineChild:
     async def how_it_ended(self) -> str:
         return _how(await self._process.wait())
 
+    def kill(self) -> None:
+        _kill(self._process)
+
     async def end(self) -> None:
         """Let it end in order, for a while."""
+        self._is_ending = True
         self._writer.close()
         try:
             await asyncio.wait_for(self._process.wait(), _END_SECONDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import logging
 import os
 import socket
 import sys
@@ -82,7 +83,14 @@ class EngineProcess:
     def _obey(self, command: object) -> None:
         match command:
             case Submit(number=number):
-                self._start(self._follow(number, command))
+                # At once, so that a cancellation right behind it finds it.
+                try:
+                    self._streams[number] = self._port.stream(_request(command))
+                except Exception as error:  # noqa: BLE001 - a request's mistake is its own
+                    self._ended.append((number, None, failure_of(error)))
+                    self._has_news.set()
+                else:
+                    self._start(self._follow(number, self._streams[number]))
             case Cancel(number=number):
                 if number in self._streams:
                     self._streams[number].cancel()
@@ -96,18 +104,9 @@ class EngineProcess:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _follow(self, number: int, asked: Submit) -> None:
+    async def _follow(self, number: int, stream: EngineStream) -> None:
         result, failure = None, None
         try:
-            request = EngineRequest(
-                prompt_ids=asked.prompt_ids,
-                params=asked.params,
-                structure=cast("StructureOptions", asked.structure),
-                sample=asked.sample,
-                cache_salt=asked.cache_salt,
-                written=asked.written,
-            )
-            stream = self._streams[number] = self._port.stream(request)
             async for event in stream:
                 self._events.append((number, event))
                 self._has_news.set()
@@ -153,6 +152,17 @@ class EngineProcess:
         await self._writer.drain()
 
 
+def _request(asked: Submit) -> EngineRequest:
+    return EngineRequest(
+        prompt_ids=asked.prompt_ids,
+        params=asked.params,
+        structure=cast("StructureOptions", asked.structure),
+        sample=asked.sample,
+        cache_salt=asked.cache_salt,
+        written=asked.written,
+    )
+
+
 async def _run(number: int) -> None:
     end = socket.socket(fileno=number)
     reader, writer = await asyncio.open_connection(sock=end)
@@ -167,7 +177,7 @@ def main() -> None:
     try:
         asyncio.run(_run(int(sys.argv[1])))
     except BaseException as error:  # noqa: BLE001 - the process ends, and says of what
-        sys.stderr.write(f"outrider: the engine's process ends: {ordinary(error)!r}\n")
+        logging.getLogger(__name__).error("the engine's process ends: %r", ordinary(error))
         status = 1
     sys.stderr.flush()
     # Threads in the midst of native code are not waited for.

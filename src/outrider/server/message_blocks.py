@@ -108,7 +108,7 @@ def tooling_asked(
         found.append({"type": "function", "function": function})
     given = choice or {}
     kind = given.get("type", "auto")
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise refused("tool_choice", 'its type is "auto", "any", "tool" or "none".')
     name = named(given, "name", "tool_choice") if kind == "tool" else None
     tooling = Tooling(

@@ -18,6 +18,7 @@ from outrider.server.events import End, Step
 from outrider.server.message_blocks import Event, MessageEvents, tooling_asked, turns_of
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import EventReply, Reply
+from outrider.server.response_items import format_asked
 from outrider.server.responses import framed
 from outrider.server.site import Site, key_of
 from outrider.server.tools import read_with
@@ -38,7 +39,7 @@ class MessageBody(Asked, frozen=True, kw_only=True):
     betas: Any = None
     context_management: Any = None
     inference_geo: Any = None
-    output_config: Any = None
+    output_config: dict[str, Any] | None = None
 
 
 def message_routes(site: Site) -> list[Route]:
@@ -106,10 +107,12 @@ class MessageRun:
         asked = body
         if body.stop_sequences:
             asked = msgspec.structs.replace(body, stop=body.stop_sequences)
+        if body.output_config is not None:
+            asked = msgspec.structs.replace(asked, response_format=format_asked(body.output_config))
         params = params_of(site, asked, max_tokens=body.max_tokens)
         params = with_seed_rule(params, site.port.card, asked=body.seed is not None)
         ids = await site.port.encode_chat(chat_of(body))
-        reading = await read_with(site, ids, tooling, params, structure_asked(body))
+        reading = await read_with(site, ids, tooling, params, structure_asked(asked))
         self._warnings += [*warnings, *reading.warnings]
         ask = Ask(
             prompt_ids=ids,

@@ -10,7 +10,7 @@ time that it does, it is refused, and so is its like.
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
@@ -45,6 +45,7 @@ from outrider.server.port import (
 from outrider.server.process_stream import KeptOutError, ProcessStream
 from outrider.server.thread_port import spelled
 
+_LOG = logging.getLogger(__name__)
 # Rules whose noise depends on seed, sample and place alone.
 _BY_PLACE = ("match", "coupled")
 # So many starts in so long, and it is given up.
@@ -52,8 +53,11 @@ MOST_STARTS = 5
 STARTS_SECONDS = 600.0
 # What a crash adds to the blame of a request in flight that has written since it was handed in, of
 # one that has not, and the blame with which a request is kept out.
-_PROVEN, _UNPROVEN, _KEPT_OUT = 2, 3, 6
+_PROVEN, _UNPROVEN, _KEPT_OUT = 1, 3, 6
 _MOST_KEPT_OUT = 1_000
+# Prompts that are being encoded, and how long one may take.
+_MOST_ASKED = 256
+_ASK_SECONDS = 60.0
 
 
 class ProcessPort:
@@ -135,10 +139,14 @@ class ProcessPort:
         if self._kept_out and stream.kind in self._kept_out:
             raise KeptOutError
         self._streams[stream.number] = stream
-        if self._state == "restarting" or self._suspects:
-            self._suspects.append(stream)
-        else:
-            self._submit(stream)
+        try:
+            if self._state == "restarting" or self._suspects:
+                self._suspects.append(stream)
+            else:
+                self._submit(stream)
+        except BaseException:
+            del self._streams[stream.number]
+            raise
         return stream
 
     def leave(self, stream: ProcessStream) -> None:
@@ -204,6 +212,10 @@ class ProcessPort:
 
     def _hear(self, report: Told) -> None:
         self._status = report.status
+        if report.status.state == "failed":
+            # A process whose engine broke is of no use; what its requests were told is not the end.
+            self._present.kill()
+            return
         for number, event in report.events:
             if number in self._streams:
                 self._streams[number].take(event)
@@ -239,8 +251,8 @@ class ProcessPort:
                 try:
                     child = await self._spawn()
                     break
-                except OutriderError as error:
-                    sys.stderr.write(f"outrider: {error}\n")
+                except Exception as error:  # noqa: BLE001 - memory may be short for a while
+                    _LOG.error("the engine does not start: %s", error)
         except NotReadyError:
             self._state = "failed"
             self._fail_all(EngineLostError(f" ({how}), and again and again when it was started"))
@@ -295,6 +307,9 @@ class ProcessPort:
             first = self._suspects[0]
             if first.ended:
                 self._suspects.popleft()
+            elif not first.blame:
+                # It came while others were tried.
+                self._submit(self._suspects.popleft())
             elif not first.is_sent:
                 self._submit(first)
                 return
@@ -310,11 +325,15 @@ class ProcessPort:
     async def _ask(self, text: str, add_special: bool, chat: ChatPrompt | None) -> list[int]:
         if self._state != "ready":
             raise NotReadyError(self._state)
+        if len(self._asked) >= _MOST_ASKED:
+            raise QueueFullError(len(self._asked), 1)
         number = next(self._numbers)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._present.send(Encode(number, text, add_special, chat))
         try:
-            return await asked
+            self._present.send(Encode(number, text, add_special, chat))
+            return await asyncio.wait_for(asked, _ASK_SECONDS)
+        except TimeoutError:
+            raise EngineLostError(" (nobody encoded its prompt)") from None
         finally:
             self._asked.pop(number, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from hashlib import sha256
 from typing import Self
 
@@ -91,7 +92,8 @@ class ProcessStream(AsyncIterator[TextEvent]):
 
     @property
     def kind(self) -> bytes:
-        """The same of requests that ask for the same."""
+        """The same of requests that ask for the same, whatever seed was drawn for them."""
         request = self.request
-        asked = (list(request.prompt_ids), request.params, dict(request.structure))
+        params = replace(request.params, seed=None, max_time=0.0)
+        asked = (list(request.prompt_ids), params, dict(request.structure))
         return sha256(msgspec.msgpack.encode(asked)).digest()

@@ -71,6 +71,8 @@ def format_asked(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
     given = cast("Mapping[str, Any] | None", (text or {}).get("format"))
     if given is None:
         return None
+    if not isinstance(given, dict):
+        raise refused("text.format", "it is an object with a type.")
     if given.get("type") == "json_schema":
         inner = {key: value for key, value in given.items() if key != "type"}
         return {"type": "json_schema", "json_schema": inner}

@@ -51,7 +51,9 @@ async def run_server(
         if loading.done():
             loading.result()
             ready()
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            failing = asyncio.create_task(_failed(site))
+            beside.append(failing)
+            await asyncio.wait({serving, stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             raise MachineError(f"the server at {address.url} ended.", hint="the log says why")
         if site.num_running:
@@ -69,6 +71,12 @@ async def run_server(
             await asyncio.wait_for(serving, _LAST_SECONDS)
         # Threads of granian must not meet an interpreter that ends.
         await asyncio.sleep(_THREADS_SECONDS)
+
+
+async def _failed(site: Site) -> None:
+    """Until the engine is given up: who supervises the server then starts it anew."""
+    while site.port.status.state != "failed":
+        await asyncio.sleep(1.0)
 
 
 def _granian(app: ASGIApp, address: Address) -> Granian:

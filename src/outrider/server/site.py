@@ -15,12 +15,15 @@ from typing import Literal, Protocol, TypeAlias
 from starlette.requests import Request
 
 from outrider.api.result import GenerationResult
+from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
 from outrider.core.params import SamplingParams
 from outrider.server.errors import ASK_AGAIN, ApiError
 from outrider.server.events import Usage
 from outrider.server.port import EnginePort
 
+# Drafters that draft from what any request said or wrote.
+LEARNS_OF_ALL = ("suffix", "recycling", "lookup", "portfolio")
 Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "other"]
 
 
@@ -71,6 +74,8 @@ class Site:
     shares_prefixes: bool = False
     """Whether one key's requests may find what another's left in the prefix cache: who measures
     how long a first token takes would learn of it."""
+    keeps_apart: bool = False
+    """Whether several keys are known, of which none may learn what another's requests said."""
     ending: bool = False
     """Whether new requests are refused, because those that run are the last ones."""
     hurried: bool = False
@@ -137,3 +142,14 @@ def site_of(request: Request) -> Site:
 def key_of(request: Request) -> str:
     """The name of the key that the door let in; empty where none is asked for."""
     return request.scope.get("outrider.key", "")
+
+
+def check_apart(site: Site) -> None:
+    """Raises ConfigError where keys are to be kept apart and the engine's own drafter would tell
+    one what others said: its drafts are of their texts."""
+    drafter = site.port.card.drafter
+    if site.keeps_apart and drafter in LEARNS_OF_ALL:
+        raise ConfigError(
+            f"several keys, and the drafter {drafter} drafts for each from what all said.",
+            hint="--drafter ngram keeps to each text; --shared-prefixes lets keys share",
+        )

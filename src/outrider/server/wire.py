@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -40,23 +41,36 @@ def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
         found = msgspec.convert(given, kind)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
         raise _mistake(str(error)) from None
+    _check_numbers(given)
     return found, _warnings(kind, given)
 
 
 def _check_depth(record: object) -> None:
     level: list[Any] = [record]
     for _ in range(MOST_DEPTH):
-        level = [
-            item
-            for parent in level
-            for item in (
-                cast("dict[str, Any]", parent).values() if isinstance(parent, dict) else parent
-            )
-            if isinstance(item, dict | list)
-        ]
+        level = [item for parent in level for item in _within(parent) if _is_nested(item)]
         if not level:
             return
     raise ApiError(400, f"the body is nested more than {MOST_DEPTH} levels deep.", code="too_deep")
+
+
+def _check_numbers(record: dict[str, Any]) -> None:
+    """Those beyond 64 bits cannot be sent to an engine."""
+    for name, value in record.items():
+        level: list[Any] = [value]
+        while level:
+            if any(type(item) is int and not -(2**63) <= item < 2**63 for item in level):
+                words = f"{name}: a whole number is beyond 64 bits."
+                raise ApiError(400, words, param=name, code="invalid_value")
+            level = [item for one in level if _is_nested(one) for item in _within(one)]
+
+
+def _is_nested(item: object) -> bool:
+    return isinstance(item, dict | list)
+
+
+def _within(parent: Any) -> Iterable[Any]:
+    return cast("dict[str, Any]", parent).values() if isinstance(parent, dict) else parent
 
 
 def _mistake(words: str) -> ApiError:

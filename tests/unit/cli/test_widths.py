@@ -126,7 +126,7 @@ LINES = [
     "generate hi --drafter nobody",
     "generate hi --target nobody",
     "run smollm2 hello",
-    "serve",
+    "serve --check",
 ]
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 # The schemas of the arguments of each tool that was offered.
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 # What a reader of calls may raise for text that is none.
-NOT_CALLS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+NOT_CALLS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _BLANKS = " \t\r\n;,"
 # DeepSeek's brackets are of full width, with blanks of a tokenizer.
 DEEPSEEK_TOKEN = "<\uff5ctool\u2581{}\uff5c>"

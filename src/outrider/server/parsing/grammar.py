@@ -108,8 +108,8 @@ def _by_pairs(
     """Rules of formats that write each argument by itself: text as it is, other values as JSON."""
     rules = ["tool: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
     for i, (name, schema) in enumerate(map(_name_and_schema, tools)):
-        properties = cast("Mapping[str, Any]", schema.get("properties") or {})
-        required = cast("Sequence[str]", schema.get("required") or ())
+        properties = mapping(schema.get("properties"))
+        required = [str(one) for one in listed(schema.get("required") or [])]
         parts = [_text(begin.format(name))]
         order = sorted(properties, key=lambda one: one not in required)
         for j, one in enumerate(order):

@@ -1,0 +1,48 @@
+"""Keys that share nothing are not drafted for from each other's texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from doubles.scripted_port import ScriptedPort
+
+from outrider.core.errors import ConfigError
+from outrider.server.asking import params_of
+from outrider.server.completions import CompletionBody
+from outrider.server.errors import ApiError
+from outrider.server.port import EngineCard
+from outrider.server.site import LEARNS_OF_ALL, Site, check_apart
+
+
+class Learning(ScriptedPort):
+    """Its requests may choose any drafter that learns."""
+
+    own = "ngram"
+
+    @property
+    def card(self) -> EngineCard:
+        drafters = (self.own, *LEARNS_OF_ALL)
+        return msgspec.structs.replace(super().card, drafter=self.own, drafters=drafters)
+
+
+def body(drafter: str) -> CompletionBody:
+    asked = {"prompt": "x", "speculative": {"drafter": drafter}}
+    return msgspec.convert(asked, CompletionBody)
+
+
+@pytest.mark.parametrize("drafter", LEARNS_OF_ALL)
+def test_what_learns_of_all_is_refused_where_keys_are_apart(drafter: str) -> None:
+    site = Site(port=Learning(), names=("m",), keeps_apart=True)
+    with pytest.raises(ApiError, match="--shared-prefixes"):
+        params_of(site, body(drafter), max_tokens=4)
+    params_of(replace(site, keeps_apart=False), body(drafter), max_tokens=4)
+
+
+def test_a_server_whose_own_drafter_learns_of_all_does_not_start() -> None:
+    port = Learning()
+    port.own = "suffix"
+    with pytest.raises(ConfigError, match="several keys"):
+        check_apart(Site(port=port, names=("m",), keeps_apart=True))
+    check_apart(Site(port=port, names=("m",)))
