@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from doubles.scripted_port import ScriptedPort
 
+from doubles.scripted_port import ScriptedPort
 from outrider.core.errors import ConfigError
 from outrider.server.asking import params_of
 from outrider.server.completions import CompletionBody
