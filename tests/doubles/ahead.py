@@ -24,7 +24,7 @@ from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.ahead.forecast import Kind, Policy
 from outrider.drafters.growth import ChangeProbs, DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.drafting import ahead_row
+from outrider.engine.draft_rows import ahead_row
 from outrider.engine.stages import Stages
 from outrider.verify.exact import BlockRule
 

@@ -238,5 +238,7 @@ def _top(log_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     least = torch.topk(log_V, min(count, len(log_V))).values[-1]
     ids = (log_V >= least).nonzero()[:, 0]
     values, order = torch.sort(log_V[ids], descending=True, stable=True)
-    best = zip(ids[order].tolist(), values.tolist(), strict=True)
+    tokens: list[int] = ids[order].tolist()  # pyright: ignore[reportUnknownMemberType]
+    logprobs: list[float] = values.tolist()  # pyright: ignore[reportUnknownMemberType]
+    best = zip(tokens, logprobs, strict=True)
     return tuple(pair for pair in islice(best, count) if pair[1] > float("-inf"))
