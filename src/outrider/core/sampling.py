@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from outrider.core.clock import host_floats
+from outrider.core.clock import host_floats, host_ints
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.rng import Pick, Rng, Role, inverse_cdf
@@ -238,7 +238,5 @@ def _top(log_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     least = torch.topk(log_V, min(count, len(log_V))).values[-1]
     ids = (log_V >= least).nonzero()[:, 0]
     values, order = torch.sort(log_V[ids], descending=True, stable=True)
-    tokens: list[int] = ids[order].tolist()  # pyright: ignore[reportUnknownMemberType]
-    logprobs: list[float] = values.tolist()  # pyright: ignore[reportUnknownMemberType]
-    best = zip(tokens, logprobs, strict=True)
+    best = zip(host_ints(ids[order]), host_floats(values), strict=True)
     return tuple(pair for pair in islice(best, count) if pair[1] > float("-inf"))
