@@ -79,7 +79,8 @@ def test_the_system_message_opens_the_conversation(
 
     seen: list[list[tuple[object, object]]] = []
 
-    def chat(self: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
+    def chat(self: Tokenizer, messages: Sequence[dict[str, str]], **options: object) -> str:
+        assert not any(options.values())
         assert self.has_chat_template
         seen.append([(message["role"], message["content"]) for message in messages])
         return "Answer:"
