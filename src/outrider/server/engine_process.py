@@ -149,7 +149,9 @@ class EngineProcess:
 
     async def _send(self, report: Report) -> None:
         self._writer.write(frame(report))
-        await self._writer.drain()
+        # A server that is gone is noticed where frames are read.
+        with suppress(ConnectionError):
+            await self._writer.drain()
 
 
 def _request(asked: Submit) -> EngineRequest:
