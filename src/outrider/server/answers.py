@@ -219,15 +219,16 @@ async def _side_by_side(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def usage_of(ends: Sequence[End]) -> Usage:
-    """Of all completions of one prompt, which was read once."""
-    first = ends[0].usage
+def usage_of(answers: Sequence[Answer]) -> Usage:
+    """Of all completions. A prompt was read once for all of its own."""
+    all_of = [answer.end.usage for answer in answers]
+    read = [answer.end.usage for answer in answers if answer.request.sample == 0]
     return Usage(
-        prompt_tokens=first.prompt_tokens,
-        completion_tokens=sum(end.usage.completion_tokens for end in ends),
-        cached_tokens=first.cached_tokens,
-        accepted_prediction_tokens=_sum(end.usage.accepted_prediction_tokens for end in ends),
-        rejected_prediction_tokens=_sum(end.usage.rejected_prediction_tokens for end in ends),
+        prompt_tokens=sum(usage.prompt_tokens for usage in read),
+        completion_tokens=sum(usage.completion_tokens for usage in all_of),
+        cached_tokens=sum(usage.cached_tokens for usage in read),
+        accepted_prediction_tokens=_sum(usage.accepted_prediction_tokens for usage in all_of),
+        rejected_prediction_tokens=_sum(usage.rejected_prediction_tokens for usage in all_of),
     )
 
 

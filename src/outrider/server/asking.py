@@ -91,22 +91,26 @@ def params_of(
     """What `asked` means. Raises ApiError for what cannot be honoured, ConfigError for values out
     of bounds."""
     _refuse(asked)
+    card = site.port.card
     values: dict[str, Any] = {}
     for name in _SAME:
         given = getattr(asked, name)
         values[name] = site.default(name) if given is None else given
     values["max_tokens"] = _limit(site, max_tokens)
-    values["min_tokens"] = min(values["min_tokens"], values["max_tokens"])
-    if asked.min_tokens is not None:
-        values["min_tokens"] = asked.min_tokens
+    if asked.min_tokens is None:
+        values["min_tokens"] = min(values["min_tokens"], values["max_tokens"])
     stop = asked.stop if asked.stop is not None else site.default("stop")
     values["stop"] = stop if isinstance(stop, str) else tuple(cast("list[str]", stop))
     values["bad_words"] = tuple(asked.bad_words or cast("list[str]", site.default("bad_words")))
     if asked.logit_bias:
         values["logit_bias"] = {_token_id(key): bias for key, bias in asked.logit_bias.items()}
-    values.update(_speculation(site.port.card, asked.speculative, keeps_apart=site.keeps_apart))
+    values.update(_speculation(card, asked.speculative, keeps_apart=site.keeps_apart))
     values.update(more)
-    return SamplingParams(**values)
+    params = SamplingParams(**values)
+    if asked.seed is None or params.greedy or params.sampler is not None or not card.exact:
+        return params
+    # A seed that a client chose gives one text, whatever drafts.
+    return replace(params, sampler="coupled")
 
 
 def _limit(site: Site, given: int | None) -> int:
@@ -141,9 +145,13 @@ def _refuse(asked: Asked) -> None:
         )
 
 
-def structure_asked(asked: Asked) -> StructureOptions:
-    """Empty where the text may be anything."""
+def structure_asked(
+    asked: Asked, response_format: Mapping[str, Any] | None = None
+) -> StructureOptions:
+    """Empty where the text may be anything. An API may have said `response_format` elsewhere."""
     body = {name: getattr(asked, name) for name in KEYS}
+    if response_format is not None:
+        body["response_format"] = response_format
     return structure_of(body)
 
 
@@ -172,10 +180,3 @@ def _speculation(
         "sampler": given.sampler,
         "round_events": given.trace,
     }
-
-
-def with_seed_rule(params: SamplingParams, card: EngineCard, *, asked: bool) -> SamplingParams:
-    """A seed that a client chose gives one text, whatever drafts: by the coupled rule."""
-    if not asked or params.greedy or params.sampler is not None or not card.exact:
-        return params
-    return replace(params, sampler="coupled")

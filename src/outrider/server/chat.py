@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
-from uuid import uuid4
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
-from outrider.server.answers import Answer, Ask, metrics_of, open_answers, usage_of, written
-from outrider.server.asking import (
-    Asked,
-    params_of,
-    structure_asked,
-    traced,
-    with_seed_rule,
-)
-from outrider.server.encoding import Frame, usage_record
+from outrider.server.answers import Answer
+from outrider.server.asking import Asked, params_of
+from outrider.server.encoding import ChoicesWriter
 from outrider.server.errors import ApiError, refused
-from outrider.server.events import (
-    End,
-    Part,
-    ReasoningDelta,
-    Step,
-    TextDelta,
-    ToolDelta,
-    ToolOpen,
-)
+from outrider.server.events import Part, ReasoningDelta, Step, TextDelta, ToolDelta, ToolOpen
+from outrider.server.exchange import Exchange, api_route
 from outrider.server.logprobs import chat_logprobs
 from outrider.server.port import ChatPrompt
-from outrider.server.reply import EventReply, Reply
-from outrider.server.site import Site, key_of
-from outrider.server.tools import read_with, tooling_of
-from outrider.server.wire import encode, json_response, read
-
-FINISH = {"stop": "stop", "length": "length", "timeout": "length", "tool_calls": "tool_calls"}
+from outrider.server.site import Site
+from outrider.server.tools import tooling_of
 
 
 class ChatBody(Asked, frozen=True, kw_only=True):
@@ -62,16 +42,16 @@ class ChatBody(Asked, frozen=True, kw_only=True):
 
 
 def chat_routes(site: Site) -> list[Route]:
-    async def chat(request: Request) -> Response:
-        body, warnings = await read(ChatBody, request)
-        model = site.model(body.model)
-        _refuse(body)
-        run = ChatRun(site, body, model, warnings, key_of(request))
-        if body.stream:
-            return EventReply(request, run.stream)
-        return Reply(request, run.whole)
+    def writer(exchange: Exchange[ChatBody]) -> ChoicesWriter:
+        return ChoicesWriter(
+            exchange,
+            ChatChoices(exchange),
+            name="chatcmpl",
+            kind="chat.completion",
+            chunk_kind="chat.completion.chunk",
+        )
 
-    return [Route("/v1/chat/completions", chat, methods=["POST"])]
+    return [api_route("/v1/chat/completions", ChatBody, _refuse, writer, site=site, api="chat")]
 
 
 def _refuse(body: ChatBody) -> None:
@@ -116,18 +96,15 @@ def prediction_text(given: Mapping[str, Any] | None) -> str:
     return content
 
 
-class ChatRun:
-    """One request, from its body to its answer."""
+class ChatChoices:
+    """The completions of one chat."""
 
-    def __init__(
-        self, site: Site, body: ChatBody, model: str, warnings: Sequence[str], key: str
-    ) -> None:
-        self._site, self._body, self._key = site, body, key
-        self._warnings = list(warnings)
-        self._frame = Frame("chat.completion", f"chatcmpl-{uuid4().hex}", model)
+    def __init__(self, exchange: Exchange[ChatBody]) -> None:
+        self._exchange = exchange
+        self._gathered: defaultdict[int, Gathered] = defaultdict(Gathered)
 
-    async def _open(self) -> list[Answer]:
-        body, site = self._body, self._site
+    async def open(self) -> list[Answer]:
+        body, site = self._exchange.body, self._exchange.site
         limit = body.max_completion_tokens
         params = params_of(
             site,
@@ -137,7 +114,6 @@ class ChatRun:
             top_logprobs=body.top_logprobs or 0,
             prediction=prediction_text(body.prediction),
         )
-        params = with_seed_rule(params, site.port.card, asked=body.seed is not None)
         tooling = tooling_of(body.tools, body.tool_choice, body.parallel_tool_calls)
         chat = ChatPrompt(
             messages=body.messages,
@@ -145,93 +121,36 @@ class ChatRun:
             variables=template_variables(body),
             continues=bool(body.continue_final_message),
         )
-        ids = await site.port.encode_chat(chat)
-        reading = await read_with(site, ids, tooling, params, structure_asked(body))
-        self._warnings += reading.warnings
-        return open_answers(
-            site,
-            Ask(
-                prompt_ids=ids,
-                params=reading.params,
-                structure=reading.structure,
-                make_parser=reading.make_parser,
-                trace=traced(body),
-                key=self._key,
-                api="chat",
-            ),
-        )
+        return await self._exchange.converse(chat, tooling, params)
 
-    async def whole(self) -> Response:
-        answers = await self._open()
-        choices = [Choice() for _ in answers]
-        async with aclosing(written(answers)) as steps:
-            async for index, item in steps:
-                choices[index].take(item, self)
-        ends = [answer.end for answer in answers]
-        several = len(answers) > 1
-        record = self._frame.record() | {
-            "choices": [choice.record(i, several) for i, choice in enumerate(choices)],
-            "usage": usage_record(usage_of(ends)),
-        }
-        return json_response(record | self.extras(ends))
+    def first(self, index: int) -> list[dict[str, Any]]:
+        return [_choice(index, {"role": "assistant", "content": ""})]
 
-    async def stream(self) -> AsyncGenerator[bytes]:
-        answers = await self._open()
-        return self._pieces(answers)
-
-    async def _pieces(self, answers: Sequence[Answer]) -> AsyncGenerator[bytes]:
-        options = self._body.stream_options
-        continuous = options is not None and options.continuous_usage_stats
-        frame, opened = self._frame, set[int]()
-        num_prompt = len(answers[0].request.prompt_ids)
-        async with aclosing(written(answers)) as steps:
-            async for index, item in steps:
-                found = bytearray()
-                if index not in opened:
-                    opened.add(index)
-                    found += frame.chunk(_choice(index, {"role": "assistant", "content": ""}))
-                if isinstance(item, End):
-                    found += self._last_chunk(index, item, answers)
-                else:
-                    extra = frame.usage_so_far(num_prompt, item.num_tokens) if continuous else b""
-                    for choice in self._deltas(index, item):
-                        found += frame.chunk(choice, extra)
-                yield bytes(found)
-        if options is not None and options.include_usage:
-            usage = usage_record(usage_of([answer.end for answer in answers]))
-            yield frame.usage_chunk(usage)
-
-    def _last_chunk(self, index: int, end: End, answers: Sequence[Answer]) -> bytes:
-        choice = _choice(index, {"content": ""}) | {"finish_reason": FINISH[end.reason]}
-        if len(answers) > 1:
-            choice["metrics"] = end.metrics
-        return self._frame.chunk(choice, encode(self.extras([end]))[1:-1])
-
-    def _deltas(self, index: int, step: Step) -> list[dict[str, Any]]:
+    def deltas(self, index: int, step: Step) -> list[dict[str, Any]]:
         found = [_choice(index, delta) for delta in map(delta_of, step.parts) if delta]
         told: dict[str, Any] = {}
         if step.logprobs:
-            told["logprobs"] = {"content": self.logprobs(step)}
+            told["logprobs"] = {"content": self._logprobs(step)}
         if step.rounds:
             told["outrider.round"] = step.rounds
         if told:
-            found = found or [_choice(index, {"content": ""})]
+            found = found or [self.last(index)]
             found[0] |= told
         return found
 
-    def logprobs(self, step: Step) -> list[dict[str, Any]]:
-        decoder = self._site.port.decoder
-        return chat_logprobs(decoder, step.logprobs, self._body.top_logprobs or 0)
+    def last(self, index: int) -> dict[str, Any]:
+        return _choice(index, {"content": ""})
 
-    def extras(self, ends: Sequence[End]) -> dict[str, Any]:
-        """What we tell beyond OpenAI's fields."""
-        found: dict[str, Any] = {"metrics": metrics_of(ends)}
-        seed = ends[0].seed
-        if seed is not None:
-            found["seed"] = seed
-        notes = [note for end in ends for note in end.notes]
-        warnings = list(dict.fromkeys([*self._warnings, *notes]))
-        return found | ({"warnings": warnings} if warnings else {})
+    def take(self, index: int, step: Step) -> None:
+        self._gathered[index].take(step, self._logprobs(step) if step.logprobs else [])
+
+    def record(self, index: int, answer: Answer) -> dict[str, Any]:
+        del answer
+        return {"index": index, **self._gathered[index].record()}
+
+    def _logprobs(self, step: Step) -> list[dict[str, Any]]:
+        decoder = self._exchange.site.port.decoder
+        return chat_logprobs(decoder, step.logprobs, self._exchange.body.top_logprobs or 0)
 
 
 def _choice(index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,8 +174,8 @@ def delta_of(part: Part) -> dict[str, Any] | None:
     return None
 
 
-class Choice:
-    """One completion, gathered."""
+class Gathered:
+    """One completion."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -264,17 +183,12 @@ class Choice:
         self._calls: dict[int, dict[str, Any]] = {}
         self._logprobs: list[dict[str, Any]] = []
         self._rounds: list[dict[str, Any]] = []
-        self._end: End | None = None
 
-    def take(self, item: Step | End, run: ChatRun) -> None:
-        if isinstance(item, End):
-            self._end = item
-            return
-        for part in item.parts:
+    def take(self, step: Step, logprobs: Sequence[dict[str, Any]]) -> None:
+        for part in step.parts:
             self._part(part)
-        if item.logprobs:
-            self._logprobs += run.logprobs(item)
-        self._rounds += item.rounds
+        self._logprobs += logprobs
+        self._rounds += step.rounds
 
     def _part(self, part: Part) -> None:
         if isinstance(part, TextDelta):
@@ -291,22 +205,15 @@ class Choice:
         elif isinstance(part, ToolDelta):
             self._calls[part.index]["function"]["arguments"] += part.arguments
 
-    def record(self, index: int, several: bool) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         text, thought = "".join(self._text), "".join(self._thought)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if thought:
             message |= {"reasoning": thought, "reasoning_content": thought}
         if self._calls:
             message |= {"content": text or None, "tool_calls": list(self._calls.values())}
-        end = self._end
         found: dict[str, Any] = {
-            "index": index,
             "message": message,
             "logprobs": {"content": self._logprobs} if self._logprobs else None,
-            "finish_reason": FINISH[end.reason] if end is not None else None,
         }
-        if self._rounds:
-            found["outrider.round"] = self._rounds
-        if several and end is not None:
-            found["metrics"] = end.metrics
-        return found
+        return found | ({"outrider.round": self._rounds} if self._rounds else {})

@@ -1,35 +1,107 @@
-"""What the objects of OpenAI's two APIs have in common, and how they are cut into events."""
+"""What the objects of OpenAI's two older APIs have in common: choices, whole or cut into chunks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+from uuid import uuid4
 
-from outrider.server.events import Usage
+from outrider.server.answers import Answer, usage_of, written
+from outrider.server.events import End, Step, Usage
+from outrider.server.exchange import Exchange
 from outrider.server.wire import encode
 
+FINISH = {"stop": "stop", "length": "length", "timeout": "length", "tool_calls": "tool_calls"}
 
-class Frame:
-    """The fields around choices: the same in each chunk of a stream, so they are written once."""
 
-    def __init__(self, kind: str, name: str, model: str, *, chunk_kind: str = "") -> None:
-        self._fields = {"id": name, "object": kind, "created": int(time.time()), "model": model}
-        shown = self._fields | {"object": chunk_kind or f"{kind}.chunk"}
-        self._before = b"data: " + encode(shown)[:-1] + b',"choices":['
+class Choices(Protocol):
+    """The completions of one exchange in an API's words, by their place among the choices."""
 
-    def record(self) -> dict[str, Any]:
-        return dict(self._fields)
+    async def open(self) -> list[Answer]: ...
 
-    def chunk(self, choice: Mapping[str, Any], more: bytes = b"") -> bytes:
+    def first(self, index: int) -> list[dict[str, Any]]:
+        """The deltas before what is written."""
+        ...
+
+    def deltas(self, index: int, step: Step) -> list[dict[str, Any]]: ...
+
+    def last(self, index: int) -> dict[str, Any]:
+        """The delta that says why a completion ended."""
+        ...
+
+    def take(self, index: int, step: Step) -> None:
+        """Keep a step for `record`."""
+        ...
+
+    def record(self, index: int, answer: Answer) -> dict[str, Any]: ...
+
+
+class ChoicesWriter:
+    """Writes `choices`. `kind`, and `chunk_kind` in streams, is what the object is called."""
+
+    def __init__(
+        self, exchange: Exchange[Any], choices: Choices, *, name: str, kind: str, chunk_kind: str
+    ) -> None:
+        self._exchange, self._choices = exchange, choices
+        name = f"{name}-{uuid4().hex}"
+        common = {"id": name, "created": int(time.time()), "model": exchange.model}
+        self._fields = {**common, "object": kind}
+        # The same in each chunk of a stream, so it is written once.
+        shown = encode({**common, "object": chunk_kind})
+        self._before = b"data: " + shown[:-1] + b',"choices":['
+
+    async def open(self) -> list[Answer]:
+        return await self._choices.open()
+
+    async def whole(self, answers: Sequence[Answer]) -> Mapping[str, Any]:
+        async with aclosing(written(answers)) as steps:
+            async for index, item in steps:
+                if isinstance(item, Step):
+                    self._choices.take(index, item)
+        records = [
+            self._ended(self._choices.record(index, answer), answer.end, answers)
+            for index, answer in enumerate(answers)
+        ]
+        told = {"choices": records, "usage": usage_record(usage_of(answers))}
+        return {**self._fields, **told, **self._exchange.extras([one.end for one in answers])}
+
+    async def pieces(self, answers: Sequence[Answer]) -> AsyncGenerator[bytes]:
+        options = self._exchange.body.stream_options
+        continuous = options is not None and options.continuous_usage_stats
+        opened: set[int] = set()
+        async with aclosing(written(answers)) as steps:
+            async for index, item in steps:
+                found = bytearray()
+                if index not in opened:
+                    opened.add(index)
+                    found += b"".join(map(self._chunk, self._choices.first(index)))
+                if isinstance(item, End):
+                    last = self._ended(self._choices.last(index), item, answers)
+                    found += self._chunk(last, encode(self._exchange.extras([item]))[1:-1])
+                else:
+                    more = _usage_so_far(answers[index], item) if continuous else b""
+                    for delta in self._choices.deltas(index, item):
+                        found += self._chunk(delta, more)
+                yield bytes(found)
+        if options is not None and options.include_usage:
+            usage = encode(usage_record(usage_of(answers)))
+            yield self._before + b'],"usage":' + usage + b"}\n\n"
+        yield b"data: [DONE]\n\n"
+
+    def _ended(self, choice: dict[str, Any], end: End, answers: Sequence[Answer]) -> dict[str, Any]:
+        several = {"metrics": end.metrics} if len(answers) > 1 else {}
+        return choice | {"finish_reason": FINISH[end.reason]} | several
+
+    def _chunk(self, choice: Mapping[str, Any], more: bytes = b"") -> bytes:
         """`more` are further fields of the chunk, as JSON without its braces."""
         return self._before + encode(choice) + (b"]," + more if more else b"]") + b"}\n\n"
 
-    def usage_so_far(self, num_prompt: int, num_tokens: int) -> bytes:
-        return b'"usage":' + encode(usage_record(Usage(num_prompt, num_tokens)))
 
-    def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
-        return self._before + b'],"usage":' + encode(usage) + b"}\n\n"
+def _usage_so_far(answer: Answer, step: Step) -> bytes:
+    usage = Usage(len(answer.request.prompt_ids), step.num_tokens)
+    return b'"usage":' + encode(usage_record(usage))
 
 
 def usage_record(usage: Usage) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
-from outrider.server.errors import ApiError, refused
+from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_body, refused
+from outrider.server.evented import Event
 from outrider.server.events import (
     End,
     Part,
@@ -26,7 +27,6 @@ from outrider.server.tools import Tooling
 from outrider.server.turns import Turns, mapping, named, text_of, wrong
 
 Block: TypeAlias = Mapping[str, Any]
-Event: TypeAlias = dict[str, Any]
 # Claude Code begins its system blocks with one that is another in every request, which no prefix
 # of a prompt could be shared with.
 _CHANGING = "x-anthropic-billing-header"
@@ -143,7 +143,7 @@ def usage_record(usage: Usage) -> dict[str, int]:
 class MessageEvents:
     """Of one answer. `record` is the message as it stands, whole once `end` was called."""
 
-    def __init__(self, model: str, num_prompt: int = 0) -> None:
+    def __init__(self, model: str) -> None:
         self.record: dict[str, Any] = {
             "id": f"msg_{uuid4().hex}",
             "type": "message",
@@ -152,7 +152,6 @@ class MessageEvents:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage_record(Usage(num_prompt, 0)),
         }
         self._block: dict[str, Any] | None = None
         self._pieces: list[str] = []
@@ -170,13 +169,15 @@ class MessageEvents:
         return found
 
     def end(self, end: End, extras: Mapping[str, Any]) -> list[Event]:
-        """The last events. `extras` are what we tell beyond Anthropic's fields."""
         found = self._closed()
         delta = {"stop_reason": stop_reason(end), "stop_sequence": end.stop}
         usage = usage_record(end.usage)
         self.record |= {**delta, "usage": usage, **extras}
         found.append({"type": "message_delta", "delta": delta, "usage": usage, **extras})
         return [*found, {"type": "message_stop"}]
+
+    def fail(self, error: ApiError) -> list[Event]:
+        return [error_body(error, ANTHROPIC_PATHS)]
 
     def _part(self, part: Part) -> list[Event]:
         match part:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from outrider.server.answers import Answer, Ask, open_answers, written
-from outrider.server.asking import Asked, params_of, structure_asked, traced, with_seed_rule
+from outrider.server.answers import Answer
+from outrider.server.asking import Asked, params_of
+from outrider.server.errors import ANTHROPIC_PATHS as PATH
 from outrider.server.errors import ApiError, refused
-from outrider.server.events import End, Step
-from outrider.server.message_blocks import Event, MessageEvents, tooling_asked, turns_of
+from outrider.server.evented import EventedWriter
+from outrider.server.exchange import Exchange, api_route
+from outrider.server.message_blocks import MessageEvents, tooling_asked, turns_of
 from outrider.server.port import ChatPrompt
-from outrider.server.reply import EventReply, Reply
 from outrider.server.response_items import format_asked
-from outrider.server.responses import framed
-from outrider.server.site import Site, key_of
-from outrider.server.tools import read_with
+from outrider.server.site import Site
 from outrider.server.wire import json_response, read
 
 
@@ -43,13 +40,9 @@ class MessageBody(Asked, frozen=True, kw_only=True):
 
 
 def message_routes(site: Site) -> list[Route]:
-    async def create(request: Request) -> Response:
-        body, warnings = await read(MessageBody, request)
-        _refuse(body)
-        run = MessageRun(site, body, site.model(body.model), warnings, key_of(request))
-        if body.stream:
-            return EventReply(request, run.stream, end=b"")
-        return Reply(request, run.whole)
+    def writer(exchange: Exchange[MessageBody]) -> EventedWriter:
+        events = MessageEvents(exchange.model)
+        return EventedWriter(exchange, events, partial(open_message, exchange))
 
     async def count(request: Request) -> Response:
         body, _ = await read(MessageBody, request)
@@ -59,8 +52,8 @@ def message_routes(site: Site) -> list[Route]:
         return json_response({"input_tokens": len(ids)})
 
     return [
-        Route("/v1/messages", create, methods=["POST"]),
-        Route("/v1/messages/count_tokens", count, methods=["POST"]),
+        api_route(PATH, MessageBody, _refuse, writer, site=site, api="messages"),
+        Route(f"{PATH}/count_tokens", count, methods=["POST"]),
     ]
 
 
@@ -91,63 +84,11 @@ def chat_of(body: MessageBody) -> ChatPrompt:
     )
 
 
-class MessageRun:
-    """One request, from its body to its answer."""
-
-    def __init__(
-        self, site: Site, body: MessageBody, model: str, warnings: Sequence[str], key: str
-    ) -> None:
-        self._site, self._body, self._key = site, body, key
-        self._warnings = list(warnings)
-        self._events = MessageEvents(model)
-
-    async def _open(self) -> Answer:
-        body, site = self._body, self._site
-        tooling, warnings = tooling_asked(body.tools, body.tool_choice)
-        asked = body
-        if body.stop_sequences:
-            asked = msgspec.structs.replace(body, stop=body.stop_sequences)
-        if body.output_config is not None:
-            asked = msgspec.structs.replace(asked, response_format=format_asked(body.output_config))
-        params = params_of(site, asked, max_tokens=body.max_tokens)
-        params = with_seed_rule(params, site.port.card, asked=body.seed is not None)
-        ids = await site.port.encode_chat(chat_of(body))
-        reading = await read_with(site, ids, tooling, params, structure_asked(asked))
-        self._warnings += [*warnings, *reading.warnings]
-        ask = Ask(
-            prompt_ids=ids,
-            params=reading.params,
-            structure=reading.structure,
-            make_parser=reading.make_parser,
-            trace=traced(body),
-            key=self._key,
-            api="messages",
-        )
-        return open_answers(site, ask)[0]
-
-    async def whole(self) -> Response:
-        answer = await self._open()
-        async with aclosing(written([answer])) as steps:
-            async for _, item in steps:
-                self._taken(item)
-        return json_response(self._events.record)
-
-    async def stream(self) -> AsyncGenerator[bytes]:
-        answer = await self._open()
-        return self._pieces(answer)
-
-    async def _pieces(self, answer: Answer) -> AsyncGenerator[bytes]:
-        begun = self._events.begin(len(answer.request.prompt_ids))
-        async with aclosing(written([answer])) as steps:
-            async for _, item in steps:
-                yield framed([*begun, *self._taken(item)])
-                begun = []
-
-    def _taken(self, item: Step | End) -> list[Event]:
-        if isinstance(item, Step):
-            return self._events.take(item)
-        extras: dict[str, Any] = {"metrics": item.metrics}
-        if item.seed is not None:
-            extras["seed"] = item.seed
-        warnings = list(dict.fromkeys([*self._warnings, *item.notes]))
-        return self._events.end(item, extras | ({"warnings": warnings} if warnings else {}))
+async def open_message(exchange: Exchange[MessageBody]) -> list[Answer]:
+    body = exchange.body
+    tooling, warnings = tooling_asked(body.tools, body.tool_choice)
+    exchange.warnings += warnings
+    stop = {"stop": tuple(body.stop_sequences)} if body.stop_sequences else {}
+    params = params_of(exchange.site, body, max_tokens=body.max_tokens, **stop)
+    form = format_asked(body.output_config)
+    return await exchange.converse(chat_of(body), tooling, params, form)

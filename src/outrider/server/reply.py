@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 from outrider.server.errors import api_error, error_body, error_response
 from outrider.server.site import Limits, key_of, site_of
 
-DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -57,11 +56,9 @@ class EventReply(Response):
         self,
         request: Request,
         make: Callable[[], Awaitable[AsyncGenerator[bytes]]],
-        *,
-        end: bytes = DONE,
     ) -> None:
         super().__init__()
-        self._request, self._make, self._last = request, make, end
+        self._request, self._make = request, make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -72,7 +69,6 @@ class EventReply(Response):
                 async with aclosing(await self._make()) as pieces:
                     async for piece in pieces:
                         await writer.write(piece)
-                await writer.write(self._last)
                 await writer.end()
             except ClientGoneError:
                 raise

@@ -6,11 +6,12 @@ done before the next one begins; events are numbered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 from uuid import uuid4
 
 from outrider.server.errors import ApiError
+from outrider.server.evented import Event
 from outrider.server.events import (
     End,
     Part,
@@ -23,34 +24,35 @@ from outrider.server.events import (
 )
 from outrider.server.response_items import usage_record
 
-Event: TypeAlias = dict[str, Any]
 # By the type of an item: that of its part, and what its events are called.
 _TEXTS = {"message": ("output_text", "output_text"), "reasoning": ("reasoning_text",) * 2}
 
 
 class ResponseEvents:
-    """Of one answer. `record` is the object as it stands; `end` or `fail` finishes it."""
+    """Of one answer."""
 
-    def __init__(self, record: dict[str, Any]) -> None:
-        self.record = record
+    def __init__(
+        self, record: dict[str, Any], logprobs_of: Callable[[Step], list[dict[str, Any]]]
+    ) -> None:
+        self.record, self._logprobs_of = record, logprobs_of
         self._number = 0
         self._item: dict[str, Any] | None = None
         self._pieces: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._num_tokens = self._num_reasoning = 0
 
-    def begin(self) -> list[Event]:
+    def begin(self, num_prompt: int) -> list[Event]:
+        del num_prompt
         return [
             self._event("response.created", response=dict(self.record)),
             self._event("response.in_progress", response=dict(self.record)),
         ]
 
-    def take(self, step: Step, logprobs: Sequence[Mapping[str, Any]] = ()) -> list[Event]:
-        """The events of a step, whose tokens have `logprobs` where they were asked for."""
+    def take(self, step: Step) -> list[Event]:
         if step.parts and all(isinstance(part, ReasoningDelta) for part in step.parts):
             self._num_reasoning += step.num_tokens - self._num_tokens
         self._num_tokens = step.num_tokens
-        told = [dict(one) for one in logprobs]
+        told = self._logprobs_of(step) if step.logprobs else []
         found: list[Event] = []
         for part in step.parts:
             found += self._part(part, told)
@@ -59,7 +61,6 @@ class ResponseEvents:
         return found
 
     def end(self, end: End, extras: Mapping[str, Any]) -> list[Event]:
-        """The last events. `extras` are what we tell beyond OpenAI's fields."""
         complete = end.reason not in ("length", "timeout")
         status = "completed" if complete else "incomplete"
         found = self._closed(status)
@@ -71,7 +72,6 @@ class ResponseEvents:
         return [*found, self._event(f"response.{status}", response=dict(self.record))]
 
     def fail(self, error: ApiError) -> list[Event]:
-        """What is told of an error after the first event."""
         self.record["status"] = "failed"
         self.record["error"] = {"code": error.code or error.kind, "message": error.message}
         return [self._event("response.failed", response=dict(self.record))]

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from outrider import __version__
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import token_text
-from outrider.server.port import ChatPrompt, NotReadyError
+from outrider.server.port import ChatPrompt, EngineCard, NotReadyError
 from outrider.server.reply import Reply
 from outrider.server.site import Site
 from outrider.server.wire import json_response, read
@@ -168,14 +168,14 @@ async def _tokenized(site: Site, body: TokenizeBody) -> Response:
 
 
 async def _detokenized(site: Site, ids: Sequence[int]) -> Response:
-    size = site.port.card.vocab_size
-    bad = [token_id for token_id in ids if not 0 <= token_id < size]
-    if bad:
-        raise ApiError(
-            400,
-            f"tokens: {bad[0]} is outside the vocabulary of {size}.",
-            param="tokens",
-            code="invalid_value",
-        )
+    check_ids(ids, site.port.card, "tokens")
     text = "".join(await site.port.decode(ids)) if ids else ""
     return json_response({"prompt": text, "content": text})
+
+
+def check_ids(ids: Sequence[int], card: EngineCard, param: str) -> None:
+    """Raises ApiError for ids that no token has."""
+    bad = next((one for one in ids if not 0 <= one < card.vocab_size), None)
+    if bad is not None:
+        words = f"{param}: {bad} is outside the vocabulary of {card.vocab_size}."
+        raise ApiError(400, words, param=param, code="invalid_value")

@@ -1,0 +1,88 @@
+"""Answers of the APIs whose events add up to one object: Responses and Messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, TypeAlias
+
+from outrider.server.answers import Answer, written
+from outrider.server.errors import ApiError, api_error
+from outrider.server.events import End, Step
+from outrider.server.exchange import Exchange
+from outrider.server.reply import ClientGoneError
+from outrider.server.wire import encode
+
+Event: TypeAlias = dict[str, Any]
+
+
+class Events(Protocol):
+    """Of one answer. `record` is the object as it stands."""
+
+    record: dict[str, Any]
+
+    def begin(self, num_prompt: int) -> list[Event]: ...
+
+    def take(self, step: Step) -> list[Event]: ...
+
+    def end(self, end: End, extras: Mapping[str, Any]) -> list[Event]:
+        """The last events. `extras` are what is told beyond the fields that the API has."""
+        ...
+
+    def fail(self, error: ApiError) -> list[Event]:
+        """What is told of an error after the first event."""
+        ...
+
+
+class EventedWriter:
+    """Writes `events` of the one answer that `ask` opens."""
+
+    def __init__(
+        self, exchange: Exchange[Any], events: Events, ask: Callable[[], Awaitable[list[Answer]]]
+    ) -> None:
+        self._exchange, self._events, self._ask = exchange, events, ask
+
+    async def open(self) -> list[Answer]:
+        return await self._ask()
+
+    async def whole(self, answers: Sequence[Answer]) -> Mapping[str, Any]:
+        async with aclosing(self._steps(answers)) as steps:
+            async for _ in steps:
+                pass
+        return self._events.record
+
+    async def pieces(self, answers: Sequence[Answer]) -> AsyncGenerator[bytes]:
+        has_begun = False
+        try:
+            async with aclosing(self._steps(answers)) as steps:
+                async for events in steps:
+                    yield framed(events)
+                    has_begun = True
+        except ClientGoneError:
+            raise
+        except Exception as error:
+            if not has_begun:
+                # Nothing was sent: the error has a status of its own.
+                raise
+            yield framed(self._events.fail(api_error(error)))
+
+    async def _steps(self, answers: Sequence[Answer]) -> AsyncGenerator[list[Event]]:
+        """The events of each step, the first ones with those that begin the answer."""
+        events = self._events
+        begun = events.begin(len(answers[0].request.prompt_ids))
+        async with aclosing(written(answers)) as steps:
+            async for _, item in steps:
+                if isinstance(item, Step):
+                    told = events.take(item)
+                else:
+                    told = events.end(item, self._exchange.extras([item]))
+                yield [*begun, *told]
+                begun = []
+
+
+def framed(events: Sequence[Event]) -> bytes:
+    """As server-sent events that name themselves."""
+    return b"".join(
+        b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"
+        for event in events
+    )

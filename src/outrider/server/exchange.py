@@ -1,0 +1,128 @@
+"""One request of any API, from its body to its answer: all that the APIs have in common.
+
+An API is an `api_route`: the type of its bodies, what of a body is refused, and the `Writer` of an
+exchange, which knows the words that this API has for prompts and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from outrider.api.structure import StructureOptions
+from outrider.core.params import SamplingParams
+from outrider.server.answers import Answer, Ask, metrics_of, open_answers
+from outrider.server.asking import Asked, structure_asked, traced
+from outrider.server.events import End, OutputParser, PlainParser
+from outrider.server.port import ChatPrompt
+from outrider.server.reply import EventReply, Reply
+from outrider.server.site import Api, Site, key_of
+from outrider.server.tools import Tooling, read_with
+from outrider.server.wire import json_response, read
+
+B = TypeVar("B", bound=Asked)
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange(Generic[B]):
+    """A body that was read, and who sent it: `key` names that. `warnings` are what the client is
+    told of what it asked in vain."""
+
+    site: Site
+    body: B
+    model: str
+    key: str
+    api: Api
+    warnings: list[str]
+
+    async def converse(
+        self,
+        chat: ChatPrompt,
+        tooling: Tooling,
+        params: SamplingParams,
+        form: Mapping[str, Any] | None = None,
+    ) -> list[Answer]:
+        """Completions of a conversation. `form` is what the answer must be, where the API has
+        words of its own for it."""
+        ids = await self.site.port.encode_chat(chat)
+        structure = structure_asked(self.body, form)
+        reading = await read_with(self.site, ids, tooling, params, structure)
+        self.warnings += reading.warnings
+        return self.complete(ids, reading.params, reading.structure, reading.make_parser)
+
+    def complete(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        structure: StructureOptions,
+        make_parser: Callable[[], OutputParser] = PlainParser,
+    ) -> list[Answer]:
+        """Completions of a prompt."""
+        ask = Ask(
+            prompt_ids=ids,
+            params=params,
+            structure=structure,
+            make_parser=make_parser,
+            trace=traced(self.body),
+            key=self.key,
+            api=self.api,
+        )
+        return open_answers(self.site, ask)
+
+    def extras(self, ends: Sequence[End]) -> dict[str, Any]:
+        """What is told beyond the fields that an API has."""
+        found: dict[str, Any] = {"metrics": metrics_of(ends)}
+        if ends[0].seed is not None:
+            found["seed"] = ends[0].seed
+        notes = [note for end in ends for note in end.notes]
+        warnings = list(dict.fromkeys([*self.warnings, *notes]))
+        return found | ({"warnings": warnings} if warnings else {})
+
+
+class Writer(Protocol):
+    """Writes the answer of one exchange."""
+
+    async def open(self) -> list[Answer]:
+        """Hand in what was asked. Raises ApiError, and what the port raises."""
+        ...
+
+    async def whole(self, answers: Sequence[Answer]) -> Mapping[str, Any]: ...
+
+    def pieces(self, answers: Sequence[Answer]) -> AsyncGenerator[bytes]: ...
+
+
+def api_route(
+    path: str,
+    kind: type[B],
+    check: Callable[[B], None],
+    writer_of: Callable[[Exchange[B]], Writer],
+    *,
+    site: Site,
+    api: Api,
+) -> Route:
+    """POST `path`."""
+
+    async def answer(request: Request) -> Response:
+        body, warnings = await read(kind, request)
+        model = site.model(body.model)
+        check(body)
+        writer = writer_of(
+            Exchange(
+                site=site, body=body, model=model, key=key_of(request), api=api, warnings=warnings
+            )
+        )
+
+        async def whole() -> Response:
+            return json_response(await writer.whole(await writer.open()))
+
+        async def stream() -> AsyncGenerator[bytes]:
+            return writer.pieces(await writer.open())
+
+        return EventReply(request, stream) if body.stream else Reply(request, whole)
+
+    return Route(path, answer, methods=["POST"])
