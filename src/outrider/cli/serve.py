@@ -126,7 +126,7 @@ def _run(call: Call[ServeOptions], address: Address) -> None:
         shares_prefixes=options.shared_prefixes,
         keeps_apart=len(rules.keys) > 1 and not options.shared_prefixes,
     )
-    metrics = Metrics(lambda: {site.names[0]: port.status})
+    metrics = Metrics(lambda: {one.names[0]: one.port.status for one in site.all})
     site.observers.append(metrics)
     app = make_app(site, rules, all_routes(site, metrics))
 

@@ -59,7 +59,7 @@ class Answer(AsyncIterator[Step]):
         self.request = request
         self._ask, self._observers = ask, site.observers
         self._parser, self._trace = ask.make_parser(), ask.trace
-        self._card, self._decoder = port.card, port.decoder
+        self._card, self._decoder, self._model = port.card, port.decoder, site.names[0]
         self._stream: EngineStream = port.stream(request)
         self._num_tokens = 0
         self._has_calls = False
@@ -78,8 +78,8 @@ class Answer(AsyncIterator[Step]):
         self._has_calls |= any(isinstance(part, ToolOpen) for part in last)
         self._end = self._ended(result)
         for observer in self._observers:
-            model, usage = self._card.model, self._end.usage
-            observer.observe(result, api=self._ask.api, model=model, usage=usage)
+            usage = self._end.usage
+            observer.observe(result, api=self._ask.api, model=self._model, usage=usage)
         if not last:
             raise StopAsyncIteration
         return Step(tuple(last), self._num_tokens)
@@ -103,7 +103,7 @@ class Answer(AsyncIterator[Step]):
     def _step(self, event: TextEvent) -> Step:
         self._num_tokens += len(event.token_ids)
         for observer in self._observers:
-            observer.wrote(len(event.token_ids), model=self._card.model)
+            observer.wrote(len(event.token_ids), model=self._model)
         text = event.text
         parts = self._parser.feed(text) if text else []
         if not self._has_calls:

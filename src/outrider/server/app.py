@@ -69,7 +69,6 @@ def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIA
         },
     )
     app.router.redirect_slashes = False
-    app.state.site = site
 
     def refused(status: int, path: str) -> None:
         for observer in site.observers:

@@ -46,7 +46,7 @@ class ChoicesWriter:
     ) -> None:
         self._exchange, self._choices = exchange, choices
         name = f"{name}-{uuid4().hex}"
-        common = {"id": name, "created": int(time.time()), "model": exchange.model}
+        common = {"id": name, "created": int(time.time()), "model": exchange.site.name}
         self._fields = {**common, "object": kind}
         # The same in each chunk of a stream, so it is written once.
         shown = encode({**common, "object": chunk_kind})

@@ -35,7 +35,6 @@ class Exchange(Generic[B]):
 
     site: Site
     body: B
-    model: str
     key: str
     api: Api
     warnings: list[str]
@@ -109,12 +108,10 @@ def api_route(
 
     async def answer(request: Request) -> Response:
         body, warnings = await read(kind, request)
-        model = site.model(body.model)
+        asked = site.of(body.model)
         check(body)
         writer = writer_of(
-            Exchange(
-                site=site, body=body, model=model, key=key_of(request), api=api, warnings=warnings
-            )
+            Exchange(site=asked, body=body, key=key_of(request), api=api, warnings=warnings)
         )
 
         async def whole() -> Response:
@@ -123,6 +120,8 @@ def api_route(
         async def stream() -> AsyncGenerator[bytes]:
             return writer.pieces(await writer.open())
 
-        return EventReply(request, stream) if body.stream else Reply(request, whole)
+        if body.stream:
+            return EventReply(asked, request, stream)
+        return Reply(asked, request, whole)
 
     return Route(path, answer, methods=["POST"])

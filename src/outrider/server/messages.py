@@ -17,6 +17,7 @@ from outrider.server.evented import EventedWriter
 from outrider.server.exchange import Exchange, api_route
 from outrider.server.message_blocks import MessageEvents, tooling_asked, turns_of
 from outrider.server.port import ChatPrompt
+from outrider.server.reply import Reply
 from outrider.server.response_items import format_asked
 from outrider.server.site import Site
 from outrider.server.wire import json_response, read
@@ -41,15 +42,19 @@ class MessageBody(Asked, frozen=True, kw_only=True):
 
 def message_routes(site: Site) -> list[Route]:
     def writer(exchange: Exchange[MessageBody]) -> EventedWriter:
-        events = MessageEvents(exchange.model)
+        events = MessageEvents(exchange.site.name)
         return EventedWriter(exchange, events, partial(open_message, exchange))
 
     async def count(request: Request) -> Response:
         body, _ = await read(MessageBody, request)
-        site.model(body.model)
+        asked = site.of(body.model)
         _refuse(body)
-        ids = await site.port.encode_chat(chat_of(body))
-        return json_response({"input_tokens": len(ids)})
+
+        async def counted() -> Response:
+            ids = await asked.port.encode_chat(chat_of(body))
+            return json_response({"input_tokens": len(ids)})
+
+        return Reply(asked, request, counted)
 
     return [
         api_route(PATH, MessageBody, _refuse, writer, site=site, api="messages"),

@@ -17,7 +17,7 @@ from outrider.api.structure import StructureOptions
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 
-EngineState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "closed"]
+EngineState: TypeAlias = Literal["unloaded", "loading", "ready", "restarting", "failed", "closed"]
 
 
 class NotReadyError(OutriderError):

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outrider.server.errors import api_error, error_body, error_response
-from outrider.server.site import Limits, key_of, site_of
+from outrider.server.site import Limits, Site, key_of
 
 _PING = b": ping\n\n"
 _HEADERS = (
@@ -33,19 +33,22 @@ class ClientGoneError(Exception):
 class Reply(Response):
     """Runs `work` in a place among the requests in flight, and sends what it gives."""
 
-    def __init__(self, request: Request, work: Callable[[], Awaitable[Response]]) -> None:
+    def __init__(
+        self, site: Site, request: Request, work: Callable[[], Awaitable[Response]]
+    ) -> None:
         super().__init__()
-        self._request, self._work = request, work
+        self._site, self._request, self._work = site, request, work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def run() -> None:
             try:
-                response = await self._work()
+                async with self._site.held():
+                    response = await self._work()
             except Exception as error:  # noqa: BLE001 - told to the client
                 response = error_response(error, scope["path"])
             await response(scope, receive, send)
 
-        await _in_place(self._request, receive, send, run, scope["path"])
+        await _in_place(self._site, self._request, receive, send, run)
 
 
 class EventReply(Response):
@@ -54,19 +57,20 @@ class EventReply(Response):
 
     def __init__(
         self,
+        site: Site,
         request: Request,
         make: Callable[[], Awaitable[AsyncGenerator[bytes]]],
     ) -> None:
         super().__init__()
-        self._request, self._make = request, make
+        self._site, self._request, self._make = site, request, make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        writer = EventWriter(send, site_of(self._request).limits)
+        writer = EventWriter(send, self._site.limits)
 
         async def run() -> None:
             try:
-                async with aclosing(await self._make()) as pieces:
+                async with self._site.held(), aclosing(await self._make()) as pieces:
                     async for piece in pieces:
                         await writer.write(piece)
                 await writer.end()
@@ -88,7 +92,7 @@ class EventReply(Response):
 
         writer.start()
         try:
-            await _in_place(self._request, receive, send, run, path)
+            await _in_place(self._site, self._request, receive, send, run)
         finally:
             writer.stop()
 
@@ -200,20 +204,19 @@ def error_event(error: BaseException, path: str) -> bytes:
 
 
 async def _in_place(
+    site: Site,
     request: Request,
     receive: Receive,
     send: Send,
     run: Callable[[], Awaitable[None]],
-    path: str,
 ) -> None:
-    site = site_of(request)
     try:
         with site.place(key_of(request)):
             await while_connected(receive, run)
     except ClientGoneError:
         return
     except Exception as error:  # noqa: BLE001 - there was no place, and nothing was sent
-        await error_response(error, path)(request.scope, receive, send)
+        await error_response(error, request.scope["path"])(request.scope, receive, send)
 
 
 async def while_connected(receive: Receive, run: Callable[[], Awaitable[None]]) -> None:

@@ -18,6 +18,7 @@ from outrider.server.events import Step
 from outrider.server.exchange import Exchange, api_route
 from outrider.server.logprobs import chat_logprobs
 from outrider.server.port import ChatPrompt
+from outrider.server.reply import Reply
 from outrider.server.response_events import ResponseEvents
 from outrider.server.response_items import format_asked, messages_of, new_record, tools_of
 from outrider.server.site import Site
@@ -62,9 +63,13 @@ def response_routes(site: Site) -> list[Route]:
 
     async def count(request: Request) -> Response:
         body, _ = await read(ResponseBody, request)
-        site.model(body.model)
-        ids = await site.port.encode_chat(chat_of(body))
-        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+        asked = site.of(body.model)
+
+        async def counted() -> Response:
+            ids = await asked.port.encode_chat(chat_of(body))
+            return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+        return Reply(asked, request, counted)
 
     async def stored(_: Request) -> Response:
         raise ApiError(
@@ -109,7 +114,7 @@ def events_of(exchange: Exchange[ResponseBody]) -> ResponseEvents:
     body = exchange.body
     given = {name: getattr(body, name) for name in _TOLD}
     told = {name: value for name, value in given.items() if value is not None}
-    record = new_record(f"resp_{uuid4().hex}", exchange.model, told)
+    record = new_record(f"resp_{uuid4().hex}", exchange.site.name, told)
 
     def logprobs(step: Step) -> list[dict[str, Any]]:
         return chat_logprobs(exchange.site.port.decoder, step.logprobs, body.top_logprobs or 0)

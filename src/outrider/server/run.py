@@ -56,14 +56,14 @@ async def run_server(
             await asyncio.wait({serving, stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             raise MachineError(f"the server at {address.url} ended.", hint="the log says why")
-        if site.num_running:
-            _LOG.info("waiting for %d requests to end", site.num_running)
+        if site.traffic.num_running:
+            _LOG.info("waiting for %d requests to end", site.traffic.num_running)
         await _none_running(site, site.limits.drain_seconds)
     finally:
-        site.ending = True
+        site.traffic.ending = True
         for task in (loading, stopping, *beside):
             task.cancel()
-        await site.port.aclose()
+        await asyncio.gather(*(one.port.aclose() for one in site.all))
         # Those whose engine was closed are told so.
         await _none_running(site, _LAST_WORDS_SECONDS)
         server.stop()
@@ -74,8 +74,8 @@ async def run_server(
 
 
 async def _failed(site: Site) -> None:
-    """Until the engine is given up: who supervises the server then starts it anew."""
-    while site.port.status.state != "failed":
+    """Until every engine is given up: who supervises the server then starts it anew."""
+    while any(one.port.status.state != "failed" for one in site.all):
         await asyncio.sleep(1.0)
 
 
@@ -103,9 +103,9 @@ def _signals(site: Site) -> asyncio.Event:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def note() -> None:
-        if site.ending:
-            site.hurried = True
-        site.ending = True
+        if site.traffic.ending:
+            site.traffic.hurried = True
+        site.traffic.ending = True
         ended.set()
 
     for one in (signal.SIGTERM, signal.SIGINT):
@@ -117,5 +117,5 @@ async def _none_running(site: Site, seconds: float) -> None:
     """Wait for the requests in flight, but so long at most, and not once somebody hurries."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
-    while site.num_running and loop.time() < until and not site.hurried:
+    while site.traffic.num_running and loop.time() < until and not site.traffic.hurried:
         await asyncio.sleep(0.05)

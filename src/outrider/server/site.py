@@ -1,4 +1,4 @@
-"""What all routes share: the engine, the name of its model, limits, and whether it is ending.
+"""What all routes share: models and their engines, limits, and whether the server is ending.
 
 A part of the server is a function from a `Site` to its routes; `app.py` puts them together.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Protocol, TypeAlias
 
 from starlette.requests import Request
@@ -60,13 +60,34 @@ class Limits:
     most_of_a_key: int = 256
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Of all models of one server together."""
+
+    ending: bool = False
+    """Whether new requests are refused, because those that run are the last ones."""
+    hurried: bool = False
+    """Whether those are not waited for either."""
+    running: Counter[str] = field(default_factory=Counter[str])
+    """Requests in flight by the name of their key."""
+
+    @property
+    def num_running(self) -> int:
+        return self.running.total()
+
+
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """One server. `defaults` are sampling parameters that its owner chose, by name; `names` are
-    what its model is called, the first one in answers."""
+    """A server as one of its models sees it. `defaults` are sampling parameters that its owner
+    chose, by name; `names` are what its model is called, the first one in answers."""
 
     port: EnginePort
     names: tuple[str, ...]
+    asked_as: str = ""
+    others: tuple[Site, ...] = ()
+    """The server's further models; one that is asked for without a name is the first."""
+    held: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    """Within it the model stays loaded, and on the way in it is waited for (models.py)."""
     limits: Limits = field(default_factory=Limits)
     defaults: dict[str, object] = field(default_factory=dict[str, object])
     observers: list[Observer] = field(default_factory=list[Observer])
@@ -76,17 +97,16 @@ class Site:
     how long a first token takes would learn of it."""
     keeps_apart: bool = False
     """Whether several keys are known, of which none may learn what another's requests said."""
-    ending: bool = False
-    """Whether new requests are refused, because those that run are the last ones."""
-    hurried: bool = False
-    """Whether those are not waited for either."""
-    running: Counter[str] = field(default_factory=Counter[str])
-    """Requests in flight by the name of their key."""
+    traffic: Traffic = field(default_factory=Traffic)
 
-    def model(self, asked: str | None) -> str:
-        """The name to answer under. Raises ApiError for a model that is not here."""
-        if not asked or asked in self.names:
-            return asked or self.names[0]
+    def of(self, asked: str | None) -> Site:
+        """The same for the model that is asked for, under the name that it is asked by. Raises
+        ApiError for one that is not here."""
+        if not asked:
+            return self
+        for one in self.all:
+            if asked in one.names:
+                return replace(one, asked_as=asked)
         raise ApiError(
             404,
             f"the model {asked[:100]!r} is not here. Ask for {self.names[0]!r}, or GET /v1/models.",
@@ -95,36 +115,42 @@ class Site:
         )
 
     @property
-    def num_running(self) -> int:
-        return self.running.total()
+    def name(self) -> str:
+        """What answers call the model; metrics call it by the first of its names."""
+        return self.asked_as or self.names[0]
+
+    @property
+    def all(self) -> tuple[Site, ...]:
+        """Of each model, the first one's first."""
+        return (self, *self.others)
 
     @contextmanager
     def place(self, key: str) -> Generator[None]:
         """A place among the requests in flight. Raises ApiError where there is none."""
-        limits = self.limits
-        if self.ending:
+        limits, traffic = self.limits, self.traffic
+        if traffic.ending:
             raise ApiError(503, "the server is ending.", code="ending", retry_after=5)
-        if self.running[key] >= limits.most_of_a_key:
+        if traffic.running[key] >= limits.most_of_a_key:
             raise ApiError(
                 429,
                 f"{limits.most_of_a_key} requests of this key are in flight. Wait for one to end.",
                 code="rate_limit_exceeded",
                 retry_after=ASK_AGAIN,
             )
-        if self.num_running >= limits.most_running:
+        if traffic.num_running >= limits.most_running:
             raise ApiError(
                 503,
                 f"{limits.most_running} requests are in flight. Ask again later.",
                 code="overloaded",
                 retry_after=ASK_AGAIN,
             )
-        self.running[key] += 1
+        traffic.running[key] += 1
         try:
             yield
         finally:
-            self.running[key] -= 1
-            if not self.running[key]:
-                del self.running[key]
+            traffic.running[key] -= 1
+            if not traffic.running[key]:
+                del traffic.running[key]
 
     def default(self, name: str) -> object:
         """Of a sampling parameter that a request leaves out. What nobody chose is as in OpenAI's
@@ -133,10 +159,6 @@ class Site:
 
 
 _USUAL = {item.name: default_of(item) for item in fields(SamplingParams)} | {"temperature": 1.0}
-
-
-def site_of(request: Request) -> Site:
-    return request.app.state.site
 
 
 def key_of(request: Request) -> str:

@@ -43,26 +43,28 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
 
 def model_routes(site: Site) -> list[Route]:
     async def models(_request: Request) -> Response:
-        records = [model_record(site, name) for name in site.names]
+        records = [model_record(one, name) for one in site.all for name in one.names]
         # Codex reads the second list.
-        also = [{"slug": name, "display_name": name, "id": name} for name in site.names]
+        names = [record["id"] for record in records]
+        also = [{"slug": name, "display_name": name, "id": name} for name in names]
         return json_response({"object": "list", "data": records, "models": also})
 
     async def one_model(request: Request) -> Response:
-        return json_response(model_record(site, site.model(request.path_params["name"])))
+        asked = site.of(request.path_params["name"])
+        return json_response(model_record(asked, asked.name))
 
     async def tokenize(request: Request) -> Response:
         body, _ = await read(TokenizeBody, request)
-        site.model(body.model)
-        return Reply(request, lambda: _tokenized(site, body))
+        asked = site.of(body.model)
+        return Reply(asked, request, lambda: _tokenized(asked, body))
 
     async def detokenize(request: Request) -> Response:
         body, _ = await read(DetokenizeBody, request)
-        site.model(body.model)
-        return Reply(request, lambda: _detokenized(site, body.tokens))
+        asked = site.of(body.model)
+        return Reply(asked, request, lambda: _detokenized(asked, body.tokens))
 
-    async def tokenizer_info(_request: Request) -> Response:
-        card = site.port.card
+    async def tokenizer_info(request: Request) -> Response:
+        card = site.of(request.query_params.get("model")).port.card
         return json_response(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
@@ -86,16 +88,16 @@ def model_routes(site: Site) -> list[Route]:
 def health_routes(site: Site) -> list[Route]:
     async def health(_request: Request) -> Response:
         state = site.port.status.state
-        if state == "failed":
+        if all(one.port.status.state == "failed" for one in site.all):
             raise ApiError(503, "the engine has failed.", code="engine_failed")
         return json_response({"status": "ok", "engine": state})
 
     async def ready(_request: Request) -> Response:
-        if site.ending:
+        if site.traffic.ending:
             raise ApiError(503, "the server is ending.", code="ending", retry_after=5)
-        state = site.port.status.state
-        if state != "ready":
-            raise NotReadyError(state)
+        # What is unloaded is loaded for whoever asks.
+        if all(one.port.status.state not in ("ready", "unloaded") for one in site.all):
+            raise NotReadyError(site.port.status.state)
         return json_response({"status": "ready"})
 
     async def version(_request: Request) -> Response:
@@ -108,12 +110,18 @@ def health_routes(site: Site) -> list[Route]:
     ]
 
 
+# What llama-server's router calls them.
+_STATES = {"ready": "loaded", "restarting": "loading"}
+
+
 def model_record(site: Site, name: str) -> dict[str, Any]:
+    state = site.port.status.state
     found: dict[str, Any] = {
         "id": name,
         "object": "model",
         "created": int(site.started),
         "owned_by": "outrider",
+        "status": {"value": _STATES.get(state, state)},
     }
     try:
         card = site.port.card

@@ -85,8 +85,8 @@ def metric_routes(metrics: Metrics) -> list[Route]:
 def card_routes(site: Site) -> list[Route]:
     """`/outrider/v1/card`: what is known of the engine, which the playground offers choices by."""
 
-    async def card(_request: Request) -> Response:
-        known = msgspec.to_builtins(site.port.card)
+    async def card(request: Request) -> Response:
+        known = msgspec.to_builtins(site.of(request.query_params.get("model")).port.card)
         return json_response({name: known[name] for name in known if name not in _LONG})
 
     return [Route("/outrider/v1/card", card, methods=["GET"])]

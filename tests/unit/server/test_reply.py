@@ -31,7 +31,7 @@ def left_after(stream: bool) -> tuple[ScriptedPort, Got, int]:
         asking = asyncio.create_task(client.ask(PATH, BODY | {"stream": stream, "n": 2}))
         await until(lambda: len(port.streams) == 2)
         client.leave.set()
-        return port, await asking, site.num_running
+        return port, await asking, site.traffic.num_running
 
     return run(leave())
 
@@ -93,7 +93,7 @@ def test_a_server_that_ends_takes_nothing_new() -> None:
         app = app_of(site)
         running = asyncio.create_task(Client(app).ask(PATH, BODY))
         await until(lambda: port.streams)
-        site.ending = True
+        site.traffic.ending = True
         new, ready = await Client(app).ask(PATH, BODY), await Client(app).ask("/ready")
         port.pause.set()
         return (await running).status, new.status, ready.status
