@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MODEL = "outrider/embedded"
 PYTHON = str(ROOT / ".venv" / "bin" / "python")
 # The embedded target under a template that knows of tools, as those of Qwen do.
 _TEMPLATE = """\
@@ -61,25 +63,31 @@ def ours() -> Callable[[str], object]:
     return run
 
 
-def _model(folder: Path) -> Path:
+def _model(folder: Path, **changed: dict[str, object]) -> Path:
+    """The embedded target in a folder of its own, with some fields of its files changed."""
+    files = {"tokenizer_config": {"chat_template": _TEMPLATE}} | changed
     for file in (ROOT / "src" / "outrider" / "pairs" / "tiny" / "target").iterdir():
-        (folder / file.name).symlink_to(file)
-    config = folder / "tokenizer_config.json"
-    told = json.loads(config.read_text("utf-8"))
-    config.unlink()
-    config.write_text(json.dumps(told | {"chat_template": _TEMPLATE}), "utf-8")
+        if file.stem in files:
+            told = json.loads(file.read_text("utf-8")) | files[file.stem]
+            (folder / file.name).write_text(json.dumps(told), "utf-8")
+        else:
+            (folder / file.name).symlink_to(file)
     return folder
 
 
-@pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model = _model(tmp_path_factory.mktemp("embedded"))
+def _ends_of_lines() -> list[int]:
+    """Tokens with a newline, and the end of the text."""
+    file = ROOT / "src" / "outrider" / "pairs" / "tiny" / "target" / "tokenizer.json"
+    vocabulary = json.loads(file.read_text("utf-8"))["model"]["vocab"]
+    return [0, *(token_id for token, token_id in vocabulary.items() if "Ċ" in token)]
+
+
+@contextmanager
+def _running(*command: str) -> Generator[Served]:
+    """A server that says its address in a line of JSON, until the end of the block."""
     if not Path(PYTHON).exists():
         pytest.skip(f"no {PYTHON}: scripts/setup makes it")
-    command = [PYTHON, "-m", "outrider", "serve", str(model), "--drafter", "ngram"]
-    command += ["--served-model-name", "outrider/embedded", "--port", "0", "--json"]
-    command += ["--threads", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([PYTHON, *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, "the server ended before it was ready"
@@ -96,3 +104,44 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         process.terminate()
         assert process.wait(60) == 0, "the server did not end in order"
     sys.stdout.flush()
+
+
+def _outrider(model: Path, *more: str) -> list[str]:
+    command = ["-m", "outrider", "serve", str(model), "--drafter", "ngram", "--port", "0"]
+    return [*command, "--served-model-name", MODEL, "--threads", "1", "--json", *more]
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with _running(*_outrider(_model(tmp_path_factory.mktemp("embedded")))) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def agent_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The same for coding agents: a window for their long instructions, and answers of a line, for
+    some take one that was cut off for an error."""
+    model = _model(
+        tmp_path_factory.mktemp("agents"),
+        config={"max_position_embeddings": 1 << 16},
+        generation_config={"eos_token_id": _ends_of_lines()},
+    )
+    with _running(*_outrider(model, "--max-tokens", "200", "--temperature", "0")) as found:
+        yield found
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[..., Served]]:
+    """Servers whose engine writes by rules: pairs of a text in the prompt and the answer to it."""
+    with ExitStack() as servers:
+
+        def start(*rules: tuple[str, str]) -> Served:
+            program = str(Path(__file__).with_name("scripted_server.py"))
+            return servers.enter_context(_running(program, json.dumps([_TEMPLATE, rules])))
+
+        yield start
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """Only scripts/client_tests runs these, each in its client's environment."""
+    return None if config.inipath == Path(__file__).with_name("pytest.ini") else True

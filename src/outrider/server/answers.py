@@ -139,10 +139,14 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
     card = site.port.card
     num_prompt = len(ask.prompt_ids)
     if num_prompt >= card.window:
+        words = f"the prompt has {num_prompt} tokens, and the model's window is {card.window}. "
+        words += "Shorten it."
+        if ask.api == "messages":
+            # By these words Claude Code knows that it must make its conversation shorter.
+            words = f"prompt is too long: {num_prompt} tokens > {card.window} maximum"
         raise ApiError(
             400,
-            f"the prompt has {num_prompt} tokens, and the model's window is {card.window}. "
-            "Shorten it.",
+            words,
             param="messages" if ask.api == "chat" else "prompt",
             code="context_length_exceeded",
         )

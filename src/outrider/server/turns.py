@@ -2,6 +2,8 @@
 
 Templates know one system message, at the beginning, and turns that alternate: so instructions are
 joined, and an assistant's thoughts, text and calls are one message however many items tell them.
+Agents send several messages of the user's in a row, and instructions amid a conversation, which
+templates refuse: all of these are one message of the user's.
 """
 
 from __future__ import annotations
@@ -22,12 +24,10 @@ class Turns:
         self.messages: list[Message] = []
 
     def system(self, text: str) -> None:
-        """Instructions; at the beginning, one message with those before."""
-        last = self.messages[-1] if self.messages else None
-        if last is not None and last["role"] == "system" and len(self.messages) == 1:
-            last["content"] += "\n\n" + text
-        elif text:
-            self.messages.append({"role": "system", "content": text})
+        """Instructions: of the system at the beginning, later the user's."""
+        if text:
+            begins = not self.messages or self.messages[-1]["role"] == "system"
+            self._join("system" if begins else "user", text)
 
     def say(self, role: str, text: str) -> None:
         if role in _SYSTEM:
@@ -35,6 +35,8 @@ class Turns:
         elif role == "assistant":
             message = self._assistant()
             message["content"] = (message["content"] or "") + text
+        elif role == "user":
+            self._join(role, text)
         else:
             self.messages.append({"role": role, "content": text})
 
@@ -64,6 +66,14 @@ class Turns:
         if not self.messages:
             return [{"role": "user", "content": ""}]
         return self.messages
+
+    def _join(self, role: str, text: str) -> None:
+        """To the last message, if it is of this role."""
+        last = self.messages[-1] if self.messages else None
+        if last is not None and last["role"] == role:
+            last["content"] += "\n\n" + text
+        else:
+            self.messages.append({"role": role, "content": text})
 
     def _assistant(self, *, anew: bool = False) -> Message:
         """The assistant's turn that is last, or a new one: thoughts begin one where the last has

@@ -1,0 +1,65 @@
+"""Continue's command line, by chat completions."""
+
+from __future__ import annotations
+
+import json
+
+from clients.programs import Program, program
+
+PATH = "continue/node_modules/.bin/cn"
+CHAT = "/v1/chat/completions"
+SETTINGS = """
+name: local
+version: 1.0.0
+schema: v1
+models:
+  - name: outrider
+    provider: openai
+    model: {model}
+    apiBase: {url}/v1
+    apiKey: none
+    roles: [chat]
+    capabilities: [tool_use]
+"""
+
+
+def asked(client: Program, model: str, question: str) -> str:
+    text = SETTINGS.format(model=model, url=client.tap.url)
+    file = client.settings(".continue/config.yaml", text)
+    words = ("-p", "--config", str(file), "--auto", question)
+    return client.run(*words, CONTINUE_TELEMETRY_ENABLED="0")
+
+
+def text_of(exchange) -> str:
+    deltas = [event["choices"][0]["delta"] for event in exchange.events if event["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def test_it_prints_what_the_server_wrote(agent_served, tmp_path):
+    with program(PATH, tmp_path / "home", agent_served.url) as client:
+        printed = asked(client, agent_served.model, "Say hello.")
+        [exchange] = client.tap.to(CHAT)
+    assert printed.strip() == text_of(exchange).strip() != ""
+
+
+def test_it_runs_a_tool_and_reads_its_result(scripted, tmp_path):
+    call = {"name": "Read", "arguments": {"filepath": "note.txt"}}
+    server = scripted(
+        ("plover 4711", "The note says: plover 4711."),
+        ("Read the note.", f"I look.<tool_call>{json.dumps(call)}</tool_call>"),
+    )
+    with program(PATH, tmp_path / "home", server.url) as client:
+        (client.work / "note.txt").write_text("plover 4711")
+        printed = asked(client, server.model, "Read the note.")
+        first, second = client.tap.to(CHAT)
+    assert printed.strip().endswith("The note says: plover 4711.")
+    calls = [
+        call
+        for event in first.events
+        for choice in event["choices"]
+        for call in choice["delta"].get("tool_calls", ())
+    ]
+    result = second.asked["messages"][-1]
+    assert result["role"] == "tool"
+    assert result["tool_call_id"] == calls[0]["id"]
+    assert "plover 4711" in json.dumps(result["content"])
