@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider import LLM
 from outrider.core.draft import Draft, NodeTrace, Outcome, RoundEvent
 from outrider.core.params import SamplingParams
+from outrider.core.philox import philox_uniform
 from outrider.core.protocols import Drafter
 from outrider.core.rng import KeyedRng, Role
 from outrider.core.sampling import processed_probs
@@ -198,3 +200,57 @@ def test_streams_results_and_their_json_have_the_events(temperature: float) -> N
     assert tuple(emitted) == told.token_ids
     assert type(told).from_dict(told.to_dict()) == told
     assert "round_events" not in untold.to_dict()
+
+
+def number_of(start: int, node: int, role: Role) -> float:
+    return philox_uniform(SAMPLED.rng_seed, (node + 1, start, 0, int(role)))
+
+
+@pytest.mark.parametrize("sampler", ["token", "block"])
+def test_a_coin_falls_as_its_number_says(sampler: str) -> None:
+    """`chance` and `draw` are those that the verdict came from: of the keyed numbers, and below the
+    chance where a token was accepted by its own coin."""
+    fell: set[bool] = set()
+    for drafter in ("chosen chains", "drawn chains", "drawn trees"):
+        params = replace(SAMPLED, round_events=True)
+        for text, draft, event in events(run(drafter, sampler, params)):
+            key = partial(number_of, len(text))
+            accepted = [i for i, node in enumerate(event.nodes) if node.verdict == "accepted"]
+            for i, node in enumerate(event.nodes[: len(draft)]):
+                if node.draw is None:
+                    assert node.chance in (None, 0, 1)
+                    continue
+                assert node.draw == key(i, Role.ACCEPT)
+                assert node.chance is not None
+                assert 0 < node.chance < 1
+                if node.verdict != "unused":
+                    heads = node.draw < node.chance
+                    assert heads == (node.verdict == "accepted")
+                    fell.add(heads)
+            if len(event.nodes) > len(draft):
+                leaf = accepted[-1] if accepted else ROOT
+                assert event.nodes[-1].draw == key(leaf, Role.NEXT)
+                assert event.nodes[-1].chance is None
+    assert fell == {True, False}
+
+
+def test_rules_that_toss_no_coin_tell_none() -> None:
+    """A greedy coin is certain; match draws its own tokens, and a race is no single number."""
+    asked = replace(SAMPLED, round_events=True)
+    greedy = replace(GREEDY, round_events=True)
+    for _, draft, event in events(run("drawn chains", "token", greedy)):
+        assert all(node.draw is None for node in event.nodes)
+        assert {node.chance for node in event.nodes[: len(draft)]} <= {None, 0.0, 1.0}
+    for sampler, has_pick in (("match", True), ("coupled", False)):
+        for _, draft, event in events(run("drawn chains", sampler, asked)):
+            assert all(node.chance is None for node in event.nodes)
+            assert all(node.draw is None for node in event.nodes[: len(draft)])
+            for own in event.nodes[len(draft) :]:
+                assert (own.draw is not None) == has_pick
+
+
+def test_an_event_has_the_budget_of_its_draft() -> None:
+    asked = replace(GREEDY, round_events=True)
+    for _, _, event in events(run("drawn chains", "token", asked, k=3)):
+        assert event.budget is not None
+        assert event.budget.depth == 3

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from outrider.core.budget import RoundTrace
+from outrider.core.budget import Budget, Choice, RoundTrace
 from outrider.core.draft import NodeTrace, Origin, RoundEvent
 from outrider.core.errors import ConfigError, OutriderError, told
 from outrider.core.sampling import TokenLogprobs
@@ -60,8 +60,10 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def event_record(event: RoundEvent) -> dict[str, Any]:
-    """The fields of its trace, and `nodes`; docs/rounds.md says what they mean."""
-    return asdict(event.trace) | {"nodes": [asdict(node) for node in event.nodes]}
+    """The fields of its trace, `nodes` and `budget`; docs/rounds.md says what they mean."""
+    nodes = [asdict(node) for node in event.nodes]
+    budget = event.budget and asdict(event.budget)
+    return asdict(event.trace) | {"nodes": nodes, "budget": budget}
 
 
 def _pair(given: Sequence[int] | None) -> tuple[int, int] | None:
@@ -74,7 +76,14 @@ def _trace(record: Mapping[str, Any]) -> RoundTrace:
 
 def _event(record: Mapping[str, Any]) -> RoundEvent:
     nodes = (NodeTrace(**{name: node[name] for name in _NODE}) for node in record["nodes"])
-    return RoundEvent(_trace(record), tuple(nodes))
+    return RoundEvent(_trace(record), tuple(nodes), _budget(record.get("budget")))
+
+
+def _budget(record: Mapping[str, Any] | None) -> Budget | None:
+    if record is None:
+        return None
+    choice = record["choice"]
+    return Budget(**record | {"choice": choice and Choice(**choice)})
 
 
 def _logprobs(record: Mapping[str, Any]) -> TokenLogprobs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from outrider.api.result import GenerationResult, event_record
 from outrider.api.stream import Detokenizer, TokenDecoder
@@ -114,6 +114,8 @@ def _pieces(result: GenerationResult, decoder: TokenDecoder) -> list[str]:
 
 
 def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _short(inner) for name, inner in cast("dict[str, Any]", value).items()}
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 

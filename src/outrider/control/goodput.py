@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from outrider.control.exploration import DepthSweep, Probes, sweep_depths
-from outrider.core.budget import Budget, RoundTrace
+from outrider.core.budget import Budget, Choice, Reason, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import Acceptance
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
@@ -186,7 +186,7 @@ class GoodputController:
         key = tuple(seq_ids)
         found = self._chosen.get(key)
         if found is None:
-            found = self._chosen[key] = [self._most.cut(depth) for depth in self._depths(key)]
+            found = self._chosen[key] = self._choose(key)
         self._count_gain(key, drafts=any(budget.depth for budget in found))
         told = self._told
         if not told or told.isdisjoint(key):
@@ -216,6 +216,26 @@ class GoodputController:
         if self._without_gain == WITHOUT_GAIN and self._told is None:
             self._told = frozenset(seq_ids)
             _log.warning("Drafting is off: %s.", _REASON)
+
+    def _choose(self, seq_ids: tuple[int, ...]) -> list[Budget]:
+        depths = self._depths(seq_ids)
+        most = replace(self._most, choice=self._choice(seq_ids, depths))
+        return [most.cut(depth) for depth in depths]
+
+    def _choice(self, seq_ids: Sequence[int], depths: Sequence[int]) -> Choice:
+        """What drafts of these `depths` are expected to bring, if costs were measured."""
+        reason: Reason = "gain"
+        if self._is_trying:
+            reason = "look" if self._sweep.depth is None else "trial"
+        if self._costs is ASSUMED:
+            return Choice(reason)
+        prefixes = self._prefixes(seq_ids)
+        one = allotted(prefixes, depths, self._seconds_of(prefixes))
+        plain = self._uniform(prefixes, 0)
+        if one.seconds <= 0:
+            return Choice(reason)
+        gain = one.goodput * plain.seconds / plain.num_tokens
+        return Choice(reason, one.num_tokens, one.seconds, gain)
 
     @property
     def _is_trying(self) -> bool:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.core.budget import Budget, RoundTrace
+from outrider.core.budget import Budget, Choice, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.online import BySequence, ms_per_token, nearest_rank
 
@@ -80,7 +80,7 @@ class SloController:
     def __init__(self, *, k: int, min_k: int, target_ms: float, num_nodes: int = 0) -> None:
         if not 0 <= min_k <= k:
             raise ContractError("min_k lies between 0 and k")
-        self._most = Budget(k, num_nodes=num_nodes)
+        self._most = Budget(k, num_nodes=num_nodes, choice=Choice("latency"))
         self._lowest, self._highest = min(max(LOWEST, min_k), k), k
         self._target_ms = target_ms
         self._depth = max(self._lowest, min(INITIAL, k))
@@ -187,7 +187,7 @@ class BandController:
     def __init__(self, *, k: int, min_k: int, target: float, num_nodes: int = 0) -> None:
         if not 0 <= min_k <= k:
             raise ContractError("min_k lies between 0 and k")
-        self._most = Budget(k, num_nodes=num_nodes)
+        self._most = Budget(k, num_nodes=num_nodes, choice=Choice("acceptance"))
         self._lowest, self._highest, self._target = min_k, k, target
         self._sequences: BySequence[_SequenceRates] = BySequence()
 

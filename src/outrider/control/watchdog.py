@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from outrider.core.budget import Budget, RoundTrace
+from outrider.core.budget import Budget, Choice, RoundTrace
 from outrider.core.errors import ConfigError, foreign, words_of
 from outrider.core.protocols import Controller
 from outrider.estimate.online import BySequence
@@ -35,6 +35,8 @@ PROBE_ROUNDS = 6
 FADE = 1 - 1 / 128
 # All requests together are found dead on stronger evidence than one.
 SHARED_ROUNDS = 256
+
+_REST = Choice("rest")
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +155,10 @@ class Watchdog:
         given = self._inner.budgets(seq_ids)
         reasons = [self._resting(seq_id) for seq_id in seq_ids]
         pairs = zip(given, reasons, strict=True)
-        return [replace(budget, depth=0, why=why) if why else budget for budget, why in pairs]
+        return [
+            replace(budget, depth=0, why=why, choice=_REST) if why else budget
+            for budget, why in pairs
+        ]
 
     def observe(self, trace: RoundTrace) -> None:
         self._inner.observe(trace)
@@ -200,7 +205,7 @@ class GuardedController:
                     return self._checked(self.controller.budgets(seq_ids), len(seq_ids))
             except Exception as error:  # noqa: BLE001 - a controller may be anybody's code
                 self._turn_off(error)
-        return [Budget(0, why=self._fault)] * len(seq_ids)
+        return [Budget(0, why=self._fault, choice=_REST)] * len(seq_ids)
 
     def observe(self, trace: RoundTrace) -> None:
         if self._fault:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from outrider.core.errors import ContractError
+
+# Why a draft may be so long: nobody chooses; a length is tried at first, or looked at again; it is
+# expected to bring most; acceptance or latency is held; drafting rests.
+Reason: TypeAlias = Literal["fixed", "trial", "look", "gain", "acceptance", "latency", "rest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a controller chose a budget for. One that reckons says what it expected of the whole
+    pass: `tokens` in `seconds`, `gain` times as fast as plain decoding."""
+
+    reason: Reason
+    tokens: float | None = None
+    seconds: float | None = None
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +30,15 @@ class Budget:
 
     `temperature` is what the drafter multiplies a request's own by before it draws. It reports the
     distribution that it drew from, so the output keeps its distribution; only acceptance changes.
-    `why` says what a depth was set to 0 for, if drafting was found dead.
+    `why` says what a depth was set to 0 for, if drafting was found dead; `choice` what its
+    controller chose it for, if that says so.
     """
 
     depth: int
     temperature: float = 1.0
     num_nodes: int = 0
     why: str = ""
+    choice: Choice | None = field(default=None, compare=False)
 
     @property
     def size(self) -> int:

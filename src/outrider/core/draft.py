@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from outrider.core.budget import RoundTrace
+from outrider.core.budget import Budget, RoundTrace
 from outrider.core.errors import DrafterError
 from outrider.core.sampling import TokenLogprobs
 from outrider.core.tree import ROOT
@@ -116,6 +116,11 @@ class NodeTrace:
     distribution that it was drawn from, given its earlier siblings; `q` is None for a token that
     was not drawn. Greedy decoding gives its choice all of p; `p_soft` is then the probability at
     temperature 1, as log-probabilities have it, and None otherwise.
+
+    `chance` is what the rule's coin fell heads with, and `draw` the number in [0, 1) that it drew:
+    heads is below. A certain coin draws none, and match and coupled rules toss none. Of the
+    target's own token `draw` is the number that it was picked with, None in greedy decoding and in
+    a race.
     """
 
     token_id: int
@@ -124,15 +129,19 @@ class NodeTrace:
     q: float | None
     verdict: NodeVerdict
     p_soft: float | None = None
+    chance: float | None = None
+    draw: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
     """A round in full, for a request that asked for it: the drafted nodes in their order, then the
-    target's own token, which is missing where the text ended at a drafted token."""
+    target's own token, which is missing where the text ended at a drafted token. `budget` is what
+    its draft was allowed, and why."""
 
     trace: RoundTrace
     nodes: tuple[NodeTrace, ...]
+    budget: Budget | None = None
 
     @property
     def emitted(self) -> tuple[NodeTrace, ...]:
@@ -146,7 +155,8 @@ class Outcome:
 
     `logprobs` has an entry for each of `tokens` when the request asked for them. `likely` has the
     target's likeliest tokens, best first, after the root and after each draft node, when the
-    drafter asked for them. `nodes` and `trace` are there when the request asked for round events.
+    drafter asked for them. `nodes`, `trace` and `budget` are there when the request asked for
+    round events.
     """
 
     seq_id: int
@@ -156,11 +166,12 @@ class Outcome:
     likely: tuple[tuple[int, ...], ...] = ()
     nodes: tuple[NodeTrace, ...] = ()
     trace: RoundTrace | None = None
+    budget: Budget | None = None
 
     @property
     def events(self) -> tuple[RoundEvent, ...]:
         """The round as an event, if the request asked for it."""
-        return () if self.trace is None else (RoundEvent(self.trace, self.nodes),)
+        return () if self.trace is None else (RoundEvent(self.trace, self.nodes, self.budget),)
 
     @property
     def tokens(self) -> tuple[int, ...]:

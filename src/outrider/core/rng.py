@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol, TypeAlias
 
@@ -156,3 +156,35 @@ class KeyedRng:
     def _uniform(self, start: int, node: int, role: Role) -> float:
         counter = (node + 1, start, self.sample, int(role))
         return philox_uniform(self.seed, counter)
+
+
+@dataclass(frozen=True, slots=True)
+class NotingRng(KeyedRng):
+    """The same numbers, and a note of those that decided: `coins` has by draft node the chance of
+    heads and the number, None where heads or tails were certain; `picks` the numbers that tokens
+    were picked with, in order. A race has no single number."""
+
+    coins: dict[int, tuple[float, float | None]] = field(
+        default_factory=dict[int, tuple[float, float | None]]
+    )
+    picks: list[float] = field(default_factory=list[float])
+
+    @classmethod
+    def of(cls, rng: KeyedRng) -> NotingRng:
+        return cls(rng.seed, rng.sample, rng.start, rng.choose)
+
+    def coin(self, probability: float, node: int, role: Role) -> bool:
+        is_open = 0 < probability < 1
+        uniform = self._uniform(self.start, node, role) if is_open else None
+        self.coins[node] = (min(probability, 1.0), uniform)
+        return probability >= 1 if uniform is None else uniform < probability
+
+    def pick(self, weights_V: Tensor, node: int, role: Role) -> int:
+        return self._noted(weights_V, self._uniform(self.start, node, role))
+
+    def pick_at(self, weights_V: Tensor, depth: int) -> int:
+        return self._noted(weights_V, self._uniform(self.start + depth, ROOT, Role.POSITION))
+
+    def _noted(self, weights_V: Tensor, uniform: float) -> int:
+        self.picks.append(uniform)
+        return self.choose(weights_V, uniform)

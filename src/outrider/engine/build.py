@@ -11,7 +11,7 @@ from functools import partial
 from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import BandController, FixedController, SloController
 from outrider.control.watchdog import GuardedController, Watchdog
-from outrider.core.budget import Budget, JobTrace, RoundTrace
+from outrider.core.budget import Budget, Choice, JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError, within_memory
@@ -245,7 +245,7 @@ def _controller(resolved: ResolvedConfig) -> Controller:
     config, k, num_nodes = resolved.settings, resolved.k, resolved.num_nodes
     name = config.controller
     if k == 0 or name == "fixed":
-        return FixedController(Budget(k, num_nodes=num_nodes))
+        return FixedController(Budget(k, num_nodes=num_nodes, choice=Choice("fixed")))
     if name == "goodput":
         return GoodputController(k=k, num_nodes=num_nodes)
     if config.min_k > k:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, NodeTrace, NodeVerdict, Outcome, Verdict
 from outrider.core.protocols import VerifyRow
+from outrider.core.rng import NotingRng
 from outrider.core.sampling import mass, probs_at
 from outrider.core.tree import ROOT
 
@@ -44,8 +45,23 @@ def node_traces(
     soft: Sequence[float | None] = [None] * len(tokens)
     if log_NV is not None:
         soft = [math.exp(value) for value in probs_at(log_NV, rows, tokens)]
-    each = zip(tokens, parents, p, q, verdicts, soft, strict=True)
+    coins = _coins(row, len(tokens))
+    each = zip(tokens, parents, p, q, verdicts, soft, *coins, strict=True)
     return tuple(NodeTrace(*fields) for fields in each)
+
+
+def _coins(row: VerifyRow, num_nodes: int) -> tuple[list[float | None], list[float | None]]:
+    """The chance and the number that each node was judged by, as far as the rule drew any."""
+    chances: list[float | None] = [None] * num_nodes
+    draws: list[float | None] = [None] * num_nodes
+    rng = row.rng
+    if not isinstance(rng, NotingRng):
+        return chances, draws
+    for node, (chance, draw) in rng.coins.items():
+        chances[node], draws[node] = chance, draw
+    if rng.picks and num_nodes > len(row.draft):
+        draws[-1] = rng.picks[-1]
+    return chances, draws
 
 
 def verdicts_of(draft: Draft, kept: Sequence[int], *, ended: bool) -> list[NodeVerdict]:

@@ -32,6 +32,7 @@ from outrider.core.protocols import (
     StepRow,
     VerifyRow,
 )
+from outrider.core.rng import NotingRng
 from outrider.core.sampling import (
     PLAIN,
     Distributions,
@@ -155,7 +156,8 @@ def _read(
         log_NV = (
             log_probs(logits_NV) if distributions.probs_NV is None else distributions.probs_NV.log()
         )
-    return TargetRow(VerifyRow(seq.draft, distributions, seq.rng, soft_NV), log_NV)
+    rng = NotingRng.of(seq.rng) if seq.params.round_events else seq.rng
+    return TargetRow(VerifyRow(seq.draft, distributions, rng, soft_NV), log_NV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +302,9 @@ class Stages:
         asked = one.seq.speculation.drafter
         trace = shared.trace(one.seq.seq_id, one.num_fed - 1, one.outcome, spent, asked)
         self.report(trace)
-        return replace(one.outcome, trace=trace) if one.outcome.nodes else one.outcome
+        if not one.outcome.nodes:
+            return one.outcome
+        return replace(one.outcome, trace=trace, budget=one.seq.budget)
 
     def drops_keys(self, batch: Batch) -> bool:
         """Whether some of `batch` has fewer rows in memory than tokens, or will have."""

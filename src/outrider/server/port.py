@@ -65,6 +65,15 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
     """Whether the last message, the assistant's, is to be gone on with."""
 
 
+class Promise(Struct, frozen=True, kw_only=True):
+    """How many times as fast as plain decoding drafting is expected to be; `low` and `high` bound
+    95 %."""
+
+    speed_up: float
+    low: float
+    high: float
+
+
 class EngineCard(Struct, frozen=True, kw_only=True):
     """What is known of an engine once it is ready. `drafters` are those that a request may choose,
     the engine's own one first."""
@@ -87,7 +96,7 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     response_template: Mapping[str, Any] | None = None
     """How the model's output is parsed, where its tokenizer says so (server/parsing)."""
     notes: tuple[str, ...] = ()
-    planned_speedup: float | None = None
+    promise: Promise | None = None
     facts: Mapping[str, str] = {}
 
 

@@ -30,6 +30,7 @@ from outrider.server.port import (
     EngineStatus,
     NotReadyError,
 )
+from outrider.server.promise import promise_of
 
 
 class ThreadStream(AsyncIterator[TextEvent]):
@@ -222,6 +223,7 @@ def card_of(llm: LLM) -> EngineCard:
         bos=_token(files.get("bos_token")),
         eos=_token(files.get("eos_token")),
         notes=tuple(llm.notes),
+        promise=promise_of(llm),
         response_template=tokenizer.templates.response,
         facts={
             "device": str(llm.device),

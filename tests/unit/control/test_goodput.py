@@ -260,3 +260,23 @@ def test_a_drafter_that_pays_is_never_called_off() -> None:
     ToyMachine(flat, 0.05, lambda i, j, n: 0.8).run(controller, 2000)
     assert controller.stats().off == ""
     assert not controller.budgets([0])[0].why
+
+
+def test_a_choice_says_what_was_expected_and_that_is_what_comes() -> None:
+    """Of the toy's true tokens and seconds; the first lengths are tried, and expect nothing yet."""
+    machine = ToyMachine(flat, 0.05, lambda i, j, n: 0.8)
+    controller = GoodputController(k=K)
+    (first,) = controller.budgets([0])
+    assert first.choice is not None
+    assert (first.choice.reason, first.choice.gain) == ("trial", None)
+    machine.run(controller, 1500)
+    settled = [controller.budgets([0])[0] for _ in range(8)]
+    gains = [one for one in settled if one.choice is not None and one.choice.reason == "gain"]
+    assert gains
+    for one in gains:
+        assert one.choice is not None
+        assert one.choice.tokens == pytest.approx(machine.expected(0, one.depth, 0), rel=0.15)
+        assert one.choice.seconds == pytest.approx(machine.seconds(one.depth, 0), rel=0.15)
+        true_gain = machine.expected(0, one.depth, 0) * machine.seconds(0, 0)
+        true_gain /= machine.seconds(one.depth, 0)
+        assert one.choice.gain == pytest.approx(true_gain, rel=0.15)

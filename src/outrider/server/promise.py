@@ -1,0 +1,46 @@
+"""What the planner promises of an engine before it has run: `outrider plan` from sizes alone.
+
+The playground shows it beside what a race measured. The planner is told the target's and the
+drafter's sizes, the device's kind, and what such drafters usually bring, so its interval is wide.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.core.drafter_kinds import KINDS
+from outrider.core.errors import ConfigError
+from outrider.server.port import Promise
+
+if TYPE_CHECKING:
+    from outrider.api.llm import LLM
+
+# An answer in a chat, alone.
+_CONTEXT, _NEW_TOKENS = 128, 128
+
+
+def promise_of(llm: LLM) -> Promise | None:
+    """Of the drafter and K in use; None where nothing is drafted, or the planner knows no figures
+    of this device."""
+    from outrider.planner.advise import Question, advise
+    from outrider.planner.candidates import DraftOption, Engines, PlannedJob
+    from outrider.planner.suppose import Candidate, sheet_like, supposed
+
+    config = llm.config
+    if not KINDS[llm.drafter].drafts or not config.k:
+        return None
+    weights = {name: held for name, held in llm.memory.items() if name.startswith("weights of ")}
+    of_drafter = sum(weights.values()) - weights.get("weights of the target", 0)
+    candidate = Candidate.of(llm.drafter, llm.drafter, llm.spec, of_drafter)
+    question = Question(
+        job=PlannedJob(batch=1, context=_CONTEXT, new_tokens=_NEW_TOKENS),
+        candidates=(DraftOption(llm.drafter, config.k),),
+        engines=Engines(names=("single",)),
+    )
+    gpu = None if llm.device.type == "cpu" else str(llm.device)
+    try:
+        sheet = sheet_like(llm.device.type, gpu)
+        best = advise(supposed(llm.spec, sheet, [candidate], machine=""), question).best
+    except ConfigError:
+        return None
+    return best and Promise(speed_up=best.speed_up, low=best.low, high=best.high)
