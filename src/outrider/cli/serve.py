@@ -42,6 +42,7 @@ def serve(call: Call[ServeOptions]) -> int:
     from outrider.server.address import reserved
 
     address, held = reserved(address)
+    start_logging(call.resolved.program(), wordless=True)
     with closing(held):
         say(f"loading {call.resolved.program().target}; {address.url} answers /ready meanwhile")
         _run(call, address)

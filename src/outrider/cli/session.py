@@ -25,6 +25,7 @@ from outrider.core.drafter_kinds import AUTO, KINDS, OFF
 from outrider.core.env import variables_with
 from outrider.core.errors import ConfigError
 from outrider.core.foreign import VARIABLES_OF_OTHERS, notes_on
+from outrider.core.logs import Wordless
 from outrider.core.settings import ProgramConfig, Resolved
 
 if TYPE_CHECKING:
@@ -35,9 +36,18 @@ if TYPE_CHECKING:
     from outrider.core.draft import Origin
 
 
-def start_logging(program: ProgramConfig) -> None:
-    """Log from `log_level` on, unless the caller's program logs already."""
+_OURS = "outrider"
+
+
+def start_logging(program: ProgramConfig, *, wordless: bool = False) -> None:
+    """Log from `log_level` on, unless the caller's program logs already, or we do. `wordless`
+    leaves out what errors say."""
+    if any(handler.get_name() == _OURS for handler in logging.root.handlers):
+        return
     handler = logging.StreamHandler(sys.stderr)
+    handler.set_name(_OURS)
+    if wordless:
+        handler.addFilter(Wordless())
     text = logging.Formatter("outrider: %(message)s")
     handler.setFormatter(JsonLines() if program.log_format == "json" else text)
     logging.basicConfig(level=program.log_level.upper(), handlers=[handler])
@@ -60,7 +70,7 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            event["error"] = self.formatException(record.exc_info)
+            event["error"] = record.exc_text or self.formatException(record.exc_info)
         return json.dumps(event, ensure_ascii=False)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -42,7 +42,10 @@ class Speculative(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """Parameters that chat and completions share. None is the same as leaving one out."""
+    """Parameters that all share. None is the same as leaving one out. `IN_VAIN` are those that are
+    read and change nothing, each with why: the answer's warnings say so."""
+
+    IN_VAIN: ClassVar[Mapping[str, str]] = {"store": "nothing is stored here"}
 
     model: str | None = None
     max_tokens: int | None = None
@@ -153,6 +156,11 @@ def structure_asked(
     if response_format is not None:
         body["response_format"] = response_format
     return structure_of(body)
+
+
+def asked_in_vain(asked: Asked) -> list[str]:
+    why = asked.IN_VAIN
+    return [f"{name}: {why[name]}" for name in why if getattr(asked, name) not in (None, False)]
 
 
 def traced(asked: Asked) -> bool:

@@ -127,7 +127,8 @@ class ChatChoices:
         return [_choice(index, {"role": "assistant", "content": ""})]
 
     def deltas(self, index: int, step: Step) -> list[dict[str, Any]]:
-        found = [_choice(index, delta) for delta in map(delta_of, step.parts) if delta]
+        deltas = map(delta_of, self._told(step))
+        found = [_choice(index, delta) for delta in deltas if delta]
         told: dict[str, Any] = {}
         if step.logprobs:
             told["logprobs"] = {"content": self._logprobs(step)}
@@ -142,11 +143,18 @@ class ChatChoices:
         return _choice(index, {"content": ""})
 
     def take(self, index: int, step: Step) -> None:
-        self._gathered[index].take(step, self._logprobs(step) if step.logprobs else [])
+        logprobs = self._logprobs(step) if step.logprobs else []
+        self._gathered[index].take(self._told(step), logprobs, step.rounds)
 
     def record(self, index: int, answer: Answer) -> dict[str, Any]:
         del answer
         return {"index": index, **self._gathered[index].record()}
+
+    def _told(self, step: Step) -> Sequence[Part]:
+        """Without thoughts, where the client wants none."""
+        if self._exchange.body.include_reasoning is not False:
+            return step.parts
+        return [part for part in step.parts if not isinstance(part, ReasoningDelta)]
 
     def _logprobs(self, step: Step) -> list[dict[str, Any]]:
         decoder = self._exchange.site.port.decoder
@@ -184,11 +192,16 @@ class Gathered:
         self._logprobs: list[dict[str, Any]] = []
         self._rounds: list[dict[str, Any]] = []
 
-    def take(self, step: Step, logprobs: Sequence[dict[str, Any]]) -> None:
-        for part in step.parts:
+    def take(
+        self,
+        parts: Sequence[Part],
+        logprobs: Sequence[dict[str, Any]],
+        rounds: Sequence[dict[str, Any]],
+    ) -> None:
+        for part in parts:
             self._part(part)
         self._logprobs += logprobs
-        self._rounds += step.rounds
+        self._rounds += rounds
 
     def _part(self, part: Part) -> None:
         if isinstance(part, TextDelta):

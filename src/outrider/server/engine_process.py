@@ -20,7 +20,7 @@ from typing import Any, cast
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import StructureOptions
-from outrider.core.errors import ordinary
+from outrider.core.logs import Wordless, tell_of_task
 from outrider.server.frames import (
     COMMANDS,
     Cancel,
@@ -166,6 +166,7 @@ def _request(asked: Submit) -> EngineRequest:
 
 
 async def _run(number: int) -> None:
+    asyncio.get_running_loop().set_exception_handler(tell_of_task)
     end = socket.socket(fileno=number)
     reader, writer = await asyncio.open_connection(sock=end)
     with suppress(EOFError, ConnectionError):
@@ -175,11 +176,14 @@ async def _run(number: int) -> None:
 def main() -> None:
     # A hang is ended by SIGABRT, and the log then has where every thread was.
     faulthandler.enable()
+    handler = logging.StreamHandler()
+    handler.addFilter(Wordless())
+    logging.basicConfig(handlers=[handler], format="outrider: %(message)s")
     status = 0
     try:
         asyncio.run(_run(int(sys.argv[1])))
-    except BaseException as error:  # noqa: BLE001 - the process ends, and says of what
-        logging.getLogger(__name__).error("the engine's process ends: %r", ordinary(error))
+    except BaseException as error:
+        logging.getLogger(__name__).error("the engine's process ends", exc_info=error)
         status = 1
     sys.stderr.flush()
     # Threads in the midst of native code are not waited for.

@@ -15,9 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from outrider.api.structure import StructureOptions
+from outrider.core.fields import shown
 from outrider.core.params import SamplingParams
 from outrider.server.answers import Answer, Ask, metrics_of, open_answers
-from outrider.server.asking import Asked, structure_asked, traced
+from outrider.server.asking import Asked, asked_in_vain, structure_asked, traced
 from outrider.server.events import End, OutputParser, PlainParser
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import EventReply, Reply
@@ -51,6 +52,9 @@ class Exchange(Generic[B]):
         ids = await self.site.port.encode_chat(chat)
         structure = structure_asked(self.body, form)
         reading = await read_with(self.site, ids, tooling, params, structure)
+        template = self.site.port.card.chat_template
+        unknown = [name for name in chat.variables if name not in template]
+        self.warnings += [f"{shown(name)}: the chat template has no such name" for name in unknown]
         self.warnings += reading.warnings
         return self.complete(ids, reading.params, reading.structure, reading.make_parser)
 
@@ -110,6 +114,7 @@ def api_route(
         body, warnings = await read(kind, request)
         asked = site.of(body.model)
         check(body)
+        warnings += asked_in_vain(body)
         writer = writer_of(
             Exchange(site=asked, body=body, key=key_of(request), api=api, warnings=warnings)
         )

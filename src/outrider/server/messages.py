@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +25,11 @@ from outrider.server.wire import json_response, read
 
 
 class MessageBody(Asked, frozen=True, kw_only=True):
+    IN_VAIN: ClassVar[Mapping[str, str]] = {
+        **Asked.IN_VAIN,
+        "context_management": "the conversation is read as it was sent",
+    }
+
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
@@ -33,9 +39,9 @@ class MessageBody(Asked, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     container: Any = None
     mcp_servers: list[Any] | None = None
+    context_management: Any = None
     # Of what Anthropic's servers do with requests: read, and of no meaning here.
     betas: Any = None
-    context_management: Any = None
     inference_geo: Any = None
     output_config: dict[str, Any] | None = None
 

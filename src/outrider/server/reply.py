@@ -188,6 +188,7 @@ class EventWriter:
             return
         if self._since is None and now - self._last >= limits.ping_seconds:
             self._ping = self._loop.create_task(self._written(_PING))
+            self._ping.add_done_callback(_heard)
             self._last = now
         if self._since is None:
             wait = min(self._last + limits.ping_seconds - now, limits.write_seconds)
@@ -219,6 +220,12 @@ async def _in_place(
         await error_response(error, request.scope["path"])(request.scope, receive, send)
 
 
+def _heard(task: asyncio.Future[None]) -> None:
+    """Of a client that is gone: whoever writes to it next hears of that, and no log need."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def while_connected(receive: Receive, run: Callable[[], Awaitable[None]]) -> None:
     """`run`, which is cancelled when the client leaves; then ClientGoneError is raised."""
     task = asyncio.current_task()
@@ -234,6 +241,7 @@ async def while_connected(receive: Receive, run: Callable[[], Awaitable[None]]) 
         task.cancel()
 
     watcher = asyncio.ensure_future(watch())
+    watcher.add_done_callback(_heard)
     try:
         await run()
     except asyncio.CancelledError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -29,13 +30,25 @@ PATH = "/v1/responses"
 _LOGPROBS = "message.output_text.logprobs"
 # Of the request, what its response tells again.
 _TOLD = (
-    *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature"),
+    *(
+        "instructions",
+        "max_output_tokens",
+        "max_tool_calls",
+        "metadata",
+        "parallel_tool_calls",
+        "temperature",
+    ),
     *("prompt_cache_key", "reasoning", "safety_identifier", "text", "tool_choice", "tools"),
     *("top_logprobs", "top_p", "user"),
 )
 
 
 class ResponseBody(Asked, frozen=True, kw_only=True):
+    IN_VAIN: ClassVar[Mapping[str, str]] = {
+        **Asked.IN_VAIN,
+        "max_tool_calls": "it counts tools that a server runs, here none",
+    }
+
     input: str | list[dict[str, Any]] = ""
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -128,14 +141,14 @@ async def open_response(exchange: Exchange[ResponseBody], record: dict[str, Any]
     tools, warnings = tools_of(body.tools)
     exchange.warnings += warnings
     tooling = tooling_of(tools, body.tool_choice, body.parallel_tool_calls)
-    wants_logprobs = _LOGPROBS in (body.include or ())
+    num_top = body.top_logprobs or 0
     limit = body.max_output_tokens
     params = params_of(
         exchange.site,
         body,
         max_tokens=body.max_tokens if limit is None else limit,
-        logprobs=wants_logprobs,
-        top_logprobs=(body.top_logprobs or 0) if wants_logprobs else 0,
+        logprobs=num_top > 0 or _LOGPROBS in (body.include or ()),
+        top_logprobs=num_top,
     )
     record["temperature"], record["top_p"] = params.temperature, params.top_p
     return await exchange.converse(chat_of(body), tooling, params, format_asked(body.text))

@@ -19,6 +19,7 @@ from granian.server.embed import Server as Granian
 from starlette.types import ASGIApp
 
 from outrider.core.errors import MachineError
+from outrider.core.logs import tell_of_task
 from outrider.server.address import Address
 from outrider.server.site import Site
 
@@ -40,6 +41,7 @@ async def run_server(
 ) -> None:
     """Serve until a signal. `load` makes the engine ready while the port listens already, and then
     `ready` is called; `also` runs beside it. Raises what `load` raises."""
+    asyncio.get_running_loop().set_exception_handler(tell_of_task)
     server = _granian(app, address)
     ended = _signals(site)
     serving = asyncio.ensure_future(server.serve())

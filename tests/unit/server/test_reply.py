@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import replace
+
+from starlette.types import Message
 
 from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import QUICK, app_of, ask, run, site_with
+from outrider.server.reply import EventWriter
 from outrider.server.site import Limits
 
 PATH = "/v1/completions"
@@ -83,6 +87,31 @@ def test_who_waits_long_is_told_that_the_server_lives() -> None:
     got = run(wait())
     assert got.status == 200
     assert got.events[-1] == "[DONE]"
+
+
+def test_a_client_that_is_gone_when_it_is_told_of_a_wait_leaves_no_task_unheard() -> None:
+    async def lose() -> list[object]:
+        unheard: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: unheard.append(context))
+        sent = 0
+
+        async def send(_: Message) -> None:
+            nonlocal sent
+            sent += 1
+            raise OSError
+
+        writer = EventWriter(send, replace(QUICK, ping_seconds=0.01))
+        writer.start()
+        await until(lambda: sent > 1)
+        await asyncio.sleep(0)
+        writer.stop()
+        del writer
+        gc.collect()
+        await asyncio.sleep(0)
+        return unheard
+
+    assert run(lose()) == []
 
 
 def test_a_server_that_ends_takes_nothing_new() -> None:

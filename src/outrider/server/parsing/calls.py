@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, NoReturn, TypeAlias, cast
 
 # The schemas of the arguments of each tool that was offered.
@@ -25,7 +26,13 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+def _finite(text: str) -> float:
+    """Raises ValueError for a number that no float holds: JSON could not tell it again."""
+    value = float(text)
+    return value if isfinite(value) else _refuse(text[:20])
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,6 +230,7 @@ BROKEN = {
     "no json": (HERMES, "a\n<tool_call>{]</tool_call> b"),
     "no name": (HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
     "no object": (HERMES, '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
+    "no float": (HERMES, '<tool_call>{"name": "now", "arguments": {"a": 1e999}}</tool_call>'),
     "not a number": (HERMES, '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>'),
     "empty": (HERMES, "<tool_call></tool_call>"),
     "cut": (HERMES, '<tool_call>{"name": "now", "argum'),
