@@ -140,7 +140,7 @@ class Batch:
     def _start(self) -> None:
         """As many as run at once, of those that wait for no page."""
         for index in range(len(self._pending) - 1, -1, -1):
-            if len(self._running) >= self.llm.config.batch_size or not self.llm.has_place:
+            if not self.llm.has_free_place:
                 return
             request = self._pending[index]
             if not self._waits(request):

@@ -7,6 +7,7 @@ and not again until it has read them: a slow loop finds one larger piece, and ne
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from asyncio import AbstractEventLoop, Future
@@ -24,6 +25,7 @@ from outrider.api.structure import StructureOptions
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, QueueFullError
 from outrider.core.params import SamplingParams
+from outrider.sched.fair_queue import FairQueue
 
 # Events of a reader that does not ask for them; more become one.
 MOST_EVENTS = 16
@@ -31,7 +33,8 @@ MOST_EVENTS = 16
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class AsyncRequest:
-    """A request of a task of `loop`. A `quiet` one is told of its end alone.
+    """A request of a task of `loop`. A `quiet` one is told of its end alone. Requests of several
+    `key`s share the engine in proportion to their `weight`.
 
     The engine's thread writes `handle`, `events`, `ended` and `error`; `waiter` is the loop's.
     """
@@ -44,12 +47,19 @@ class AsyncRequest:
     sample: int = 0
     written: Sequence[int] = ()
     quiet: bool = False
+    key: str = ""
+    weight: float = 1.0
     came: float = field(default_factory=monotonic)
+    num_charged: int = 0
     handle: RequestHandle | None = None
     events: deque[TextEvent] = field(default_factory=deque[TextEvent])
     ended: bool = False
     error: BaseException | None = None
     waiter: Future[None] | None = None
+
+    @property
+    def deadline(self) -> float:
+        return self.came + self.params.max_time if self.params.max_time else math.inf
 
     async def news(self) -> None:
         """Wait for an event or the end; only the request's own loop may."""
@@ -122,7 +132,7 @@ class EngineThread:
 class _State:
     """`changed` guards what several threads touch: `new`, `leaving`, `news`, `closing` and the
     events of requests. It can be entered again by a finalizer that runs within it. `queue`,
-    `running` and `fresh` are the engine thread's."""
+    `timed` (those of it whose time ends), `running` and `fresh` are the engine thread's."""
 
     llm: LLM
     max_queued: int
@@ -135,7 +145,8 @@ class _State:
     closing: BaseException | None = None
     num_refused: int = 0
     at_work_since: float | None = None
-    queue: dict[AsyncRequest, None] = field(default_factory=dict[AsyncRequest, None])
+    queue: FairQueue[AsyncRequest] = field(default_factory=FairQueue[AsyncRequest])
+    timed: dict[AsyncRequest, None] = field(default_factory=dict[AsyncRequest, None])
     running: dict[int, AsyncRequest] = field(default_factory=dict[int, AsyncRequest])
     fresh: dict[int, OutputStream] = field(default_factory=dict[int, OutputStream])
 
@@ -169,21 +180,46 @@ def _wait(state: _State) -> bool:
 def _take_in(state: _State) -> None:
     """Who came and who left since the last job."""
     with state.changed:
-        state.queue.update(dict.fromkeys(state.new))
+        for request in state.new:
+            state.queue.add(request, request.key, weight=request.weight)
+            if request.params.max_time:
+                state.timed[request] = None
         state.new.clear()
         leaving, state.leaving = state.leaving, deque()
     for request in leaving:
         if request.handle is not None:
             state.llm.cancel(request.handle)
-        elif state.queue.pop(request, request) is None:
+        elif state.queue.remove(request, request.key):
+            state.timed.pop(request, None)
             _post(state, request, ended=True)
-    while state.queue and state.llm.has_place:
-        request = next(iter(state.queue))
-        del state.queue[request]
+    _hand_in(state)
+
+
+def _hand_in(state: _State) -> None:
+    """As many as the engine can start, so that who comes later may still be earlier. A key of which
+    nothing runs takes the place of the youngest of a key that has several: that one waits for the
+    next place, and goes on where it was."""
+    now, queue = monotonic(), state.queue
+    for request in [one for one in state.timed if one.deadline <= now]:
+        # The engine ends it as it ends all whose time is up.
+        queue.take(request, request.key)
         _submit(state, request)
+    while queue:
+        if state.llm.has_free_place:
+            _submit(state, queue.pop())
+            continue
+        owing = queue.owing_key
+        if owing is None:
+            return
+        running = [one.handle for one in state.running.values() if one.key == owing]
+        first = queue.pop()
+        _submit(state, first)
+        if first.handle is not None:
+            any(state.llm.give_way(one) for one in reversed(running) if one is not None)
 
 
 def _submit(state: _State, request: AsyncRequest) -> None:
+    state.timed.pop(request, None)
     params = request.params
     if params.max_time:
         # The engine counts from here on.
@@ -199,9 +235,11 @@ def _submit(state: _State, request: AsyncRequest) -> None:
             **request.structure,
         )
     except Exception as error:  # noqa: BLE001 - a request's mistake is its own
+        state.queue.ended(request.key)
         _post(state, request, ended=True, error=error)
         return
-    request.handle = handle
+    state.queue.charge(request.key, len(request.ids))
+    request.num_charged, request.handle = len(request.written), handle
     reader = handle.reader
     state.running[reader.seq.seq_id] = request
 
@@ -223,8 +261,12 @@ def _tell(state: _State) -> None:
         if request is None:
             continue
         events = () if request.quiet else tuple(reader.events())
+        num_tokens = reader.seq.num_emitted
+        state.queue.charge(request.key, num_tokens - request.num_charged)
+        request.num_charged = num_tokens
         if reader.has_ended:
             del state.running[seq_id]
+            state.queue.ended(request.key)
         if events or reader.has_ended:
             _post(state, request, *events, ended=reader.has_ended, error=reader.seq.error)
 
@@ -272,7 +314,7 @@ def _end_all(state: _State) -> None:
     """Nobody is left waiting, and no memory held, when the thread ends."""
     with state.changed:
         waiting = [*state.queue, *state.new]
-        state.queue.clear()
+        state.queue, state.timed = FairQueue(), {}
         state.new.clear()
     running = list(state.running.values())
     state.running.clear()

@@ -259,8 +259,8 @@ class LLM:
         written: Sequence[int] = (),
         **options: Unpack[RequestOptions],
     ) -> RequestHandle:
-        """Hand a request in beside others; `advance` runs them all. `sample` tells requests of one
-        seed apart; `written` is what a broken text has already. Raises as `stream`, at once."""
+        """Hand a request in beside others; `advance` runs them all. `sample` tells those of one seed
+        apart; `written` is what a broken text has already. Raises as `stream`, at once."""
         params = params_for_one(params, sampling_of(options))
         reader: OutputStream | None = None
         try:
@@ -290,9 +290,14 @@ class LLM:
             return self._requests.ids_of_chat(conversation(messages), **options)
 
     @property
-    def has_place(self) -> bool:
-        """Whether one more request may wait."""
-        return self._engine.has_place
+    def has_free_place(self) -> bool:
+        """Whether one more request would start at once, where there is memory for it."""
+        return self._engine.has_free_place
+
+    def give_way(self, handle: RequestHandle) -> bool:
+        """Let a running request wait for the one that came last, and then go on. Whether it can."""
+        with self._turns.call(), self._turns.turn():
+            return self._engine.give_way(handle.reader.seq.seq_id)
 
     @property
     def has_work(self) -> bool:

@@ -67,6 +67,23 @@ class Engine:
         """Whether one more request may wait."""
         return len(self.residents.waiting) < self.residents.limits.max_waiting
 
+    @property
+    def has_free_place(self) -> bool:
+        """Whether one more request would start at once, where there is memory for it."""
+        residents = self.residents
+        num_places = residents.limits.num_sequences - len(residents.live)
+        return len(residents.waiting) < min(num_places, residents.limits.max_waiting)
+
+    def give_way(self, seq_id: int) -> bool:
+        """Pre-empt a live request for the one that came last, which then starts first. Whether it
+        could: a job may be about it."""
+        residents = self.residents
+        if seq_id not in residents.live or residents.ledger.is_running(seq_id):
+            return False
+        residents.preempt(residents.live[seq_id])
+        residents.waiting.rotate(1)
+        return True
+
     def submit(self, seq: LiveSequence) -> None:
         """Queue a request. Raises CapacityError if the whole arena could not hold it, and
         QueueFullError if too many wait."""

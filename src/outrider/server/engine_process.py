@@ -161,6 +161,8 @@ def _request(asked: Submit) -> EngineRequest:
         structure=cast("StructureOptions", asked.structure),
         sample=asked.sample,
         cache_salt=asked.cache_salt,
+        key=asked.key,
+        weight=asked.weight,
         written=asked.written,
     )
 

@@ -55,6 +55,8 @@ class Submit(Struct, frozen=True, tag=True):
     structure: dict[str, Any]
     sample: int
     cache_salt: str
+    key: str
+    weight: float
     written: list[int]
 
 
@@ -135,6 +137,8 @@ def submit_of(number: int, request: EngineRequest, written: list[int]) -> Submit
         dict(request.structure),
         request.sample,
         request.cache_salt,
+        request.key,
+        request.weight,
         written,
     )
 

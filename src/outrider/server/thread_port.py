@@ -158,10 +158,11 @@ class ThreadPort:
             asyncio.get_running_loop(),
             request.prompt_ids,
             replace(request.params, cache_salt=request.cache_salt),
-            None,
-            request.structure,
-            request.sample,
-            request.written,
+            structure=request.structure,
+            sample=request.sample,
+            written=request.written,
+            key=request.key,
+            weight=request.weight,
         )
         engine.add(asked)
         return ThreadStream(engine, asked)
