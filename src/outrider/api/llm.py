@@ -109,12 +109,10 @@ class LLM:
 
     @property
     def folder(self) -> Path:
-        """Where the target's files are."""
         return self._pair.plan.folder
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """The ids that end a text."""
         return self._pair.stop_ids
 
     @property
@@ -148,7 +146,7 @@ class LLM:
 
     @property
     def exact(self) -> bool:
-        """Whether texts follow the target's own distribution; lossy samplers may change it."""
+        """Whether texts follow the target's own distribution: not with a lossy sampler."""
         return not KINDS[self.drafter].drafts or self.config.sampler in EXACT_SAMPLERS
 
     @property
@@ -200,10 +198,10 @@ class LLM:
     ) -> list[GenerationResult]:
         """Run all prompts, up to `batch_size` at once; `n` results for each, in order.
 
-        A prompt is text, or ids as a list, an array or a tensor; rows of ids are prompts.
-        `params` are one for all or one for each prompt, and `options` are fields of them. A prompt
-        that cannot be run has a result with its `error`, beside those of the others; where none can
-        be run, or there is one alone, the first error is raised.
+        A prompt is text, or ids as a list, an array or a tensor; rows of ids are prompts. `params`
+        are one for all or one for each. A prompt that cannot be run has a result with its `error`,
+        beside those of the others; where none can be run, or there is one alone, the first error is
+        raised.
         """
         batch = several_prompts(prompts)
         each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
@@ -259,8 +257,8 @@ class LLM:
         written: Sequence[int] = (),
         **options: Unpack[RequestOptions],
     ) -> RequestHandle:
-        """Hand a request in beside others; `advance` runs them all. `sample` tells those of one seed
-        apart; `written` is what a broken text has already. Raises as `stream`, at once."""
+        """Hand a request in beside others; `advance` runs them. `written` is what a broken text has
+        already. Raises as `stream`, at once."""
         params = params_for_one(params, sampling_of(options))
         reader: OutputStream | None = None
         try:
@@ -318,9 +316,7 @@ class LLM:
         """End a request now and free its memory; one that has ended stays as it is. Within a
         callback, it ends with the job. Raises ConfigError for a request of another LLM."""
         if handle.owner is not self:
-            raise ConfigError(
-                "this request was handed in to another LLM.", hint="cancel it where it was"
-            )
+            raise ConfigError("this request is another LLM's.", hint="cancel it where it was")
         if self._turns.in_turn:
             handle.reader.was_cancelled = not handle.done
             self._router.drop(handle.reader)

@@ -81,7 +81,7 @@ def _address(options: ServeOptions) -> Address:
 def _rules(options: ServeOptions) -> DoorRules:
     from outrider.server.door import DoorRules
 
-    keys = [*options.api_key, *_keys_in(options.api_key_file), *filter(None, [api_key()])]
+    keys = [*options.api_key, *_keys_of(options), *filter(None, [api_key()])]
     # Pages that make a name mean this machine have no key.
     own = (socket.gethostname(), socket.getfqdn()) if keys else ()
     return DoorRules(
@@ -92,37 +92,56 @@ def _rules(options: ServeOptions) -> DoorRules:
     )
 
 
-def _keys_in(name: str | None) -> list[str]:
+def _keys_of(options: ServeOptions) -> dict[str, float]:
+    """Of the file of keys, with the share of the server that each has."""
+    name = options.api_key_file
     if name is None:
-        return []
+        return {}
     try:
         lines = read_text(Path(name), FileKind.SETTINGS).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: cannot be read: {error}.", hint="one key a line") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not keys:
+    found: dict[str, float] = {}
+    for number, line in enumerate(lines, 1):
+        key, *share = line.split() or ["#"]
+        if key.startswith("#"):
+            continue
+        try:
+            found[key] = float(*share or [1])
+        except (TypeError, ValueError):
+            found[key] = 0
+        if not 0.001 <= found[key] <= 1000:
+            raise ConfigError(
+                f"{name}, line {number}: the share of a key is a number from 0.001 to 1000.",
+                hint="KEY, or KEY SHARE",
+            )
+    if not found:
         raise ConfigError(f"{name}: there is no key in it.", hint="one key a line")
-    return keys
+    return found
 
 
 def _run(call: Call[ServeOptions], address: Address) -> None:
     from outrider.server.app import all_routes, make_app
+    from outrider.server.door import name_of
     from outrider.server.metrics import Metrics
+    from outrider.server.places import Places
     from outrider.server.run import run_server
-    from outrider.server.site import Limits, Site, check_apart
+    from outrider.server.site import Limits, Site, Traffic, check_apart
 
     options, engine = call.options, call.resolved.engine()
     rules = _rules(options)
-    queued = options.max_queued or 4 * engine.batch_size
-    port = _port(call, queued)
+    limits = Limits(
+        most_running=engine.batch_size + (options.max_queued or 4 * engine.batch_size),
+        most_of_a_key=options.max_per_key,
+        drain_seconds=options.drain_seconds,
+    )
+    weights = {name_of(key): share for key, share in _keys_of(options).items()}
+    port = _port(call, limits.most_completions)
     site = Site(
         port=port,
         names=_names(call),
-        limits=Limits(
-            most_running=engine.batch_size + queued,
-            most_of_a_key=options.max_per_key,
-            drain_seconds=options.drain_seconds,
-        ),
+        limits=limits,
+        traffic=Traffic(places=Places(weights=weights)),
         defaults=_defaults(call),
         shares_prefixes=options.shared_prefixes,
         keeps_apart=len(rules.keys) > 1 and not options.shared_prefixes,
@@ -146,7 +165,7 @@ def _port(call: Call[ServeOptions], max_queued: int) -> ProcessPort | ThreadPort
     if call.options.engine_home == "process":
         target, draft, engine = to_load(call.resolved)
         return ProcessPort(Load(target, draft, engine, max_queued))
-    return ThreadPort(lambda: open_llm(call.resolved))
+    return ThreadPort(lambda: open_llm(call.resolved), max_queued=max_queued)
 
 
 def _names(call: Call[ServeOptions]) -> tuple[str, ...]:

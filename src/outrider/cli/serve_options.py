@@ -27,7 +27,11 @@ class ServeOptions(JsonOption):
     api_key: tuple[str, ...] = setting(
         (), "Ask clients for this key; may be repeated. --api-key-file hides it from `ps`."
     )
-    api_key_file: str | None = setting(None, "Ask clients for a key of this file, one a line.")
+    api_key_file: str | None = setting(
+        None,
+        "Ask clients for a key of this file, one a line, perhaps with its share of the server "
+        "behind it (1).",
+    )
     served_model_name: tuple[str, ...] = setting(
         (), "What clients call the model; may be repeated. By default as it is named here."
     )

@@ -156,6 +156,7 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
     if params.max_tokens == WHOLE:
         params = replace(params, max_tokens=card.window - num_prompt)
     found: list[Answer] = []
+    site.traffic.places.widen(ask.params.n)
     try:
         for sample in range(ask.params.n):
             if sample == 1:
@@ -167,6 +168,8 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
                 structure=ask.structure,
                 sample=sample,
                 cache_salt="" if site.shares_prefixes else ask.key,
+                key=ask.key,
+                weight=site.traffic.places.weight(ask.key),
             )
             found.append(Answer(site, request, ask))
     except BaseException:

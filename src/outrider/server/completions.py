@@ -22,10 +22,8 @@ from outrider.server.errors import ApiError, refused
 from outrider.server.events import Step, TextDelta
 from outrider.server.exchange import Exchange, api_route
 from outrider.server.logprobs import completion_logprobs
-from outrider.server.site import Site
+from outrider.server.site import MOST_PROMPTS, Site
 from outrider.server.tokens import check_ids
-
-MOST_PROMPTS = 128
 
 
 class CompletionBody(Asked, frozen=True, kw_only=True):

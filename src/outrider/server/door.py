@@ -71,8 +71,13 @@ class DoorRules:
                 f"{self.host} can be reached from other machines, and no API key is asked for.",
                 hint="--api-key-file FILE, or --host 127.0.0.1",
             )
-        digests = {_digest(key): _digest(key).hex()[:12] for key in self.keys}
+        digests = {_digest(key): name_of(key) for key in self.keys}
         object.__setattr__(self, "digests", digests)
+
+
+def name_of(key: str) -> str:
+    """What a key is called where it must not be shown."""
+    return _digest(key).hex()[:12]
 
 
 def is_loopback(host: str) -> bool:

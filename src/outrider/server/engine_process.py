@@ -64,7 +64,7 @@ class EngineProcess:
         if not isinstance(load, Load):
             raise EOFError("the first frame says nothing of a model")
         make = partial(LLM, load.model, draft=load.draft, config=load.config)
-        self._port = ThreadPort(make, max_queued=load.max_queued + load.config.batch_size)
+        self._port = ThreadPort(make, max_queued=load.max_queued)
         try:
             await self._port.start()
         except Exception as error:  # noqa: BLE001 - the server tells it

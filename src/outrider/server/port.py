@@ -43,9 +43,9 @@ class EngineLostError(OutriderError):
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
     """One completion. `sample` tells the `n` completions of one seed apart; `cache_salt` keeps the
-    prefix cache of one key's requests from another's. Requests of several `key`s share the engine in
-    proportion to their `weight`. A text that was broken off elsewhere goes on from the tokens in
-    `written`, which its events do not have again."""
+    prefix cache of one key's requests from another's. Requests of several `key`s share the engine
+    in proportion to their `weight`. A text that was broken off elsewhere goes on from the tokens
+    in `written`, which its events do not have again."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams

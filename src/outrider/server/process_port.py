@@ -133,7 +133,7 @@ class ProcessPort:
         of those before them ended it. Raises KeptOutError besides what ports raise."""
         if self._state not in ("ready", "restarting"):
             raise NotReadyError(self._state)
-        if len(self._streams) >= self._load.max_queued + self._load.config.batch_size:
+        if len(self._streams) >= self._load.max_queued:
             raise QueueFullError(len(self._streams), 1)
         stream = ProcessStream(next(self._numbers), request, self.leave)
         if self._kept_out and stream.kind in self._kept_out:

@@ -6,7 +6,6 @@ A part of the server is a function from a `Site` to its routes; `app.py` puts th
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -18,12 +17,15 @@ from outrider.api.result import GenerationResult
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
 from outrider.core.params import SamplingParams
-from outrider.server.errors import ASK_AGAIN, ApiError
+from outrider.server.errors import ApiError
 from outrider.server.events import Usage
+from outrider.server.places import Places
 from outrider.server.port import EnginePort
 
 # Drafters that draft from what any request said or wrote.
 LEARNS_OF_ALL = ("suffix", "recycling", "lookup", "portfolio")
+# Completions that one request may ask for.
+MOST_PROMPTS = 128
 Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "other"]
 
 
@@ -56,8 +58,13 @@ class Limits:
     ping_seconds: float = 15.0
     drain_seconds: float = 30.0
     most_running: int = 1_000
-    """Requests in flight at once, those that wait included."""
+    """Completions in flight at once, those that wait included, before a request is refused."""
     most_of_a_key: int = 256
+
+    @property
+    def most_completions(self) -> int:
+        """That are ever in flight: the last request that finds a place may have many."""
+        return 2 * self.most_running + MOST_PROMPTS
 
 
 @dataclass(slots=True)
@@ -68,12 +75,11 @@ class Traffic:
     """Whether new requests are refused, because those that run are the last ones."""
     hurried: bool = False
     """Whether those are not waited for either."""
-    running: Counter[str] = field(default_factory=Counter[str])
-    """Requests in flight by the name of their key."""
+    places: Places = field(default_factory=Places)
 
     @property
     def num_running(self) -> int:
-        return self.running.total()
+        return self.places.taken.total()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,27 +136,8 @@ class Site:
         limits, traffic = self.limits, self.traffic
         if traffic.ending:
             raise ApiError(503, "the server is ending.", code="ending", retry_after=5)
-        if traffic.running[key] >= limits.most_of_a_key:
-            raise ApiError(
-                429,
-                f"{limits.most_of_a_key} requests of this key are in flight. Wait for one to end.",
-                code="rate_limit_exceeded",
-                retry_after=ASK_AGAIN,
-            )
-        if traffic.num_running >= limits.most_running:
-            raise ApiError(
-                503,
-                f"{limits.most_running} requests are in flight. Ask again later.",
-                code="overloaded",
-                retry_after=ASK_AGAIN,
-            )
-        traffic.running[key] += 1
-        try:
+        with traffic.places.place(key, limits.most_running, limits.most_of_a_key):
             yield
-        finally:
-            traffic.running[key] -= 1
-            if not traffic.running[key]:
-                del traffic.running[key]
 
     def default(self, name: str) -> object:
         """Of a sampling parameter that a request leaves out. What nobody chose is as in OpenAI's

@@ -1,0 +1,84 @@
+"""Shares of the engine: a key that asks for much does not keep another one waiting, and nobody's
+text changes for it. Time is counted in the rounds that the busy key writes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.core.config import EngineConfig
+from outrider.core.params import SamplingParams as Params
+from outrider.server.port import EngineRequest
+from outrider.server.thread_port import ThreadPort, ThreadStream
+
+pytestmark = [pytest.mark.weights, pytest.mark.slow]
+T = TypeVar("T")
+CONFIG = EngineConfig(threads=1, k=3, sampler="coupled", batch_size=4)
+LONG = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.8, seed=5)
+SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
+
+
+def at_work(work: Callable[[ThreadPort], Awaitable[T]]) -> T:
+    async def run() -> T:
+        port = ThreadPort(lambda: LLM(config=CONFIG))
+        await port.start()
+        try:
+            return await asyncio.wait_for(work(port), 240)
+        finally:
+            await port.aclose()
+
+    return asyncio.run(run())
+
+
+async def asked(port: ThreadPort, prompt: str, key: str, params: Params = LONG) -> ThreadStream:
+    ids = await port.encode(prompt)
+    return port.stream(EngineRequest(prompt_ids=ids, params=params, structure={}, key=key))
+
+
+async def read(stream: ThreadStream) -> str:
+    return "".join([event.text async for event in stream])
+
+
+def test_a_key_with_many_requests_keeps_no_other_one_waiting() -> None:
+    async def work(port: ThreadPort) -> None:
+        prompts = [f"def f{i}(" for i in range(12)]
+        busy = [await asked(port, prompt, "busy") for prompt in prompts]
+        reading = [asyncio.ensure_future(read(stream)) for stream in busy]
+        while port.status.num_running < CONFIG.batch_size:
+            await asyncio.sleep(0)
+        other = await asked(port, "import os\n", "other", SHORT)
+        text = await read(other)
+        # It neither waited for one of the four that ran, nor for the eight before it.
+        assert sum(task.done() for task in reading) == 0
+        assert port.status.num_preempted == 1
+        texts = await asyncio.gather(*reading)
+        with LLM(config=CONFIG) as llm:
+            assert texts == [result.text for result in llm.generate(prompts, LONG)]
+            assert text == llm.generate("import os\n", SHORT)[0].text
+
+    at_work(work)
+
+
+def test_a_key_alone_has_all_places_and_nobody_gives_way() -> None:
+    async def work(port: ThreadPort) -> None:
+        streams = [await asked(port, f"x{i} =", "", SHORT) for i in range(12)]
+        await asyncio.gather(*map(read, streams))
+        assert port.status.num_preempted == 0
+
+    at_work(work)
+
+
+def test_time_that_is_up_ends_one_that_never_started() -> None:
+    async def work(port: ThreadPort) -> None:
+        busy = [await asked(port, "x", "", LONG) for _ in range(CONFIG.batch_size)]
+        late = await asked(port, "y", "", SamplingParams(max_tokens=9, max_time=0.001))
+        assert await read(late) == ""
+        assert late.result.finish_reason == "timeout"
+        for stream in busy:
+            stream.cancel()
+
+    at_work(work)
