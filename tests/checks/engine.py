@@ -16,9 +16,9 @@ from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.params import SamplingParams
+from outrider.core.params import FinishReason, SamplingParams
 from outrider.core.protocols import CausalLM
-from outrider.core.sequence import FinishReason, LiveSequence, StopMatch
+from outrider.core.sequence import LiveSequence, StopMatch
 from outrider.engine.engine import Engine
 from outrider.engine.round import clamp
 from outrider.metrics.summary import Stats, summarise

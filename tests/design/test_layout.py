@@ -120,3 +120,14 @@ def test_scripts_are_valid_shell() -> None:
     for name in names.split():
         done = subprocess.run(["sh", "-n", str(ROOT / "scripts" / name)], check=False, timeout=60)
         assert done.returncode == 0
+
+
+def test_the_servers_front_end_imports_no_torch() -> None:
+    """The engine's process does; a second copy costs seconds at each start, and 200 MB."""
+    script = (
+        "import sys, outrider.cli.serve, outrider.server.app, outrider.server.process_port\n"
+        "import outrider.server.metrics, outrider.server.run\n"
+        "raise SystemExit('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, env={}, timeout=60)
+    assert done.returncode == 0

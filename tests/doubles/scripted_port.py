@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.core.budget import RoundTrace
+from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import QueueFullError
-from outrider.core.sampling import TokenLogprobs
-from outrider.core.sequence import FinishReason
+from outrider.core.params import FinishReason
 from outrider.metrics.summary import summarise
 from outrider.server.port import (
     ChatPrompt,

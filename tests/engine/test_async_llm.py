@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from outrider import LLM, AsyncLLM, EngineConfig, SamplingParams
-from outrider.api.engine_thread import MOST_EVENTS, merge
-from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.result import MOST_EVENTS, GenerationResult, TextEvent
 from outrider.core.errors import ConfigError, QueueFullError
 
 pytestmark = pytest.mark.weights
@@ -222,7 +221,7 @@ def test_a_slow_reader_finds_larger_pieces(llm: LLM, owner: AsyncLLM) -> None:
 
 def test_merged_events_say_the_same() -> None:
     first = TextEvent((1, 2), ("accepted", "recovered"), ("a", "b"))
-    merged = merge([first, TextEvent((), ("plain",), ("c",))])
+    merged = TextEvent.merged([first, TextEvent((), ("plain",), ("c",))])
     assert merged == TextEvent((1, 2), ("accepted", "recovered", "plain"), ("a", "b", "c"))
 
 

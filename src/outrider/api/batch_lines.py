@@ -21,11 +21,11 @@ from outrider.api.response_format import KEYS, structure_of
 from outrider.api.result import GenerationResult
 from outrider.api.structure import StructureOptions
 from outrider.api.tokenizer import Tokenizer
+from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import ConfigError, OutriderError, nearest
 from outrider.core.fields import shown
 from outrider.core.files import parse_json
 from outrider.core.params import SamplingParams
-from outrider.core.sampling import TokenLogprobs
 
 Chat = Sequence[Message]
 Kind = Literal["chat", "completion", "plain"]

@@ -20,15 +20,12 @@ from time import monotonic
 from outrider.api.llm import LLM
 from outrider.api.output import OutputStream
 from outrider.api.request import RequestHandle
-from outrider.api.result import TextEvent
+from outrider.api.result import MOST_EVENTS, TextEvent
 from outrider.api.structure import StructureOptions
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, QueueFullError
 from outrider.core.params import SamplingParams
 from outrider.sched.fair_queue import FairQueue
-
-# Events of a reader that does not ask for them; more become one.
-MOST_EVENTS = 16
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -282,7 +279,7 @@ def _post(
     with state.changed:
         request.events += events
         if len(request.events) > MOST_EVENTS:
-            merged = merge(request.events)
+            merged = TextEvent.merged(request.events)
             request.events.clear()
             request.events.append(merged)
         request.ended, request.error = ended, error
@@ -335,14 +332,3 @@ def _close(state: _State, thread: threading.Thread) -> None:
     if thread is not threading.current_thread():
         thread.join()
     state.llm.close()
-
-
-def merge(events: Sequence[TextEvent]) -> TextEvent:
-    """One event that says what `events` say."""
-    return TextEvent(
-        tuple(token for event in events for token in event.token_ids),
-        tuple(origin for event in events for origin in event.origins),
-        tuple(piece for event in events for piece in event.pieces),
-        tuple(entry for event in events for entry in event.logprobs),
-        tuple(entry for event in events for entry in event.round_events),
-    )

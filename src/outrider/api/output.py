@@ -15,9 +15,8 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.draft import Outcome, RoundEvent
+from outrider.core.draft import Outcome, RoundEvent, TokenLogprobs
 from outrider.core.errors import ConfigError, ContractError, foreign, told
-from outrider.core.sampling import TokenLogprobs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
 from outrider.metrics.profile import MemoryTrace

@@ -276,16 +276,6 @@ def _told(found: Path) -> str:
     return f"{name}, which {'is in the cache' if store else 'lies beside the target'}"
 
 
-def tokenizer_for(model: str, config: EngineConfig) -> Tokenizer:
-    """What reads and writes the text of a model, of which nothing else is read. Raises
-    CheckpointError."""
-    folder = find_model(model)
-    verifier = verifier_of(folder)
-    if verifier is not None:
-        folder = _target_of(folder, verifier)
-    return _tokenizer_of(folder, read_config(folder), config.tokenizer)
-
-
 def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:
     """The target's own, or that of the model `other`. Raises VocabularyError for ids that the
     target lacks."""

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from outrider.core.budget import Budget, Choice, RoundTrace
-from outrider.core.draft import NodeTrace, Origin, RoundEvent
+from outrider.core.draft import NodeTrace, Origin, RoundEvent, TokenLogprobs
 from outrider.core.errors import ConfigError, OutriderError, told
-from outrider.core.sampling import TokenLogprobs
-from outrider.core.sequence import FinishReason
+from outrider.core.params import FinishReason
 from outrider.metrics.profile import MemoryTrace, profile
 from outrider.metrics.summary import (
     SpecMetrics,
@@ -28,6 +27,8 @@ from outrider.metrics.summary import (
     token_latencies,
 )
 
+# Events of a reader that does not ask for them; more become one.
+MOST_EVENTS = 16
 _TRACED = {item.name for item in fields(RoundTrace)}
 _NODE = [item.name for item in fields(NodeTrace)]
 
@@ -116,6 +117,17 @@ class TextEvent:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    @classmethod
+    def merged(cls, events: Sequence[TextEvent]) -> TextEvent:
+        """One event that says what `events` say."""
+        return cls(
+            tuple(token for event in events for token in event.token_ids),
+            tuple(origin for event in events for origin in event.origins),
+            tuple(piece for event in events for piece in event.pieces),
+            tuple(entry for event in events for entry in event.logprobs),
+            tuple(entry for event in events for entry in event.round_events),
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -244,3 +244,12 @@ def _first_end(text: str, stop: str, num_old: int) -> int:
     """Where `stop` first ends beyond the first `num_old` characters; past the text if nowhere."""
     start = text.find(stop, max(0, num_old + 1 - len(stop)))
     return len(text) + 1 if start < 0 else start + len(stop)
+
+
+def pieces_of(decoder: TokenDecoder, ids: Sequence[int]) -> list[str]:
+    """The text that each id adds to those before it."""
+    text = Detokenizer(decoder)
+    pieces = [text.push(token_id) for token_id in ids]
+    if pieces:
+        pieces[-1] += text.flush()
+    return pieces

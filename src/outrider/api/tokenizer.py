@@ -67,7 +67,10 @@ class Tokenizer:
         config: Mapping[str, Any],
         stop_ids: Sequence[int],
         growth: Growth = NO_GROWTH,
+        *,
+        folder: Path | None = None,
     ) -> None:
+        self.folder = folder
         self._backend = backend
         self._growth = growth
         self._config = config
@@ -277,7 +280,7 @@ def _load(folder: Path, identity: tuple[object, ...]) -> Tokenizer:
     template = folder / "chat_template.jinja"
     if template.exists():
         config = {**config, "chat_template": _read_text(template, FileKind.TEMPLATE)}
-    return Tokenizer(backend, config, _stop_ids(folder, backend, config), growth)
+    return Tokenizer(backend, config, _stop_ids(folder, backend, config), growth, folder=folder)
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -158,13 +158,15 @@ def _run(call: Call[ServeOptions], address: Address) -> None:
 
 
 def _port(call: Call[ServeOptions], max_queued: int) -> ProcessPort | ThreadPort:
-    from outrider.server.frames import Load
-    from outrider.server.process_port import ProcessPort
-    from outrider.server.thread_port import ThreadPort
-
+    # The engine's own process alone needs what runs models, which takes seconds to import.
     if call.options.engine_home == "process":
+        from outrider.server.frames import Load
+        from outrider.server.process_port import ProcessPort
+
         target, draft, engine = to_load(call.resolved)
         return ProcessPort(Load(target, draft, engine, max_queued))
+    from outrider.server.thread_port import ThreadPort
+
     return ThreadPort(lambda: open_llm(call.resolved), max_queued=max_queued)
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.errors import DrafterError
-from outrider.core.sampling import TokenLogprobs
 from outrider.core.tree import ROOT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Origin = Literal["accepted", "recovered", "bonus", "plain"]
 # Of a drafted token (the last two: the rule refused it, or never came to it or came past the text's
@@ -147,6 +147,18 @@ class RoundEvent:
     def emitted(self) -> tuple[NodeTrace, ...]:
         """The nodes that became text, in its order."""
         return tuple(node for node in self.nodes if node.verdict not in ("refused", "unused"))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The natural logarithm of a token's probability, and the likeliest tokens at its place.
+
+    `top` is ordered by probability, ties by id; tokens of no probability are left out.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

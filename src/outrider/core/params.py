@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
 from outrider.core.drafter_kinds import KINDS, OFF
@@ -25,6 +25,8 @@ from outrider.core.fields import (
     setting,
     with_options,
 )
+
+FinishReason = Literal["stop", "length", "timeout", "error"]
 
 
 @documented

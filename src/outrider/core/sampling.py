@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.clock import host_floats, host_ints
+from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.rng import Pick, Rng, Role, inverse_cdf
@@ -197,18 +198,6 @@ def draw(distribution: int | Tensor, rng: Rng, node: int) -> int:
 def draw_at(distribution: int | Tensor, rng: Rng, depth: int) -> int:
     """The target's own token `depth` places after the round's start, keyed by position."""
     return distribution if isinstance(distribution, int) else rng.pick_at(distribution, depth)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """The natural logarithm of a token's probability, and the likeliest tokens at its place.
-
-    `top` is ordered by probability, ties by id; tokens of no probability are left out.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 def log_probs(logits_NV: Tensor) -> Tensor:

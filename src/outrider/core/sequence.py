@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from outrider.core.budget import Budget
-from outrider.core.draft import Draft, Outcome
+from outrider.core.draft import Draft, Outcome, TokenLogprobs
 from outrider.core.logits import LogitsProcessor
-from outrider.core.params import AS_THE_ENGINE, RequestSpeculation, SamplingParams
+from outrider.core.params import (
+    AS_THE_ENGINE,
+    FinishReason,
+    RequestSpeculation,
+    SamplingParams,
+)
 from outrider.core.rng import KeyedRng, Pick, inverse_cdf
-from outrider.core.sampling import TokenLogprobs
 
-FinishReason = Literal["stop", "length", "timeout", "error"]
 StopMatch = Callable[[Sequence[int]], int | None]
 
 

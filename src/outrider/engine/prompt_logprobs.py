@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import NumericsError, SequenceError
 from outrider.core.protocols import StepRow
-from outrider.core.sampling import TokenLogprobs, log_probs, token_logprobs
+from outrider.core.sampling import log_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.round import Batch, Chunk, Chunks, RoundTiming
 

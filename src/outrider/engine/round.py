@@ -13,8 +13,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import Draft, Outcome
+from outrider.core.params import FinishReason
 from outrider.core.protocols import CacheStore
-from outrider.core.sequence import FinishReason, LiveSequence
+from outrider.core.sequence import LiveSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.rounds import round_of
 from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
+from outrider.core.draft import TokenLogprobs
 from outrider.core.fields import WHOLE
 from outrider.core.params import SamplingParams
-from outrider.core.sampling import TokenLogprobs
 from outrider.metrics.summary import SpecMetrics, spec_metrics
 from outrider.server.errors import ApiError
 from outrider.server.events import (

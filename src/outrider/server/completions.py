@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from starlette.routing import Route
 
-from outrider.core.sampling import TokenLogprobs
+from outrider.core.draft import TokenLogprobs
 from outrider.server.answers import Answer, cancel
 from outrider.server.asking import Asked, params_of, structure_asked
 from outrider.server.chat import prediction_text

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from outrider.core.sampling import TokenLogprobs
+from outrider.core.draft import TokenLogprobs
 
 EndReason: TypeAlias = Literal["stop", "length", "tool_calls", "timeout"]
 

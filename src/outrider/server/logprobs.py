@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outrider.api.stream import TokenDecoder
-from outrider.core.sampling import TokenLogprobs
+from outrider.core.draft import TokenLogprobs
 
 # JSON has no infinity.
 _LEAST = -9999.0

@@ -98,6 +98,8 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     eos: str = ""
     response_template: Mapping[str, Any] | None = None
     """How the model's output is parsed, where its tokenizer says so (server/parsing)."""
+    tokenizer: str = ""
+    """The folder or GGUF file that has the tokenizer."""
     notes: tuple[str, ...] = ()
     promise: Promise | None = None
     facts: Mapping[str, str] = {}

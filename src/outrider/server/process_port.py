@@ -14,13 +14,13 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 from time import monotonic
 
 import msgspec
 
-from outrider.api.plan import tokenizer_for
 from outrider.api.result import GenerationResult
-from outrider.api.stream import TokenDecoder
+from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError
 from outrider.server.engine_child import HANG_SECONDS, EngineChild
@@ -43,7 +43,6 @@ from outrider.server.port import (
     NotReadyError,
 )
 from outrider.server.process_stream import KeptOutError, ProcessStream
-from outrider.server.thread_port import spelled
 
 _LOG = logging.getLogger(__name__)
 # Rules whose noise depends on seed, sample and place alone.
@@ -83,17 +82,14 @@ class ProcessPort:
 
     async def start(self) -> None:
         """Start the process and load. Raises what loading raises."""
-        spawning = asyncio.ensure_future(self._spawn())
         try:
-            # The child loads meanwhile.
-            self._tokenizer = await asyncio.to_thread(
-                tokenizer_for, self._load.model, self._load.config
-            )
-            child = await spawning
+            child = await self._spawn()
+            folder = Path(child.card.tokenizer)
+            self._tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
         except BaseException:
             self._state = "failed"
-            spawning.cancel()
-            await asyncio.gather(spawning, return_exceptions=True)
+            if self._child is not None:
+                self._child.kill()
             raise
         self._state = "ready"
         self._keeper = asyncio.ensure_future(self._supervise(child))
@@ -126,7 +122,7 @@ class ProcessPort:
         return await self._ask("", False, chat)
 
     async def decode(self, ids: Sequence[int]) -> list[str]:
-        return await asyncio.to_thread(spelled, self.decoder, ids)
+        return await asyncio.to_thread(pieces_of, self.decoder, ids)
 
     def stream(self, request: EngineRequest) -> ProcessStream:
         """While the engine is started again requests wait; so they do while it is found out which

@@ -11,8 +11,7 @@ from typing import Self
 
 import msgspec
 
-from outrider.api.engine_thread import MOST_EVENTS, merge
-from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.result import MOST_EVENTS, GenerationResult, TextEvent
 from outrider.core.errors import ConfigError
 from outrider.server.port import EngineRequest
 
@@ -79,7 +78,7 @@ class ProcessStream(AsyncIterator[TextEvent]):
         self.written += event.token_ids
         self._events.append(event)
         if len(self._events) > MOST_EVENTS:
-            self._events = deque([merge(self._events)])
+            self._events = deque([TextEvent.merged(self._events)])
         self._wake()
 
     def end(self, *, result: GenerationResult | None = None, error: Exception | None) -> None:

@@ -17,7 +17,7 @@ from outrider.api.async_llm import AsyncLLM
 from outrider.api.engine_thread import AsyncRequest, EngineThread
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.stream import Detokenizer, TokenDecoder
+from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, size
@@ -150,7 +150,7 @@ class ThreadPort:
 
     async def decode(self, ids: Sequence[int]) -> list[str]:
         owner = self._ready()
-        return await asyncio.to_thread(spelled, owner.llm.tokenizer, ids)
+        return await asyncio.to_thread(pieces_of, owner.llm.tokenizer, ids)
 
     def stream(self, request: EngineRequest) -> ThreadStream:
         engine = self._ready().engine
@@ -223,6 +223,7 @@ def card_of(llm: LLM) -> EngineCard:
         chat_template=tokenizer.templates.source or "",
         bos=_token(files.get("bos_token")),
         eos=_token(files.get("eos_token")),
+        tokenizer=str(tokenizer.folder),
         notes=tuple(llm.notes),
         promise=promise_of(llm),
         response_template=tokenizer.templates.response,
@@ -239,12 +240,3 @@ def _token(entry: object) -> str:
     if isinstance(entry, dict):
         entry = cast("dict[str, object]", entry).get("content")
     return entry if isinstance(entry, str) else ""
-
-
-def spelled(decoder: TokenDecoder, ids: Sequence[int]) -> list[str]:
-    """The text that each id adds to those before it."""
-    text = Detokenizer(decoder)
-    pieces = [text.push(token_id) for token_id in ids]
-    if pieces:
-        pieces[-1] += text.flush()
-    return pieces

@@ -18,8 +18,9 @@ from outrider.api.stream import StopMatcher
 from outrider.api.tokenizer import Tokenizer
 from outrider.core import interrupts
 from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.params import FinishReason
 from outrider.core.params import SamplingParams as Params
-from outrider.core.sequence import FinishReason, LiveSequence
+from outrider.core.sequence import LiveSequence
 from outrider.engine.round import clamp
 from outrider.models.loading import resolve
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from outrider.api.result import GenerationResult
 from outrider.core.budget import RoundTrace
+from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import ConfigError
-from outrider.core.sampling import TokenLogprobs
 from outrider.metrics.profile import MemoryTrace
 from outrider.metrics.summary import Stats
 
