@@ -1,4 +1,4 @@
-"""`outrider serve`: an HTTP server over one engine.
+"""`outrider serve`: an HTTP server over one engine, or over several models by turns.
 
 The address is taken and told before anything is loaded, so that a mistake in it costs no wait.
 """
@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Coroutine, Sequence
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from outrider.cli.call import Call
 from outrider.cli.output import json_line, say
+from outrider.cli.serve_models import Served, planned, record_of, served_models, together
 from outrider.cli.serve_options import ServeOptions
-from outrider.cli.session import fetch_missing, open_llm, start_logging, to_load, without_draft
+from outrider.cli.session import open_llm, start_logging, to_load
 from outrider.core.env import api_key
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.files import FileKind, read_text
@@ -27,8 +29,8 @@ from outrider.core.params import SamplingParams
 if TYPE_CHECKING:
     from outrider.server.address import Address
     from outrider.server.door import DoorRules
-    from outrider.server.port import EngineCard
     from outrider.server.process_port import ProcessPort
+    from outrider.server.site import Site
     from outrider.server.thread_port import ThreadPort
 
 _EXTRA = ("granian", "starlette", "msgspec", "prometheus_client")
@@ -37,15 +39,17 @@ _EXTRA = ("granian", "starlette", "msgspec", "prometheus_client")
 def serve(call: Call[ServeOptions]) -> int:
     _check_extra()
     address = _address(call.options)
+    models = served_models(call.arguments, call.resolved, call.options)
     if call.options.check:
-        return _checked(call, address)
+        return _checked(call, models, address)
     from outrider.server.address import reserved
 
     address, held = reserved(address)
     start_logging(call.resolved.program(), wordless=True)
     with closing(held):
-        say(f"loading {call.resolved.program().target}; {address.url} answers /ready meanwhile")
-        _run(call, address)
+        target = models[0].resolved.program().target
+        say(f"loading {target}; {address.url} answers /ready meanwhile")
+        _run(call, models, address)
     # Nothing is left to do, and threads that load or listen need not end in order.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -120,10 +124,11 @@ def _keys_of(options: ServeOptions) -> dict[str, float]:
     return found
 
 
-def _run(call: Call[ServeOptions], address: Address) -> None:
+def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -> None:
     from outrider.server.app import all_routes, make_app
     from outrider.server.door import name_of
     from outrider.server.metrics import Metrics
+    from outrider.server.models import Models
     from outrider.server.places import Places
     from outrider.server.run import run_server
     from outrider.server.site import Limits, Site, Traffic, check_apart
@@ -136,44 +141,46 @@ def _run(call: Call[ServeOptions], address: Address) -> None:
         drain_seconds=options.drain_seconds,
     )
     weights = {name_of(key): share for key, share in _keys_of(options).items()}
-    port = _port(call, limits.most_completions)
-    site = Site(
-        port=port,
-        names=_names(call),
+    ports = {model.name: _port(model, options, limits.most_completions) for model in models}
+    first = Site(
+        port=ports[models[0].name],
+        names=models[0].names,
         limits=limits,
         traffic=Traffic(places=Places(weights=weights)),
         defaults=_defaults(call),
         shares_prefixes=options.shared_prefixes,
         keeps_apart=len(rules.keys) > 1 and not options.shared_prefixes,
     )
+    site, load, also = first, ports[first.name].start, list[Coroutine[None, None, None]]()
+    if len(models) > 1:
+        if first.keeps_apart:
+            for model in models[1:]:
+                check_apart(first, planned(model)[0].resolved.drafter.name)
+        turns = Models(ports, options.max_loaded_models)
+        site, load, also = turns.sites(first), turns.start, [turns.run()]
     metrics = Metrics(lambda: {one.names[0]: one.port.status for one in site.all})
     site.observers.append(metrics)
     app = make_app(site, rules, all_routes(site, metrics))
 
     def ready() -> None:
-        check_apart(site)
-        _tell(call, address, site.names[0], port.card)
+        check_apart(site, site.port.card.drafter)
+        _tell(call, address, site)
 
-    asyncio.run(run_server(app, site, address, load=port.start, ready=ready, also=[metrics.keep()]))
+    also.append(metrics.keep())
+    asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
 
 
-def _port(call: Call[ServeOptions], max_queued: int) -> ProcessPort | ThreadPort:
+def _port(model: Served, options: ServeOptions, max_queued: int) -> ProcessPort | ThreadPort:
     # The engine's own process alone needs what runs models, which takes seconds to import.
-    if call.options.engine_home == "process":
+    if options.engine_home == "process":
         from outrider.server.frames import Load
         from outrider.server.process_port import ProcessPort
 
-        target, draft, engine = to_load(call.resolved)
+        target, draft, engine = to_load(model.resolved)
         return ProcessPort(Load(target, draft, engine, max_queued))
     from outrider.server.thread_port import ThreadPort
 
-    return ThreadPort(lambda: open_llm(call.resolved), max_queued=max_queued)
-
-
-def _names(call: Call[ServeOptions]) -> tuple[str, ...]:
-    target = call.resolved.program().target
-    own = Path(target).name if Path(target).exists() else target
-    return call.options.served_model_name or (own,)
+    return ThreadPort(lambda: open_llm(model.resolved), max_queued=max_queued)
 
 
 def _defaults(call: Call[ServeOptions]) -> dict[str, object]:
@@ -182,16 +189,19 @@ def _defaults(call: Call[ServeOptions]) -> dict[str, object]:
     return {name: value for name, value in call.resolved.decided().items() if name in known}
 
 
-def _tell(call: Call[ServeOptions], address: Address, name: str, card: EngineCard) -> None:
-    url = address.url
-    record = {"url": url, "model": name, "window": card.window, "drafter": card.drafter}
+def _tell(call: Call[ServeOptions], address: Address, site: Site) -> None:
+    url, card = address.url, site.port.card
+    record = {"url": url, "model": site.name, "window": card.window, "drafter": card.drafter}
+    names = [one.name for one in site.all]
     if call.options.json:
-        print(json_line(record), flush=True)
+        print(json_line(record | {"models": names}), flush=True)
         return
     drafts = "no speculation" if card.drafter == "none" else f"drafter {card.drafter}, K {card.k}"
     for note in card.notes if call.options.engine_home == "process" else ():
         say(f"note: {note}")
-    say(f"{name}: window of {card.window} tokens, {drafts}")
+    say(f"{site.name}: window of {card.window} tokens, {drafts}")
+    if site.others:
+        say(f"loaded when they are asked for: {', '.join(names[1:])}")
     print(f"API         {url}/v1\nplayground  {url}/")
     print(f"dashboard   {url}/dashboard, or outrider top --url {url}")
     print(f"try         {_curl(url, card.has_chat_template)}", flush=True)
@@ -206,40 +216,33 @@ def _curl(url: str, can_chat: bool) -> str:
     return f"curl {url}/v1/{path} -H {kind} -d {quote(body)}"
 
 
-def _checked(call: Call[ServeOptions], address: Address) -> int:
+def _checked(call: Call[ServeOptions], models: Sequence[Served], address: Address) -> int:
     """`--check`: reads all that is known before weights are, and says what would run."""
-    from outrider.api.memory_plan import fitted, table_of
-    from outrider.api.plan import plan_pair
+    from outrider.api.memory_plan import table_of
     from outrider.core.fields import size
 
-    program, engine = call.resolved.program(), call.resolved.engine()
-    start_logging(program)
+    start_logging(call.resolved.program())
     rules = _rules(call.options)
-    draft = None if program.draft in ("auto", "none") else program.draft
-    engine = without_draft(engine) if program.draft == "none" else engine
-    fetch_missing(program.target, draft)
-    plan, parts = fitted(plan_pair(program.target, draft, engine))
-    total = sum(part.num_bytes for part in parts if part.when == "held")
-    record = {
-        "url": address.url,
-        "models": _names(call),
-        "drafter": plan.resolved.drafter.name,
-        "k": plan.resolved.k,
-        "batch_size": plan.settings.batch_size,
-        "window": plan.window,
-        "arena_tokens": plan.num_slots,
-        "asks_for_key": bool(rules.keys),
-        "memory_bytes": {part.name: part.num_bytes for part in parts if part.when == "held"},
-        "notes": plan.notes,
-    }
+    plans = [planned(model) for model in models]
+    records = [record_of(model, *plan) for model, plan in zip(models, plans, strict=True)]
+    fit = together(plans, call.options.max_loaded_models)
     if call.options.json:
-        print(json_line(record))
+        common = {"url": address.url, "asks_for_key": bool(rules.keys)}
+        several = {"models": records, "together": fit} if len(models) > 1 else records[0]
+        print(json_line(common | several))
         return 0
-    print(f"would serve {', '.join(_names(call))} at {address.url}")
-    print(f"drafter {record['drafter']}, K {record['k']}, window of {plan.window} tokens")
-    print(f"{plan.settings.batch_size} requests at once, {plan.num_slots:,} tokens of KV cache")
     print("an API key is asked for" if rules.keys else "no API key is asked for")
-    print(f"memory, {size(total)}:\n{table_of(parts)}")
-    for note in plan.notes:
-        say(f"note: {note}")
+    for record, (plan, parts) in zip(records, plans, strict=True):
+        print(f"would serve {', '.join(record['models'])} at {address.url}")
+        print(f"drafter {record['drafter']}, K {record['k']}, window of {plan.window} tokens")
+        print(f"{plan.settings.batch_size} requests at once, {plan.num_slots:,} tokens of KV cache")
+        print(f"memory, {size(sum(record['memory_bytes'].values()))}:\n{table_of(parts)}")
+        for note in plan.notes:
+            say(f"note: {note}")
+    if len(models) > 1:
+        verdict = "fits" if fit["fits"] else "does not fit"
+        print(
+            f"{fit['most_loaded']} loaded at once: {size(fit['held_bytes'])} at most, which "
+            f"{verdict}; {size(fit['free_bytes'])} are free"
+        )
     return 0

@@ -9,7 +9,13 @@ from outrider.core.fields import setting
 @verb(
     "serve",
     "serve:serve",
-    Argument("MODEL", "The same as --target.", setting="target"),
+    Argument(
+        "MODEL",
+        "What to serve, as --target; or NAME=MODEL, or NAME=MODEL,DRAFT. Of several, the first is "
+        "loaded at once, the others when they are asked for.",
+        setting="target",
+        many=True,
+    ),
     group="Write text",
     settings=ALL,
     without=(*DECIDED, "seed", "prediction", "prompt_logprobs"),
@@ -49,6 +55,13 @@ class ServeOptions(JsonOption):
         "ask again.",
         minimum=0,
         maximum=1_000_000,
+    )
+    max_loaded_models: int = setting(
+        1,
+        "Of several models, so many are loaded at once; the one that was not used for longest "
+        "makes way. --check says whether more fit.",
+        minimum=1,
+        maximum=64,
     )
     max_per_key: int = setting(256, "Requests of one key at once.", minimum=1, maximum=1_000_000)
     shared_prefixes: bool = setting(

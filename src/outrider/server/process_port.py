@@ -82,6 +82,7 @@ class ProcessPort:
 
     async def start(self) -> None:
         """Start the process and load. Raises what loading raises."""
+        self._state = "loading"
         try:
             child = await self._spawn()
             folder = Path(child.card.tokenizer)
@@ -154,9 +155,17 @@ class ProcessPort:
             self._end(stream, error=ConfigError("the request was cancelled before it started."))
 
     async def aclose(self) -> None:
-        self._state = "closed"
-        if self._child is not None:
-            await self._child.end()
+        await self._shut("closed")
+
+    async def unload(self) -> None:
+        """End the process until `start` is called again."""
+        await self._shut("unloaded")
+
+    async def _shut(self, state: EngineState) -> None:
+        self._state = state
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -190,7 +199,7 @@ class ProcessPort:
                     self._hear(report)
                 else:
                     self._answer(report)
-            if self._state == "closed":
+            if self._state in ("closed", "unloaded"):
                 return
             found = await self._start_again(await child.how_it_ended())
             if found is None:

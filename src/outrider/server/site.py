@@ -153,10 +153,9 @@ def key_of(request: Request) -> str:
     return request.scope.get("outrider.key", "")
 
 
-def check_apart(site: Site) -> None:
-    """Raises ConfigError where keys are to be kept apart and the engine's own drafter would tell
+def check_apart(site: Site, drafter: str) -> None:
+    """Raises ConfigError where keys are to be kept apart and an engine's own drafter would tell
     one what others said: its drafts are of their texts."""
-    drafter = site.port.card.drafter
     if site.keeps_apart and drafter in LEARNS_OF_ALL:
         raise ConfigError(
             f"several keys, and the drafter {drafter} drafts for each from what all said.",

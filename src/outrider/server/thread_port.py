@@ -88,6 +88,7 @@ class ThreadPort:
 
     async def start(self) -> None:
         """Load. Raises what loading raises."""
+        self._state = "loading"
         try:
             llm = await _in_thread(self._load)
             self._card = card_of(llm)
@@ -168,9 +169,17 @@ class ThreadPort:
         return ThreadStream(engine, asked)
 
     async def aclose(self) -> None:
-        self._state = "closed"
-        if self._owner is not None:
-            await self._owner.aclose()
+        await self._shut("closed")
+
+    async def unload(self) -> None:
+        """Until `start` is called again."""
+        await self._shut("unloaded")
+
+    async def _shut(self, state: EngineState) -> None:
+        self._state = state
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            await owner.aclose()
 
     def _ready(self) -> AsyncLLM:
         if self._owner is None or self._state != "ready":

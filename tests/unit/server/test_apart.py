@@ -44,5 +44,6 @@ def test_a_server_whose_own_drafter_learns_of_all_does_not_start() -> None:
     port = Learning()
     port.own = "suffix"
     with pytest.raises(ConfigError, match="several keys"):
-        check_apart(Site(port=port, names=("m",), keeps_apart=True))
-    check_apart(Site(port=port, names=("m",)))
+        check_apart(Site(port=port, names=("m",), keeps_apart=True), "suffix")
+    check_apart(Site(port=port, names=("m",)), "suffix")
+    check_apart(Site(port=port, names=("m",), keeps_apart=True), "ngram")

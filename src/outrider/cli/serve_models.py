@@ -1,0 +1,107 @@
+"""The models of `outrider serve`: what they are called, what is loaded for each, whether they fit.
+
+A word is a model, or NAME=MODEL, or NAME=MODEL,DRAFT. All other settings are of all models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.cli.serve_options import ServeOptions
+from outrider.cli.session import fetch_missing, without_draft
+from outrider.core.errors import ConfigError
+from outrider.core.settings import Chosen, Resolved
+
+if TYPE_CHECKING:
+    from outrider.api.memory_parts import Part
+    from outrider.api.plan import LoadPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model, its names, and the settings that it is loaded with."""
+
+    names: tuple[str, ...]
+    resolved: Resolved
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def served_models(
+    words: tuple[str, ...], resolved: Resolved, options: ServeOptions
+) -> tuple[Served, ...]:
+    """Raises ConfigError for words that do not go together."""
+    if len(words) < 2:
+        models = [_served(words[0] if words else resolved.program().target, resolved)]
+    else:
+        models = [_served(word, resolved) for word in words]
+        _check_several(resolved, options)
+    if options.served_model_name:
+        models = [Served(options.served_model_name, models[0].resolved)]
+    names = [model.name for model in models]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two models are called {twice!r}.", hint="NAME=MODEL")
+    return tuple(models)
+
+
+def _served(word: str, resolved: Resolved) -> Served:
+    name, _, model = ("", "", word) if Path(word).exists() else word.rpartition("=")
+    target, _, draft = (model, "", "") if Path(model).exists() else model.partition(",")
+    said = {"target": target} | ({"draft": draft} if draft else {})
+    own = {
+        key: Chosen(resolved.chosen[key].setting, value, resolved.chosen[key].setting.flag)
+        for key, value in said.items()
+    }
+    known = Path(target).name if Path(target).exists() else target
+    return Served((name or known,), Resolved({**resolved.chosen, **own}))
+
+
+def _check_several(resolved: Resolved, options: ServeOptions) -> None:
+    if options.served_model_name:
+        raise ConfigError("--served-model-name names one model.", hint="NAME=MODEL for each")
+    if resolved.program().draft not in ("auto", "none"):
+        raise ConfigError("--draft drafts for one model.", hint="NAME=MODEL,DRAFT for each")
+
+
+def planned(model: Served) -> tuple[LoadPlan, tuple[Part, ...]]:
+    """What would be loaded, known before weights are read. Raises what loading would."""
+    from outrider.api.memory_plan import fitted
+    from outrider.api.plan import plan_pair
+
+    program, engine = model.resolved.program(), model.resolved.engine()
+    draft = None if program.draft in ("auto", "none") else program.draft
+    engine = without_draft(engine) if program.draft == "none" else engine
+    fetch_missing(program.target, draft)
+    return fitted(plan_pair(program.target, draft, engine))
+
+
+def record_of(model: Served, plan: LoadPlan, parts: tuple[Part, ...]) -> dict[str, Any]:
+    """What would run."""
+    return {
+        "models": model.names,
+        "drafter": plan.resolved.drafter.name,
+        "k": plan.resolved.k,
+        "batch_size": plan.settings.batch_size,
+        "window": plan.window,
+        "arena_tokens": plan.num_slots,
+        "memory_bytes": {part.name: part.num_bytes for part in parts if part.when == "held"},
+        "notes": plan.notes,
+    }
+
+
+def together(plans: list[tuple[LoadPlan, tuple[Part, ...]]], most_loaded: int) -> dict[str, Any]:
+    """What the largest models that may be loaded at once hold, and what is free."""
+    from outrider.cache.capacity import free_bytes
+    from outrider.models.loading import pick_device
+
+    held = [[part.num_bytes for part in parts if part.when == "held"] for _, parts in plans]
+    sizes = sorted(map(sum, held), reverse=True)
+    most = sum(sizes[:most_loaded])
+    free = free_bytes(pick_device(plans[0][0].settings.device))
+    fits = most <= free
+    return {"most_loaded": most_loaded, "held_bytes": most, "free_bytes": free, "fits": fits}
