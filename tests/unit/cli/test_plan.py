@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(verb, "cache_folder", lambda: folder)
     # Rounds are timed for a moment, of more seconds than any machine needs for the rest. The limit
     # of memory is for a process that did nothing else before.
-    monkeypatch.setattr(verb, "_TIMING_SHARE", 0.005)
+    monkeypatch.setattr(verb, "_TIMING_SHARE", 0.015)
     monkeypatch.setattr(advice, "BESIDE_WEIGHTS", 1 << 40)
     return folder
 
@@ -49,8 +49,8 @@ def test_a_plan_is_measured_once_and_said_in_words(outrider: Command, cache: Pat
     assert shown.code == 0, shown.err
     said = ("loading the target", "timing rounds", "counting what is kept")
     lines = shown.err.splitlines()
-    assert all(any(line.startswith(words) for line in lines) for words in said), shown.err
-    assert len(set(lines)) == len(lines)
+    # A slow machine tells in between what it knows so far.
+    assert [sum(line.startswith(words) for line in lines) for words in said] == [1, 1, 1], shown.err
     record: dict[str, Any] = json.loads(shown.out)
     assert json.loads(Path("plan.json").read_text()) == record
     assert record["measured_before"] is False
