@@ -33,6 +33,7 @@ STUDIES = {
     "suggest": "suggest",
     "structured": "structured",
     "serving": "serving",
+    "serving_beside": "serving_beside",
     "served_soak": "served_soak",
     "gguf": "gguf",
     "gguf_requests": "gguf_requests",

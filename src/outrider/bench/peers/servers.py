@@ -105,8 +105,9 @@ class LlamaSide:
     Seconds are the server's own count for a request, reading the prompt and writing the tokens, so
     the way over HTTP is not in them; `read_seconds` are those before the first token. The prompt is
     read anew each time, as everybody's is. Options of a setup: `cache` is the number format of keys
-    and values, then without flash attention; with `num_probs` an answer has so many of the
-    likeliest tokens and their log-probs at every position.
+    and values, then without flash attention; `parallel` is how many requests it answers at once,
+    each in a context of its own; with `num_probs` an answer has so many of the likeliest tokens and
+    their log-probs at every position.
 
     Quantised weights are repacked for matrix instructions where there are some. On some virtual
     machines that crashes; then, and only then, the server runs with `--no-repack`, and says so."""
@@ -158,6 +159,10 @@ class LlamaSide:
             ]
         return found
 
+    def url(self, name: str) -> str:
+        _, port, _ = self._loaded[name]
+        return f"http://127.0.0.1:{port}"
+
     def drop(self, name: str) -> None:
         process, *_ = self._loaded.pop(name)
         process.terminate()
@@ -190,8 +195,10 @@ class LlamaSide:
 
 def _flags(setup: Setup, port: int) -> list[str]:
     threads = str(setup.threads)
-    context = str(setup.options.get("context", 2048))
-    flags = ["-m", setup.target, "-t", threads, "-tb", threads, "-c", context, "-np", "1"]
+    parallel = int(setup.options.get("parallel", 1))
+    context = str(parallel * int(setup.options.get("context", 2048)))
+    flags = ["-m", setup.target, "-t", threads, "-tb", threads, "-c", context]
+    flags += ["-np", str(parallel)]
     flags += ["--host", "127.0.0.1", "--port", str(port), "--no-ui", "--cache-ram", "0"]
     cache = setup.options.get("cache")
     flags += ["-fa", "off", "-ctk", cache, "-ctv", cache] if cache else []
