@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+
+from clients import programs
 
 ROOT = Path(__file__).parents[2]
 MODEL = "outrider/embedded"
@@ -93,13 +95,7 @@ def _running(*command: str) -> Generator[Served]:
         assert line, "the server ended before it was ready"
         told = json.loads(line)
         served = Served(told["url"], told["model"])
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            try:
-                urllib.request.urlopen(served.url + "/ready", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.1)
+        programs.wait_for(served.url + "/ready", 60)
         yield served
         process.terminate()
         assert process.wait(60) == 0, "the server did not end in order"
@@ -140,6 +136,17 @@ def scripted() -> Iterator[Callable[..., Served]]:
             return servers.enter_context(_running(program, json.dumps([_TEMPLATE, rules])))
 
         yield start
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+    """Programs of .clients, at home in a folder of this test."""
+    records = request.config.getoption("--record")
+    return partial(programs.program, home=tmp_path / "home", records=records)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", action="store_true", help="keep what clients ask")
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:

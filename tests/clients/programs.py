@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
+import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from clients.recording import write_recording
 from clients.tap import Tap, tapped
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +28,18 @@ class Program:
     path: Path
     home: Path
     tap: Tap
+    records: bool
 
     @property
     def work(self) -> Path:
         return self.home / "work"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        node = Path(shutil.which("node") or "/usr/bin/node").parent
+        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), self.tap.url)
+        home = {"PATH": f"{node}:{os.defpath}", "HOME": str(self.home), "TERM": "dumb"}
+        return home | proxies | {"NO_PROXY": "127.0.0.1"}
 
     def run(self, *words: str, **environment: str) -> str:
         """What it prints. Fails where the program does, or where the server refuses a request."""
@@ -45,13 +56,9 @@ class Program:
         return done.stdout
 
     def _ended(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        node = Path(shutil.which("node") or "/usr/bin/node").parent
-        environment |= {"PATH": f"{node}:{os.defpath}", "HOME": str(self.home), "TERM": "dumb"}
-        environment |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), self.tap.url)
-        environment["NO_PROXY"] = "127.0.0.1"
         return subprocess.run(
             [str(self.path), *words],
-            env=environment,
+            env=self.environment | environment,
             cwd=self.work,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -60,6 +67,26 @@ class Program:
             check=False,
         )
 
+    @contextmanager
+    def serving(self, *words: str, ready: str, **environment: str) -> Generator[None]:
+        """While the program, a server itself, runs; once it answers at the URL `ready`."""
+        log = self.home / "log.txt"
+        with (
+            log.open("wb") as out,
+            subprocess.Popen(
+                [str(self.path), *words],
+                env=self.environment | environment,
+                cwd=self.work,
+                stdout=out,
+                stderr=out,
+            ) as process,
+        ):
+            try:
+                wait_for(ready, _SECONDS)
+                yield
+            finally:
+                process.kill()
+
     def settings(self, name: str, text: str) -> Path:
         """A file of its settings."""
         file = self.home / name
@@ -67,14 +94,33 @@ class Program:
         file.write_text(text, "utf-8")
         return file
 
+    def record(self, name: str) -> None:
+        """Keep what the client asked, where recordings are made (`--record`)."""
+        if self.records:
+            write_recording(name, self.tap.kept, str(self.home))
+
+
+def wait_for(url: str, seconds: float) -> None:
+    """Until somebody answers there."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
 
 @contextmanager
-def program(path: str, home: Path, url: str) -> Generator[Program]:
+def program(path: str, home: Path, url: str, *, records: bool) -> Generator[Program]:
     """One of .clients, whose requests to the server at `url` can be looked at."""
     file = ROOT / ".clients" / path
     if not file.exists():
         pytest.skip(f"no {file}: scripts/client_tests installs it")
     with tapped(url) as tap:
-        found = Program(file, home, tap)
+        found = Program(file, home, tap, records)
         found.work.mkdir(parents=True)
         yield found

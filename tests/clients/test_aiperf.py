@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from clients.programs import program
-
 pytest.importorskip("aiperf")
 NUM_REQUESTS, NUM_TOKENS = 8, 24
 TOKENIZER = Path(__file__).parents[2] / "src" / "outrider" / "pairs" / "tiny" / "target"
 
 
-def report(served, home: Path, api: str) -> dict[str, object]:
+def report(program, served, home: Path, api: str) -> dict[str, object]:
     words = {
         "--model": served.model,
         "--endpoint-type": api,
@@ -27,7 +25,7 @@ def report(served, home: Path, api: str) -> dict[str, object]:
         "--artifact-dir": str(home / "found"),
         "--ui": "none",
     }
-    with program("aiperf/bin/aiperf", home, served.url) as client:
+    with program("aiperf/bin/aiperf", url=served.url) as client:
         given = [word for pair in words.items() for word in pair]
         given += ["--url", client.tap.url, "--streaming", "--use-server-token-count"]
         client.run("profile", *given)
@@ -36,8 +34,8 @@ def report(served, home: Path, api: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("api", ["chat", "completions", "responses", "messages"])
-def test_a_report_has_no_error_and_what_the_server_told(served, tmp_path, api):
-    found = report(served, tmp_path / "home", api)
+def test_a_report_has_no_error_and_what_the_server_told(served, program, tmp_path, api):
+    found = report(program, served, tmp_path / "home", api)
     assert found["is_complete"]
     assert found["error_summary"] == []
     assert found["request_error_rate"]["avg"] == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from clients.programs import Program, program
+from clients.programs import Program
 
 PATH = "claude_code/node_modules/@anthropic-ai/claude-code-linux-x64/claude"
 MESSAGES = "/v1/messages"
@@ -31,8 +31,8 @@ def text_of(exchange) -> str:
     return "".join(delta.get("text", "") for delta in deltas)
 
 
-def test_it_prints_what_the_server_wrote(agent_served, tmp_path):
-    with program(PATH, tmp_path / "home", agent_served.url) as client:
+def test_it_prints_what_the_server_wrote(agent_served, program):
+    with program(PATH, url=agent_served.url) as client:
         told = asked(client, agent_served.model, "Say hello.")
         exchange = client.tap.to(MESSAGES)[-1]
     assert told["subtype"] == "success"
@@ -42,7 +42,7 @@ def test_it_prints_what_the_server_wrote(agent_served, tmp_path):
     assert told["usage"]["output_tokens"] == usage["output_tokens"] > 0
 
 
-def test_it_runs_a_tool_and_reads_its_result(scripted, tmp_path):
+def test_it_runs_a_tool_and_reads_its_result(scripted, program, tmp_path):
     work = tmp_path / "home" / "work"
     call = {"name": "Read", "arguments": {"file_path": str(work / "note.txt")}}
     server = scripted(
@@ -50,9 +50,10 @@ def test_it_runs_a_tool_and_reads_its_result(scripted, tmp_path):
         ("Read the note.", f"I look.<tool_call>{json.dumps(call)}</tool_call>"),
         ("", "Something else."),
     )
-    with program(PATH, tmp_path / "home", server.url) as client:
+    with program(PATH, url=server.url) as client:
         (client.work / "note.txt").write_text("plover 4711")
         told = asked(client, server.model, "Read the note.", "--allowedTools", "Read")
+        client.record("claude_code")
         exchanges = client.tap.to(MESSAGES)
     assert told["result"] == "The note says: plover 4711."
     assert told["num_turns"] == 2
@@ -73,8 +74,8 @@ def test_it_runs_a_tool_and_reads_its_result(scripted, tmp_path):
     assert calls == [results[0]["tool_use_id"]]
 
 
-def test_it_knows_a_prompt_that_is_too_long(served, tmp_path):
-    with program(PATH, tmp_path / "home", served.url) as client:
+def test_it_knows_a_prompt_that_is_too_long(served, program):
+    with program(PATH, url=served.url) as client:
         told = asked(client, served.model, "Say hello.", fails=True)
     assert told["is_error"]
     assert "Prompt is too long" in told["result"]

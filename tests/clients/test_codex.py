@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from clients.programs import Program, program
+from clients.programs import Program
 
 PATH = "codex/node_modules/.bin/codex"
 RESPONSES = "/v1/responses"
@@ -33,8 +33,8 @@ def asked(client: Program, model: str, question: str) -> list[dict[str, object]]
     return [line["item"] for line in lines if line["type"] == "item.completed"]
 
 
-def test_it_prints_what_the_server_wrote(agent_served, tmp_path):
-    with program(PATH, tmp_path / "home", agent_served.url) as client:
+def test_it_prints_what_the_server_wrote(agent_served, program):
+    with program(PATH, url=agent_served.url) as client:
         items = asked(client, agent_served.model, "Say hello.")
         [exchange] = client.tap.to(RESPONSES)
     last = exchange.events[-1]
@@ -44,15 +44,16 @@ def test_it_prints_what_the_server_wrote(agent_served, tmp_path):
     assert items[-1]["text"] == told["content"][0]["text"]
 
 
-def test_it_runs_a_tool_and_reads_its_result(scripted, tmp_path):
+def test_it_runs_a_tool_and_reads_its_result(scripted, program):
     call = {"name": "exec_command", "arguments": {"cmd": "cat note.txt"}}
     server = scripted(
         ("plover 4711", "The note says: plover 4711."),
         ("Read the note.", f"I look.<tool_call>{json.dumps(call)}</tool_call>"),
     )
-    with program(PATH, tmp_path / "home", server.url) as client:
+    with program(PATH, url=server.url) as client:
         (client.work / "note.txt").write_text("plover 4711")
         items = asked(client, server.model, "Read the note.")
+        client.record("codex")
         first, second = client.tap.to(RESPONSES)
     assert [item.get("text") for item in items if item["type"] == "agent_message"] == [
         "I look.",

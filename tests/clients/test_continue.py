@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from clients.programs import Program, program
+from clients.programs import Program
 
 PATH = "continue/node_modules/.bin/cn"
 CHAT = "/v1/chat/completions"
@@ -35,22 +35,23 @@ def text_of(exchange) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
-def test_it_prints_what_the_server_wrote(agent_served, tmp_path):
-    with program(PATH, tmp_path / "home", agent_served.url) as client:
+def test_it_prints_what_the_server_wrote(agent_served, program):
+    with program(PATH, url=agent_served.url) as client:
         printed = asked(client, agent_served.model, "Say hello.")
         [exchange] = client.tap.to(CHAT)
     assert printed.strip() == text_of(exchange).strip() != ""
 
 
-def test_it_runs_a_tool_and_reads_its_result(scripted, tmp_path):
+def test_it_runs_a_tool_and_reads_its_result(scripted, program):
     call = {"name": "Read", "arguments": {"filepath": "note.txt"}}
     server = scripted(
         ("plover 4711", "The note says: plover 4711."),
         ("Read the note.", f"I look.<tool_call>{json.dumps(call)}</tool_call>"),
     )
-    with program(PATH, tmp_path / "home", server.url) as client:
+    with program(PATH, url=server.url) as client:
         (client.work / "note.txt").write_text("plover 4711")
         printed = asked(client, server.model, "Read the note.")
+        client.record("continue")
         first, second = client.tap.to(CHAT)
     assert printed.strip().endswith("The note says: plover 4711.")
     calls = [
