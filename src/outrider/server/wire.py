@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from outrider.core.fields import shown
@@ -25,7 +25,12 @@ encode = msgspec.json.Encoder().encode
 
 async def read(kind: type[T], request: Request) -> tuple[T, list[str]]:
     """The body as a `kind`, and a warning for each key that a `kind` has not. Raises ApiError."""
-    return parsed(kind, await request.body())
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        # Its client may have left, or have written lengths that are none.
+        raise ApiError(400, "the body breaks off.", code="bad_body") from None
+    return parsed(kind, body)
 
 
 def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
