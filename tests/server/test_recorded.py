@@ -25,7 +25,7 @@ TEXT = "I look."
 # parameters of other servers.
 LEFT_OUT = {
     "codex": ["'namespace'", "'web_search'"],
-    "claude_code": [],
+    "claude_code": ["context_management"],
     "continue": [],
     "open_webui": ["repeat_penalty", "num_ctx"],
 }
@@ -36,7 +36,7 @@ class AgentPort(ScriptedPort):
 
     @property
     def card(self) -> EngineCard:
-        template = "{{ tools }} <tool_call>"
+        template = "{{ tools }} {{ enable_thinking }} {{ reasoning_effort }} <tool_call>"
         return msgspec.structs.replace(CARD, window=200_000, chat_template=template)
 
 
