@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams as Params
 from outrider.server.port import EngineRequest
 from outrider.server.thread_port import ThreadPort, ThreadStream
@@ -18,7 +20,7 @@ from outrider.server.thread_port import ThreadPort, ThreadStream
 pytestmark = [pytest.mark.weights, pytest.mark.slow]
 T = TypeVar("T")
 CONFIG = EngineConfig(threads=1, k=3, sampler="coupled", batch_size=4)
-LONG = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.8, seed=5)
+LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.8, seed=5)
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 
 
@@ -68,6 +70,31 @@ def test_a_key_alone_has_all_places_and_nobody_gives_way() -> None:
         streams = [await asked(port, f"x{i} =", "", SHORT) for i in range(12)]
         await asyncio.gather(*map(read, streams))
         assert port.status.num_preempted == 0
+
+    at_work(work)
+
+
+def test_nobody_waits_while_a_grammar_is_read() -> None:
+    async def work(port: ThreadPort) -> None:
+        writer = await asked(port, "import os\n", "", LONG)
+        await anext(writer)
+        ids = await port.encode("x")
+        hostile = EngineRequest(
+            prompt_ids=ids, params=SHORT, structure={"regex": "a?" * 30_000}, key="other"
+        )
+        refused = asyncio.ensure_future(read(port.stream(hostile)))
+        left = port.stream(hostile)
+        left.cancel()
+        num_rounds = 0
+        while not refused.done():
+            await anext(writer)
+            num_rounds += 1
+        with pytest.raises(ConfigError, match="processor time"):
+            await refused
+        assert num_rounds >= 3
+        with suppress(ConfigError):
+            await read(left)
+        writer.cancel()
 
     at_work(work)
 

@@ -108,7 +108,7 @@ class ChatTemplate:
 
     def _ask(self, request: Mapping[str, object], limit: int) -> dict[str, str]:
         if self._helper is None:
-            self._helper = Helper()
+            self._helper = Helper("template_helper.py")
         reply = self._helper.ask(request, max_bytes=_JSON_BYTES_PER_CHAR * limit)
         # A helper that reports an unforeseen exception ends itself afterwards.
         if "error" in reply:
@@ -171,11 +171,11 @@ class HelperLostError(Exception):
 
 
 class Helper:
-    """The running process. Its answers are one JSON object a line. With `job` "patterns" it tries
-    those of tokenizers as well. Raises MachineError if it does not start."""
+    """The running process of a script beside this file. Its answers are one JSON object a line.
+    Raises MachineError if it does not start."""
 
-    def __init__(self, *job: str) -> None:
-        script = Path(__file__).with_name("template_helper.py")
+    def __init__(self, name: str, *job: str) -> None:
+        script = Path(__file__).with_name(name)
         process = subprocess.Popen(
             [sys.executable, "-I", str(script), *job],
             stdin=subprocess.PIPE,
@@ -194,7 +194,7 @@ class Helper:
         except HelperLostError as problem:
             self.close()
             raise MachineError(
-                f"the chat template helper does not start: {problem}.",
+                f"{name} does not start: {problem}.",
                 hint=f"run {sys.executable} -I {script} to see why",
             ) from None
 

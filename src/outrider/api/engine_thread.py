@@ -13,10 +13,12 @@ import weakref
 from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
+from outrider.api.grammar import Grammar
 from outrider.api.llm import LLM
 from outrider.api.output import OutputStream
 from outrider.api.request import RequestHandle
@@ -39,7 +41,7 @@ class AsyncRequest:
     loop: AbstractEventLoop
     ids: Sequence[int]
     params: SamplingParams
-    allowed: AllowedTokens | None = None
+    allowed: AllowedTokens | Grammar | None = None
     structure: StructureOptions = field(default_factory=StructureOptions)
     sample: int = 0
     written: Sequence[int] = ()
@@ -81,7 +83,8 @@ class EngineThread:
             target=_run, args=(self._state,), name="outrider-engine", daemon=True
         )
         # The thread knows the state alone, so that an owner who forgets to close ends it too.
-        self.close = weakref.finalize(self, _close, self._state, thread)
+        self._reader = ThreadPoolExecutor(1, "outrider-grammars")
+        self.close = weakref.finalize(self, _close, self._state, thread, self._reader)
         thread.start()
 
     def add(self, request: AsyncRequest) -> None:
@@ -90,9 +93,14 @@ class EngineThread:
         with state.changed:
             if state.closing is not None:
                 raise state.closing
-            if len(state.new) + len(state.queue) >= state.max_queued:
+            num_waiting = len(state.new) + len(state.queue) + len(state.reading)
+            if num_waiting >= state.max_queued:
                 state.num_refused += 1
-                raise QueueFullError(len(state.new) + len(state.queue), state.num_refused)
+                raise QueueFullError(num_waiting, state.num_refused)
+            if request.structure:
+                state.reading[request] = None
+                self._reader.submit(_read_structure, state, request)
+                return
             state.new.append(request)
             state.changed.notify()
 
@@ -111,7 +119,7 @@ class EngineThread:
     @property
     def num_queued(self) -> int:
         """Requests that wait beside those in the engine's own queue."""
-        return len(self._state.new) + len(self._state.queue)
+        return len(self._state.new) + len(self._state.queue) + len(self._state.reading)
 
     @property
     def job_seconds(self) -> float:
@@ -127,13 +135,15 @@ class EngineThread:
 
 @dataclass(slots=True)
 class _State:
-    """`changed` guards what several threads touch: `new`, `leaving`, `news`, `closing` and the
-    events of requests. It can be entered again by a finalizer that runs within it. `queue`,
-    `timed` (those of it whose time ends), `running` and `fresh` are the engine thread's."""
+    """`changed` guards what several threads touch: `reading` (requests whose grammar is read in a
+    thread of its own), `new`, `leaving`, `news`, `closing` and the events of requests. It can be
+    entered again by a finalizer that runs within it. `queue`, `timed` (those of it whose time
+    ends), `running` and `fresh` are the engine thread's."""
 
     llm: LLM
     max_queued: int
     changed: threading.Condition = field(default_factory=threading.Condition)
+    reading: dict[AsyncRequest, None] = field(default_factory=dict[AsyncRequest, None])
     new: deque[AsyncRequest] = field(default_factory=deque[AsyncRequest])
     leaving: deque[AsyncRequest] = field(default_factory=deque[AsyncRequest])
     news: dict[AbstractEventLoop, list[AsyncRequest]] = field(
@@ -174,6 +184,31 @@ def _wait(state: _State) -> bool:
     return False
 
 
+def _read_structure(state: _State, request: AsyncRequest) -> None:
+    """In the reader's thread: a grammar takes its time, and nobody's token waits for it."""
+    error = None
+    try:
+        request.allowed = state.llm.requests.constraint(
+            request.allowed, request.structure, tried=True
+        )
+    except Exception as raised:  # noqa: BLE001 - a request's mistake is its own
+        error = raised
+    with state.changed:
+        if not _stopped_reading(state, request):
+            return
+        if error is None:
+            state.new.append(request)
+            state.changed.notify()
+    if error is not None:
+        _post(state, request, ended=True, error=error)
+
+
+def _stopped_reading(state: _State, request: AsyncRequest) -> bool:
+    """Whether its grammar was still being read, or waited to be."""
+    with state.changed:
+        return state.reading.pop(request, request) is None
+
+
 def _take_in(state: _State) -> None:
     """Who came and who left since the last job."""
     with state.changed:
@@ -186,7 +221,7 @@ def _take_in(state: _State) -> None:
     for request in leaving:
         if request.handle is not None:
             state.llm.cancel(request.handle)
-        elif state.queue.remove(request, request.key):
+        elif state.queue.remove(request, request.key) or _stopped_reading(state, request):
             state.timed.pop(request, None)
             _post(state, request, ended=True)
     _hand_in(state)
@@ -229,7 +264,6 @@ def _submit(state: _State, request: AsyncRequest) -> None:
             allowed=request.allowed,
             sample=request.sample,
             written=request.written,
-            **request.structure,
         )
     except Exception as error:  # noqa: BLE001 - a request's mistake is its own
         state.queue.ended(request.key)
@@ -310,9 +344,10 @@ def _forget(state: _State, loop: AbstractEventLoop) -> None:
 def _end_all(state: _State) -> None:
     """Nobody is left waiting, and no memory held, when the thread ends."""
     with state.changed:
-        waiting = [*state.queue, *state.new]
+        waiting = [*state.queue, *state.new, *state.reading]
         state.queue, state.timed = FairQueue(), {}
         state.new.clear()
+        state.reading.clear()
     running = list(state.running.values())
     state.running.clear()
     for request in (*running, *waiting):
@@ -324,7 +359,8 @@ def _end_all(state: _State) -> None:
                 state.llm.cancel(request.handle)
 
 
-def _close(state: _State, thread: threading.Thread) -> None:
+def _close(state: _State, thread: threading.Thread, reader: ThreadPoolExecutor) -> None:
+    reader.shutdown(wait=False, cancel_futures=True)
     with state.changed:
         if state.closing is None:
             state.closing = ConfigError("this AsyncLLM was closed.", hint="make another one")

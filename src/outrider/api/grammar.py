@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import import_module
 from itertools import takewhile
 from threading import Lock
+from time import thread_time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.api.chat_template import Helper, HelperLostError
+from outrider.api.memory import ProcessGauge
 from outrider.api.structure import StructureOptions, chosen, grammar_text
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.draft import common_prefix
@@ -29,9 +33,22 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Bits: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
-# What a parser may spend: on reading a grammar about 20 ms, on one token about 15 ms.
-_READING_FUEL, _TOKEN_FUEL, _TOKEN_ITEMS = 1_000_000, 200_000, 50_000
-_NUM_KEPT = 32
+# What a parser may spend: on reading a grammar about 20 ms, on one token about 15 ms, and on states
+# some 40 MB.
+_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,
+    "verbose_errors": False,
+}
+# The library counts no steps of some ways of reading: the processor's time is bounded as well, and
+# the clock's where the processor has much else to do.
+_READING_SECONDS, _TRIAL_SECONDS = 0.25, 20.0
+# What grammars that are kept may hold, how much of it one of so many bytes is reckoned to hold at
+# least (freed memory is taken again, so growth tells too little), and how many refusals are
+# remembered.
+_KEPT_BYTES, _BYTES_PER_BYTE, _NUM_REFUSED = 64 << 20, 300, 256
 _JSON = ("schema", "json")
 _HINTS = {
     "schema": "docs/structured.md lists what a schema may use",
@@ -43,8 +60,8 @@ _HINTS = {
 
 
 class Grammars:
-    """Those of one vocabulary. The library is imported, and the vocabulary read, at first use;
-    the newest grammars are kept."""
+    """Those of one vocabulary, for any thread. The library is imported, and the vocabulary read, at
+    first use; the newest grammars are kept, as many as memory is meant for."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: frozenset[int]) -> None:
         self._tokenizer, self._vocab_size, self._stop_ids = tokenizer, vocab_size, stop_ids
@@ -52,10 +69,14 @@ class Grammars:
         # For JSON and for the rest: sets of tokens that are masked as one.
         self._vocabularies: dict[bool, LLTokenizer] = {}
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._kept_bytes = 0
+        self._helper: Helper | None = None
+        self._refused: OrderedDict[bytes, tuple[str, str | None]] = OrderedDict()
 
-    def of(self, options: StructureOptions) -> Grammar | None:
-        """The one that `options` ask for; None if they ask for none. Raises ConfigError for what
-        is no grammar, or is too much of one."""
+    def of(self, options: StructureOptions, *, tried: bool = False) -> Grammar | None:
+        """The one that `options` ask for; None if they ask for none. One that others wait for is
+        `tried` first, in a process that can be ended. Raises ConfigError for what is no grammar, or
+        is too much of one."""
         name = chosen(options)
         if name is None:
             return None
@@ -68,11 +89,42 @@ class Grammars:
             ) from None
         text = grammar_text(name, options)
         with self._lock:
-            found = self._kept.pop(text, None) or self._compiled(name, text)
+            found = self._kept.pop(text, None)
+            if found is None:
+                found = self._read(name, text, tried=tried)
+                self._kept_bytes += found.held_bytes
             self._kept[text] = found
-            if len(self._kept) > _NUM_KEPT:
-                self._kept.popitem(last=False)
+            while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].held_bytes
         return found
+
+    def _read(self, name: str, text: str, *, tried: bool) -> Grammar:
+        """Compile it. What was refused once costs nothing the next time."""
+        digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
+        if digest in self._refused:
+            told, hint = self._refused[digest]
+            raise ConfigError(told, hint=hint)
+        try:
+            if tried:
+                self._try(name, text)
+            return self._compiled(name, text)
+        except ConfigError as error:
+            self._refused[digest] = str(error), error.hint
+            if len(self._refused) > _NUM_REFUSED:
+                self._refused.popitem(last=False)
+            raise
+
+    def _try(self, name: str, text: str) -> None:
+        """Raises ConfigError where it takes too much."""
+        request = {"grammar": text, "limits": _LIMITS, "seconds": _READING_SECONDS}
+        try:
+            self._helper = self._helper or Helper("grammar_helper.py")
+            self._helper.ask(request, max_bytes=0, seconds=_TRIAL_SECONDS)
+        except HelperLostError:
+            if self._helper is not None:
+                self._helper.close()
+            self._helper = None
+            raise _too_slow(name) from None
 
     def _compiled(self, name: str, text: str) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits
@@ -82,19 +134,19 @@ class Grammars:
                 f"{name}: this model has no token that ends a text, so a structure has no end.",
                 hint="use a checkpoint whose generation_config.json names an eos_token_id",
             )
-        limits = LLParserLimits(
-            initial_lexer_fuel=_READING_FUEL,
-            step_lexer_fuel=_TOKEN_FUEL,
-            step_max_items=_TOKEN_ITEMS,
-            verbose_errors=False,
-        )
-        matcher = LLMatcher(self._vocabulary(name in _JSON), text, log_level=0, limits=limits)
+        limits = LLParserLimits(**_LIMITS)
+        vocabulary, gauge = self._vocabulary(name in _JSON), ProcessGauge()
+        before, started = gauge.now(), thread_time()
+        matcher = LLMatcher(vocabulary, text, log_level=0, limits=limits)
         # The first mask shows whether the grammar's first token is already too much.
         num_bytes = 0 if matcher.is_error() else len(matcher.compute_bitmask())
         if matcher.is_error():
             told = _in_short(matcher.get_error())
             raise ConfigError(f"{name}: it cannot be followed: {told}.", hint=_HINTS[name])
-        return Grammar(name, matcher, self._vocab_size, num_bytes)
+        if thread_time() - started > _READING_SECONDS:
+            raise _too_slow(name)
+        held = max(gauge.now() - before, _BYTES_PER_BYTE * len(text))
+        return Grammar(name, matcher, self._vocab_size, num_bytes, held)
 
     def _vocabulary(self, is_json: bool) -> LLTokenizer:
         """Padded to the model's vocabulary: ids without a token are never allowed."""
@@ -119,14 +171,23 @@ class Grammars:
         return made
 
 
+def _too_slow(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name}: reading it takes more than {_READING_SECONDS:g} s of processor time.",
+        hint="a simpler one: fewer alternatives, and smaller counts of repetition",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """One that was read; `matcher` stands at its beginning and is only ever copied."""
+    """One that was read; `matcher` stands at its beginning and is only ever copied. `held_bytes` is
+    what the process grew by."""
 
     name: str
     matcher: LLMatcher
     vocab_size: int
     num_bytes: int
+    held_bytes: int
 
     def start(self) -> GrammarConstraint:
         """For one request."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self, Unpack
 
 from outrider.api.chat_messages import ChatOptions
+from outrider.api.grammar import Grammar
 from outrider.api.loading import check_names, load_pair
 from outrider.api.memory import MemoryWatch, gauge
 from outrider.api.output import OutputStream, RequestRouter
@@ -47,11 +48,11 @@ class LLM:
     """A target model, perhaps a draft model, and an engine that runs requests on them.
 
     `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
-    unless the configuration names another drafter. Fields of EngineConfig may be given as
-    keywords, as in `LLM(model, drafter="ngram", quantise="int8")`. `on_job` hears of every job of
-    every lane; `controller`, an object where given, chooses every round's budget in place of the
-    configured one. `weights_of` is an LLM of the same target, whose weights it uses where it can.
-    Raises CheckpointError, VocabularyError, ConfigError or MachineError.
+    unless the configuration names another drafter. Fields of EngineConfig may be given as keywords,
+    as in `LLM(model, drafter="ngram", quantise="int8")`. `on_job` hears of every job of every lane;
+    `controller`, an object where given, chooses every round's budget. `weights_of` is an LLM of the
+    same target, whose weights it uses where it can. Raises CheckpointError, VocabularyError,
+    ConfigError or MachineError.
 
     Threads may share it: their calls take turns, job by job, and their requests share passes
     (api/turns.py). A forked child may not use it. Ctrl-C comes between jobs, and cancels what the
@@ -88,7 +89,7 @@ class LLM:
         )
         self._router.engine = self._engine
         self._turns = Turns(self._engine.executor.is_here)
-        self._requests = RequestMaker(self._pair)
+        self.requests = RequestMaker(self._pair)
         self._last: GenerationResult | None = None
         self._name = str(model)
 
@@ -125,7 +126,7 @@ class LLM:
 
     @property
     def models(self) -> Mapping[str, HasKernels]:
-        """The target and, if there is one, the draft model, by these names."""
+        """By the names target and, if there is one, draft."""
         found = {"target": self._pair.target, "draft": self._pair.draft}
         return {role: model for role, model in found.items() if model is not None}
 
@@ -136,7 +137,6 @@ class LLM:
 
     @property
     def drafter(self) -> str:
-        """The drafter in use; "none" means speculation is off."""
         return self._engine.drafter.name
 
     @property
@@ -183,9 +183,9 @@ class LLM:
         """
         params = params_for_one(params, sampling_of(options))
         with self._turns.call():
-            ids = self._requests.ids(one_prompt(prompt))
-            masked = self._requests.constraint(allowed, options)
-            reader = self._requests.reader(ids, params, masked, live=True)
+            ids = self.requests.ids(one_prompt(prompt))
+            masked = self.requests.constraint(allowed, options)
+            reader = self.requests.reader(ids, params, masked, live=True)
         return TextStream(self._turns, reader, self._follow(reader), self._result)
 
     def generate(
@@ -206,10 +206,10 @@ class LLM:
         batch = several_prompts(prompts)
         each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
         with self._turns.call():
-            masked = self._requests.constraint(allowed, options)
+            masked = self.requests.constraint(allowed, options)
             groups = [
-                self._requests.group(prompt, wanted, masked)
-                for prompt, wanted in zip(self._requests.ids_of_all(batch), each, strict=True)
+                self.requests.group(prompt, wanted, masked)
+                for prompt, wanted in zip(self.requests.ids_of_all(batch), each, strict=True)
             ]
             self._run([group for group in groups if isinstance(group, list)])
             check_any(groups)
@@ -252,7 +252,7 @@ class LLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        allowed: AllowedTokens | None = None,
+        allowed: AllowedTokens | Grammar | None = None,
         sample: int = 0,
         written: Sequence[int] = (),
         **options: Unpack[RequestOptions],
@@ -263,10 +263,10 @@ class LLM:
         reader: OutputStream | None = None
         try:
             with self._turns.call():
-                ids = self._requests.ids(one_prompt(prompt))
-                masked = self._requests.constraint(allowed, options)
-                reader = self._requests.reader(ids, params, masked, sample=sample, live=True)
-                reader.go_on(self._requests.checked(written) if written else ())
+                ids = self.requests.ids(one_prompt(prompt))
+                masked = self.requests.constraint(allowed, options)
+                reader = self.requests.reader(ids, params, masked, sample=sample, live=True)
+                reader.go_on(self.requests.checked(written) if written else ())
                 with self._turns.turn():
                     self._router.submit(reader)
             return RequestHandle(reader, self, self._result)
@@ -278,14 +278,14 @@ class LLM:
     def encode(self, prompt: Prompt) -> list[int]:
         """The checked ids of a prompt. Any thread may call it, without waiting for a turn."""
         with self._turns.call():
-            return self._requests.ids(one_prompt(prompt))
+            return self.requests.ids(one_prompt(prompt))
 
     def encode_chat(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> list[int]:
-        """Of a conversation, through the checkpoint's own chat template; see api/chat_messages."""
+        """Through the checkpoint's own chat template; see api/chat_messages."""
         with self._turns.call():
-            return self._requests.ids_of_chat(conversation(messages), **options)
+            return self.requests.ids_of_chat(conversation(messages), **options)
 
     @property
     def has_free_place(self) -> bool:
@@ -327,8 +327,8 @@ class LLM:
                 self._router.retire(handle.reader)
 
     def forget(self) -> None:
-        """Let the drafter forget what it learnt from requests so far, so that runs which repeat
-        prompts can be compared. Raises ConfigError while requests run."""
+        """Let the drafter forget what it learnt, for runs that repeat prompts to be compared.
+        Raises ConfigError while requests run."""
         with self._turns.call(), self._turns.turn():
             self._router.sweep()
             if self._engine.has_work:
@@ -348,13 +348,13 @@ class LLM:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> TextStream:
-        """Stream the assistant's next turn, through the checkpoint's own chat template. Text is one
-        message of the user's; `llm.chat("hello").result().text` is the whole turn."""
-        return self.stream(self._requests.ids_of_chat(conversation(messages)), params, **options)
+        """Stream the assistant's next turn. Text is one message of the user's;
+        `llm.chat("hello").result().text` is the whole turn."""
+        return self.stream(self.requests.ids_of_chat(conversation(messages)), params, **options)
 
     def fitting_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
         """How many of `params.max_tokens` fit after `prompt`. Raises ConfigError if none does."""
-        return self._requests.limit(len(self._requests.ids(one_prompt(prompt))), params)
+        return self.requests.limit(len(self.requests.ids(one_prompt(prompt))), params)
 
     def _follow(self, reader: OutputStream) -> Generator[TextEvent, None, None]:
         """Within calls of `TextStream`, but for the end of one that nobody closed."""

@@ -18,7 +18,7 @@ from outrider.api.output import OutputStream
 from outrider.api.prompts import Message
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
-from outrider.api.structure import RequestOptions, structure_in
+from outrider.api.structure import RequestOptions, StructureOptions, structure_in
 from outrider.api.tokenizer import Tokenizer, spellings
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError, foreign
@@ -166,11 +166,15 @@ class RequestMaker:
     @foreign()
     @breakable()
     def constraint(
-        self, allowed: AllowedTokens | None, options: RequestOptions
+        self,
+        allowed: AllowedTokens | Grammar | None,
+        options: RequestOptions | StructureOptions,
+        *,
+        tried: bool = False,
     ) -> AllowedTokens | Grammar | None:
-        """What masks the vocabulary. Raises ConfigError for a structure that cannot be followed,
-        and for two masks."""
-        grammar = self._grammars.of(structure_in(options))
+        """What masks the vocabulary. Raises ConfigError for a structure that cannot be followed, or
+        that takes too long to read where it is to be `tried`, and for two masks."""
+        grammar = self._grammars.of(structure_in(options), tried=tried)
         if grammar is None:
             return allowed
         if allowed is not None:

@@ -4,7 +4,7 @@ choices, or a grammar. Checks it and writes it as llguidance reads grammars (api
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict, cast, runtime_checkable
 
 from outrider.core.errors import ConfigError, words_of
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # White space between two parts of JSON: a blank, or line ends and an indentation. Without a bound a
 # weak model writes nothing else.
 _WHITE_SPACE = r"( |\n{1,2}[\x20\t]{0,20})"
-MAX_STRUCTURE_BYTES = 1 << 20
+MAX_STRUCTURE_BYTES = 1 << 16
 _NAMES = ("schema", "json", "regex", "choices", "grammar")
 
 
@@ -54,7 +54,7 @@ def sampling_of(options: RequestOptions) -> SamplingOptions:
     return cast("SamplingOptions", {k: v for k, v in options.items() if k not in _NAMES})
 
 
-def structure_in(options: RequestOptions) -> StructureOptions:
+def structure_in(options: Mapping[str, object]) -> StructureOptions:
     return cast("StructureOptions", {k: v for k, v in options.items() if k in _NAMES})
 
 
@@ -81,25 +81,44 @@ def grammar_text(name: str, options: StructureOptions) -> str:
     the grammar itself is read later."""
     from llguidance import LLMatcher
 
-    if name in ("schema", "json"):
-        wanted = options.get("schema") if name == "schema" else {"type": "object"}
-        text = _of_schema(LLMatcher, wanted)
-    elif name == "choices":
-        text = LLMatcher.grammar_from_lark(_of_choices(options.get("choices")))
-    else:
-        given: object = options.get(name)
-        if not isinstance(given, str):
-            raise _wrong(name, "a string", given)
-        text = LLMatcher.grammar_from_regex(given) if name == "regex" else _of_grammar(given)
-    if len(text) > MAX_STRUCTURE_BYTES:
+    text, make = _read(name, options)
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_STRUCTURE_BYTES:
         raise ConfigError(
-            f"{name}: {len(text):,} bytes; it may have {MAX_STRUCTURE_BYTES:,}.",
+            f"{name}: {size:,} bytes; it may have {MAX_STRUCTURE_BYTES:,}.",
             hint="make it smaller: every token is checked against it",
         )
-    return text
+    try:
+        return make(LLMatcher, text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}: it cannot be read: {words_of(error)}.", hint="docs/structured.md"
+        ) from None
 
 
-def _of_schema(matcher: type[LLMatcher], given: object) -> str:
+def _read(
+    name: str, options: StructureOptions
+) -> tuple[str, Callable[[type[LLMatcher], str], str]]:
+    """The text of an option, and what makes a grammar of it."""
+    if name in ("schema", "json"):
+        wanted = options.get("schema") if name == "schema" else {"type": "object"}
+        return _of_schema(wanted), _from_schema
+    if name == "choices":
+        choices = _of_choices(options.get("choices"))
+        return choices, lambda matcher, text: matcher.grammar_from_lark(text)
+    given: object = options.get(name)
+    if not isinstance(given, str):
+        raise _wrong(name, "a string", given)
+    if name == "regex":
+        return given, lambda matcher, text: matcher.grammar_from_regex(text)
+    return given, lambda _, text: _of_grammar(text)
+
+
+def _from_schema(matcher: type[LLMatcher], text: str) -> str:
+    return matcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITE_SPACE})
+
+
+def _of_schema(given: object) -> str:
     if isinstance(given, HasSchema):
         given = given.model_json_schema()
     if isinstance(given, str):
@@ -109,13 +128,12 @@ def _of_schema(matcher: type[LLMatcher], given: object) -> str:
     if not isinstance(given, Mapping):
         raise _wrong("schema", "a mapping, JSON text or a pydantic model class", given)
     try:
-        text = json.dumps(dict(cast("Mapping[str, object]", given)), allow_nan=False)
+        return json.dumps(dict(cast("Mapping[str, object]", given)), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"schema: it cannot be written as JSON: {words_of(error)}.",
             hint="a schema has mappings, lists, strings, numbers, booleans and None",
         ) from None
-    return matcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITE_SPACE})
 
 
 def _parsed(text: str) -> object:

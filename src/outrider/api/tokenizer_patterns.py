@@ -113,7 +113,7 @@ def try_out(patterns: Sequence[str]) -> str | None:
     be interrupted. Raises MachineError if that does not start."""
     if not patterns:
         return None
-    helper = Helper("patterns")
+    helper = Helper("template_helper.py", "patterns")
     try:
         request = {"patterns": list(patterns)}
         reply = helper.ask(request, max_bytes=BASE_OUTPUT_CHARS, seconds=_TRIAL_SECONDS)

@@ -112,7 +112,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schema": {"type": "array", "uniqueItems": True}}, "Unimplemented keys"),
     ({"schema": {"$ref": "#/nope"}}, "schema: it cannot be followed: Pointer '/nope'"),
     ({"schema": {"enum": []}}, "schema: it cannot be followed"),
-    ({"schema": {"enum": ["x" * (1 << 20)]}}, "it may have 1,048,576"),
+    ({"schema": {"enum": ["x" * (1 << 20)]}}, "it may have 65,536"),
     ({"regex": "(a"}, "regex: it cannot be followed: .*unclosed group"),
     ({"regex": r"(?=a)b"}, "regex: it cannot be followed"),
     ({"regex": 3}, "regex: it is a value of type int; wanted is a string"),

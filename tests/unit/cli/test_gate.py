@@ -363,7 +363,12 @@ def test_a_defect_is_told_without_sequences(
 # The only modules that may write to a stream around the gate, or draw with rich.
 BEHIND = {"cli/gate.py", "cli/paint.py"}
 # Whose stdout is a pipe to the process that started them.
-PIPES = {"api/template_helper.py", "models/parallel/ranks.py", "bench/peers/sides.py"}
+PIPES = {
+    "api/grammar_helper.py",
+    "api/template_helper.py",
+    "models/parallel/ranks.py",
+    "bench/peers/sides.py",
+}
 DRAWING = {"print", "Console", "Live", "Status", "Prompt", "TextColumn", "Text", "Markdown"}
 AROUND = {"write", "writev", "buffer", "__stdout__", "__stderr__"}
 STREAMS = ("sys.stdout", "sys.stderr", "sys.__std")
