@@ -12,6 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -81,7 +82,7 @@ class Server:
         """Chats, each in a stream of its own; the next is asked when one has ended."""
         with ThreadPoolExecutor(in_flight) as clients:
             started = perf_counter()
-            answers = tuple(clients.map(lambda text: self._ask(text, max_tokens), prompts))
+            answers = tuple(clients.map(partial(self._ask, max_tokens=max_tokens), prompts))
             return Load(perf_counter() - started, answers)
 
     def _ask(self, text: str, max_tokens: int) -> Answer:
@@ -104,10 +105,11 @@ class Server:
                 if not line.startswith(b"data: {"):
                     continue
                 piece: dict[str, Any] = json.loads(line[6:])
-                said = any(choice["delta"].get("content") for choice in piece["choices"])
-                if said and not first:
+                choices: list[dict[str, Any]] = piece["choices"]
+                if not first and any(choice["delta"].get("content") for choice in choices):
                     first = perf_counter() - started
-                num_tokens = (piece.get("usage") or {}).get("completion_tokens", num_tokens)
+                usage: dict[str, int] | None = piece.get("usage")
+                num_tokens = usage["completion_tokens"] if usage else num_tokens
         if not first or not num_tokens:
             raise RuntimeError(f"{self.url} answered with nothing")
         return Answer(num_tokens, first)
@@ -115,7 +117,7 @@ class Server:
 
 @study(files=[], peers="", tokenizer="", threads=2, turns=4, max_tokens=64)
 def serving_beside(options: Namespace, report: Report) -> bool:
-    """Are 1, 4, 8 and 16 requests at once served faster than by llama-server, plain and at its best?
+    """Are 1 to 16 requests at once served faster than by llama-server, plain and at its best?
 
     Both serve the same file with the same threads; one client asks both over HTTP, chats of three
     kinds at temperature 0, each beginning with other words so that no prompt is remembered. On
