@@ -98,6 +98,8 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     eos: str = ""
     response_template: Mapping[str, Any] | None = None
     """How the model's output is parsed, where its tokenizer says so (server/parsing)."""
+    numerics: str = ""
+    """What decides a text's bits: engines that have it in common write the same texts."""
     tokenizer: str = ""
     """The folder or GGUF file that has the tokenizer."""
     notes: tuple[str, ...] = ()

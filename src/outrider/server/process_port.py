@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -76,7 +76,11 @@ class ProcessPort:
         # Those that go on after a crash, of which the first is not proven yet.
         self._suspects: deque[ProcessStream] = deque()
         self._asked: dict[int, asyncio.Future[list[int]]] = {}
-        self._kept_out: dict[bytes, None] = {}
+        # May be that of several ports.
+        self.kept_out: dict[bytes, None] = {}
+        self.on_loss: Callable[[ProcessStream], bool] = lambda _: False
+        """Asked where the engine is lost of each request that did not end it: whether it goes on
+        elsewhere (`adopt`)."""
         self._starts: deque[float] = deque()
         self._num_restarts = 0
 
@@ -133,8 +137,21 @@ class ProcessPort:
         if len(self._streams) >= self._load.max_queued:
             raise QueueFullError(len(self._streams), 1)
         stream = ProcessStream(next(self._numbers), request, self.leave)
-        if self._kept_out and stream.kind in self._kept_out:
+        if self.kept_out and stream.kind in self.kept_out:
             raise KeptOutError
+        self._take_in(stream)
+        return stream
+
+    def adopt(self, stream: ProcessStream) -> None:
+        """Go on with a request whose engine another port has lost."""
+        stream.number, stream.leave = next(self._numbers), self.leave
+        self._take_in(stream)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._streams)
+
+    def _take_in(self, stream: ProcessStream) -> None:
         self._streams[stream.number] = stream
         try:
             if self._state == "restarting" or self._suspects:
@@ -144,7 +161,6 @@ class ProcessPort:
         except BaseException:
             del self._streams[stream.number]
             raise
-        return stream
 
     def leave(self, stream: ProcessStream) -> None:
         """Cancel a request; its reader hears of its end."""
@@ -283,23 +299,32 @@ class ProcessPort:
         going: list[ProcessStream] = []
         for stream in sent:
             # Who has written nothing yet is likelier to have ended it.
-            stream.blame += _PROVEN if stream.is_proven else _UNPROVEN
+            was_proven = stream.is_proven
+            stream.blame += _PROVEN if was_proven else _UNPROVEN
             stream.is_sent, stream.is_proven = False, False
             if stream.is_left:
                 self._end(stream, error=ConfigError("the request was cancelled."))
             elif stream.blame >= _KEPT_OUT:
                 self._keep_out(stream.kind)
                 self._end(stream, error=KeptOutError())
-            elif self._goes_on(stream.request) or not stream.written:
-                going.append(stream)
-            else:
+            elif not self._goes_on(stream.request) and stream.written:
                 self._end(stream, error=EngineLostError(f" ({how})"))
-        self._suspects = deque([*going, *waiting])
+            elif not (was_proven and self._gives_up(stream)):
+                going.append(stream)
+        self._suspects = deque([*going, *(one for one in waiting if not self._gives_up(one))])
+
+    def _gives_up(self, stream: ProcessStream) -> bool:
+        """Whether another port goes on with it."""
+        number = stream.number
+        if not self.on_loss(stream):
+            return False
+        del self._streams[number]
+        return True
 
     def _keep_out(self, kind: bytes) -> None:
-        self._kept_out[kind] = None
-        if len(self._kept_out) > _MOST_KEPT_OUT:
-            del self._kept_out[next(iter(self._kept_out))]
+        self.kept_out[kind] = None
+        if len(self.kept_out) > _MOST_KEPT_OUT:
+            del self.kept_out[next(iter(self.kept_out))]
 
     def _goes_on(self, request: EngineRequest) -> bool:
         card, params = self.card, request.params

@@ -38,7 +38,7 @@ class ProcessStream(AsyncIterator[TextEvent]):
         self.blame = 0
         self.error: Exception | None = None
         self.found: GenerationResult | None = None
-        self._leave = leave
+        self.leave = leave
         self._events: deque[TextEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
@@ -71,7 +71,7 @@ class ProcessStream(AsyncIterator[TextEvent]):
 
     def cancel(self) -> None:
         if not self.ended:
-            self._leave(self)
+            self.leave(self)
 
     def take(self, event: TextEvent) -> None:
         self.is_proven = True

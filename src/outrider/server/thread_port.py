@@ -232,6 +232,7 @@ def card_of(llm: LLM) -> EngineCard:
         chat_template=tokenizer.templates.source or "",
         bos=_token(files.get("bos_token")),
         eos=_token(files.get("eos_token")),
+        numerics=_numerics(llm),
         tokenizer=str(tokenizer.folder),
         notes=tuple(llm.notes),
         promise=promise_of(llm),
@@ -242,6 +243,12 @@ def card_of(llm: LLM) -> EngineCard:
             "batch_size": str(config.batch_size),
         },
     )
+
+
+def _numerics(llm: LLM) -> str:
+    """The kind of device, the number format and every operator's kernel."""
+    kernels = (f"{choice.op}={choice.name} {choice.kind}".strip() for choice in llm.kernels.choices)
+    return ", ".join([llm.device.type, llm.config.dtype, llm.config.quantise, *kernels])
 
 
 def _token(entry: object) -> str:

@@ -1,0 +1,192 @@
+"""An `EnginePort` over several engine processes of one model: the router of one machine.
+
+A request goes where most of its prompt's beginning was read before, unless that engine has clearly
+more to do than another; then it goes to the one with the least. When an engine dies, requests that
+have written something go on at another of the same kind, with the same text; those that may have
+ended it wait for its next start, where each has to prove itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count, pairwise
+from typing import Final
+
+import msgspec
+
+from outrider.api.stream import TokenDecoder
+from outrider.core.errors import ConfigError
+from outrider.server.port import (
+    ChatPrompt,
+    EngineCard,
+    EngineRequest,
+    EngineStatus,
+    NotReadyError,
+)
+from outrider.server.process_port import ProcessPort
+from outrider.server.process_stream import ProcessStream
+
+# Tokens whose common beginning is looked up as one, and how many of those an engine is known by.
+BLOCK_TOKENS: Final = 16
+_MOST_BLOCKS = 1 << 15
+# An engine that read the prompt before may have so many requests more than the least busy one.
+_MOST_AHEAD = 2
+
+
+class Replica:
+    """One engine, and which beginnings of prompts it has read."""
+
+    def __init__(self, port: ProcessPort) -> None:
+        self.port = port
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def note(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > _MOST_BLOCKS:
+            self._blocks.popitem(last=False)
+
+    def num_known(self, blocks: Sequence[int]) -> int:
+        """How many of the first blocks it has read."""
+        for number, block in enumerate(blocks):
+            if block not in self._blocks:
+                return number
+        return len(blocks)
+
+    def forget(self) -> None:
+        self._blocks.clear()
+
+
+class ReplicasPort:
+    """Engines that load the same model; each has its own device or cores (`Load`)."""
+
+    def __init__(self, ports: Sequence[ProcessPort]) -> None:
+        if not ports:
+            raise ConfigError("there is no replica.", hint="at least one")
+        self.replicas = tuple(map(Replica, ports))
+        self._turns = count()
+        kept_out: dict[bytes, None] = {}
+        for replica in self.replicas:
+            replica.port.on_loss = partial(self._move, replica)
+            replica.port.kept_out = kept_out
+
+    async def start(self) -> None:
+        """One after another, for each plans its memory by what is free then. Raises what loading
+        raises; none runs on then."""
+        try:
+            for replica in self.replicas:
+                await replica.port.start()
+            for one, other in pairwise(self.replicas):
+                _check_alike(one.port.card, other.port.card)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    @property
+    def card(self) -> EngineCard:
+        """That of all; the window is the smallest one's."""
+        cards = [replica.port.card for replica in self.replicas]
+        facts = dict(cards[0].facts, replicas=str(len(cards)))
+        window = min(card.window for card in cards)
+        return msgspec.structs.replace(cards[0], window=window, facts=facts)
+
+    @property
+    def status(self) -> EngineStatus:
+        """As of one engine: ready where any is, and the sums of what they do."""
+        found = self.statuses
+        return EngineStatus(
+            state="ready" if any(one.state == "ready" for one in found) else found[0].state,
+            num_running=sum(one.num_running for one in found),
+            num_waiting=sum(one.num_waiting for one in found),
+            kv_usage=sum(one.kv_usage for one in found) / len(found),
+            num_preempted=sum(one.num_preempted for one in found),
+            num_restarts=sum(one.num_restarts for one in found),
+            lanes={
+                f"{number}: {lane}": does
+                for number, one in enumerate(found)
+                for lane, does in one.lanes.items()
+            },
+        )
+
+    @property
+    def statuses(self) -> tuple[EngineStatus, ...]:
+        return tuple(replica.port.status for replica in self.replicas)
+
+    @property
+    def decoder(self) -> TokenDecoder:
+        return self.replicas[0].port.decoder
+
+    async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
+        return await self._next_ready().port.encode(prompt, add_special=add_special)
+
+    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+        return await self._next_ready().port.encode_chat(chat)
+
+    async def decode(self, ids: Sequence[int]) -> list[str]:
+        return await self.replicas[0].port.decode(ids)
+
+    def stream(self, request: EngineRequest) -> ProcessStream:
+        blocks = list(_blocks(request))
+        chosen = self._chosen(blocks)
+        stream = chosen.port.stream(request)
+        chosen.note(blocks)
+        return stream
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(replica.port.aclose() for replica in self.replicas))
+
+    def _ready(self) -> list[Replica]:
+        return [one for one in self.replicas if one.port.status.state == "ready"]
+
+    def _next_ready(self) -> Replica:
+        """By turns. Where none is ready, the first one says so."""
+        ready = self._ready() or self.replicas[:1]
+        return ready[next(self._turns) % len(ready)]
+
+    def _chosen(self, blocks: Sequence[int]) -> Replica:
+        """Where none is ready, one that is being started, at which requests wait."""
+        known = self._ready() or [
+            one for one in self.replicas if one.port.status.state == "restarting"
+        ]
+        if not known:
+            raise NotReadyError(self.status.state)
+        least = min(one.port.num_in_flight for one in known)
+        near = [one for one in known if one.port.num_in_flight <= least + _MOST_AHEAD]
+        return max(near, key=lambda one: (one.num_known(blocks), -one.port.num_in_flight))
+
+    def _move(self, lost: Replica, stream: ProcessStream) -> bool:
+        """Whether a request of the engine that was lost goes on at another one."""
+        lost.forget()
+        others = [one for one in self._ready() if one is not lost]
+        if not others:
+            return False
+        to = min(others, key=lambda one: one.port.num_in_flight)
+        to.port.adopt(stream)
+        to.note(list(_blocks(stream.request)))
+        return True
+
+
+def _blocks(request: EngineRequest) -> Iterator[int]:
+    """A number for each whole block of the prompt, of it and all before it."""
+    ids, so_far = request.prompt_ids, hash(request.cache_salt)
+    for start in range(0, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        so_far = hash((so_far, *ids[start : start + BLOCK_TOKENS]))
+        yield so_far
+
+
+def _check_alike(one: EngineCard, other: EngineCard) -> None:
+    """Raises ConfigError where two engines may write different texts."""
+    differing = [
+        name
+        for name in ("model", "vocab_size", "num_parameters", "numerics", "drafter", "exact")
+        if getattr(one, name) != getattr(other, name)
+    ]
+    if differing:
+        raise ConfigError(
+            f"replicas differ in {', '.join(differing)}: a text could not go on at another.",
+            hint="devices of one kind, and the same model",
+        )

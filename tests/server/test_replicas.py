@@ -1,0 +1,144 @@
+"""Several engines of one model: who gets a request, and what becomes of it when an engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.server.frames import Load
+from outrider.server.port import EngineRequest
+from outrider.server.process_port import ProcessPort
+from outrider.server.process_stream import ProcessStream
+from outrider.server.replicas import BLOCK_TOKENS, ReplicasPort
+
+pytestmark = [pytest.mark.weights, pytest.mark.wide]
+T = TypeVar("T")
+CONFIG = EngineConfig(threads=1, k=3, sampler="coupled", batch_size=8, context=512)
+NUM_FAMILIES, NUM_IN_FAMILY = 8, 4
+# Families whose beginnings are several blocks long; members differ in their last words.
+PROMPTS = tuple(
+    f"# Module number {family}.\nimport os\nimport sys\n\n\nclass Parser{family}:\n"
+    f'    """Reads lines of kind {family} and sums what they say."""\n\n    def part_{member}(self'
+    for member in range(NUM_IN_FAMILY)
+    for family in range(NUM_FAMILIES)
+)
+PARAMS = SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.8, seed=7)
+
+
+def served(work: Callable[[ReplicasPort], Awaitable[T]], *configs: EngineConfig) -> T:
+    ports = [
+        ProcessPort(Load("outrider/embedded", None, config, 64))
+        for config in configs or (CONFIG, CONFIG)
+    ]
+
+    async def run() -> T:
+        port = ReplicasPort(ports)
+        await port.start()
+        try:
+            return await asyncio.wait_for(work(port), 240)
+        finally:
+            await port.aclose()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    """Of a single engine, one request after the other."""
+    with LLM(config=replace(CONFIG, batch_size=1)) as llm:
+        return [llm.generate(prompt, PARAMS)[0].text for prompt in PROMPTS]
+
+
+async def asked(port: ReplicasPort, prompt: str) -> ProcessStream:
+    ids = await port.encode(prompt)
+    assert len(ids) >= 2 * BLOCK_TOKENS
+    return port.stream(EngineRequest(prompt_ids=ids, params=PARAMS, structure={}))
+
+
+async def read(stream: ProcessStream) -> str:
+    return "".join([event.text async for event in stream])
+
+
+def home(port: ReplicasPort, stream: ProcessStream) -> int:
+    """Which replica has it."""
+    (found,) = (
+        number for number, replica in enumerate(port.replicas) if stream.leave == replica.port.leave
+    )
+    return found
+
+
+def kill(port: ReplicasPort, number: int) -> None:
+    process_id = port.replicas[number].port.process_id
+    assert process_id is not None
+    os.kill(process_id, signal.SIGKILL)
+
+
+def test_a_family_of_prompts_stays_together_and_both_engines_work(expected: list[str]) -> None:
+    async def work(port: ReplicasPort) -> None:
+        texts, homes = list[str](), dict[int, Counter[int]]()
+        for start in range(0, len(PROMPTS), NUM_FAMILIES):
+            # One of each family at a time: queues are even, so beginnings decide.
+            streams = [await asked(port, one) for one in PROMPTS[start : start + NUM_FAMILIES]]
+            for family, stream in enumerate(streams):
+                homes.setdefault(family, Counter())[home(port, stream)] += 1
+            texts += await asyncio.gather(*map(read, streams))
+        assert texts == expected
+        assert sum(max(found.values()) for found in homes.values()) >= 0.9 * len(PROMPTS)
+        assert len({found.most_common(1)[0][0] for found in homes.values()}) == 2
+        assert port.status.state == "ready"
+        assert port.card.facts["replicas"] == "2"
+
+    served(work)
+
+
+def test_requests_of_one_beginning_spread_where_one_engine_has_too_much_to_do() -> None:
+    async def work(port: ReplicasPort) -> None:
+        streams = [await asked(port, PROMPTS[0]) for _ in range(10)]
+        homes = Counter(home(port, stream) for stream in streams)
+        await asyncio.gather(*map(read, streams))
+        assert min(homes.values()) >= 4
+        assert sum(homes.values()) == 10
+
+    served(work)
+
+
+def test_an_engine_that_is_killed_loses_no_text(expected: list[str]) -> None:
+    async def work(port: ReplicasPort) -> None:
+        streams = [await asked(port, prompt) for prompt in PROMPTS]
+        reading = [asyncio.ensure_future(read(stream)) for stream in streams]
+        lost = [stream for stream in streams if home(port, stream) == 0]
+        while sum(len(stream.written) > 0 for stream in lost) < 4:
+            await asyncio.sleep(0.01)
+        kill(port, 0)
+        texts = await asyncio.gather(*reading)
+        assert texts == expected
+        assert [stream.result.text for stream in streams] == expected
+        # Those that had begun did not wait for the next start.
+        assert sum(home(port, stream) == 1 for stream in lost) >= 4
+        async with asyncio.timeout(60):
+            while [one.state for one in port.statuses] != ["ready", "ready"]:
+                await asyncio.sleep(0.05)
+        assert [one.num_restarts for one in port.statuses] == [1, 0]
+        again = [await asked(port, prompt) for prompt in PROMPTS[:4]]
+        assert await asyncio.gather(*map(read, again)) == expected[:4]
+        assert {home(port, stream) for stream in again} == {0, 1}
+
+    served(work)
+
+
+def test_engines_that_write_other_texts_are_no_replicas() -> None:
+    async def work(_: ReplicasPort) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(ConfigError, match="replicas differ in numerics"):
+        served(work, CONFIG, replace(CONFIG, quantise="int8"))
