@@ -190,7 +190,7 @@ def test_mistakes_are_told_as_they_are_here() -> None:
                 await read(stream)
         assert await read(await asked(port, PROMPTS[0], LONG))
 
-    served(work, max_queued=1)
+    served(work, max_queued=5)
 
 
 def test_a_model_that_is_not_there_is_told_at_the_start() -> None:
