@@ -71,7 +71,8 @@ def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIA
     app.router.redirect_slashes = False
 
     def refused(status: int, path: str) -> None:
-        for observer in site.observers:
+        # That a server is not ready yet is no refusal.
+        for observer in site.observers if path not in ("/health", "/ready") else ():
             observer.observe_refusal(status, _APIS.get(path, "other"))
 
     return Door(app, rules, site.limits, refused)

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from string import Template
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -48,8 +49,20 @@ TYPES: Mapping[str, str] = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Pages, and the file that each is.
-PAGES: Mapping[str, str] = {"/": "playground.html", "/dashboard": "dashboard.html"}
+# What tells a page from the other: its script, its own style, and what there is without scripts.
+PAGES: Mapping[str, Mapping[str, str]] = {
+    "/": {
+        "name": "playground",
+        "style": "rounds/rounds.css",
+        "instead": "The API works without it.",
+    },
+    "/dashboard": {
+        "name": "dashboard",
+        "style": "vendor/uplot.css",
+        "instead": "/metrics has the same for Prometheus.",
+    },
+}
+_PAGE = "/web/page.html"
 # Of a card: what no page shows.
 _LONG = ("chat_template", "response_template")
 
@@ -58,7 +71,8 @@ def web_routes() -> list[Route]:
     """The playground at `/`, the dashboard at `/dashboard`, and their files below `/web/`. They
     hold no secret, so they need no key: the pages ask for one when the API does."""
     found = _served()
-    routes = [_static(path, found[f"/web/{name}"], name) for path, name in PAGES.items()]
+    page = Template(found.pop(_PAGE).decode())
+    routes = [_static(path, page.substitute(own).encode(), _PAGE) for path, own in PAGES.items()]
     routes += [_static(path, data, path) for path, data in found.items()]
     return routes
 

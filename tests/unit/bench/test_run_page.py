@@ -221,16 +221,13 @@ def test_the_script_shows_every_token_with_its_kind_and_what_was_refused(tmp_pat
 def test_the_script_says_p_and_q_of_a_token(tmp_path: Path) -> None:
     (run,) = shown(tmp_path, hostile_run())
     assert run["told"][:2] == [
-        "“def” · plain, nothing was drafted · round 1 · p 0.250",
+        "“def” · plain · round 1 · p 0.250",
         "“␣f” · accepted draft · round 2 · p 0.123 · q 0.500",
     ]
     assert run["told"][2] == (
-        "“⏎” · recovered after a refusal · round 2 · p 0.500 · "
-        f"instead of “{HOSTILE}” (p 0.010, q 0.700)"
+        f"“⏎” · recovered · round 2 · p 0.500 · instead of “{HOSTILE}” (p 0.010, q 0.700)"
     )
-    assert run["told"][3].endswith(
-        "accepted look-up (n-gram, suffix, prediction) · round 3 · p 0.400"
-    )
+    assert run["told"][3].endswith("accepted look-up · round 3 · p 0.400")
 
 
 def test_the_script_steps_through_rounds_and_sums_them_up(tmp_path: Path) -> None:

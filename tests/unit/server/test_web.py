@@ -58,7 +58,7 @@ def test_a_page_and_all_that_it_loads_is_below_60_kilobytes(client: TestClient, 
 
 def test_both_pages_together_load_every_file(client: TestClient) -> None:
     served = {route.path for route in web.web_routes()}
-    also = {"/web/playground.html", "/web/dashboard.html", "/web/rounds/page.js"}
+    also = {"/web/rounds/page.js"}
     assert {*loaded(client, "/"), *loaded(client, "/dashboard")} | also == served
 
 

@@ -3,14 +3,24 @@
 /* What tokens of a round are called, and the words and elements that say it. `docs/rounds.md` has
    the shape of a round. All text is put in as text nodes, never as markup. */
 
-/** Kinds of tokens: the letter in the legend, and what it means. */
+/** Kinds of tokens: the letter in the legend, what it is called, and what that means. */
 export const KINDS = {
-  draft: ["d", "accepted draft"],
-  lookup: ["n", "accepted look-up (n-gram, suffix, prediction)"],
-  forced: ["f", "forced by the grammar"],
-  recovered: ["r", "recovered after a refusal"],
-  bonus: ["b", "bonus after a whole draft"],
-  plain: ["p", "plain, nothing was drafted"],
+  draft: ["d", "accepted draft", "guessed by the drafter, kept by the target"],
+  lookup: ["n", "accepted look-up", "copied from earlier text, kept by the target"],
+  forced: ["f", "forced", "the grammar left no choice"],
+  recovered: ["r", "recovered", "the target's own, in place of a refused draft"],
+  bonus: ["b", "bonus", "the target's own, after a draft kept whole"],
+  plain: ["p", "plain", "the target's own, nothing was drafted"],
+};
+/** Why a draft may be so long (`choice` of a round's budget): in short, and in words. */
+export const REASONS = {
+  fixed: ["fixed", "the draft length is fixed"],
+  trial: ["first trials", "this length is tried, to learn what it costs"],
+  look: ["another look", "a look at whether another length became better"],
+  gain: ["most gain", "the length expected to bring most tokens a second"],
+  acceptance: ["acceptance", "so that the wanted share of drafts is accepted"],
+  latency: ["latency", "so that tokens come within the wanted time"],
+  rest: ["rest", "drafting rests"],
 };
 export const VERDICTS = {
   accepted: ["✓", "accepted"],

@@ -3,7 +3,9 @@
    times, and a summary. `docs/rounds.md` has the shape of a run. The script asks for nothing, so a
    page needs no network. */
 import { KINDS, describe, el, isEmitted, isOwn, kindOf, refusedFor, visible } from "./kinds.js";
-import { drawTree, instead, nodeTable, sentence, timeBar, total } from "./tree.js";
+import {
+  allowed, coins, drawTree, instead, nodeTable, sentence, timeBar, total,
+} from "./tree.js";
 
 const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
 // How often a strip that grows is scrolled to its end.
@@ -49,17 +51,19 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
       el("summary", {}, "Prompt"), el("pre", {}, run.prompt));
     if (run.prompt.length < 400) prompt.setAttribute("open", "");
     const legend = el("ul", { class: "legend" });
-    for (const [kind, [letter, words]] of Object.entries(KINDS)) {
-      legend.append(el("li", {}, el("span", { class: `token ${kind}` }, letter), ` ${words}`));
+    for (const [kind, [letter, name, words]] of Object.entries(KINDS)) {
+      legend.append(el("li", { title: words },
+        el("span", { class: `token ${kind}` }, letter), ` ${name}`, el("small", {}, ` ${words}`)));
     }
-    legend.append(el("li", {}, el("del", {}, "x"), " refused draft"));
+    legend.append(el("li", {}, el("del", {}, "x"), " refused draft",
+      el("small", {}, " guessed, and not what the target writes")));
     const facts = el("dl");
     for (const [name, value] of run.facts ?? []) {
       facts.append(el("dt", {}, name), el("dd", {}, value));
     }
     root.append(
       el("h2", { id }, run.title), prompt, figures, notes,
-      el("h3", {}, "Text, token by token"), legend, strip, detail,
+      el("h3", {}, "Text, token by token"), strip, detail, legend,
       el("h3", {}, "Round by round"),
       el("div", { class: "controls" }, previous, slider, next), panel,
       el("h3", {}, "Accepted drafts a round"),
@@ -153,18 +157,18 @@ export function roundView(root, run, { follows = false, told = (number) => {} } 
     slider.value = String(number + 1);
     const words = sentence(round, number, rounds.length);
     slider.setAttribute("aria-valuetext", words);
-    const greedy = round.nodes.some((node) => typeof node.p_soft === "number");
+    const place = (said) => (said ? [el("p", { class: "place" }, said)] : []);
     const picked = instead(round);
-    const note = "At temperature 0 the likeliest token is taken; p is that of temperature 1.";
     const wide = (label, inner) => el("div", {
       class: "wide", tabindex: "0", role: "region", "aria-label": label,
     }, inner);
     panel.replaceChildren(
       el("p", {}, words),
+      ...place(allowed(round)),
       wide("Draft tree", drawTree(round)),
       ...(picked ? [el("p", { class: "instead" }, picked)] : []),
       wide("Tokens of this round", nodeTable(round)),
-      ...(greedy ? [el("p", { class: "place" }, note)] : []),
+      ...place(coins(round)),
       ...timeBar(round, sums.longest),
     );
   }

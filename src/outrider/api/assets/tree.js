@@ -1,7 +1,7 @@
 // @ts-check
 /* One round: its draft tree, the same as a table, and its times. */
 import {
-  STAGES, VERDICTS, el, isEmitted, isOwn, kindOf, milliseconds, probability, refusedAll, shownP,
+  REASONS, STAGES, VERDICTS, el, isEmitted, isOwn, kindOf, milliseconds, probability, refusedAll, shownP,
   svgEl, visible,
 } from "./kinds.js";
 
@@ -87,14 +87,54 @@ export function chance(node) {
   return node.q > 0 ? Math.min(1, node.p / node.q) : 0;
 }
 
+/** What the rule's coin fell heads with. Runs of older versions do not say. */
+const chanceOf = (round, node) => (
+  round.nodes.some((one) => typeof one.chance === "number") ? node.chance : chance(node));
+
+/** How the numbers of a round decided. */
+export function coins(round) {
+  const drafted = round.nodes.filter((node) => !isOwn(node));
+  if (!drafted.length) return "";
+  if (round.nodes.some((node) => typeof node.p_soft === "number")) {
+    return "At temperature 0 nothing is drawn: a draft is kept where it is the target's likeliest "
+      + "token. The p shown is that of temperature 1.";
+  }
+  if (drafted.some((node) => typeof node.draw === "number")) {
+    const whole = drafted.some((node) => node.verdict === "accepted" && node.chance === undefined);
+    return "u is a number drawn evenly from 0 to 1: a draft is kept where u is below its chance, and "
+      + "a chance of 0 or 1 needs no u. "
+      + (whole ? "One coin may decide on a whole beginning of the draft (block rule): it stands at "
+        + "the last token of it." : "");
+  }
+  if (drafted.some((node) => typeof node.chance === "number")) return "Each chance was 0 or 1, so no number u was drawn.";
+  return "This rule tosses no coin, so there is no u: the target draws its own token by the seed, and "
+    + "a draft is kept where it is the same token.";
+}
+
+/** What the draft of a round was allowed, and why. */
+export function allowed({ budget }) {
+  const choice = budget?.choice;
+  if (!choice) return "";
+  const many = budget.depth === 1 ? "1 token" : `${budget.depth} tokens`;
+  const length = budget.depth ? `Up to ${many} could be drafted` : "No draft was allowed";
+  let words = `${length}: ${REASONS[choice.reason][1]}${budget.why ? `, since ${budget.why}` : ""}.`;
+  if (typeof choice.gain === "number") {
+    words += ` The controller expected ${choice.tokens.toFixed(1)} tokens in `
+      + `${milliseconds(choice.seconds)}, ${choice.gain.toFixed(2)} times plain decoding.`;
+  }
+  return words;
+}
+
 /** The same as a table, a row a node; what hangs below a node is indented. */
 export function nodeTable(round) {
   const { places, order } = placed(round.nodes);
   const isDrawn = round.nodes.some((node) => node.q !== null);
+  const hasChances = isDrawn || round.nodes.some((node) => typeof node.chance === "number");
   const hasCoins = round.nodes.some((node) => typeof node.draw === "number");
   const heads = ["token", "verdict", "p (target)"];
-  if (isDrawn) heads.push("q (draft)", "min(1, p/q)");
-  if (hasCoins) heads.push("draw");
+  if (isDrawn) heads.push("q (draft)");
+  if (hasChances) heads.push("chance");
+  if (hasCoins) heads.push("u");
   const head = el("tr");
   heads.forEach((text, i) => {
     head.append(el("th", { scope: "col", class: i > 1 ? "n" : "" }, text));
@@ -107,7 +147,8 @@ export function nodeTable(round) {
     name.append(el(node.verdict === "refused" ? "del" : "span", {}, visible(node.token)));
     const [sign, words] = VERDICTS[node.verdict];
     const cells = [probability(shownP(node))];
-    if (isDrawn) cells.push(probability(node.q), probability(chance(node)));
+    if (isDrawn) cells.push(probability(node.q));
+    if (hasChances) cells.push(probability(chanceOf(round, node)));
     if (hasCoins) cells.push(probability(node.draw));
     body.append(el("tr", { class: node.verdict }, name,
       el("td", {}, el("span", { "aria-hidden": "true" }, `${sign} `), words),

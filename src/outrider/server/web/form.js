@@ -39,17 +39,15 @@ function Speculation() {
         onChange=${(event) => { form.speculative.value = event.currentTarget.checked; }} />
         draft ahead</label>
       <div class="grid">
-        <div class="field all"><label for="f-drafter">drafter</label>
+        <div class="field"><label for="f-drafter">drafter</label>
           <select id="f-drafter" disabled=${!form.speculative.value} value=${form.drafter.value}
             onChange=${(event) => { form.drafter.value = event.currentTarget.value; }}>
-            <option value="">${about.drafter ? `the server's: ${about.drafter}` : "the server's"}
-            </option>
+            <option value="">${about.drafter ?? "the server's"}</option>
             ${(about.drafters ?? []).filter((name) => name !== about.drafter)
               .map((name) => html`<option value=${name}>${name}</option>`)}
           </select></div>
-        <${Field} label="K, tokens a draft" name="k" inputmode="numeric"
+        <${Field} label="K: tokens a draft" name="k" inputmode="numeric"
           hint=${about.k === undefined ? "as the server" : String(about.k)} />
-        <${Field} label="nodes of a tree" name="tree" inputmode="numeric" hint="a chain" />
       </div>
     </fieldset>`;
 }
@@ -57,7 +55,7 @@ function Speculation() {
 function Sampling() {
   return html`
     <fieldset class="group"><legend>Sampling</legend>
-      <div class="grid">
+      <div class="grid three">
         <${Field} label="max tokens" name="maxTokens" inputmode="numeric" />
         <${Field} label="temperature" name="temperature" inputmode="decimal" />
         <${Field} label="seed" name="seed" inputmode="numeric" hint="drawn" />

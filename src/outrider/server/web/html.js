@@ -32,16 +32,20 @@ export function Tabs({ label, tabs, chosen }) {
         tabindex="0" hidden=${i !== at}>${i === at || id === "tokens" ? panel() : null}</div>`)}`;
 }
 
+/** Whether a cell is a figure, which stands at the right. */
+const isFigure = (cell) => typeof cell !== "string" || /^[–\d]/.test(cell);
+
 /** A table; `rows` have a first cell that names the row. */
 export function Table({ caption, heads, rows }) {
+  const side = (cell) => (isFigure(cell) ? "n" : "");
   return html`
     <div class="wide" tabindex="0" role="region" aria-label=${caption}>
       <p class="caption" aria-hidden="true">${caption}</p>
       <table aria-label=${caption}>
         <thead><tr>${heads.map((text, i) => html`
-          <th scope="col" class=${i ? "n" : ""}>${text}</th>`)}</tr></thead>
+          <th scope="col" class=${i && rows.length ? side(rows[0][i]) : ""}>${text}</th>`)}</tr></thead>
         <tbody>${rows.map(([first, ...cells]) => html`
-          <tr><th scope="row">${first}</th>${cells.map((text) => html`<td class="n">${text}</td>`)}
+          <tr><th scope="row">${first}</th>${cells.map((text) => html`<td class=${side(text)}>${text}</td>`)}
           </tr>`)}</tbody>
       </table>
     </div>`;

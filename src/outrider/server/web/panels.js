@@ -2,13 +2,49 @@
 /* What the rounds of a run say besides its text: the draft lengths and what they brought,
    acceptance by position, stages in time, and what a grammar forced. */
 import { Table, html, percent } from "./html.js";
-import { acceptance, lengths, stageSeconds } from "./run.js";
-import { visible } from "./rounds/kinds.js";
+import { acceptance, expectedAndCame, expecting, lengths, stageSeconds } from "./run.js";
+import { REASONS, visible } from "./rounds/kinds.js";
 import { card, shownRound } from "./state.js";
 
 const Nothing = () => html`<p class="empty">No round was told yet. A run with speculation and
   tracing fills this.</p>`;
 const ms = (seconds) => `${(1000 * seconds).toFixed(2)} ms`;
+
+/** The rounds of each reason for which a controller chose their length. */
+function byReason(rounds) {
+  const found = new Map();
+  for (const one of rounds) {
+    const choice = one.budget?.choice;
+    if (!choice) continue;
+    if (!found.has(choice.reason)) found.set(choice.reason, []);
+    found.get(choice.reason).push(one);
+  }
+  return [...found].sort((a, b) => b[1].length - a[1].length);
+}
+
+/** Expected and came, in tokens a second, of rounds whose controller expected something. */
+function expectations(rounds) {
+  const { expected, came, gain } = expectedAndCame(rounds);
+  const rate = ({ tokens, seconds }) => (seconds ? (tokens / seconds).toFixed(1) : "–");
+  return rounds.length ? [rate(expected), rate(came), `${gain.toFixed(2)}×`] : ["–", "–", "–"];
+}
+
+function Choices({ rounds }) {
+  const rows = byReason(rounds);
+  if (!rows.length) return null;
+  const isExpecting = expecting(rounds).length > 0;
+  const heads = ["why", "rounds", "allowed", "drafted"];
+  if (isExpecting) heads.push("expected tok/s", "came", "× plain");
+  const mean = (row, of) => (row.reduce((sum, one) => sum + of(one), 0) / row.length).toFixed(1);
+  const words = rows.map(([reason]) => REASONS[reason].join(": ")).join("; ");
+  return html`
+    <${Table} caption="What the controller chose, and why (tokens on a path, a round)"
+      heads=${heads} rows=${rows.map(([reason, row]) => [
+      REASONS[reason][0], row.length, mean(row, (one) => one.budget.depth),
+      mean(row, (one) => one.draft_depth || one.num_drafted),
+      ...(isExpecting ? expectations(expecting(row)) : [])])} />
+    <p class="place">${words}.</p>`;
+}
 
 /** Sums over the rounds of each drafter. */
 function byDrafter(rounds) {
@@ -32,13 +68,16 @@ function reasons(run, found) {
   if (asked === false || asked?.k === 0) words.push("The request asked for no speculation.");
   else if (asked?.k !== undefined) words.push(`The request asked for at most ${asked.k} tokens a draft.`);
   else if (about.fixed_k === false) words.push("A controller chooses the draft length each round.");
-  else if (about.k !== undefined) words.push(`The server drafts up to ${about.k} tokens each round.`);
+  else if (about.k !== undefined) {
+    words.push(`The server drafts up to ${about.k} tokens each round: its controller is fixed. With `
+      + "--controller goodput it chooses a length for each round.");
+  }
   words.push(...(run.result?.notes ?? []));
   if (found) {
     const best = found.gains.indexOf(Math.max(...found.gains));
-    words.push(`Here ${percent(found.share)} of the drafted tokens that were come to were accepted, `
-      + `and drafting one took ${percent(found.cost)} of a target pass, so K = ${best} would have been `
-      + `best: about ${found.gains[best].toFixed(2)} times plain decoding.`);
+    words.push(`Of the drafted tokens that the target came to, ${percent(found.share)} were accepted; `
+      + `drafting one took ${percent(found.cost)} of a target pass. By that, K = ${best} would have `
+      + `been best: about ${found.gains[best].toFixed(2)} times plain decoding.`);
   }
   return words;
 }
@@ -72,6 +111,7 @@ export function ControllerPanel({ run }) {
   return html`
     <ul class="reasons">${reasons(run, found).map((words) => html`<li>${words}</li>`)}</ul>
     <${Steps} rounds=${rounds} drafted=${(one) => one.draft_depth || one.num_drafted} />
+    <${Choices} rounds=${rounds} />
     <${Table} caption="By drafter" heads=${["drafter", "rounds", "drafted", "accepted", "share",
       "tokens a round"]} rows=${byDrafter(rounds).map(([name, row]) => [
         name, row.rounds, row.drafted, row.accepted,

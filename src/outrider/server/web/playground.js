@@ -4,7 +4,8 @@ import { Header, Tabs, html, render, useEffect, useRef, useState } from "./html.
 import { AskForm, Problem, ReplayForm, open } from "./form.js";
 import { KeyForm } from "./key.js";
 import { AcceptancePanel, ControllerPanel, ForcedPanel, LanesPanel } from "./panels.js";
-import { PromisePanel, RacePanel } from "./race.js";
+import { PromisePanel } from "./promise.js";
+import { RacePanel } from "./race.js";
 import { roundView } from "./rounds/rounds.js";
 import { SharePanel } from "./share.js";
 import { card, isBusy, isReplay, meet, run, shownRound, tab, turns } from "./state.js";
@@ -84,9 +85,14 @@ function Conversation() {
 
 const Empty = () => html`
   <div class="empty welcome">
-    <p>Write something on the left. Every token of the answer is then coloured by where it came from:
-      drafted and accepted, the target's own after a refusal, or forced by a grammar.</p>
-    <p>Speculation changes no text. <em>Race on against off</em> shows it with your own prompt.</p>
+    <p>A large model, the <em>target</em>, writes one token a pass. With speculation a quick
+      <em>drafter</em> guesses the next few; the target checks all of them in one pass, keeps those
+      that it agrees with, and adds one of its own. So a pass brings several tokens, and the text is
+      the target's own.</p>
+    <p>Write something: every token is then coloured by where it came from, and each round shows what
+      was guessed, with which probabilities, and what was refused. <em>Race on against off</em> times
+      the same request with and without drafts, and compares the texts.</p>
+    <p>Ctrl-Enter begins. Arrow keys move through tokens, rounds and tabs.</p>
   </div>`;
 
 function tabs() {

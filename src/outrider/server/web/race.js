@@ -2,7 +2,7 @@
 /* The same request with speculation and without: the texts compared, and the speeds. Each pair is
    run one after the other, so that neither slows the other, and pairs take turns in who begins. */
 import { Table, html, signal } from "./html.js";
-import { asked, begin, card, follow, form, isBusy, problem, tab } from "./state.js";
+import { asked, begin, follow, form, isBusy, problem, tab } from "./state.js";
 import { Run } from "./run.js";
 
 const pairs = signal("3");
@@ -22,9 +22,10 @@ export function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** Tokens a second after the first ones: what a prompt costs is left out. */
+/** Tokens a second from asking to the last one. Not from the first one: a browser that is held up
+    hears of many at once. */
 function speed({ times }) {
-  return times?.writing > 0 && times.count > 1 ? (times.count - 1) / times.writing : 0;
+  return times?.all > 0 ? times.count / times.all : 0;
 }
 
 export async function race() {
@@ -79,6 +80,18 @@ function verdict({ differs, size, on, off, body }) {
     <small>${`on: “${around(on.text)}”, off: “${around(off.text)}”`}</small></p>`;
 }
 
+/** The ratio in words. */
+function gained({ ratios }) {
+  if (!ratios.length) return null;
+  const ratio = median(ratios);
+  const words = ratio >= 1.02 ? "as fast with speculation as without"
+    : ratio > 0.98 ? "as fast: speculation neither won nor lost time here"
+      : "as fast: speculation lost time here";
+  return html`<p class="gain"><strong>${`${ratio.toFixed(2)}×`}</strong> ${words}
+    <small>${`, median of ${ratios.length} pairs; least ${Math.min(...ratios).toFixed(2)}×, most ${
+      Math.max(...ratios).toFixed(2)}×`}</small></p>`;
+}
+
 function Lane({ title, made, differs }) {
   const at = differs >= 0 ? differs : made?.text.length;
   return html`
@@ -108,6 +121,7 @@ export function RacePanel() {
       seed, which the form or else this page chooses.</p>
     ${state ? html`
       ${verdict(state)}
+      ${gained(state)}
       <div class="lanes-grid">
         <${Lane} title="Speculation on" made=${state.on} differs=${state.differs} />
         <${Lane} title="Speculation off" made=${state.off} differs=${state.differs} />
@@ -118,29 +132,4 @@ export function RacePanel() {
           ["median", `${median(state.ratios).toFixed(2)}×`]]} />` : null}`
       : html`<p class="empty">No race was run yet. It takes the prompt and the parameters of the
         form.</p>`}`;
-}
-
-/** What the planner promised for this server, beside what the race measured. */
-export function PromisePanel() {
-  const promised = card.value?.planned_speedup;
-  const ratios = lanes.value?.ratios ?? [];
-  const told = Number.isFinite(promised) ? `${promised.toFixed(2)}×` : "none was made";
-  const rows = [["planner's promise", told]];
-  if (ratios.length) {
-    rows.push(
-      ["measured here, median", `${median(ratios).toFixed(2)}×`],
-      ["least and most", `${Math.min(...ratios).toFixed(2)}× to ${Math.max(...ratios).toFixed(2)}×`],
-      ["pairs of runs", String(ratios.length)],
-    );
-    if (Number.isFinite(promised)) {
-      rows.push(["measured over promised", (median(ratios) / promised).toFixed(2)]);
-    }
-  }
-  return html`
-    <${Table} caption="Promised and measured: decoding speed with speculation over without"
-      heads=${["what", "speed-up"]} rows=${rows} />
-    ${ratios.length ? null : html`<p class="empty">Nothing was measured yet. A race measures it.</p>
-      <button type="button" disabled=${isBusy.value} onClick=${race}>Race on against off</button>`}
-    <p class="place">The promise is <code>outrider plan</code>'s for this pair on this machine, for
-      one request at a time on texts like the planner's. One prompt may do better or worse.</p>`;
 }

@@ -2,6 +2,8 @@
 /* A run: what was asked, its rounds as they come, and its end. Saved as one JSON object, which is
    read again as data of a stranger. docs/rounds.md has the shape of rounds. */
 
+import { REASONS } from "./rounds/kinds.js";
+
 export const FORMAT = "outrider-run-1";
 const VERDICTS = ["accepted", "refused", "unused", "recovered", "bonus", "plain"];
 const SOURCES = ["draft", "lookup", "forced"];
@@ -33,7 +35,10 @@ export class Run {
 
   add(text, rounds) {
     this.text += text;
-    for (const round of rounds) this.rounds.push(round);
+    for (const round of rounds) {
+      // What went by before its first round is none of this run's time.
+      this.rounds.push(this.rounds.length ? round : { ...round, gap_seconds: 0 });
+    }
     this.changed();
   }
 
@@ -64,10 +69,20 @@ function node(given, place) {
     p: number(given.p), q: chance(given.q),
   };
   if (typeof given.text === "string") made.text = given.text;
-  for (const name of ["p_soft", "draw"]) {
+  for (const name of ["p_soft", "chance", "draw"]) {
     if (Number.isFinite(given[name])) made[name] = given[name];
   }
   return made;
+}
+
+/** What the draft of a round was allowed, if the file says so. */
+function budget(given) {
+  const found = isObject(given?.choice) ? given.choice : {};
+  if (!Object.hasOwn(REASONS, found.reason)) return undefined;
+  const { reason, tokens, seconds, gain } = found;
+  const reckons = [tokens, seconds, gain].every(Number.isFinite);
+  const choice = reckons ? { reason, tokens, seconds, gain } : { reason };
+  return { depth: number(given.depth), why: text(given.why), choice };
 }
 
 function round(given) {
@@ -81,6 +96,7 @@ function round(given) {
   made.drafter = text(given.drafter);
   made.source = SOURCES.includes(given.source) ? given.source : "draft";
   made.nodes = given.nodes.map(node);
+  made.budget = budget(given.budget);
   return made;
 }
 
@@ -136,6 +152,27 @@ export function acceptance(rounds) {
   }
   const counts = Array.from(histogram, (count) => count ?? 0);
   return { drafted, kept, histogram: counts, numDrafted, numAccepted };
+}
+
+/** Rounds of which a controller expected something; that is of a whole pass, so of one alone in it. */
+export const expecting = (rounds) => rounds.filter(({ budget, batch_size, num_prompt_tokens }) => (
+  Number.isFinite(budget?.choice?.gain) && batch_size === 1 && !num_prompt_tokens));
+
+/** Sums of what a controller expected of rounds, and of what came; `gain` is over plain decoding. */
+export function expectedAndCame(rounds) {
+  const expected = { tokens: 0, seconds: 0 };
+  const came = { tokens: 0, seconds: 0 };
+  let plain = 0;
+  for (const one of rounds) {
+    const { tokens, seconds, gain } = one.budget.choice;
+    expected.tokens += tokens;
+    expected.seconds += seconds;
+    plain += gain * seconds;
+    came.tokens += one.num_emitted ?? one.num_accepted + 1;
+    came.seconds += one.draft_seconds + one.verify_seconds + one.accept_seconds
+      + (one.gap_seconds ?? 0);
+  }
+  return { expected, came, gain: expected.seconds ? plain / expected.seconds : 0 };
 }
 
 /** Seconds of each stage, and of what lay between rounds. */

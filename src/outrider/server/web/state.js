@@ -17,7 +17,7 @@ export const tab = signal("tokens");
 export const form = {
   mode: signal("chat"), prompt: signal(""), system: signal(""), maxTokens: signal("128"),
   temperature: signal("0"), seed: signal(""), speculative: signal(true), drafter: signal(""),
-  k: signal(""), tree: signal(""), schema: signal(""),
+  k: signal(""), schema: signal(""),
 };
 let abort = null;
 
@@ -42,7 +42,6 @@ function speculation(trace) {
   const asked = { trace };
   if (form.drafter.value) asked.drafter = form.drafter.value;
   if (whole(form.k.value) !== undefined) asked.k = whole(form.k.value);
-  if (whole(form.tree.value) !== undefined) asked.tree = whole(form.tree.value);
   return asked;
 }
 
@@ -103,7 +102,7 @@ export async function follow(made, { path, body }, signal_) {
     for (const words of chunk.warnings ?? []) notes.push(String(words.message ?? words));
   }
   const count = made.usage?.completion_tokens ?? 0;
-  made.times = { first: (first - began) / 1000, writing: (last - first) / 1000, count };
+  made.times = { first: (first - began) / 1000, all: (last - began) / 1000, count };
   made.end({
     finish_reason: reason, notes,
     tokens_per_second: last > began ? (1000 * count) / (last - began) : 0,

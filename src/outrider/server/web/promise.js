@@ -1,0 +1,97 @@
+// @ts-check
+/* What was promised of speculation, and what came: the planner before anything ran, the controller
+   for the run that is shown, and a race, on one axis. */
+import { Table, html } from "./html.js";
+import { lanes, median, race } from "./race.js";
+import { expectedAndCame, expecting } from "./run.js";
+import { card, isBusy, run } from "./state.js";
+
+const times = (value) => `${value.toFixed(2)}×`;
+
+/** {name, low, middle, high} of each promise and of what was measured, and a sentence if need be. */
+function figures() {
+  const promise = card.value?.promise;
+  const found = [];
+  if (promise) {
+    found.push({
+      name: "planner's promise", low: promise.low, middle: promise.speed_up, high: promise.high,
+    });
+  }
+  const rounds = expecting(run.value?.rounds ?? []);
+  if (rounds.length) {
+    const { gain, expected, came } = expectedAndCame(rounds);
+    const rate = ({ tokens, seconds }) => (tokens / seconds).toFixed(0);
+    found.push({
+      name: "controller's promise", low: gain, middle: gain, high: gain,
+      words: `In the run shown the controller expected ${rate(expected)} tokens a second, and ${
+        rate(came)} came.`,
+    });
+  }
+  const ratios = lanes.value?.ratios ?? [];
+  if (ratios.length) {
+    found.push({
+      name: `measured, ${ratios.length} pairs`, low: Math.min(...ratios), middle: median(ratios),
+      high: Math.max(...ratios),
+    });
+  }
+  return found;
+}
+
+/** Intervals below each other; the table beside says the same. */
+function Intervals({ rows }) {
+  const most = Math.min(8, Math.max(2, ...rows.map((row) => row.high)) * 1.05);
+  const x = (value) => 12 + (576 * Math.min(value, most)) / most;
+  const steps = Array.from({ length: Math.floor(most) + 1 }, (_, i) => i);
+  const bottom = 44 * rows.length + 4;
+  return html`
+    <svg class="intervals" viewBox=${`0 0 600 ${bottom + 20}`} role="img"
+      aria-label="Promises and measurements on one axis; the table below says the same.">
+      ${steps.map((step) => html`
+        <line class=${step === 1 ? "one" : "rule"} x1=${x(step)} x2=${x(step)} y1="0" y2=${bottom} />
+        <text x=${x(step)} y=${bottom + 15}>${step === 1 ? "1× plain" : `${step}×`}</text>`)}
+      ${rows.map((row, i) => html`
+        <g class=${i === rows.length - 1 && row.name.startsWith("measured") ? "measured" : "promised"}>
+          <text class=${x(row.low) < 360 ? "name" : "name left"} y=${44 * i + 14}
+            x=${x(x(row.low) < 360 ? row.low : row.high)}>${row.name}</text>
+          <rect x=${x(row.low)} width=${Math.max(1, x(row.high) - x(row.low))} y=${44 * i + 22}
+            height="12" rx="3" />
+          <circle cx=${x(row.middle)} cy=${44 * i + 28} r="7" />
+        </g>`)}
+    </svg>`;
+}
+
+/** Whether the measurement lies within the planner's interval, in words. */
+function judged(rows) {
+  const [promised, measured] = ["planner", "measured"].map((name) => (
+    rows.find((row) => row.name.startsWith(name))));
+  if (!promised || !measured) return null;
+  const [words, kind] = measured.middle < promised.low ? ["less than promised", "differs"]
+    : measured.middle > promised.high ? ["more than promised", "same"] : ["as promised ✓", "same"];
+  return html`<p class=${`verdict ${kind}`} role="status">
+    ${words} <small>${`measured ${times(measured.middle)}, promised ${
+      times(promised.low)} to ${times(promised.high)}`}</small></p>`;
+}
+
+export function PromisePanel() {
+  const rows = figures();
+  const hasRace = Boolean(lanes.value?.ratios?.length);
+  return html`
+    ${judged(rows)}
+    ${rows.length ? html`
+      <${Intervals} rows=${rows} />
+      <${Table} caption="Decoding speed with speculation over without: promised, and measured"
+        heads=${["who says", "speed-up", "least", "most"]} rows=${rows.map((row) => [
+          row.name, times(row.middle), row.low === row.high ? "–" : times(row.low),
+          row.low === row.high ? "–" : times(row.high)])} />
+      ${rows.map((row) => (row.words ? html`<p>${row.words}</p>` : null))}` : html`
+      <p class="empty">Nobody promised anything: this server drafts nothing, or the planner has no
+        figures of its device.</p>`}
+    ${hasRace ? null : html`<p class="empty">Nothing was measured yet. A race measures it.</p>
+      <button type="button" disabled=${isBusy.value} onClick=${race}>Race on against off</button>`}
+    <p class="place">The planner is right within its bounds in 19 of 20 cases. It reckoned before
+      anything ran: from the sizes of both models, the kind
+      of machine, and how often such drafters are right, for one text at a time. So its interval is
+      wide; <code>outrider plan</code> measures, and promises more exactly. The controller, where it
+      chooses lengths (<code>--controller goodput</code>), reckons from rounds that this server
+      ran.</p>`;
+}
