@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,14 +40,17 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-@contextmanager
-def serving(*options: str) -> Generator[str]:
-    """The address of a server that is ready."""
+def serving(*options: str) -> AbstractContextManager[str]:
+    """The address of a server that is ready, of the embedded pair."""
     port = _free_port()
+    return _running(port, "-m", "outrider", "serve", "--port", str(port), *options)
+
+
+@contextmanager
+def _running(port: int, *words: str) -> Generator[str]:
     python = str(OWN_PYTHON if OWN_PYTHON.exists() else sys.executable)
     url = f"http://127.0.0.1:{port}"
-    command = [python, "-m", "outrider", "serve", "--port", str(port), *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([python, *words], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         until = time.monotonic() + START_SECONDS
         while not _is_ready(url):
@@ -91,6 +94,23 @@ def locked_server(browser: Any) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def choosing_server(browser: Any) -> Iterator[str]:
+    """Whose controller chooses the draft length."""
+    del browser
+    with serving("--controller", "goodput") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def hostile_server(browser: Any) -> Iterator[str]:
+    del browser
+    port = _free_port()
+    script = "tests/browser/hostile_server.py"
+    with _running(port, script, str(port)) as url:
+        yield url
+
+
 OpenPage = Callable[..., Any]
 
 
@@ -100,6 +120,7 @@ def opened(browser: Any, server: str) -> Iterator[OpenPage]:
     nobody else's machine was asked for anything."""
     contexts: list[Any] = []
     errors: list[str] = []
+    dialogs: list[str] = []
     hosts: set[str] = set()
 
     def failed(error: object) -> None:
@@ -107,6 +128,10 @@ def opened(browser: Any, server: str) -> Iterator[OpenPage]:
 
     def asked(request: Any) -> None:
         hosts.add(urlsplit(str(request.url)).hostname or "")
+
+    def spoke(dialog: Any) -> None:
+        dialogs.append(dialog.message)
+        dialog.dismiss()
 
     def told(message: Any) -> None:
         if message.type == "error":
@@ -124,6 +149,7 @@ def opened(browser: Any, server: str) -> Iterator[OpenPage]:
         page.on("pageerror", failed)
         page.on("request", asked)
         page.on("console", told)
+        page.on("dialog", spoke)
         if script:
             page.add_init_script(script)
         page.goto((at or server) + path)
@@ -134,4 +160,5 @@ def opened(browser: Any, server: str) -> Iterator[OpenPage]:
         context.close()
     # A refusal for want of a key is told to the console by the browser itself.
     assert [error for error in errors if "401" not in error] == []
+    assert dialogs == []
     assert hosts <= {"127.0.0.1", ""}

@@ -24,7 +24,8 @@ from browser.pages import (
 OpenPage = Callable[..., Any]
 PROMPT = "def quicksort(items):"
 KEY = "a-key-for-the-browser-tests"
-SCREENS = [(390, False), (390, True), (1280, False), (1280, True), (1600, False)]
+# Each width, and each theme at the smallest and at a large one.
+SCREENS = [(390, False), (768, True), (1280, True), (1600, False)]
 
 
 def give_key(page: Any) -> None:
@@ -109,7 +110,7 @@ def test_a_race_ends_with_identical_texts(opened: OpenPage, temperature: str) ->
     page.locator("#panel-race table").wait_for()
     assert page.locator(".verdict").inner_text().startswith("identical")
     choose_tab(page, "Promise")
-    assert "measured here, median" in page.locator("#panel-promise table").inner_text()
+    assert "measured, 1 pair" in page.locator("#panel-promise table").inner_text()
 
 
 def test_all_of_it_works_by_keyboard(opened: OpenPage) -> None:
@@ -246,8 +247,7 @@ window.requestAnimationFrame = (work) => ask((now) => {
   window.frameTimes.push(performance.now() - began);
 });
 """
-# The wanted figure is 8 ms; a busy machine takes longer.
-MOST_MS = 40
+MOST_MS = 8
 
 
 def test_ten_thousand_tokens_stay_smooth(opened: OpenPage, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_ten_thousand_tokens_stay_smooth(opened: OpenPage, tmp_path: Path) -> No
     times = page.evaluate("window.frameTimes")
     assert len(strip(page)) >= 10_000
     assert len(times) > 3
-    assert statistics.median(times) < MOST_MS
+    assert statistics.median(times) <= MOST_MS
 
 
 def test_the_dashboard_shows_what_was_counted(opened: OpenPage) -> None:

@@ -145,7 +145,9 @@ export function nodeTable(round) {
     const name = el("th", { scope: "row" });
     name.style.paddingLeft = `${0.4 + 0.5 * Math.min(places[i].depth, 12)}rem`;
     name.append(el(node.verdict === "refused" ? "del" : "span", {}, visible(node.token)));
-    const [sign, words] = VERDICTS[node.verdict];
+    const [sign, verdict] = VERDICTS[node.verdict];
+    // Its coin was tossed, but a token before it was refused or the text had ended.
+    const words = node.verdict === "unused" && typeof node.chance === "number" ? "not kept" : verdict;
     const cells = [probability(shownP(node))];
     if (isDrawn) cells.push(probability(node.q));
     if (hasChances) cells.push(probability(chanceOf(round, node)));

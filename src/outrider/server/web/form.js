@@ -12,8 +12,9 @@ const EXAMPLES = [
   ["Once upon a time", "text"],
   ["Write a haiku about rivers, and then say it again word for word.", "chat"],
 ];
-const SCHEMA = `{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
- "required": ["name", "age"]}`;
+const SCHEMA = `{"type": "object", "properties": {
+  "mathematician": {"const": "Ada Lovelace"}, "year_of_birth": {"type": "integer"}},
+ "required": ["mathematician", "year_of_birth"], "additionalProperties": false}`;
 
 export function Problem() {
   return html`<div aria-live="assertive">${problem.value

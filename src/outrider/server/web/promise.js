@@ -30,7 +30,7 @@ function figures() {
   const ratios = lanes.value?.ratios ?? [];
   if (ratios.length) {
     found.push({
-      name: `measured, ${ratios.length} pairs`, low: Math.min(...ratios), middle: median(ratios),
+      name: `measured, ${ratios.length} ${ratios.length === 1 ? "pair" : "pairs"}`, low: Math.min(...ratios), middle: median(ratios),
       high: Math.max(...ratios),
     });
   }

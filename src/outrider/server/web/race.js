@@ -88,7 +88,7 @@ function gained({ ratios }) {
     : ratio > 0.98 ? "as fast: speculation neither won nor lost time here"
       : "as fast: speculation lost time here";
   return html`<p class="gain"><strong>${`${ratio.toFixed(2)}×`}</strong> ${words}
-    <small>${`, median of ${ratios.length} pairs; least ${Math.min(...ratios).toFixed(2)}×, most ${
+    <small>${`, median of ${ratios.length} ${ratios.length === 1 ? "pair" : "pairs"}; least ${Math.min(...ratios).toFixed(2)}×, most ${
       Math.max(...ratios).toFixed(2)}×`}</small></p>`;
 }
 
