@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -178,9 +179,12 @@ def _port(model: Served, options: ServeOptions, max_queued: int) -> ProcessPort 
 
         target, draft, engine = to_load(model.resolved)
         return ProcessPort(Load(target, draft, engine, max_queued))
+    from outrider.server.lane_load import LaneLoad
     from outrider.server.thread_port import ThreadPort
 
-    return ThreadPort(lambda: open_llm(model.resolved), max_queued=max_queued)
+    lanes = LaneLoad()
+    load = partial(open_llm, model.resolved, on_job=lanes.note)
+    return ThreadPort(load, max_queued=max_queued, lanes=lanes)
 
 
 def _defaults(call: Call[ServeOptions]) -> dict[str, object]:

@@ -37,6 +37,7 @@ from outrider.server.frames import (
     frame,
     read_frame,
 )
+from outrider.server.lane_load import LaneLoad
 from outrider.server.port import EngineRequest, EngineStream
 from outrider.server.thread_port import ThreadPort
 
@@ -63,8 +64,9 @@ class EngineProcess:
         load = COMMANDS.decode(await read_frame(self._reader))
         if not isinstance(load, Load):
             raise EOFError("the first frame says nothing of a model")
-        make = partial(LLM, load.model, draft=load.draft, config=load.config)
-        self._port = ThreadPort(make, max_queued=load.max_queued)
+        lanes = LaneLoad()
+        make = partial(LLM, load.model, draft=load.draft, config=load.config, on_job=lanes.note)
+        self._port = ThreadPort(make, max_queued=load.max_queued, lanes=lanes)
         try:
             await self._port.start()
         except Exception as error:  # noqa: BLE001 - the server tells it

@@ -108,7 +108,7 @@ class EngineCard(Struct, frozen=True, kw_only=True):
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
-    """Of this moment. `kv_usage` is a share from 0 to 1; `lanes` says what each lane does."""
+    """Of this moment. `kv_usage` is a share from 0 to 1; `lanes` says how busy each is."""
 
     state: EngineState
     num_running: int = 0

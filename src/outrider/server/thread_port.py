@@ -22,6 +22,7 @@ from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, size
 from outrider.core.params import SamplingParams
+from outrider.server.lane_load import LaneLoad
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -77,10 +78,14 @@ class ThreadStream(AsyncIterator[TextEvent]):
 
 
 class ThreadPort:
-    """An engine that `load` makes, in a thread of its own, once `start` is called."""
+    """An engine that `load` makes, in a thread of its own, once `start` is called. `lanes` is told
+    of its jobs by whoever loads it."""
 
-    def __init__(self, load: Callable[[], LLM], *, max_queued: int = 1_000) -> None:
+    def __init__(
+        self, load: Callable[[], LLM], *, max_queued: int = 1_000, lanes: LaneLoad | None = None
+    ) -> None:
         self._load, self._max_queued = load, max_queued
+        self._lanes = lanes or LaneLoad()
         self._state: EngineState = "loading"
         self._owner: AsyncLLM | None = None
         self._card: EngineCard | None = None
@@ -121,6 +126,7 @@ class ThreadPort:
             num_waiting=left - num_running + owner.engine.num_queued,
             kv_usage=max(0.0, 1 - owner.llm.free_tokens / max(1, self._num_tokens)),
             num_preempted=counts.preempted,
+            lanes=self._lanes.words,
         )
 
     @property

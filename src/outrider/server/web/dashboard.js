@@ -150,7 +150,7 @@ function Tables() {
     <${Table} caption="Engines" heads=${["model", "state", "running", "waiting", "set back", "restarts"]}
       rows=${Object.entries(engines).map(([name, one]) => [name, one.state, one.num_running,
         one.num_waiting, one.num_preempted, one.num_restarts])} />
-    ${lanes.length ? html`<${Table} caption="Lanes" heads=${["lane", "does", "model"]} rows=${lanes} />` : null}
+    ${lanes.length ? html`<${Table} caption="Lanes" heads=${["lane", "over 4 seconds", "model"]} rows=${lanes} />` : null}
     ${drafters.length ? html`<${Table} caption="Acceptance by drafter and position, since the start: of
       all drafts, those whose token there was accepted"
       heads=${["drafter", "drafts", "tokens", "accepted",
