@@ -236,7 +236,7 @@ export function ForcedPanel({ run }) {
   }
   return html`
     <p>${count} tokens of this text had no alternative: the grammar left one choice, so they were
-      drafted for nothing.</p>
+      drafted at no cost.</p>
     <${Table} caption="Forced tokens" heads=${["round", "tokens", "count"]}
       rows=${forced.map(([number, tokens]) => [
         number + 1, visible(tokens.map((node) => node.token).join("")), tokens.length])} />`;
