@@ -6,6 +6,7 @@ Nothing of the program is imported here: the server runs with the program's own 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -85,11 +86,14 @@ def _ends_of_lines() -> list[int]:
 
 
 @contextmanager
-def _running(*command: str) -> Generator[Served]:
+def _running(*command: str, **variables: str) -> Generator[Served]:
     """A server that says its address in a line of JSON, until the end of the block."""
     if not Path(PYTHON).exists():
         pytest.skip(f"no {PYTHON}: scripts/setup makes it")
-    with subprocess.Popen([PYTHON, *command], stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | variables  # noqa: TID251 - a child's
+    with subprocess.Popen(
+        [PYTHON, *command], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, "the server ended before it was ready"
@@ -124,6 +128,17 @@ def agent_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     with _running(*_outrider(model, "--max-tokens", "200", "--temperature", "0")) as found:
         yield found
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Servers with more variables in their environment."""
+    with ExitStack() as servers:
+
+        def start(**variables: str) -> Served:
+            return servers.enter_context(_running(*_outrider(_model(tmp_path)), **variables))
+
+        yield start
 
 
 @pytest.fixture

@@ -133,6 +133,7 @@ def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -
     from outrider.server.places import Places
     from outrider.server.run import run_server
     from outrider.server.site import Limits, Site, Traffic, check_apart
+    from outrider.server.spans import traced
 
     options, engine = call.options, call.resolved.engine()
     rules = _rules(options)
@@ -161,14 +162,14 @@ def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -
         site, load, also = turns.sites(first), turns.start, [turns.run()]
     metrics = Metrics(lambda: {one.names[0]: one.port.status for one in site.all})
     site.observers.append(metrics)
-    app = make_app(site, rules, all_routes(site, metrics))
 
     def ready() -> None:
         check_apart(site, site.port.card.drafter)
         _tell(call, address, site)
 
     also.append(metrics.keep())
-    asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
+    with traced(make_app(site, rules, all_routes(site, metrics))) as app:
+        asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
 
 
 def _port(model: Served, options: ServeOptions, max_queued: int) -> ProcessPort | ThreadPort:

@@ -39,6 +39,11 @@ OTHER_VARIABLES = (
         "`outrider doctor` tells.",
     ),
     Variable("OUTRIDER_API_KEY", "outrider", "Key that `outrider serve` asks its clients for."),
+    Variable(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "opentelemetry",
+        "Where `outrider serve` sends traces, by OTLP over HTTP; its SDK reads more.",
+    ),
     Variable("XDG_CACHE_HOME", "outrider", "Folder that holds outrider/, the compiled kernels."),
     Variable("OLLAMA_MODELS", "outrider", "Ollama's store, whose models `models list` shows."),
     Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
@@ -115,6 +120,14 @@ def ollama_models() -> str | None:
 def api_key() -> str | None:
     """The key that a server asks its clients for."""
     return _read("OUTRIDER_API_KEY")
+
+
+def wants_traces() -> bool:
+    """Whether OpenTelemetry's variables say where traces go, and do not turn them off."""
+    is_off = (_read("OTEL_SDK_DISABLED") or "").lower() == "true"
+    is_off |= _read("OTEL_TRACES_EXPORTER") == "none"
+    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return not is_off and any(map(_read, names))
 
 
 def _read(name: str) -> str | None:

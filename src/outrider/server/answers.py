@@ -59,7 +59,7 @@ class Answer(AsyncIterator[Step]):
         self.request = request
         self._ask, self._observers = ask, site.observers
         self._parser, self._trace = ask.make_parser(), ask.trace
-        self._card, self._decoder, self._model = port.card, port.decoder, site.names[0]
+        self._card, self._decoder, self.model = port.card, port.decoder, site.names[0]
         self._stream: EngineStream = port.stream(request)
         self._num_tokens = 0
         self._has_calls = False
@@ -79,7 +79,7 @@ class Answer(AsyncIterator[Step]):
         self._end = self._ended(result)
         for observer in self._observers:
             usage = self._end.usage
-            observer.observe(result, api=self._ask.api, model=self._model, usage=usage)
+            observer.observe(result, api=self._ask.api, model=self.model, usage=usage)
         if not last:
             raise StopAsyncIteration
         return Step(tuple(last), self._num_tokens)
@@ -90,6 +90,10 @@ class Answer(AsyncIterator[Step]):
         if self._end is None:
             raise ApiError(500, "the answer has not ended.")
         return self._end
+
+    @property
+    def has_ended(self) -> bool:
+        return self._end is not None
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
@@ -103,7 +107,7 @@ class Answer(AsyncIterator[Step]):
     def _step(self, event: TextEvent) -> Step:
         self._num_tokens += len(event.token_ids)
         for observer in self._observers:
-            observer.wrote(len(event.token_ids), model=self._model)
+            observer.wrote(len(event.token_ids), model=self.model)
         text = event.text
         parts = self._parser.feed(text) if text else []
         if not self._has_calls:

@@ -119,11 +119,16 @@ def api_route(
             Exchange(site=asked, body=body, key=key_of(request), api=api, warnings=warnings)
         )
 
+        async def opened() -> list[Answer]:
+            # Whoever stands before the server, as spans.py, finds out what became of them.
+            answers = request.scope["outrider.answers"] = await writer.open()
+            return answers
+
         async def whole() -> Response:
-            return json_response(await writer.whole(await writer.open()))
+            return json_response(await writer.whole(await opened()))
 
         async def stream() -> AsyncGenerator[bytes]:
-            return writer.pieces(await writer.open())
+            return writer.pieces(await opened())
 
         if body.stream:
             return EventReply(asked, request, stream)
