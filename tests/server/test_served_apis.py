@@ -103,6 +103,7 @@ SPELLINGS = {
     "qwen": "{{ tools }}<function=><parameter=>",
     "glm": "{{ tools }}<tool_call><arg_key>",
     "llama": "{{ tools }}<|start_header_id|>",
+    "generic": "{{ messages }}",
 }
 
 

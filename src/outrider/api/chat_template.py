@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from outrider.api.tools_in_text import in_text, must_be_in_text
 from outrider.core.errors import CheckpointError, ContractError, MachineError
 
 RENDER_SECONDS = 1.0
@@ -52,6 +53,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt; it ends within the last message where `continues`. Raises CheckpointError if
         the template fails, in at most 1.5 seconds, and if it leaves that message out."""
+        if must_be_in_text(self.source, messages, tools):
+            messages, tools = in_text(messages, tools), ()
         plain = [self._adapted(message) for message in messages]
         if continues:
             plain[-1]["content"] += _HERE
@@ -147,6 +150,11 @@ class ChatTemplates:
         """The default template's, if there is one."""
         default = self.by_name.get("default")
         return None if default is None else default.source
+
+    @property
+    def tool_source(self) -> str:
+        """Of the template for conversations with tools, where that is another one."""
+        return self.by_name["tool_use"].source if "tool_use" in self.by_name else ""
 
     def pick(self, tools: Sequence[object] | None = None) -> ChatTemplate:
         """The one for a conversation with `tools`. Raises CheckpointError if there is none."""

@@ -94,6 +94,8 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     """Whether every round drafts up to `k`; else a controller chooses."""
     has_chat_template: bool = False
     chat_template: str = ""
+    tool_template: str = ""
+    """That of conversations with tools, where it is another."""
     bos: str = ""
     eos: str = ""
     response_template: Mapping[str, Any] | None = None

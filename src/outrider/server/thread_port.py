@@ -236,6 +236,7 @@ def card_of(llm: LLM) -> EngineCard:
         fixed_k=config.resolved_controller == "fixed",
         has_chat_template=tokenizer.has_chat_template,
         chat_template=tokenizer.templates.source or "",
+        tool_template=tokenizer.templates.tool_source,
         bos=_token(files.get("bos_token")),
         eos=_token(files.get("eos_token")),
         numerics=_numerics(llm),

@@ -105,8 +105,6 @@ async def read_with(
             raise refused("tool_choice", "an answer of a given form calls nothing.")
         return Reading(make_parser=PlainParser, params=params, structure=structure)
     card, tools = site.port.card, tooling.offered
-    if tools and card.chat_template and "tools" not in card.chat_template:
-        raise refused("tools", "this model's chat template has no place for them. Leave them out.")
     # With special tokens, for some templates open a thought by one.
     end = site.port.decoder.decode(prompt_ids[-_END_TOKENS:], skip_special=False)
     warnings: list[str] = []

@@ -64,7 +64,7 @@ PAGES: Mapping[str, Mapping[str, str]] = {
 }
 _PAGE = "/web/page.html"
 # Of a card: what no page shows.
-_LONG = ("chat_template", "response_template")
+_LONG = ("chat_template", "tool_template", "response_template")
 
 
 def web_routes() -> list[Route]:

@@ -150,8 +150,9 @@ def test_a_checkpoint_may_have_a_template_for_tools() -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     templates = ChatTemplates.of({"chat_template": named, "response_template": {"fields": {}}})
     assert templates.pick().source == templates.source == "plain"
-    assert templates.pick([TOOL]).source == "tools"
+    assert templates.pick([TOOL]).source == templates.tool_source == "tools"
     assert templates.response == {"fields": {}}
     only = ChatTemplates.of({"chat_template": "plain"})
     assert only.pick([TOOL]).source == "plain"
+    assert only.tool_source == ""
     assert only.response is None

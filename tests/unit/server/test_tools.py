@@ -116,11 +116,15 @@ def test_what_cannot_be_demanded_is_refused_by_name(more: dict[str, Any], param:
     assert got.json()["error"]["param"] == param
 
 
-def test_a_model_without_room_for_tools_says_so() -> None:
-    engine = port("x")
+@pytest.mark.parametrize("more", [{}, {"tool_choice": "required"}], ids=str)
+def test_a_template_without_a_place_for_tools_needs_none(more: dict[str, Any]) -> None:
+    engine = port("Sure.\n", '{"name": "add', '", "arguments": {"a": 1}}')
     engine.template = "{{ messages }}"
-    got = ask(engine, PATH, HELLO)
-    assert (got.status, got.json()["error"]["param"]) == (400, "tools")
+    found = ask(engine, PATH, HELLO | more).json()
+    message = found["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert (message["content"], found.get("warnings")) == ("Sure.", None)
+    assert bool(engine.requests[0].structure.get("grammar")) is bool(more)
 
 
 def test_a_model_whose_calls_nobody_knows_is_not_constrained() -> None:

@@ -77,6 +77,11 @@ LLAMA = OutputFormat(
     shows_special=True,
 )
 THINKING = OutputFormat("thinking", (THINK,))
+# What api/tools_in_text.py asks for: an object that a call is, to the end of the answer.
+GENERIC = OutputFormat(
+    "generic",
+    (Field("calls", (pattern(r'\{\s*"name"'),), keeps=True, read=calls.offered_json_calls),),
+)
 
 
 def _is_for(channel: str) -> Callable[[Mapping[str, str]], bool]:

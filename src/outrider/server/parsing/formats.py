@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from outrider.api.tools_in_text import has_place_for_tools
 from outrider.server.events import OutputParser, PlainParser
 from outrider.server.parsing.calls import Schemas, mapping
-from outrider.server.parsing.families import format_of_family
+from outrider.server.parsing.families import GENERIC, format_of_family
 from outrider.server.parsing.fields import OutputFormat
 from outrider.server.parsing.grammar import Choice, tool_grammar
 from outrider.server.parsing.parser import FormatParser, new_call_id
@@ -20,14 +22,26 @@ _log = logging.getLogger(__name__)
 
 
 def format_of(card: EngineCard) -> OutputFormat | None:
-    """How the model's output is read; None where all of it is text."""
+    """How the model's output is read; None where all of it is text. Where its chat template has no
+    place for tools they are told of in text, and calls are as that asks for."""
+    source = card.tool_template or card.chat_template
+    given = _own_format(card, source)
+    if not source or has_place_for_tools(source):
+        return given
+    if given is None:
+        return GENERIC
+    fields = (*GENERIC.fields, *given.without_calls().fields)
+    return replace(given, name=GENERIC.name, fields=fields)
+
+
+def _own_format(card: EngineCard, source: str) -> OutputFormat | None:
     template = card.response_template
     if template is not None:
         try:
             return format_of_template(template)
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             _told_once(str(problem))
-    return format_of_family(card.chat_template)
+    return format_of_family(source)
 
 
 def shows_special(card: EngineCard, tools: Sequence[Mapping[str, Any]] = ()) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from outrider.server.parsing.calls import listed, mapping
-from outrider.server.parsing.families import GLM, HERMES, LLAMA, QWEN_XML, THINK
+from outrider.server.parsing.families import GENERIC, GLM, HERMES, LLAMA, QWEN_XML, THINK
 from outrider.server.parsing.fields import OutputFormat
 
 Choice: TypeAlias = Literal["auto", "required"]
@@ -36,34 +36,65 @@ def tool_grammar(
     write = _WRITERS.get(given.name)
     if write is None or not tools:
         return None
-    begin, rules, end, between = write(tools)
-    lines = ["%llguidance {}", _ANY, *rules]
-    thinks = THINK in given.fields
+    written = write(tools)
+    lines = ["%llguidance {}", _ANY, *written.rules, f"call: {written.call}"]
+    more = f" ({_text(written.between)} call)*" if parallel else ""
     if choice == "auto":
-        if not begin:
+        if not written.called:
             return None
-        several = "called* ANY" if parallel else "called | ANY"
-        lines += [f"start: {several}", f"begun[lazy]: ANY {_text(begin)}"]
-        lines += [f"called: begun tool {_text(end)}"]
-        return "\n".join(lines)
+        lines.append(f"called: {written.called}")
+        if written.is_last:
+            return "\n".join([*lines, f"start: ANY | called{more}"])
+        return "\n".join([*lines, "start: called* ANY" if parallel else "start: called | ANY"])
     before = ""
-    if thinks:
+    if THINK in given.fields:
         before = "thought " if begun else f"({_text('<think>')} thought)? "
         lines += [f"thought: thinks {_text('')} /\\n{{0,2}}/", 'thinks[lazy]: ANY "</think>"']
-    more = f" ({_text(between)} call)*" if parallel else ""
-    lines += [f"start: {before}call{more}", f"call: {_text(begin)} tool {_text(end)}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"start: {before}call{more}"])
 
 
-_Written: TypeAlias = tuple[str, list[str], str, str]
+class _Written(NamedTuple):
+    """`call` is a call where one is due, `called` a text that goes on with one, empty where that is
+    no grammar. `is_last` says that nothing but calls may come behind a call."""
+
+    rules: list[str]
+    call: str
+    called: str
+    between: str
+    is_last: bool = False
+
+
+def _delimited(begin: str, rules: list[str], end: str, between: str) -> _Written:
+    """Of formats whose calls stand between two texts; `rules` has `tool`, what stands there."""
+    if not begin:
+        return _Written(rules, f"tool {_text(end)}", "", between)
+    rules = [*rules, f"begun[lazy]: ANY {_text(begin)}"]
+    inner = f"tool {_text(end)}"
+    return _Written(rules, f"{_text(begin)} {inner}", f"begun {inner}", between)
 
 
 def _hermes(tools: Sequence[Tool]) -> _Written:
-    return "<tool_call>", [_json_rule(tools, "arguments", "\n")], "</tool_call>", "\n"
+    rules = [_json_rule(tools, "arguments", "\n")]
+    return _delimited("<tool_call>", rules, "</tool_call>", "\n")
 
 
 def _llama(tools: Sequence[Tool]) -> _Written:
-    return "", [_json_rule(tools, "parameters", "")], "", "; "
+    return _delimited("", [_json_rule(tools, "parameters", "")], "", "; ")
+
+
+def _generic(tools: Sequence[Tool]) -> _Written:
+    """An object is a call from the name of a tool on: text may have others, as {"name": "Bob"}."""
+    rules = [r'MIDDLE: /\s{0,9},\s{0,9}"arguments"\s{0,9}:\s{0,9}/', r"END: /\s{0,9}\}/"]
+    for i, (name, schema) in enumerate(map(_name_and_schema, tools)):
+        written = json.dumps(name, ensure_ascii=False)
+        rules.append(f"rest_{i}: MIDDLE {_json(schema)} END")
+        begin = '{"name": ' + written
+        rules.append(f"call_{i}: {_text(begin)}")
+        rules.append(rf'begun_{i}[lazy]: ANY /\{{\s*"name"\s*:\s*/ {_text(written)}')
+    each = range(len(tools))
+    call = " | ".join(f"call_{i} rest_{i}" for i in each)
+    called = " | ".join(f"begun_{i} rest_{i}" for i in each)
+    return _Written(rules, call, called, "\n", is_last=True)
 
 
 def _json_rule(tools: Sequence[Tool], arguments: str, edge: str) -> str:
@@ -88,7 +119,7 @@ def _qwen_xml(tools: Sequence[Tool]) -> _Written:
         value_end="\n</parameter>\n",
         end="</function>\n",
     )
-    return "<tool_call>", rules, "</tool_call>", "\n"
+    return _delimited("<tool_call>", rules, "</tool_call>", "\n")
 
 
 def _glm(tools: Sequence[Tool]) -> _Written:
@@ -99,7 +130,7 @@ def _glm(tools: Sequence[Tool]) -> _Written:
         value_end="</arg_value>\n",
         end="",
     )
-    return "<tool_call>", rules, "</tool_call>", "\n"
+    return _delimited("<tool_call>", rules, "</tool_call>", "\n")
 
 
 def _by_pairs(
@@ -154,4 +185,5 @@ _WRITERS: Mapping[str, Callable[[Sequence[Tool]], _Written]] = {
     QWEN_XML.name: _qwen_xml,
     GLM.name: _glm,
     LLAMA.name: _llama,
+    GENERIC.name: _generic,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -22,7 +23,7 @@ from outrider.server.events import (
 )
 from outrider.server.parsing import parser_for, shows_special
 from outrider.server.parsing.calls import DEEPSEEK_TOKEN
-from outrider.server.parsing.families import FAMILIES, THINK, format_of_family
+from outrider.server.parsing.families import FAMILIES, GENERIC, THINK, format_of_family
 from outrider.server.parsing.fields import OutputFormat
 from outrider.server.parsing.parser import FormatParser
 from outrider.server.port import EngineCard
@@ -192,6 +193,17 @@ OUTPUTS: dict[str, tuple[OutputFormat, str, list[tuple[str, ...]]]] = {
     "llama by token": (LLAMA, '<|python_tag|>{"name": "now", "parameters": {}}', call(0, "now")),
     "llama of another": (LLAMA, '{"name": "Bob"}', [("text", '{"name": "Bob"}')]),
     "llama later": (LLAMA, 'So {"name": "now"}', [("text", 'So {"name": "now"}')]),
+    "generic": (
+        GENERIC,
+        f'I look.\n{{ "name": "now" }}\n{JSON}',
+        [("text", "I look."), *call(0, "now"), *call(1, "weather", city="Zürich", days=2)],
+    ),
+    "generic of another": (
+        GENERIC,
+        'A file:\n{"name": "Bob"}\n',
+        [("text", 'A file:\n{"name": "Bob"}\n')],
+    ),
+    "generic and more": (GENERIC, f"{JSON} I hope.", [("text", f"{JSON} I hope.")]),
     "gemma": (
         GEMMA,
         "<start_function_call>call:weather{city:<escape>Zürich<escape>,days:2}<end_function_call>",
@@ -276,7 +288,9 @@ FRAGMENTS = [
 TEXTS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=14).map(
     "".join
 )
-FORMATS = st.sampled_from([one.given for one in FAMILIES])
+FORMATS = st.sampled_from(
+    [*(one.given for one in FAMILIES), GENERIC, replace(GENERIC, fields=(*GENERIC.fields, THINK))]
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -300,8 +314,18 @@ def test_text_without_delimiters_is_text(given_format: OutputFormat, text: str) 
 
 
 def test_templates_decide_and_plain_ones_leave_text_alone() -> None:
-    assert isinstance(parser_for(card("{{ messages }}")), PlainParser)
-    parser = parser_for(card("<tool_call> </think>"), TOOLS)
+    assert isinstance(parser_for(card("{{ messages }} {{ tools }}")), PlainParser)
+    assert isinstance(parser_for(card()), PlainParser)
+    unlike = parser_for(card("<tool_call> </think>"), TOOLS)
+    told = f"<think>a</think><tool_call>{JSON}"
+    assert joined([*unlike.feed(told), *unlike.finish()])[:2] == [
+        ("reasoning", "a"),
+        ("text", "<tool_call>"),
+    ]
+    own = parser_for(card("{{ messages }}", tool_template="tools <tool_call>"), TOOLS)
+    found = [*own.feed(f"<tool_call>{JSON}</tool_call>"), *own.finish()]
+    assert isinstance(found[0], ToolOpen)
+    parser = parser_for(card("<tool_call> </think> tools"), TOOLS)
     assert joined([*parser.feed("<think>a</think>"), *parser.finish()]) == [("reasoning", "a")]
     assert not shows_special(card("<tool_call>"), TOOLS)
     assert shows_special(card("<|channel|><|message|>"))
