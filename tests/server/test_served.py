@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -222,6 +224,18 @@ def test_what_is_not_waited_for_is_told_so() -> None:
         assert told[-1] != "data: [DONE]"
         assert "error" in json.loads(told[-1].removeprefix("data: "))
         assert server.process.wait(SECONDS) == 0
+
+
+def test_systemd_hears_that_it_is_ready_once_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.settimeout(SECONDS)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with served() as started:
+            assert heard.recv(99) == b"READY=1"
+            assert started.client.get("/ready").status_code == 200
 
 
 def test_a_port_that_is_taken_is_told_at_once(server: Served) -> None:

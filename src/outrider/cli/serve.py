@@ -130,6 +130,7 @@ def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -
     from outrider.server.door import name_of
     from outrider.server.metrics import Metrics
     from outrider.server.models import Models
+    from outrider.server.notify import tell_ready
     from outrider.server.places import Places
     from outrider.server.run import run_server
     from outrider.server.site import Limits, Site, Traffic, check_apart
@@ -166,6 +167,7 @@ def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -
     def ready() -> None:
         check_apart(site, site.port.card.drafter)
         _tell(call, address, site)
+        tell_ready()
 
     also.append(metrics.keep())
     with traced(make_app(site, rules, all_routes(site, metrics))) as app:

@@ -44,6 +44,7 @@ OTHER_VARIABLES = (
         "opentelemetry",
         "Where `outrider serve` sends traces, by OTLP over HTTP; its SDK reads more.",
     ),
+    Variable("NOTIFY_SOCKET", "outrider", "Where systemd hears that `outrider serve` is ready."),
     Variable("XDG_CACHE_HOME", "outrider", "Folder that holds outrider/, the compiled kernels."),
     Variable("OLLAMA_MODELS", "outrider", "Ollama's store, whose models `models list` shows."),
     Variable("HF_HOME", "huggingface_hub", "Folder of downloaded models."),
@@ -120,6 +121,11 @@ def ollama_models() -> str | None:
 def api_key() -> str | None:
     """The key that a server asks its clients for."""
     return _read("OUTRIDER_API_KEY")
+
+
+def notify_socket() -> str | None:
+    """Where a supervisor hears that the server is ready."""
+    return _read("NOTIFY_SOCKET")
 
 
 def wants_traces() -> bool:

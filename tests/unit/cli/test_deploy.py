@@ -113,6 +113,11 @@ def test_whoever_ends_the_server_waits_longer_than_it_drains() -> None:
     assert unit("KillMode") == "mixed"
 
 
+def test_systemd_waits_until_it_is_ready() -> None:
+    """Without a bound: models are downloaded (tests/server has what the server tells)."""
+    assert (unit("Type"), unit("TimeoutStartSec")) == ("notify", "infinity")
+
+
 def test_the_health_check_asks_what_is_open_and_answers() -> None:
     test = service()["healthcheck"]["test"]
     path = re.findall(rf":{PORT}(/\w*)", test[-1])[0]
