@@ -96,6 +96,15 @@ def test_keys_are_where_commands_look_for_them() -> None:
     assert yaml.safe_load(text("compose.yaml"))["secrets"].keys() == {Path(CONTAINER_KEYS).name}
 
 
+def test_keys_get_into_no_commit_and_no_package() -> None:
+    file = yaml.safe_load(text("compose.yaml"))["secrets"][Path(CONTAINER_KEYS).name]["file"]
+    assert f"/deploy/{file}" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    manifest = (ROOT / "MANIFEST.in").read_text("utf-8").splitlines()
+    assert manifest.index(f"exclude deploy/{file}") > manifest.index("graft deploy")
+    # The image takes what it names, and nothing of this folder.
+    assert not re.search(r"^COPY (\.|deploy)[ /]", text("Containerfile"), re.MULTILINE)
+
+
 def test_there_is_one_port() -> None:
     files = [text(path.name) for path in DEPLOY.iterdir()] + [image("EXPOSE")]
     ports = {int(port) for file in files for port in re.findall(r"(?:1:|^)(\d{2,5})\b", file)}
