@@ -35,7 +35,7 @@ class _Interrupting:
 
 def _texts(llm: LLM) -> list[tuple[int, ...]]:
     """Both requests, driven round by round whatever interrupts them."""
-    maker = llm._requests  # pyright: ignore[reportPrivateUsage]
+    maker = llm.requests
     readers = [maker.reader(maker.ids(prompt), PARAMS, None, live=False) for prompt in PROMPTS]
     for reader in readers:
         llm._router.submit(reader)  # pyright: ignore[reportPrivateUsage]

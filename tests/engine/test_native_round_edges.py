@@ -168,7 +168,7 @@ def test_numbers_may_end_at_any_place_of_a_round(sampler: str) -> None:
     """From some position on one model has none: at the first, the last or no node of a round that
     is looked at."""
     llms = [_llm(on, k=3, batch_size=1, sampler=sampler) for on in (True, False)]
-    start = len(llms[0]._requests.ids(PROMPTS[3]))  # pyright: ignore[reportPrivateUsage]
+    start = len(llms[0].requests.ids(PROMPTS[3]))
     for position in range(start, start + 4):
         for at in range(4):
             params = SamplingParams(max_tokens=8, temperature=0.9 * (at % 2), seed=position)

@@ -75,7 +75,7 @@ def _readers(llm: LLM) -> list[OutputStream]:
         ("x = [0, 1, 2, 3", SamplingParams(max_tokens=9, temperature=0.8, seed=0, stop=("zzz",))),
     )
     return [
-        llm._requests.reader(llm._requests.ids(prompt), params, None, live=bool(params.stop))  # pyright: ignore
+        llm.requests.reader(llm.requests.ids(prompt), params, None, live=bool(params.stop))
         for prompt, params in asked
     ]
 

@@ -15,6 +15,7 @@ from checks.documents import Document
 from checks.json_schema import is_valid
 from doubles.schemas import ENDLESS, SCHEMAS
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.grammar import _LIMITS  # pyright: ignore[reportPrivateUsage]
 from outrider.api.result import GenerationResult
 from outrider.core.errors import ConfigError
 
@@ -126,7 +127,7 @@ def test_a_grammar_that_becomes_too_much_ends_its_request_alone(
     params = SamplingParams(max_tokens=30)
     good = llm.submit("As JSON: ", params, schema=SCHEMAS["an object"])
     with monkeypatch.context() as patch:
-        patch.setattr("outrider.api.grammar._TOKEN_ITEMS", 15)
+        patch.setitem(_LIMITS, "step_max_items", 15)
         deep = llm.submit("1", params, grammar='start: x "2"\nx: "1" | x x')
     free = llm.submit("def f(", params)
     while llm.has_work:

@@ -137,7 +137,10 @@ class KeyedRng:
         return self.choose(weights_V, self._uniform(self.start, node, role))
 
     def pick_at(self, weights_V: Tensor, depth: int) -> int:
-        return self.choose(weights_V, self._uniform(self.start + depth, ROOT, Role.POSITION))
+        return self.choose(weights_V, self._uniform_at(depth))
+
+    def _uniform_at(self, depth: int) -> float:
+        return self._uniform(self.start + depth, ROOT, Role.POSITION)
 
     def race_at(self, weights_V: Tensor, depth: int) -> int:
         """A pure function of the weights and the key, bit for bit. Waits for the device."""
@@ -183,7 +186,7 @@ class NotingRng(KeyedRng):
         return self._noted(weights_V, self._uniform(self.start, node, role))
 
     def pick_at(self, weights_V: Tensor, depth: int) -> int:
-        return self._noted(weights_V, self._uniform(self.start + depth, ROOT, Role.POSITION))
+        return self._noted(weights_V, self._uniform_at(depth))
 
     def _noted(self, weights_V: Tensor, uniform: float) -> int:
         self.picks.append(uniform)

@@ -134,8 +134,10 @@ class ProcessPort:
         of those before them ended it. Raises KeptOutError besides what ports raise."""
         if self._state not in ("ready", "restarting"):
             raise NotReadyError(self._state)
-        if len(self._streams) >= self._load.max_queued:
-            raise QueueFullError(len(self._streams), 1)
+        # Those that were left end within a round: they keep nobody out.
+        held = sum(not stream.is_left for stream in self._streams.values())
+        if held >= self._load.max_queued:
+            raise QueueFullError(held, 1)
         stream = ProcessStream(next(self._numbers), request, self.leave)
         if self.kept_out and stream.kind in self.kept_out:
             raise KeptOutError
