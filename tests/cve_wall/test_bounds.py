@@ -7,6 +7,7 @@ import hmac
 import logging
 import tracemalloc
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -36,11 +37,12 @@ def test_text_of_a_client_makes_no_header_and_no_line_of_a_log(
     # A server between us and the client would have split these; an application may meet them.
     headers = dict.fromkeys(("x-request-id", "user-agent", "origin", "referer", "x-a"), latin)
     message = {"role": "user", "content": text, "name": text, text: text}
-    tool = {"type": "function", "function": {"name": text, "parameters": {}}}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": text, "parameters": {}}}
     answers: Sequence[Got] = [
         ask(ScriptedPort(), CHAT, HELLO, headers={name: headers[name]}) for name in headers
     ]
-    bodies = [{"model": text}, {text: 1}, {"user": text}, {"stop": text}, {"tools": [tool]}]
+    bodies: list[dict[str, Any]] = [{"model": text}, {text: 1}, {"user": text}, {"stop": text}]
+    bodies += [{"tools": [tool]}]
     bodies += [{"messages": [message]}, {"speculative": {"drafter": text}}]
     answers += [ask(ScriptedPort(), CHAT, HELLO | more) for more in bodies]
     answers += [ask(ScriptedPort(), f"/v1/models/{text}"), ask(ScriptedPort(), "/", method="G")]

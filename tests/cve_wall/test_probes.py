@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -216,7 +217,7 @@ def test_no_request_makes_the_server_ask_anybody(watcher: Watched) -> None:
     image = [{"type": "image_url", "image_url": {"url": URL}}]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"$ref": URL}}}]
     schema = {"$schema": URL, "$ref": URL}
-    for more in (
+    asking: tuple[dict[str, Any], ...] = (
         {"model": URL},
         {"model": "someone/some-model"},
         {"messages": [{"role": "user", "content": image}]},
@@ -226,14 +227,16 @@ def test_no_request_makes_the_server_ask_anybody(watcher: Watched) -> None:
         {"web_search_options": {}},
         {"user": URL, "metadata": {"webhook": URL}, "webhook": URL, "callback_url": URL},
         {"chat_template_kwargs": {"url": URL}},
-    ):
+    )
+    for more in asking:
         for path in ("/v1/chat/completions", "/v1/messages"):
             body = {"messages": user, "max_tokens": 2} | more
             assert server.client.post(path, json=body).status_code in (200, 400, 404)
     hosted = {"type": "mcp", "server_url": URL, "server_label": "x"}
-    for more in ({"tools": [hosted]}, {"previous_response_id": URL}, {"prompt": {"id": URL}}):
-        asked = {"input": URL, "max_output_tokens": 16} | more
-        assert server.client.post("/v1/responses", json=asked).status_code in (200, 400)
+    asking = ({"tools": [hosted]}, {"previous_response_id": URL}, {"prompt": {"id": URL}})
+    for more in asking:
+        body = {"input": URL, "max_output_tokens": 16} | more
+        assert server.client.post("/v1/responses", json=body).status_code in (200, 400)
     for headers in ({"origin": URL}, {"referer": URL}, {"x-forwarded-host": "169.254.169.254"}):
         server.client.get("/v1/models", headers=headers)
     asked = watcher.events("socket.connect", "socket.getaddrinfo")
@@ -251,7 +254,7 @@ def test_nothing_is_unpickled_and_one_port_listens(watcher: Watched) -> None:
 def listening(pid: int) -> set[int]:
     """Ports on which a process and its children wait for connections."""
     family, inodes = {pid}, set[str]()
-    parents = {}
+    parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -284,9 +287,9 @@ def test_64_requests_at_once_say_nothing_of_each_other(server: Served) -> None:
 
     def asked(index: int) -> str:
         prompt = f"secret_{index:02d}_{index * 7919 % 100003:05d} = {index}\nprint(secret_"
-        body = {"max_tokens": 24, "temperature": 0.7 * (index % 2), "seed": index}
+        sampling = {"max_tokens": 24, "temperature": 0.7 * (index % 2), "seed": index}
         headers = {"x-api-key": (KEY, OTHER)[index % 2]}
-        body = {"prompt": prompt, **body, "ignore_eos": True}
+        body = {"prompt": prompt, **sampling, "ignore_eos": True}
         got = server.client.post("/v1/completions", json=body, headers=headers)
         assert got.status_code == 200, got.text
         return got.json()["choices"][0]["text"]
@@ -312,7 +315,7 @@ def test_what_one_key_asked_is_not_in_the_other_ones_cache(server: Served) -> No
     assert cached(OTHER) == 0
 
 
-HOSTILE_GRAMMARS = (
+HOSTILE_GRAMMARS: tuple[dict[str, Any], ...] = (
     *({"guided_regex": regex} for regex in (
         "(a+)+$", "(a|aa)+b", "((a*)*)*", "a{100000}", "(a{1000}){1000}", "(" * 5000, "[", "(?=a)",
         "(a)\\1", "x{1,99999}y{1,99999}", ".*" * 500 + "z", "\\", "(?P<n>", "a" * 70_000, "(?R)",

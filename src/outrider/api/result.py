@@ -84,7 +84,8 @@ def _budget(record: Mapping[str, Any] | None) -> Budget | None:
     if record is None:
         return None
     choice = record["choice"]
-    return Budget(**{**record, "choice": choice and Choice(**choice)})
+    fields: dict[str, Any] = {**record, "choice": choice and Choice(**choice)}
+    return Budget(**fields)
 
 
 def _logprobs(record: Mapping[str, Any]) -> TokenLogprobs:
