@@ -315,6 +315,13 @@ def test_what_one_key_asked_is_not_in_the_other_ones_cache(server: Served) -> No
     assert cached(OTHER) == 0
 
 
+HOSTILE_SCHEMAS: tuple[dict[str, Any], ...] = (
+    {"$ref": "#"}, {"$ref": "#/x"}, {"type": "nothing"}, {"enum": []}, {"pattern": "(a+)+$"},
+    {"type": "string", "minLength": 10**9}, {"type": "array", "minItems": 10**9},
+    {"allOf": [{"type": "string"}, {"type": "integer"}]}, {"maximum": 1, "minimum": 2},
+    {"properties": {str(i): {"type": "string"} for i in range(5000)}},
+    {"anyOf": [{"const": str(i)} for i in range(5000)]}, {"required": "x"},
+)  # fmt: skip
 HOSTILE_GRAMMARS: tuple[dict[str, Any], ...] = (
     *({"guided_regex": regex} for regex in (
         "(a+)+$", "(a|aa)+b", "((a*)*)*", "a{100000}", "(a{1000}){1000}", "(" * 5000, "[", "(?=a)",
@@ -326,13 +333,7 @@ HOSTILE_GRAMMARS: tuple[dict[str, Any], ...] = (
         "start: x" + "".join(f"\nx{i}: x{i + 1}" for i in range(2000)), "", "\x00", "start: %json",
         "start: @unknown", 'start: "a"~1..10000000', "root ::= [\\x00-\\uffff]{99999}",
     )),
-    *({"guided_json": schema} for schema in (
-        {"$ref": "#"}, {"$ref": "#/x"}, {"type": "nothing"}, {"enum": []}, {"pattern": "(a+)+$"},
-        {"type": "string", "minLength": 10**9}, {"type": "array", "minItems": 10**9},
-        {"allOf": [{"type": "string"}, {"type": "integer"}]}, {"maximum": 1, "minimum": 2},
-        {"properties": {str(i): {"type": "string"} for i in range(5000)}},
-        {"anyOf": [{"const": str(i)} for i in range(5000)]}, {"required": "x"},
-    )),
+    *({"guided_json": schema} for schema in HOSTILE_SCHEMAS),
 )  # fmt: skip
 
 
