@@ -22,6 +22,7 @@ from outrider.server.door import Door, DoorRules
 from outrider.server.errors import ApiError, error_response
 from outrider.server.messages import message_routes
 from outrider.server.metrics import Metrics
+from outrider.server.openapi import openapi_routes
 from outrider.server.responses import response_routes
 from outrider.server.site import Api, Site
 from outrider.server.tokens import health_routes, model_routes
@@ -44,7 +45,7 @@ _ELSEWHERE = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/audio", "/v1/image
 
 def all_routes(site: Site, metrics: Metrics) -> list[BaseRoute]:
     """Of every part of the server."""
-    return [
+    found = [
         *web_routes(),
         *metric_routes(metrics),
         *card_routes(site),
@@ -55,6 +56,7 @@ def all_routes(site: Site, metrics: Metrics) -> list[BaseRoute]:
         *response_routes(site),
         *message_routes(site),
     ]
+    return [*found, *openapi_routes(found)]
 
 
 def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIApp:
