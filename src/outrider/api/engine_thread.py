@@ -252,10 +252,9 @@ def _hand_in(state: _State) -> None:
 
 def _submit(state: _State, request: AsyncRequest) -> None:
     state.timed.pop(request, None)
-    params = request.params
+    params, waited = request.params, monotonic() - request.came
     if params.max_time:
         # The engine counts from here on.
-        waited = monotonic() - request.came
         params = replace(params, max_time=max(params.max_time - waited, 1e-6))
     try:
         handle = state.llm.submit(
@@ -272,6 +271,7 @@ def _submit(state: _State, request: AsyncRequest) -> None:
     state.queue.charge(request.key, len(request.ids))
     request.num_charged, request.handle = len(request.written), handle
     reader = handle.reader
+    reader.came_earlier(waited)
     state.running[reader.seq.seq_id] = request
 
     def note(reader: OutputStream, fresh: dict[int, OutputStream] = state.fresh) -> None:

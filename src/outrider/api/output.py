@@ -53,11 +53,17 @@ class OutputStream:
     _round_events: list[RoundEvent] = field(default_factory=list[RoundEvent])
     _arrivals: list[float] = field(default_factory=list[float])
     _started: float = 0.0
+    _waited: float = 0.0
 
     def start(self) -> None:
         self._started = self.clock()
         if self.live:
             self.seq.match = self._match
+
+    def came_earlier(self, seconds: float) -> None:
+        """It was handed in so long before the engine was given it."""
+        self._started -= seconds
+        self._waited = round(seconds, 9)
 
     def go_on(self, written: Sequence[int]) -> None:
         """Begin behind tokens that were written before, perhaps elsewhere: they are of the text and
@@ -145,6 +151,7 @@ class OutputStream:
             exact=exact or asked.exact,
             token_seconds=tuple(self._arrivals),
             num_cached_tokens=self.seq.num_cached,
+            queue_seconds=self._waited,
             prediction_tokens=self._predicted() if self.seq.params.prediction else None,
             peak_memory_bytes=memory.peak_bytes,
             memory=held if profile else None,

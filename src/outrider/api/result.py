@@ -55,6 +55,7 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "seed": record.get("seed"),
         "stop": record.get("stop"),
         "error": record.get("error"),
+        "queue_seconds": record.get("queue_seconds", 0.0),
         "num_cached_tokens": record.get("num_cached_tokens", 0),
         "prediction_tokens": _pair(record.get("prediction_tokens")),
     }
@@ -147,8 +148,9 @@ class GenerationResult:
     tokens of a round arrive together (metrics/summary.py). `peak_memory_bytes` is the most that
     the process held until the request ended: resident memory, or tensors on a CUDA device; None
     where nobody counts it. `memory` comes with `rounds`. `num_cached_tokens` of the prompt were in
-    memory already, from another request. `prediction_tokens` counts those of the request's own
-    prediction that were kept, and those that were drafted in vain."""
+    memory already, from another request; for `queue_seconds` it waited before the engine began.
+    `prediction_tokens` counts those of the request's own prediction that were kept, and those
+    that were drafted in vain."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -167,6 +169,7 @@ class GenerationResult:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     stop: str | None = None
     num_cached_tokens: int = 0
+    queue_seconds: float = 0.0
     prediction_tokens: tuple[int, int] | None = None
 
     @classmethod
@@ -297,6 +300,8 @@ class GenerationResult:
             "peak_memory_bytes": self.peak_memory_bytes,
             "metrics": self._metrics(),
         }
+        if self.queue_seconds:
+            record["queue_seconds"] = self.queue_seconds
         if self.num_cached_tokens:
             record["num_cached_tokens"] = self.num_cached_tokens
         if self.prediction_tokens is not None:

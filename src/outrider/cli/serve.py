@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING
 
 from outrider.cli.call import Call
 from outrider.cli.output import json_line, say
-from outrider.cli.serve_models import Served, planned, record_of, served_models, together
+from outrider.cli.serve_models import (
+    Served,
+    planned,
+    record_of,
+    served_models,
+    share_of,
+    together,
+)
 from outrider.cli.serve_options import ServeOptions
 from outrider.cli.session import open_llm, start_logging, to_load
 from outrider.core.env import api_key
@@ -40,6 +47,7 @@ _EXTRA = ("granian", "starlette", "msgspec", "prometheus_client")
 def serve(call: Call[ServeOptions]) -> int:
     _check_extra()
     address = _address(call.options)
+    share_of(call.options.audit)
     models = served_models(call.arguments, call.resolved, call.options)
     if call.options.check:
         return _checked(call, models, address)
@@ -127,6 +135,7 @@ def _keys_of(options: ServeOptions) -> dict[str, float]:
 
 def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -> None:
     from outrider.server.app import all_routes, make_app
+    from outrider.server.audit import Auditor
     from outrider.server.door import name_of
     from outrider.server.metrics import Metrics
     from outrider.server.models import Models
@@ -163,6 +172,11 @@ def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -
         site, load, also = turns.sites(first), turns.start, [turns.run()]
     metrics = Metrics(lambda: {one.names[0]: one.port.status for one in site.all})
     site.observers.append(metrics)
+    share = share_of(options.audit)
+    if share:
+        auditor = Auditor(site, share, metrics.audited)
+        site.observers.append(auditor)
+        also.append(auditor.run())
 
     def ready() -> None:
         check_apart(site, site.port.card.drafter)

@@ -6,6 +6,7 @@ A word is a model, or NAME=MODEL, or NAME=MODEL,DRAFT. All other settings are of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,17 @@ def _check_several(resolved: Resolved, options: ServeOptions) -> None:
         raise ConfigError("--served-model-name names one model.", hint="NAME=MODEL for each")
     if resolved.program().draft not in ("auto", "none"):
         raise ConfigError("--draft drafts for one model.", hint="NAME=MODEL,DRAFT for each")
+
+
+def share_of(words: str) -> float:
+    """Of `1/1000` or `0.001`; 0 of nothing. Raises ConfigError."""
+    try:
+        share = float(Fraction(words or "0"))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--audit is a share from 0 to 1, got {words!r}.", hint="--audit 1/1000")
+    return share
 
 
 def planned(model: Served) -> tuple[LoadPlan, tuple[Part, ...]]:

@@ -69,6 +69,11 @@ class ServeOptions(JsonOption):
         "Let clients of different keys share what was read of prompts that begin alike; one can "
         "then learn by the clock what another asked.",
     )
+    audit: str = setting(
+        "",
+        "Run this share of the requests, as 1/1000, again without speculation while nobody asks, "
+        "and alarm if a text that must be the same is another.",
+    )
     drain_seconds: float = setting(
         30.0, "Let requests that run end for so long when the server ends.", minimum=0, maximum=3600
     )

@@ -105,8 +105,12 @@ def screen(watched: Watched, url: str, width: int, problem: str = "") -> Group:
             f"{one['num_restarts']} restarts{f', lanes: {lanes}' if lanes else ''}"
         )
         parts.append(styled(words))
+    totals = watched.latest.get("totals", {})
+    if differing := totals.get("audits", {}).get("different"):
+        words = f"{differing} audited requests had another text without speculation: see the log"
+        parts.append(styled(words, style="bold red"))
     parts += [styled(""), _rates(watched, max(8, width - _NAME_WIDTH - _VALUE_WIDTH - 4))]
-    drafters = watched.latest.get("totals", {}).get("drafters", {})
+    drafters = totals.get("drafters", {})
     if drafters:
         parts += [styled(""), _drafters(drafters)]
     return Group(*parts)

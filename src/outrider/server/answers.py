@@ -34,7 +34,7 @@ from outrider.server.events import (
     Usage,
 )
 from outrider.server.port import EngineRequest, EngineStream
-from outrider.server.site import Api, Site
+from outrider.server.site import Api, Ended, Site
 
 
 class Ask(Struct, frozen=True, kw_only=True):
@@ -48,6 +48,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     make_parser: Callable[[], OutputParser] = PlainParser
     trace: bool = False
     key: str = ""
+    request_id: str = ""
+    trace_parent: str = ""
     api: Api = "other"
 
 
@@ -77,9 +79,17 @@ class Answer(AsyncIterator[Step]):
         result = self._stream.result
         self._has_calls |= any(isinstance(part, ToolOpen) for part in last)
         self._end = self._ended(result)
+        ended = Ended(
+            result=result,
+            request=self.request,
+            model=self.model,
+            api=self._ask.api,
+            usage=self._end.usage,
+            request_id=self._ask.request_id,
+            trace_parent=self._ask.trace_parent,
+        )
         for observer in self._observers:
-            usage = self._end.usage
-            observer.observe(result, api=self._ask.api, model=self.model, usage=usage)
+            observer.observe(ended)
         if not last:
             raise StopAsyncIteration
         return Step(tuple(last), self._num_tokens)

@@ -110,7 +110,8 @@ class Door:
             return
         headers = _read_headers(scope)
         origin = headers.get("origin", "")
-        guarded = self._guarded(scope["path"], send, self._allowed_origin(origin))
+        scope["outrider.request_id"] = uuid4().hex
+        guarded = self._guarded(scope, send, self._allowed_origin(origin))
         try:
             self._check_size(scope)
             self._check_host(headers)
@@ -202,9 +203,9 @@ class Door:
                 code="unsupported_media_type",
             )
 
-    def _guarded(self, path: str, send: Send, origin: str) -> Send:
+    def _guarded(self, scope: Scope, send: Send, origin: str) -> Send:
         """`send`, that adds what browsers shall know, and an id to each answer."""
-        more = [*_SAFETY, (b"x-request-id", uuid4().hex.encode())]
+        more = [*_SAFETY, (b"x-request-id", scope["outrider.request_id"].encode())]
         if origin:
             shared = (b"access-control-allow-origin", origin.encode("latin-1"))
             more += [shared, (b"vary", b"origin")]
@@ -215,7 +216,7 @@ class Door:
                 named = {name.lower() for name, _ in own}
                 message["headers"] = own + [pair for pair in more if pair[0] not in named]
                 if message["status"] >= 400 and self._refused is not None:
-                    self._refused(message["status"], path)
+                    self._refused(message["status"], scope["path"])
             await send(message)
 
         return guarded

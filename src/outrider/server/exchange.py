@@ -22,7 +22,7 @@ from outrider.server.asking import Asked, asked_in_vain, structure_asked, traced
 from outrider.server.events import End, OutputParser, PlainParser
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import EventReply, Reply
-from outrider.server.site import Api, Site, key_of
+from outrider.server.site import Api, Site, key_of, request_id_of
 from outrider.server.tools import Tooling, read_with
 from outrider.server.wire import json_response, read
 
@@ -37,6 +37,8 @@ class Exchange(Generic[B]):
     site: Site
     body: B
     key: str
+    request_id: str
+    trace_parent: str
     api: Api
     warnings: list[str]
 
@@ -73,6 +75,8 @@ class Exchange(Generic[B]):
             make_parser=make_parser,
             trace=traced(self.body),
             key=self.key,
+            request_id=self.request_id,
+            trace_parent=self.trace_parent,
             api=self.api,
         )
         return open_answers(self.site, ask)
@@ -116,7 +120,15 @@ def api_route(
         check(body)
         warnings += asked_in_vain(body)
         writer = writer_of(
-            Exchange(site=asked, body=body, key=key_of(request), api=api, warnings=warnings)
+            Exchange(
+                site=asked,
+                body=body,
+                key=key_of(request),
+                request_id=request_id_of(request),
+                trace_parent=request.headers.get("traceparent", ""),
+                api=api,
+                warnings=warnings,
+            )
         )
 
         async def opened() -> list[Answer]:

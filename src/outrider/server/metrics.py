@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -26,11 +26,11 @@ from prometheus_client.registry import Collector
 
 from outrider import __version__
 from outrider.api.result import GenerationResult
-from outrider.server.events import Usage
+from outrider.server.audit import Outcome
 from outrider.server.history import STEP_SECONDS, History
 from outrider.server.port import EngineState, EngineStatus
+from outrider.server.site import Api, Ended
 
-Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "other"]
 _OF_CLIENTS = (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499)
 STATUSES = frozenset((*_OF_CLIENTS, 500, 501, 503, 504))
 # Bounds of vLLM's histograms.
@@ -94,24 +94,15 @@ class Metrics(Collector):
         self._history.step.num_tokens += num_tokens
         self._counts["generation_tokens", model] += num_tokens
 
-    def observe(
-        self,
-        result: GenerationResult,
-        *,
-        api: Api,
-        model: str,
-        usage: Usage | None = None,
-        queue_seconds: float | None = None,
-    ) -> None:
-        """A request that ended, well or not; its tokens were counted by `wrote`. `model` is the
-        engine's own name for it, never the request's."""
+    def observe(self, ended: Ended) -> None:
+        """Its tokens were counted by `wrote`."""
+        result, model, usage = ended.result, ended.model, ended.usage
         step, counts, stats = self._history.step, self._counts, result.stats
         own = self._models.setdefault(model, _Model())
         step.num_requests += 1
-        counts["request_success", model, result.finish_reason or "abort", api] += 1
+        counts["request_success", model, result.finish_reason or "abort", ended.api] += 1
         own.request.add(result.total_seconds)
-        if queue_seconds is not None:
-            own.queue.add(queue_seconds)
+        own.queue.add(result.queue_seconds)
         if result.token_seconds:
             own.first_token.add(result.token_seconds[0])
             step.first_token.add(result.token_seconds[0])
@@ -138,6 +129,10 @@ class Metrics(Collector):
         for place in range(1, len(histogram)):
             counts["per_pos", model, name, str(place - 1)] += sum(histogram[place:])
 
+    def audited(self, outcome: Outcome, model: str) -> None:
+        """A request that was run again without speculation, or was to be."""
+        self._counts["audits", outcome, model] += 1
+
     def observe_refusal(self, status: int, api: Api) -> None:
         """An answer of status 400 or more."""
         self._history.step.num_refused += 1
@@ -163,7 +158,8 @@ class Metrics(Collector):
                     of[kind] = of.get(kind, 0) + count
         names = ("generation_tokens", "prompt_tokens", "request_success", "refusals")
         sums = {name: sum(n for key, n in counts.items() if key[0] == name) for name in names}
-        return sums | {"drafters": drafters}
+        audits = {key[1]: count for key, count in counts.items() if key[0] == "audits"}
+        return sums | {"drafters": drafters, "audits": audits}
 
     def exposition(self) -> bytes:
         """Prometheus' text format, of `prometheus_client.CONTENT_TYPE_LATEST`."""
@@ -236,6 +232,11 @@ _COUNTERS = {
         ["model_name", "finished_reason", "api"],
     ),
     "refusals": ("http_refusals", "Answers of status 400 or more.", ["status", "api"]),
+    "audits": (
+        "audits",
+        "Requests run again without speculation, by whether their text was the same.",
+        ["outcome", "model_name"],
+    ),
     "drafts": ("spec_decode_num_drafts", "Drafts verified.", ["model_name", "drafter"]),
     "draft_tokens": (
         "spec_decode_num_draft_tokens",

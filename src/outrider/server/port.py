@@ -57,6 +57,10 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     written: Sequence[int] = ()
 
 
+# Rules whose noise depends on seed, sample and place alone.
+_BY_PLACE = ("match", "coupled")
+
+
 class ChatPrompt(Struct, frozen=True, kw_only=True):
     """A conversation for the checkpoint's chat template, in the form that templates expect."""
 
@@ -107,6 +111,11 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     promise: Promise | None = None
     facts: Mapping[str, str] = {}
+
+
+def is_repeatable(card: EngineCard, params: SamplingParams) -> bool:
+    """Whether the text is the same whatever drafts for it, and wherever it is begun anew."""
+    return card.exact and (params.greedy or (params.sampler or card.sampler) in _BY_PLACE)
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):

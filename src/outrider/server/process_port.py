@@ -41,12 +41,11 @@ from outrider.server.port import (
     EngineState,
     EngineStatus,
     NotReadyError,
+    is_repeatable,
 )
 from outrider.server.process_stream import KeptOutError, ProcessStream
 
 _LOG = logging.getLogger(__name__)
-# Rules whose noise depends on seed, sample and place alone.
-_BY_PLACE = ("match", "coupled")
 # So many starts in so long, and it is given up.
 MOST_STARTS = 5
 STARTS_SECONDS = 600.0
@@ -309,7 +308,7 @@ class ProcessPort:
             elif stream.blame >= _KEPT_OUT:
                 self._keep_out(stream.kind)
                 self._end(stream, error=KeptOutError())
-            elif not self._goes_on(stream.request) and stream.written:
+            elif stream.written and not is_repeatable(self.card, stream.request.params):
                 self._end(stream, error=EngineLostError(f" ({how})"))
             elif not (was_proven and self._gives_up(stream)):
                 going.append(stream)
@@ -327,11 +326,6 @@ class ProcessPort:
         self.kept_out[kind] = None
         if len(self.kept_out) > _MOST_KEPT_OUT:
             del self.kept_out[next(iter(self.kept_out))]
-
-    def _goes_on(self, request: EngineRequest) -> bool:
-        card, params = self.card, request.params
-        sampler = params.sampler or card.sampler
-        return card.exact and (params.greedy or sampler in _BY_PLACE)
 
     def _go_on(self) -> None:
         """Hand in suspects, up to one that has to prove itself first."""

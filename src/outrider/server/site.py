@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Protocol, TypeAlias
 
+from msgspec import Struct
 from starlette.requests import Request
 
 from outrider.api.result import GenerationResult
@@ -20,13 +21,26 @@ from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError
 from outrider.server.events import Usage
 from outrider.server.places import Places
-from outrider.server.port import EnginePort
+from outrider.server.port import EnginePort, EngineRequest
 
 # Drafters that draft from what any request said or wrote.
 LEARNS_OF_ALL = ("suffix", "recycling", "lookup", "portfolio")
 # Completions that one request may ask for.
 MOST_PROMPTS = 128
 Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "other"]
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """A completion that ended, well or not. `model` is the first of its model's names, and
+    `request_id` what the client was told in `x-request-id`."""
+
+    result: GenerationResult
+    request: EngineRequest
+    model: str
+    api: Api
+    usage: Usage | None = None
+    request_id: str = ""
+    trace_parent: str = ""
 
 
 class Observer(Protocol):
@@ -36,11 +50,7 @@ class Observer(Protocol):
         """Tokens that a step of some request brought."""
         ...
 
-    def observe(
-        self, result: GenerationResult, *, api: Api, model: str, usage: Usage | None = None
-    ) -> None:
-        """A completion that ended."""
-        ...
+    def observe(self, ended: Ended) -> None: ...
 
     def observe_refusal(self, status: int, api: Api) -> None:
         """An answer of status 400 or more."""
@@ -76,6 +86,8 @@ class Traffic:
     hurried: bool = False
     """Whether those are not waited for either."""
     places: Places = field(default_factory=Places)
+    num_alarms: int = 0
+    """Audits that found another text."""
 
     @property
     def num_running(self) -> int:
@@ -151,6 +163,10 @@ _USUAL = {item.name: default_of(item) for item in fields(SamplingParams)} | {"te
 def key_of(request: Request) -> str:
     """The name of the key that the door let in; empty where none is asked for."""
     return request.scope.get("outrider.key", "")
+
+
+def request_id_of(request: Request) -> str:
+    return request.scope.get("outrider.request_id", "")
 
 
 def check_apart(site: Site, drafter: str) -> None:

@@ -90,7 +90,13 @@ def health_routes(site: Site) -> list[Route]:
         state = site.port.status.state
         if all(one.port.status.state == "failed" for one in site.all):
             raise ApiError(503, "the engine has failed.", code="engine_failed")
-        return json_response({"status": "ok", "engine": state})
+        told = {"status": "ok", "engine": state}
+        if site.traffic.num_alarms:
+            told["warning"] = (
+                f"{site.traffic.num_alarms} audited requests had another text without speculation; "
+                "the log says which."
+            )
+        return json_response(told)
 
     async def ready(_request: Request) -> Response:
         if site.traffic.ending:

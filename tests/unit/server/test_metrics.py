@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.api.result import GenerationResult
+from outrider.core.params import SamplingParams
 from outrider.metrics.summary import Stats
 from outrider.server.events import Usage
 from outrider.server.history import NUM_STEPS, STEP_SECONDS, Durations, History
 from outrider.server.metrics import Metrics
-from outrider.server.port import EngineStatus
+from outrider.server.port import EngineRequest, EngineStatus
+from outrider.server.site import Ended
 
 SECONDS = {"prefill": 0.1, "draft": 0.1, "verify": 0.2, "accept": 0.1, "total": 1.0}
 STATUS = EngineStatus(
@@ -48,6 +50,11 @@ def result(**changes: Any) -> GenerationResult:
     return GenerationResult(**(fields | changes))
 
 
+def done(result: GenerationResult, usage: Usage | None = None) -> Ended:
+    request = EngineRequest(prompt_ids=(1,), params=SamplingParams(), structure={})
+    return Ended(result=result, request=request, model="tiny", api="chat", usage=usage)
+
+
 def made(clock: Clock | None = None) -> Metrics:
     return Metrics(lambda: {"tiny": STATUS}, clock or Clock(), lambda: 1e9)
 
@@ -68,7 +75,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 def test_a_request_is_counted_under_vllms_names() -> None:
     metrics = made()
     metrics.wrote(5, model="tiny")
-    metrics.observe(result(), api="chat", model="tiny", usage=Usage(7, 5, cached_tokens=4))
+    metrics.observe(done(result(), usage=Usage(7, 5, cached_tokens=4)))
     own = {"model_name": "tiny", "drafter": "model"}
     assert value(metrics, "generation_tokens_total", model_name="tiny") == 5
     assert value(metrics, "prompt_tokens_total", model_name="tiny") == 7
@@ -111,7 +118,7 @@ def test_labels_come_from_closed_sets_whatever_is_refused() -> None:
 def test_a_plain_request_says_nothing_of_drafts() -> None:
     metrics = made()
     plain = Stats("none", 0, 5, 5, 0, 0, 5, SECONDS)
-    metrics.observe(result(stats=plain, finish_reason=None), api="other", model="tiny")
+    metrics.observe(done(result(stats=plain, finish_reason=None)))
     assert not [name for name in samples(metrics) if name.startswith("outrider_spec_decode")]
     assert metrics.history()["totals"]["drafters"] == {}
 
@@ -120,7 +127,7 @@ def test_history_has_a_row_a_step_and_gives_only_what_is_new() -> None:
     clock = Clock()
     metrics = made(clock)
     metrics.wrote(8, model="tiny")
-    metrics.observe(result(), api="chat", model="tiny")
+    metrics.observe(done(result()))
     assert metrics.history()["next"] == 0
     clock.now += 3 * STEP_SECONDS + 0.1
     metrics.wrote(2, model="tiny")
@@ -185,7 +192,11 @@ def test_the_board_asks_only_for_what_is_told() -> None:
     metrics = made()
     metrics.wrote(1, model="tiny")
     metrics.observe_refusal(400, "chat")
-    metrics.observe(result(), api="chat", model="tiny", usage=Usage(7, 5), queue_seconds=0.1)
+    metrics.audited("different", "tiny")
+    metrics.observe(done(result(queue_seconds=0.1), usage=Usage(7, 5)))
+    assert value(metrics, "request_queue_time_seconds_sum", model_name="tiny") == 0.1
+    assert value(metrics, "audits_total", model_name="tiny", outcome="different") == 1
+    assert metrics.history()["totals"]["audits"] == {"different": 1}
     known = {name.partition("[")[0] for name in samples(metrics)}
     assert len(queries) > 15
     assert {name for query in queries for name in re.findall(r"outrider_\w+", query)} <= known

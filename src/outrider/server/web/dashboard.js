@@ -178,6 +178,9 @@ function App() {
       <div>
         <${KeyForm} used=${ask} />
         ${problem.value ? html`<p class="alert card" role="alert">${problem.value}</p>` : null}
+        ${hasData && history.latest.totals.audits.different ? html`<p class="alert card" role="alert">
+          ${history.latest.totals.audits.different} audited requests had another text without
+          speculation. The server's log says which.</p>` : null}
         ${hasData ? html`
           <${Tiles} />
           <div class="row"><label for="span">Show the last</label>
