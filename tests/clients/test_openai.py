@@ -141,6 +141,11 @@ def test_old_completions_with_echo_and_ids(client, served):
     assert by_text.logprobs.token_logprobs[0] is None
     assert len(by_text.logprobs.token_logprobs) == len(ids) + 1
     assert by_text.logprobs == by_ids.logprobs
+    scored = client.completions.create(prompt=[ids], **given | {"max_tokens": 0})
+    assert scored.choices[0].text == "def quicksort(items):"
+    assert scored.choices[0].logprobs.token_logprobs == by_ids.logprobs.token_logprobs[:-1]
+    assert scored.choices[0].finish_reason == "length"
+    assert scored.usage.completion_tokens == 0
 
 
 def test_responses_in_one_piece_and_as_a_stream(client):

@@ -148,7 +148,14 @@ class ScriptedStream:
             summarise(traces, drafter="ngram", k=CARD.k, total_seconds=1.0),
             seed=self._request.params.seed,
             prediction_tokens=(3, 3) if self._request.params.prediction else None,
+            prompt_logprobs=self._of_prompt(),
         )
+
+    def _of_prompt(self) -> tuple[TokenLogprobs | None, ...]:
+        request = self._request
+        if request.params.prompt_logprobs is None:
+            return ()
+        return (None, *(TokenLogprobs(i, -0.25, ((i, -0.25),)) for i in request.prompt_ids[1:]))
 
     def cancel(self) -> None:
         self.is_over = self.was_cancelled = True

@@ -40,6 +40,7 @@ from outrider.server.site import Api, Ended, Site
 class Ask(Struct, frozen=True, kw_only=True):
     """`params.n` completions of one prompt. `make_parser` makes the reader of each one's text, and
     `trace` asks for its rounds. `key` names whose request it is: the prefix cache keeps keys apart.
+    `only_prompt` wants nothing written: the one token that the engine writes is nobody's.
     """
 
     prompt_ids: Sequence[int]
@@ -51,6 +52,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     request_id: str = ""
     trace_parent: str = ""
     api: Api = "other"
+    only_prompt: bool = False
 
 
 class Answer(AsyncIterator[Step]):
@@ -115,6 +117,8 @@ class Answer(AsyncIterator[Step]):
             self._stream.cancel()
 
     def _step(self, event: TextEvent) -> Step:
+        if self._ask.only_prompt:
+            return Step((), 0)
         self._num_tokens += len(event.token_ids)
         for observer in self._observers:
             observer.wrote(len(event.token_ids), model=self.model)
@@ -127,6 +131,8 @@ class Answer(AsyncIterator[Step]):
 
     def _ended(self, result: GenerationResult) -> End:
         reason = cast("EndReason", result.finish_reason or "stop")
+        if self._ask.only_prompt:
+            reason = "length"
         if self._has_calls and reason == "stop":
             reason = "tool_calls"
         metrics = result.spec_metrics(adaptive=not self._card.fixed_k)
@@ -135,7 +141,7 @@ class Answer(AsyncIterator[Step]):
             reason,
             Usage(
                 prompt_tokens=len(self.request.prompt_ids),
-                completion_tokens=result.num_tokens,
+                completion_tokens=0 if self._ask.only_prompt else result.num_tokens,
                 cached_tokens=result.num_cached_tokens,
                 accepted_prediction_tokens=accepted,
                 rejected_prediction_tokens=rejected,

@@ -116,7 +116,9 @@ class CompletionChoices:
                 self._echoed += [text] * params.n
         try:
             for ids in prompts:
-                self._answers += self._exchange.complete(ids, params, structure_asked(body))
+                self._answers += self._exchange.complete(
+                    ids, params, structure_asked(body), only_prompt=body.max_tokens == 0
+                )
         except BaseException:
             cancel(self._answers)
             raise
@@ -146,7 +148,7 @@ class CompletionChoices:
 
     def deltas(self, index: int, step: Step) -> list[dict[str, Any]]:
         text = text_of(step)
-        if self._body.max_tokens == 0 or not (text or step.logprobs or step.rounds):
+        if not (text or step.logprobs or step.rounds):
             return []
         choice = _choice(index, text)
         if step.logprobs:
@@ -162,9 +164,8 @@ class CompletionChoices:
         return _choice(index, "")
 
     def take(self, index: int, step: Step) -> None:
-        if self._body.max_tokens != 0:
-            self._texts[index] += text_of(step)
-            self._logprobs[index] += step.logprobs
+        self._texts[index] += text_of(step)
+        self._logprobs[index] += step.logprobs
 
     def record(self, index: int, answer: Answer) -> dict[str, Any]:
         before = self._echoed[index] if self._echoed else ""

@@ -66,6 +66,8 @@ class Exchange(Generic[B]):
         params: SamplingParams,
         structure: StructureOptions,
         make_parser: Callable[[], OutputParser] = PlainParser,
+        *,
+        only_prompt: bool = False,
     ) -> list[Answer]:
         """Completions of a prompt."""
         ask = Ask(
@@ -78,6 +80,7 @@ class Exchange(Generic[B]):
             request_id=self.request_id,
             trace_parent=self.trace_parent,
             api=self.api,
+            only_prompt=only_prompt,
         )
         return open_answers(self.site, ask)
 

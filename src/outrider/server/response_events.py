@@ -6,6 +6,7 @@ done before the next one begins; events are numbered.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
@@ -65,6 +66,7 @@ class ResponseEvents:
         status = "completed" if complete else "incomplete"
         found = self._closed(status)
         self.record["status"] = status
+        self.record["completed_at"] = int(time.time()) if complete else None
         self.record["usage"] = usage_record(end.usage, self._num_reasoning)
         if not complete:
             self.record["incomplete_details"] = {"reason": "max_output_tokens"}

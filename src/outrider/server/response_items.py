@@ -11,6 +11,8 @@ from outrider.server.events import Usage
 from outrider.server.turns import Message, Turns, mapping, named, text_of
 
 Item: TypeAlias = Mapping[str, Any]
+# Told again with the keys that a request may leave out.
+_COMPLETED = ("reasoning", "text", "tools")
 
 
 def messages_of(instructions: str | None, given: str | Sequence[Item]) -> list[Message]:
@@ -95,9 +97,11 @@ def new_record(name: str, model: str, asked: Mapping[str, Any]) -> dict[str, Any
         "id": name,
         "object": "response",
         "created_at": int(time.time()),
+        "completed_at": None,
         "status": "in_progress",
         "background": False,
         "error": None,
+        "frequency_penalty": 0.0,
         "incomplete_details": None,
         "instructions": None,
         "max_output_tokens": None,
@@ -106,21 +110,29 @@ def new_record(name: str, model: str, asked: Mapping[str, Any]) -> dict[str, Any
         "model": model,
         "output": [],
         "parallel_tool_calls": True,
+        "presence_penalty": 0.0,
         "previous_response_id": None,
         "prompt_cache_key": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None, "summary": None, **(asked.get("reasoning") or {})},
         "safety_identifier": None,
         "service_tier": "default",
         # Nothing is kept after the answer, whatever was asked.
         "store": False,
         "temperature": 1.0,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": {"type": "text"}, **(asked.get("text") or {})},
         "tool_choice": "auto",
-        "tools": [],
+        "tools": [_told(tool) for tool in asked.get("tools") or ()],
         "top_logprobs": 0,
         "top_p": 1.0,
         "truncation": "disabled",
         "usage": None,
         "user": None,
-        **asked,
+        **{name: value for name, value in asked.items() if name not in _COMPLETED},
     }
+
+
+def _told(tool: Item) -> Item:
+    """A tool with all keys that its type has."""
+    if tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": None, **tool}

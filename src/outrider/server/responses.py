@@ -41,6 +41,8 @@ _TOLD = (
     *("prompt_cache_key", "reasoning", "safety_identifier", "text", "tool_choice", "tools"),
     *("top_logprobs", "top_p", "user"),
 )
+# Of the parameters, what holds where a request leaves it out.
+_MEANT = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 class ResponseBody(Asked, frozen=True, kw_only=True):
@@ -150,5 +152,5 @@ async def open_response(exchange: Exchange[ResponseBody], record: dict[str, Any]
         logprobs=num_top > 0 or _LOGPROBS in (body.include or ()),
         top_logprobs=num_top,
     )
-    record["temperature"], record["top_p"] = params.temperature, params.top_p
+    record |= {name: getattr(params, name) for name in _MEANT}
     return await exchange.converse(chat_of(body), tooling, params, format_asked(body.text))

@@ -28,17 +28,23 @@ _END_TOKENS = 32
 
 class Tooling(Struct, frozen=True, kw_only=True):
     """`tools` in the form of templates. `named` is the one that must be called; `parallel` allows
-    several calls in one answer."""
+    several calls in one answer. `allowed` are the names of those that may be called, where not all
+    may: the model is told of no other."""
 
     tools: tuple[Tool, ...] = ()
     choice: Choice = "auto"
     named: str | None = None
     parallel: bool = True
+    allowed: tuple[str, ...] | None = None
 
     @property
     def offered(self) -> tuple[Tool, ...]:
         """What the template is told of."""
-        return () if self.choice == "none" else self.tools
+        if self.choice == "none":
+            return ()
+        if self.allowed is None:
+            return self.tools
+        return tuple(tool for tool in self.tools if _function(tool).get("name") in self.allowed)
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -67,7 +73,10 @@ def tooling_of(
     """Of OpenAI's parameters, in either of its APIs. Raises ApiError."""
     found = tuple(tools or ())
     named: str | None = None
-    if isinstance(choice, Mapping):
+    allowed: tuple[str, ...] | None = None
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        choice, allowed = _allowed(choice, found)
+    elif isinstance(choice, Mapping):
         named = str(_function(choice).get("name", ""))
         if choice.get("type") != "function" or not named:
             raise refused("tool_choice", 'send "none", "auto", "required" or a function.')
@@ -80,6 +89,7 @@ def tooling_of(
         choice=choice,
         named=named,
         parallel=parallel is not False and named is None,
+        allowed=allowed,
     )
     if choice == "required" and not given.callable:
         raise ApiError(
@@ -89,6 +99,26 @@ def tooling_of(
             code="invalid_value",
         )
     return given
+
+
+def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, tuple[str, ...]]:
+    """The mode and the names of `allowed_tools`, which chat completions put one object deeper."""
+    inner: object = choice.get("allowed_tools", choice)
+    given: object = inner.get("tools") if isinstance(inner, Mapping) else None
+    entries = cast("list[object]", given) if isinstance(given, list) else []
+    names = tuple(
+        str(_function(cast("Tool", entry)).get("name", ""))
+        for entry in entries
+        if isinstance(entry, Mapping)
+    )
+    if not names or len(names) < len(entries):
+        raise refused("tool_choice", "allowed_tools has tools, each with the name of a function.")
+    known = {_function(tool).get("name") for tool in tools}
+    for name in names:
+        if name not in known:
+            raise refused("tool_choice", f"there is no tool {name[:64]!r} to allow.")
+    mode = cast("Mapping[str, Any]", inner).get("mode") or "auto"
+    return str(mode), names
 
 
 async def read_with(
@@ -111,6 +141,7 @@ async def read_with(
     if tools and format_of(card) is None:
         warnings.append("calls of tools cannot be told from text in what this model writes")
     wanted = tooling.choice == "required" or tooling.is_strict or not tooling.parallel
+    wanted |= tooling.allowed is not None
     if tools and wanted:
         grammar = calls_grammar(
             card,
@@ -124,7 +155,9 @@ async def read_with(
         elif tooling.choice == "required":
             raise refused("tool_choice", "this model's calls cannot be demanded. Send auto.")
         else:
-            warnings.append("strict and parallel_tool_calls: this model's calls follow no grammar")
+            warnings.append(
+                "strict, parallel_tool_calls, allowed_tools: this model's calls follow no grammar"
+            )
     if shows_special(card, tools):
         params = replace(params, skip_special_tokens=False)
     return Reading(

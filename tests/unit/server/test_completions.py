@@ -59,7 +59,31 @@ def test_a_stream_is_the_same_text() -> None:
 
 def test_echo_repeats_the_prompt() -> None:
     assert texts(complete(echo=True, prompt=[65, 66])) == ["ABHello"]
-    assert texts(complete(echo=True, prompt=[65, 66], max_tokens=0)) == ["AB"]
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 1}, {"prompt": [[65, 66], [67]]}])
+def test_a_prompt_alone_is_scored_and_nothing_written(more: dict[str, Any]) -> None:
+    body = {"echo": True, "prompt": [65, 66], "max_tokens": 0, "logprobs": 1} | more
+    found = complete(**body)
+    for choice in found["choices"]:
+        told = choice["logprobs"]
+        assert choice["text"] == "".join(told["tokens"]) in ("AB", "C")
+        assert told["token_logprobs"][0] is None
+        assert len(told["token_logprobs"]) == len(choice["text"])
+        assert choice["finish_reason"] == "length"
+    usage = found["usage"]
+    assert usage["completion_tokens"] == 0
+    assert usage["total_tokens"] == usage["prompt_tokens"]
+
+
+def test_a_stream_of_a_prompt_alone_is_its_text() -> None:
+    body = {"prompt": "ab", "echo": True, "max_tokens": 0, "stream": True}
+    options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    events = ask(ScriptedPort(), PATH, body | options).events
+    choices = [event["choices"][0] for event in events[:-2]]
+    assert [choice["text"] for choice in choices] == ["\x02ab", ""]
+    assert choices[-1]["finish_reason"] == "length"
+    assert events[-2]["usage"]["completion_tokens"] == 0
 
 
 def test_log_probabilities_in_the_older_shape() -> None:

@@ -119,6 +119,7 @@ def test_a_text_that_was_cut_is_incomplete() -> None:
     last = events(ScriptedPort(reason="length"))[-1]
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["completed_at"] is None
 
 
 def test_a_failure_after_the_first_event_is_a_failed_response() -> None:
@@ -169,7 +170,7 @@ def test_the_twelve_fields_of_codex_are_understood() -> None:
     assert [tool["function"]["name"] for tool in chat.tools] == ["shell"]
     assert chat.variables == {"reasoning_effort": "medium"}
     assert last["store"] is False
-    assert last["tools"] == CODEX["tools"]
+    assert last["tools"] == [TOOL | {"description": None}, *CODEX["tools"][1:]]
     told = " ".join(last["warnings"])
     assert "'custom'" in told
     assert "'web_search'" in told
@@ -240,3 +241,73 @@ def test_thoughts_of_an_earlier_turn_stay_with_it() -> None:
         {"role": "assistant", "content": "b", "reasoning_content": "t"},
         {"role": "assistant", "content": "c", "reasoning_content": ""},
     ]
+
+
+# All that the Open Responses specification (2026-04-24) requires of a response.
+REQUIRED = [
+    "background",
+    "completed_at",
+    "created_at",
+    "error",
+    "frequency_penalty",
+    "id",
+    "incomplete_details",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "model",
+    "object",
+    "output",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "previous_response_id",
+    "prompt_cache_key",
+    "reasoning",
+    "safety_identifier",
+    "service_tier",
+    "status",
+    "store",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+    "truncation",
+    "usage",
+]
+
+
+def test_a_response_has_all_keys_from_its_first_event_on() -> None:
+    found = events(ScriptedPort())
+    told = [event["response"] for event in found if "response" in event]
+    assert [sorted(set(REQUIRED) - one.keys()) for one in told] == [[]] * 3
+    assert [one["completed_at"] for one in told[:2]] == [None, None]
+    assert told[-1]["completed_at"] >= told[-1]["created_at"]
+    assert told[-1]["frequency_penalty"] == told[-1]["presence_penalty"] == 0
+
+
+def test_what_was_asked_is_told_again_with_the_keys_that_it_left_out() -> None:
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "f"}],
+    }
+    more: dict[str, Any] = {
+        "tools": [{"type": "function", "name": "f"}],
+        "tool_choice": allowed,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "reasoning": {"effort": "low"},
+        "text": {"verbosity": "low"},
+        "top_logprobs": 2,
+    }
+    found = ask(port("ok"), PATH, HELLO | more).json()
+    absent = {"description": None, "parameters": None, "strict": None}
+    assert found["tools"] == [more["tools"][0] | absent]
+    assert found["tool_choice"] == allowed
+    assert (found["presence_penalty"], found["frequency_penalty"]) == (0.5, 0.25)
+    assert found["reasoning"] == {"effort": "low", "summary": None}
+    assert found["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+    assert found["top_logprobs"] == 2

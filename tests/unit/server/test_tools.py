@@ -160,3 +160,42 @@ def test_a_named_tool_is_called_once() -> None:
     assert not named.parallel
     with pytest.raises(ApiError):
         tooling_of([TOOL], {"type": "allowed_tools"}, None)
+
+
+SUB = {"type": "function", "function": {"name": "sub"}}
+
+
+def allowing(mode: str, *names: str) -> dict[str, Any]:
+    """As chat completions say it."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_model_is_told_of_allowed_tools_alone_and_calls_no_other(mode: str) -> None:
+    engine = port(CALL)
+    body = HELLO | {"tools": [TOOL, SUB], "tool_choice": allowing(mode, "add")}
+    found = ask(engine, PATH, body).json()
+    assert found["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "add"
+    assert engine.chats[0].tools == (TOOL,)
+    grammar = engine.requests[0].structure.get("grammar") or ""
+    assert '"add"' in grammar
+    assert '"sub"' not in grammar
+
+
+def test_allowed_tools_may_be_none_and_must_be_known() -> None:
+    assert tooling_of([TOOL], allowing("none", "add"), None).offered == ()
+    flat = {"type": "allowed_tools", "tools": [{"type": "function", "name": "sub"}]}
+    found = tooling_of([TOOL, SUB], flat, None)
+    assert (found.choice, found.offered) == ("auto", (SUB,))
+    for wrong in (
+        allowing("auto"),
+        allowing("auto", "mul"),
+        allowing("often", "add"),
+        {"type": "allowed_tools"},
+        {"type": "allowed_tools", "allowed_tools": 3},
+        {"type": "allowed_tools", "tools": ["add"]},
+    ):
+        with pytest.raises(ApiError) as caught:
+            tooling_of([TOOL, SUB], wrong, None)
+        assert caught.value.param == "tool_choice"
