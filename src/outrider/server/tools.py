@@ -104,7 +104,8 @@ def tooling_of(
 def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, tuple[str, ...]]:
     """The mode and the names of `allowed_tools`, which chat completions put one object deeper."""
     inner: object = choice.get("allowed_tools", choice)
-    given: object = inner.get("tools") if isinstance(inner, Mapping) else None
+    said = cast("Mapping[str, object]", inner if isinstance(inner, Mapping) else {})
+    given = said.get("tools")
     entries = cast("list[object]", given) if isinstance(given, list) else []
     names = tuple(
         str(_function(cast("Tool", entry)).get("name", ""))
@@ -117,8 +118,7 @@ def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, tup
     for name in names:
         if name not in known:
             raise refused("tool_choice", f"there is no tool {name[:64]!r} to allow.")
-    mode = cast("Mapping[str, Any]", inner).get("mode") or "auto"
-    return str(mode), names
+    return str(said.get("mode") or "auto"), names
 
 
 async def read_with(

@@ -63,8 +63,8 @@ def test_echo_repeats_the_prompt() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 1}, {"prompt": [[65, 66], [67]]}])
 def test_a_prompt_alone_is_scored_and_nothing_written(more: dict[str, Any]) -> None:
-    body = {"echo": True, "prompt": [65, 66], "max_tokens": 0, "logprobs": 1} | more
-    found = complete(**body)
+    body: dict[str, Any] = {"echo": True, "prompt": [65, 66], "max_tokens": 0, "logprobs": 1}
+    found = complete(**body | more)
     for choice in found["choices"]:
         told = choice["logprobs"]
         assert choice["text"] == "".join(told["tokens"]) in ("AB", "C")

@@ -128,6 +128,7 @@ def test_a_failure_after_the_first_event_is_a_failed_response() -> None:
     assert "it broke" in last["response"]["error"]["message"]
 
 
+TOOLS = [TOOL, {"type": "custom", "name": "apply_patch"}, {"type": "web_search"}]
 CODEX = {
     "model": "scripted",
     "instructions": "You are Codex.",
@@ -140,7 +141,7 @@ CODEX = {
         {"type": "function_call_output", "call_id": "c1", "output": "a.txt"},
         {"type": "function_call_output", "call_id": "c2", "output": [{"text": "b"}]},
     ],
-    "tools": [TOOL, {"type": "custom", "name": "apply_patch"}, {"type": "web_search"}],
+    "tools": TOOLS,
     "tool_choice": "auto",
     "parallel_tool_calls": False,
     "reasoning": {"effort": "medium", "summary": "auto"},
@@ -170,7 +171,7 @@ def test_the_twelve_fields_of_codex_are_understood() -> None:
     assert [tool["function"]["name"] for tool in chat.tools] == ["shell"]
     assert chat.variables == {"reasoning_effort": "medium"}
     assert last["store"] is False
-    assert last["tools"] == [TOOL | {"description": None}, *CODEX["tools"][1:]]
+    assert last["tools"] == [TOOL | {"description": None}, *TOOLS[1:]]
     told = " ".join(last["warnings"])
     assert "'custom'" in told
     assert "'web_search'" in told
