@@ -15,11 +15,12 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
+from outrider.sched.routing import BLOCK_TOKENS
 from outrider.server.frames import Load
 from outrider.server.port import EngineRequest
 from outrider.server.process_port import ProcessPort
 from outrider.server.process_stream import ProcessStream
-from outrider.server.replicas import BLOCK_TOKENS, ReplicasPort
+from outrider.server.replicas import ReplicasPort
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide]
 T = TypeVar("T")

@@ -9,16 +9,15 @@ ended it wait for its next start, where each has to prove itself.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import count, pairwise
-from typing import Final
 
 import msgspec
 
 from outrider.api.stream import TokenDecoder
 from outrider.core.errors import ConfigError
+from outrider.sched.routing import KnownBlocks, best_known, blocks_of, least_busy
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -29,36 +28,17 @@ from outrider.server.port import (
 from outrider.server.process_port import ProcessPort
 from outrider.server.process_stream import ProcessStream
 
-# Tokens whose common beginning is looked up as one, and how many of those an engine is known by.
-BLOCK_TOKENS: Final = 16
-_MOST_BLOCKS = 1 << 15
-# An engine that read the prompt before may have so many requests more than the least busy one.
-_MOST_AHEAD = 2
-
 
 class Replica:
     """One engine, and which beginnings of prompts it has read."""
 
     def __init__(self, port: ProcessPort) -> None:
         self.port = port
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self.known = KnownBlocks()
 
-    def note(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > _MOST_BLOCKS:
-            self._blocks.popitem(last=False)
-
-    def num_known(self, blocks: Sequence[int]) -> int:
-        """How many of the first blocks it has read."""
-        for number, block in enumerate(blocks):
-            if block not in self._blocks:
-                return number
-        return len(blocks)
-
-    def forget(self) -> None:
-        self._blocks.clear()
+    @property
+    def num_in_flight(self) -> int:
+        return self.port.num_in_flight
 
 
 class ReplicasPort:
@@ -130,10 +110,10 @@ class ReplicasPort:
         return await self.replicas[0].port.decode(ids)
 
     def stream(self, request: EngineRequest) -> ProcessStream:
-        blocks = list(_blocks(request))
+        blocks = list(blocks_of(request.prompt_ids, request.cache_salt))
         chosen = self._chosen(blocks)
         stream = chosen.port.stream(request)
-        chosen.note(blocks)
+        chosen.known.note(blocks)
         return stream
 
     async def aclose(self) -> None:
@@ -154,28 +134,18 @@ class ReplicasPort:
         ]
         if not known:
             raise NotReadyError(self.status.state)
-        least = min(one.port.num_in_flight for one in known)
-        near = [one for one in known if one.port.num_in_flight <= least + _MOST_AHEAD]
-        return max(near, key=lambda one: (one.num_known(blocks), -one.port.num_in_flight))
+        return best_known(known, blocks)
 
     def _move(self, lost: Replica, stream: ProcessStream) -> bool:
         """Whether a request of the engine that was lost goes on at another one."""
-        lost.forget()
+        lost.known.forget()
         others = [one for one in self._ready() if one is not lost]
         if not others:
             return False
-        to = min(others, key=lambda one: one.port.num_in_flight)
+        to = least_busy(others)
         to.port.adopt(stream)
-        to.note(list(_blocks(stream.request)))
+        to.known.note(list(blocks_of(stream.request.prompt_ids, stream.request.cache_salt)))
         return True
-
-
-def _blocks(request: EngineRequest) -> Iterator[int]:
-    """A number for each whole block of the prompt, of it and all before it."""
-    ids, so_far = request.prompt_ids, hash(request.cache_salt)
-    for start in range(0, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        so_far = hash((so_far, *ids[start : start + BLOCK_TOKENS]))
-        yield so_far
 
 
 def _check_alike(one: EngineCard, other: EngineCard) -> None:
