@@ -1,0 +1,209 @@
+"""A client that disconnects: its places are free while the engine stands still, and its sequences
+and their memory within two of the engine's jobs, whatever was being done for it.
+
+The engine is held between jobs and let go one job at a time, so all is counted and nothing timed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from doubles.live_server import Client, Live, live_server, until
+from outrider import LLM
+from outrider.core.budget import JobTrace
+from outrider.core.config import EngineConfig
+from outrider.server.thread_port import ThreadPort
+
+pytestmark = [pytest.mark.weights, pytest.mark.wide]
+
+MOST_JOBS = 2
+NUM_POINTS = 50
+NUM_OTHERS = 2
+PATH = "/v1/completions"
+LONG: dict[str, Any] = {"max_tokens": 700, "ignore_eos": True, "temperature": 0}
+OTHER = LONG | {"prompt": "def quicksort(items):", "stream": True}
+SINGLE = EngineConfig(threads=1, k=3, batch_size=3, prefill_chunk=32, schedule="single")
+LANES = EngineConfig(
+    threads=1, k=3, batch_size=3, prefill_chunk=32, schedule="pdv", hybrid_threshold=0
+)
+
+
+@dataclass
+class Steps:
+    """Holds the engine after a job, from the first one on of which `stops` says so."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    stops: Callable[[JobTrace], bool] | None = None
+    num_jobs: int = 0
+    newest: int = -1
+    num_allowed: float = math.inf
+    is_held: bool = False
+
+    def note(self, trace: JobTrace) -> None:
+        """In the engine's thread, after each job."""
+        with self.changed:
+            self.num_jobs += 1
+            self.newest = max(self.newest, *trace.seq_ids)
+            if self.stops is not None and self.stops(trace):
+                self.stops, self.num_allowed = None, 0
+            self.is_held = self.num_allowed <= 0
+            self.changed.wait_for(lambda: self.num_allowed > 0)
+            self.num_allowed -= 1
+
+    def allow(self, num_jobs: float) -> None:
+        with self.changed:
+            self.num_allowed, self.is_held = num_jobs, False
+            self.changed.notify_all()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a client asks, and the kind of job after the `number`th of which for it, or after the
+    `number`th piece that it has read, it leaves."""
+
+    body: dict[str, Any]
+    number: int = 1
+    kinds: tuple[str, ...] | None = None
+    """None: any job."""
+    num_others: int = NUM_OTHERS
+    is_queued: bool = False
+    reads: bool = False
+
+
+PROMPT = [7 + number % 400 for number in range(600)]
+PHASES = {
+    "queued": Phase({"prompt": "x", "stream": True}, num_others=3, is_queued=True),
+    "reading the prompt": Phase({"prompt": PROMPT, "stream": True}, 5),
+    "before the first piece": Phase({"prompt": "x", "stream": True}),
+    "streaming": Phase({"prompt": "x", "stream": True}, 4, reads=True),
+    "whole answer": Phase({"prompt": "x"}, 6),
+    "n = 3": Phase({"prompt": "x", "stream": True, "n": 3}, 3, reads=True),
+}
+LANE_PHASES = {
+    "reading the prompt": Phase({"prompt": PROMPT, "stream": True}, 4, ("prefill",)),
+    "drafting": Phase({"prompt": "y", "stream": True}, 3, ("draft",)),
+    "verifying": Phase({"prompt": "y", "stream": True}, 3, ("verify",)),
+}
+
+
+class Trial:
+    """A server whose engine can be held."""
+
+    def __init__(self, live: Live, port: ThreadPort, llm: LLM, steps: Steps) -> None:
+        self.live, self.port, self.llm, self.steps = live, port, llm, steps
+        self.num_free = llm.free_tokens
+
+    @property
+    def num_left(self) -> int:
+        status = self.port.status
+        return status.num_running + status.num_waiting
+
+    async def leave_at(self, phase: Phase, *, reset: bool) -> int:
+        """How many jobs the engine began until it had let go."""
+        others = [await self._other() for _ in range(phase.num_others)]
+        client = await self._client(phase)
+        await until(lambda: self.steps.is_held)
+        num_places, num_jobs = self.live.num_places, self.steps.num_jobs
+        client.leave(reset=reset)
+        await until(lambda: self.live.num_places == num_places - phase.body.get("n", 1))
+        assert self.live.num_places == phase.num_others
+        assert self.steps.num_jobs == num_jobs
+        while self.num_left > phase.num_others:
+            self.steps.allow(1)
+            await until(lambda: self.steps.is_held or self.num_left == phase.num_others)
+            assert self.steps.num_jobs - num_jobs <= MOST_JOBS
+        found = self.steps.num_jobs - num_jobs
+        self.steps.allow(math.inf)
+        for other in others:
+            other.leave()
+        await until(lambda: not self.num_left and not self.live.num_places)
+        assert self.llm.free_tokens == self.num_free
+        return found
+
+    async def _other(self) -> Client:
+        other = await self.live.ask(PATH, OTHER)
+        assert b" 200 " in await other.piece()
+        return other
+
+    async def _client(self, phase: Phase) -> Client:
+        """One that asks, and for which the engine is held at its point."""
+        newest = self.steps.newest
+        num_seen = 0
+
+        def stops(trace: JobTrace) -> bool:
+            nonlocal num_seen
+            if phase.is_queued:
+                return self.num_left > phase.num_others
+            if max(trace.seq_ids) > newest and phase.kinds in (None, trace.kinds):
+                num_seen += 1
+            return num_seen >= phase.number
+
+        if not phase.reads:
+            self.steps.stops = stops
+        client = await self.live.ask(PATH, LONG | phase.body)
+        if phase.reads:
+            for _ in range(phase.number):
+                assert await client.piece()
+            self.steps.stops = lambda _: True
+        return client
+
+
+Record = Callable[[str, object], None]
+
+
+def tried(config: EngineConfig, phases: Mapping[str, Phase], record: Record) -> None:
+    """Leave in all phases, by end and by reset, and keep how many jobs that took."""
+
+    async def work() -> None:
+        steps = Steps()
+        made = list[LLM]()
+
+        def load() -> LLM:
+            made.append(LLM(config=config, on_job=steps.note))
+            return made[0]
+
+        port = ThreadPort(load)
+        async with live_server(port) as live:
+            trial = Trial(live, port, made[0], steps)
+            try:
+                for name, phase in phases.items():
+                    for reset in (False, True):
+                        record(name, await trial.leave_at(phase, reset=reset))
+            finally:
+                steps.stops = None
+                steps.allow(math.inf)
+
+    asyncio.run(work())
+
+
+def test_in_every_phase_of_one_lane(record_property: Record) -> None:
+    tried(SINGLE, PHASES, record_property)
+
+
+def test_in_every_phase_of_parted_lanes(record_property: Record) -> None:
+    tried(LANES, LANE_PHASES, record_property)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("config", [SINGLE, LANES], ids=["single", "pdv"])
+def test_at_fifty_random_points(config: EngineConfig, record_property: Record) -> None:
+    """The tests above have a point of each phase."""
+    rng = random.Random(1)
+
+    def point() -> Phase:
+        body: dict[str, Any] = {"prompt": PROMPT[: rng.randrange(1, 600)]}
+        body |= {"stream": rng.random() < 0.8, "n": rng.choice((1, 1, 1, 2, 3))}
+        others = rng.randrange(SINGLE.batch_size + 1)
+        is_queued = others == SINGLE.batch_size
+        return Phase(body, rng.randrange(1, 60), num_others=others, is_queued=is_queued)
+
+    points = {f"point {number}": point() for number in range(NUM_POINTS)}
+    tried(config, points, record_property)
