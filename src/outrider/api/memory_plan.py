@@ -75,7 +75,7 @@ def _bounds(plan: LoadPlan) -> dict[str, tuple[MemoryLimit, ...]]:
     home = config.device if config.drafter_device == "auto" else config.drafter_device
     names = {config.device, home if plan.model_folder is not None else config.device}
     devices = [pick_device(name) for name in names]
-    return {device.type: limits(device) for device in devices}
+    return {device.type: limits(device, config.memory_share) for device in devices}
 
 
 def _lacking(
@@ -122,7 +122,8 @@ def _with_small_tables(plan: LoadPlan) -> LoadPlan:
     if config.context:
         return plan
     spec = spec_of_config(plan.target, config.dtype)
-    most = total_bytes(pick_device(config.device)) * ARENA_SHARE * _TABLES_SHARE
+    whole = total_bytes(pick_device(config.device)) * config.memory_share
+    most = whole * ARENA_SHARE * _TABLES_SHARE
 
     def fits(tried: LoadPlan) -> bool:
         return tables_bytes(spec, target_room(tried, None)) <= most

@@ -352,4 +352,5 @@ def _default_slots(model: DecoderConfig, config: EngineConfig, window: int) -> i
         window=room,
         device=pick_device(config.device),
         states=states_of(config),
+        share=config.memory_share,
     )

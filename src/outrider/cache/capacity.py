@@ -43,11 +43,16 @@ class MemoryLimit:
     of_addresses: bool = False
 
 
-def limits(device: torch.device) -> tuple[MemoryLimit, ...]:
-    """All that bound what this process can still take of `device`."""
+def limits(device: torch.device, share: float = 1.0) -> tuple[MemoryLimit, ...]:
+    """All that bound what this process can still take of `device`, of which it may have `share`."""
+    found = list[MemoryLimit]()
+    if share < 1:
+        told = f"--memory-share {share:.4g} of {size(total_bytes(device))}"
+        found.append(MemoryLimit(told, int(share * total_bytes(device))))
     if device.type == "cuda":
-        return (MemoryLimit(f"free memory of {device}", torch.cuda.mem_get_info(device)[0]),)
-    found = [MemoryLimit("free memory of this machine", _available_bytes())]
+        free = torch.cuda.mem_get_info(device)[0]
+        return (*found, MemoryLimit(f"free memory of {device}", free))
+    found.append(MemoryLimit("free memory of this machine", _available_bytes()))
     for limit, used in _group_limits():
         found.append(MemoryLimit(f"memory limit of the control group, {size(limit)}", limit - used))
     for name, command, counted in _ADDRESS_LIMITS:
@@ -79,22 +84,23 @@ def arena_slots(
     window: int,
     device: torch.device,
     states: RecurrentCapacity | None = None,
+    share: float = 1.0,
 ) -> int:
-    """Slots for `sequences` full windows, or for as many as a quarter of the memory holds once it
-    holds the recurrent `states`, if the model has any.
+    """Slots for `sequences` full windows, or for as many as a quarter of the memory, or of this
+    `share` of it, holds once it holds the recurrent `states`, if the model has any.
 
     On a CPU, memory of slots that were never written is not resident. Raises CapacityError where
     not a single slot is left.
     """
-    share = int(total_bytes(device) * ARENA_SHARE)
+    most = int(total_bytes(device) * share * ARENA_SHARE)
     taken = 0 if states is None else states.num_bytes(spec)
-    affordable = (share - taken) // spec.kv_bytes_per_token
+    affordable = (most - taken) // spec.kv_bytes_per_token
     if affordable < 1:
         told = f"keys and values of one token take {size(spec.kv_bytes_per_token)}"
         if taken:
             told = f"the recurrent states take {size(taken)} and {told}"
         raise CapacityError(
-            f"{told}; a quarter of the memory of {device}, which arenas get, is {size(share)}.",
+            f"{told}; a quarter of the memory of {device}, which arenas get, is {size(most)}.",
             hint="lower --batch-size or --state-history, or use --state-rollback replay"
             if taken
             else "choose a smaller model, or a machine with more memory",

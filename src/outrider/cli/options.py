@@ -144,6 +144,21 @@ class StructureOption(Options):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplicasOption(Options):
+    """Of verbs that several engines of one model may answer."""
+
+    replicas: int = setting(
+        1,
+        "Run so many engines of the model, each a process with its GPU or its share of the cores.",
+        minimum=1,
+        maximum=64,
+    )
+    devices: str = setting(
+        "", "Run an engine on each of these, between commas, as cuda:0,cuda:1 or cpu."
+    )
+
+
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 # By the words that call them.
 KNOWN: dict[str, Verb] = {}

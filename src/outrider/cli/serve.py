@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from outrider.cli.call import Call
 from outrider.cli.output import json_line, say
+from outrider.cli.replicas import Engines, engines_of
 from outrider.cli.serve_models import (
     Served,
     planned,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from outrider.server.address import Address
     from outrider.server.door import DoorRules
     from outrider.server.process_port import ProcessPort
+    from outrider.server.replicas import ReplicasPort
     from outrider.server.site import Site
     from outrider.server.thread_port import ThreadPort
 
@@ -49,8 +51,14 @@ def serve(call: Call[ServeOptions]) -> int:
     address = _address(call.options)
     share_of(call.options.audit)
     models = served_models(call.arguments, call.resolved, call.options)
+    engines = engines_of(call.options, call.resolved.engine())
+    if len(engines) > 1 and call.options.engine_home != "process":
+        raise ConfigError(
+            f"{len(engines)} engines need processes of their own.",
+            hint="leave --engine-home at process",
+        )
     if call.options.check:
-        return _checked(call, models, address)
+        return _checked(call, models, engines, address)
     from outrider.server.address import reserved
 
     address, held = reserved(address)
@@ -58,7 +66,7 @@ def serve(call: Call[ServeOptions]) -> int:
     with closing(held):
         target = models[0].resolved.program().target
         say(f"loading {target}; {address.url} answers /ready meanwhile")
-        _run(call, models, address)
+        _run(call, models, engines, address)
     # Nothing is left to do, and threads that load or listen need not end in order.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -133,7 +141,9 @@ def _keys_of(options: ServeOptions) -> dict[str, float]:
     return found
 
 
-def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -> None:
+def _run(
+    call: Call[ServeOptions], models: Sequence[Served], engines: Engines, address: Address
+) -> None:
     from outrider.server.app import all_routes, make_app
     from outrider.server.audit import Auditor
     from outrider.server.door import name_of
@@ -146,14 +156,16 @@ def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -
     from outrider.server.spans import traced
 
     options, engine = call.options, call.resolved.engine()
-    rules = _rules(options)
+    rules, at_once = _rules(options), len(engines) * engine.batch_size
     limits = Limits(
-        most_running=engine.batch_size + (options.max_queued or 4 * engine.batch_size),
+        most_running=at_once + (options.max_queued or 4 * at_once),
         most_of_a_key=options.max_per_key,
         drain_seconds=options.drain_seconds,
     )
     weights = {name_of(key): share for key, share in _keys_of(options).items()}
-    ports = {model.name: _port(model, options, limits.most_completions) for model in models}
+    ports = {
+        model.name: _port(model, engines, options, limits.most_completions) for model in models
+    }
     first = Site(
         port=ports[models[0].name],
         names=models[0].names,
@@ -167,7 +179,7 @@ def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -
     if len(models) > 1:
         if first.keeps_apart:
             for model in models[1:]:
-                check_apart(first, planned(model)[0].resolved.drafter.name)
+                check_apart(first, planned(model, engines)[0].resolved.drafter.name)
         turns = Models(ports, options.max_loaded_models)
         site, load, also = turns.sites(first), turns.start, [turns.run()]
     metrics = Metrics(lambda: {one.names[0]: one.port.status for one in site.all})
@@ -188,14 +200,16 @@ def _run(call: Call[ServeOptions], models: Sequence[Served], address: Address) -
         asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
 
 
-def _port(model: Served, options: ServeOptions, max_queued: int) -> ProcessPort | ThreadPort:
+def _port(
+    model: Served, engines: Engines, options: ServeOptions, max_queued: int
+) -> ProcessPort | ReplicasPort | ThreadPort:
     # The engine's own process alone needs what runs models, which takes seconds to import.
     if options.engine_home == "process":
-        from outrider.server.frames import Load
         from outrider.server.process_port import ProcessPort
+        from outrider.server.replicas import ReplicasPort
 
-        target, draft, engine = to_load(model.resolved)
-        return ProcessPort(Load(target, draft, engine, max_queued))
+        ports = list(map(ProcessPort, engines.loads(*to_load(model.resolved), max_queued)))
+        return ports[0] if len(ports) == 1 else ReplicasPort(ports)
     from outrider.server.lane_load import LaneLoad
     from outrider.server.thread_port import ThreadPort
 
@@ -237,33 +251,40 @@ def _curl(url: str, can_chat: bool) -> str:
     return f"curl {url}/v1/{path} -H {kind} -d {quote(body)}"
 
 
-def _checked(call: Call[ServeOptions], models: Sequence[Served], address: Address) -> int:
+def _checked(
+    call: Call[ServeOptions], models: Sequence[Served], engines: Engines, address: Address
+) -> int:
     """`--check`: reads all that is known before weights are, and says what would run."""
     from outrider.api.memory_plan import table_of
     from outrider.core.fields import size
 
     start_logging(call.resolved.program())
     rules = _rules(call.options)
-    plans = [planned(model) for model in models]
-    records = [record_of(model, *plan) for model, plan in zip(models, plans, strict=True)]
-    fit = together(plans, call.options.max_loaded_models)
+    plans = [planned(model, engines) for model in models]
+    records = [record_of(model, engines, *plan) for model, plan in zip(models, plans, strict=True)]
+    fit = together(plans, engines, min(call.options.max_loaded_models, len(models)))
     if call.options.json:
-        common = {"url": address.url, "asks_for_key": bool(rules.keys)}
-        several = {"models": records, "together": fit} if len(models) > 1 else records[0]
+        common = {"url": address.url, "asks_for_key": bool(rules.keys), "together": fit}
+        several = {"models": records} if len(models) > 1 else records[0]
         print(json_line(common | several))
         return 0
     print("an API key is asked for" if rules.keys else "no API key is asked for")
     for record, (plan, parts) in zip(records, plans, strict=True):
         print(f"would serve {', '.join(record['models'])} at {address.url}")
         print(f"drafter {record['drafter']}, K {record['k']}, window of {plan.window} tokens")
-        print(f"{plan.settings.batch_size} requests at once, {plan.num_slots:,} tokens of KV cache")
+        for number, place in enumerate(engines.told if len(engines) > 1 else ()):
+            print(f"engine {number} on {place}")
+        each = "each engine: " if len(engines) > 1 else ""
+        at_once, slots = plan.settings.batch_size, plan.num_slots
+        print(f"{each}{at_once} requests at once, {slots:,} tokens of KV cache")
         print(f"memory, {size(sum(record['memory_bytes'].values()))}:\n{table_of(parts)}")
         for note in plan.notes:
             say(f"note: {note}")
-    if len(models) > 1:
+    if len(models) > 1 or len(engines) > 1:
         verdict = "fits" if fit["fits"] else "does not fit"
+        engine = "engine" if len(engines) == 1 else f"{len(engines)} engines"
         print(
-            f"{fit['most_loaded']} loaded at once: {size(fit['held_bytes'])} at most, which "
-            f"{verdict}; {size(fit['free_bytes'])} are free"
+            f"{fit['most_loaded']} loaded at once, {engine} each: {size(fit['held_bytes'])} at "
+            f"most, which {verdict}; {size(fit['free_bytes'])} are free"
         )
     return 0

@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.cli.replicas import Engines
 from outrider.cli.serve_options import ServeOptions
 from outrider.cli.session import fetch_missing, without_draft
 from outrider.core.errors import ConfigError
@@ -80,22 +81,25 @@ def share_of(words: str) -> float:
     return share
 
 
-def planned(model: Served) -> tuple[LoadPlan, tuple[Part, ...]]:
-    """What would be loaded, known before weights are read. Raises what loading would."""
+def planned(model: Served, engines: Engines) -> tuple[LoadPlan, tuple[Part, ...]]:
+    """What each engine would load, known before weights are read. Raises what loading would."""
     from outrider.api.memory_plan import fitted
     from outrider.api.plan import plan_pair
 
-    program, engine = model.resolved.program(), model.resolved.engine()
+    program, engine = model.resolved.program(), engines.shared(model.resolved.engine())
     draft = None if program.draft in ("auto", "none") else program.draft
     engine = without_draft(engine) if program.draft == "none" else engine
     fetch_missing(program.target, draft)
     return fitted(plan_pair(program.target, draft, engine))
 
 
-def record_of(model: Served, plan: LoadPlan, parts: tuple[Part, ...]) -> dict[str, Any]:
-    """What would run."""
+def record_of(
+    model: Served, engines: Engines, plan: LoadPlan, parts: tuple[Part, ...]
+) -> dict[str, Any]:
+    """What would run. The memory is that of one engine."""
     return {
         "models": model.names,
+        "engines": engines.told,
         "drafter": plan.resolved.drafter.name,
         "k": plan.resolved.k,
         "batch_size": plan.settings.batch_size,
@@ -106,14 +110,18 @@ def record_of(model: Served, plan: LoadPlan, parts: tuple[Part, ...]) -> dict[st
     }
 
 
-def together(plans: list[tuple[LoadPlan, tuple[Part, ...]]], most_loaded: int) -> dict[str, Any]:
-    """What the largest models that may be loaded at once hold, and what is free."""
+def together(
+    plans: list[tuple[LoadPlan, tuple[Part, ...]]], engines: Engines, most_loaded: int
+) -> dict[str, Any]:
+    """What all engines of the largest models that may be loaded at once hold of the memory that
+    they share, and what of it is free."""
     from outrider.cache.capacity import free_bytes
     from outrider.models.loading import pick_device
 
+    device = pick_device(plans[0][0].settings.device)
+    number = 1 if device.type == "cuda" else len(engines)
     held = [[part.num_bytes for part in parts if part.when == "held"] for _, parts in plans]
-    sizes = sorted(map(sum, held), reverse=True)
-    most = sum(sizes[:most_loaded])
-    free = free_bytes(pick_device(plans[0][0].settings.device))
+    sizes = sorted((number * sum(parts) for parts in held), reverse=True)
+    most, free = sum(sizes[:most_loaded]), free_bytes(device)
     fits = most <= free
     return {"most_loaded": most_loaded, "held_bytes": most, "free_bytes": free, "fits": fits}

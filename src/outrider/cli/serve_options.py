@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.cli.options import ALL, DECIDED, Argument, JsonOption, verb
+from outrider.cli.options import ALL, DECIDED, Argument, JsonOption, ReplicasOption, verb
 from outrider.core.fields import setting
 
 
@@ -20,7 +20,7 @@ from outrider.core.fields import setting
     settings=ALL,
     without=(*DECIDED, "seed", "prediction", "prompt_logprobs"),
 )
-class ServeOptions(JsonOption):
+class ServeOptions(ReplicasOption, JsonOption):
     """Answer OpenAI's API over HTTP, to many clients at once.
 
     outrider serve outrider/embedded --check
@@ -51,8 +51,8 @@ class ServeOptions(JsonOption):
     ssl_keyfile: str | None = setting(None, "The certificate's private key, in PEM.")
     max_queued: int = setting(
         0,
-        "Requests that may wait for a place; 0 is four times --batch-size. One more is told to "
-        "ask again.",
+        "Requests that may wait for a place; 0 is four times as many as run at once. One more is "
+        "told to ask again.",
         minimum=0,
         maximum=1_000_000,
     )

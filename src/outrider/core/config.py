@@ -263,6 +263,12 @@ class EngineConfig:
         minimum=0,
         maximum=WHOLE,
     )
+    memory_share: float = setting(
+        1.0,
+        "Take at most this share of the device's memory, as where other engines run beside.",
+        minimum=0.01,
+        maximum=1,
+    )
     kv_budget: int = setting(
         0,
         "Keep this many keys of a longer prompt, those that its end attends to most: less memory, "

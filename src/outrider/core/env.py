@@ -54,6 +54,7 @@ OTHER_VARIABLES = (
     Variable(
         "CUBLAS_WORKSPACE_CONFIG", "cuBLAS", "Set to :4096:8 by --deterministic, unless it is set."
     ),
+    Variable("CUDA_VISIBLE_DEVICES", "CUDA", "GPUs that there are; --devices counts these."),
     Variable("NO_COLOR", "rich", "Any value: no colours."),
     Variable("COLUMNS", "rich", "Width of tables."),
 )
@@ -111,6 +112,16 @@ def make_cublas_deterministic() -> None:
     It reads the variable when a process first uses it; a value that is set already stays.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - the one place
+
+
+def show_gpu(number: int) -> None:
+    """Let CUDA show this process one GPU alone, the `number`th of those that it is shown now. Only
+    before PyTorch is loaded."""
+    name = "CUDA_VISIBLE_DEVICES"
+    shown = os.environ.get(name)  # noqa: TID251 - an empty one hides all
+    # One that is not there hides all, so that loading says so.
+    names = [str(number)] if shown is None else shown.split(",")[number : number + 1]
+    os.environ[name] = next(iter(names), "").strip() or "-1"  # noqa: TID251 - the one place
 
 
 def ollama_models() -> str | None:

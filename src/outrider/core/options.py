@@ -165,6 +165,9 @@ class EngineOptions(TypedDict, total=False):
     arena_tokens: int
     """KV positions to allocate; 0 fits batch_size sequences of the window."""
 
+    memory_share: float
+    """Take at most this share of the device's memory, as where other engines run beside."""
+
     kv_budget: int
     """Keep this many keys of a longer prompt, those that its end attends to most: less memory,
     another model's text; 0 keeps all."""

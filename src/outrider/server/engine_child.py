@@ -58,9 +58,10 @@ class EngineChild:
     async def started(cls, load: Load, *, hang_seconds: float = HANG_SECONDS) -> EngineChild:
         """Raises what loading raises, and MachineError where the process ends meanwhile."""
         ours, theirs = socket.socketpair()
+        place = msgspec.json.encode(load.placement).decode()
         with theirs:
             process = await create_subprocess_exec(
-                *(sys.executable, "-m", "outrider.server.engine_process", str(theirs.fileno())),
+                *(sys.executable, "-m", "outrider.server.placed", str(theirs.fileno()), place),
                 stdin=asyncio.subprocess.DEVNULL,
                 # What a library prints is no answer.
                 stdout=2,
@@ -117,6 +118,10 @@ class EngineChild:
 
     def kill(self) -> None:
         _kill(self._process)
+
+    def abort(self) -> None:
+        """End it, once it has said where its threads are."""
+        _signal(self._process, signal.SIGABRT)
 
     async def end(self) -> None:
         """Let it end in order, for a while."""

@@ -1,7 +1,8 @@
-"""The engine in a process of its own: `python -m outrider.server.engine_process FD`.
+"""The engine in a process of its own, which placed.py starts.
 
-FD is its end of the server's pair of sockets. It loads what the first frame says, runs requests,
-and sends one frame a round. When the server's end closes, however the server ended, it ends too.
+Its first argument is its end of the server's pair of sockets. It loads what the first frame says,
+runs requests, and sends one frame a round. When the server's end closes, however the server ended,
+it ends too.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class EngineProcess:
         if not isinstance(load, Load):
             raise EOFError("the first frame says nothing of a model")
         lanes = LaneLoad()
-        make = partial(LLM, load.model, draft=load.draft, config=load.config, on_job=lanes.note)
+        make = partial(_opened, load, lanes)
         self._port = ThreadPort(make, max_queued=load.max_queued, lanes=lanes)
         try:
             await self._port.start()
@@ -156,6 +157,11 @@ class EngineProcess:
             await self._writer.drain()
 
 
+def _opened(load: Load, lanes: LaneLoad) -> LLM:
+    config = load.placement.shared(load.config)
+    return LLM(load.model, draft=load.draft, config=config, on_job=lanes.note)
+
+
 def _request(asked: Submit) -> EngineRequest:
     return EngineRequest(
         prompt_ids=asked.prompt_ids,
@@ -192,7 +198,3 @@ def main() -> None:
     sys.stderr.flush()
     # Threads in the midst of native code are not waited for.
     os._exit(status)
-
-
-if __name__ == "__main__":
-    main()

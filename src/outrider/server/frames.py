@@ -18,6 +18,7 @@ from outrider.core import errors
 from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError, QueueFullError, words_of
 from outrider.core.params import SamplingParams
+from outrider.server.placement import ALONE, Placement
 from outrider.server.port import ChatPrompt, EngineCard, EngineRequest, EngineStatus
 
 # A prompt of a million ids has 5 MB.
@@ -38,12 +39,13 @@ class Failure(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The first frame: what to load."""
+    """The first frame: what to load. Where, the process knows already (placed.py)."""
 
     model: str
     draft: str | None
     config: EngineConfig
     max_queued: int
+    placement: Placement = ALONE
 
 
 class Submit(Struct, frozen=True, tag=True):

@@ -119,6 +119,12 @@ class ReplicasPort:
     async def aclose(self) -> None:
         await asyncio.gather(*(replica.port.aclose() for replica in self.replicas))
 
+    async def unload(self) -> None:
+        """End all of them until `start` is called again."""
+        await asyncio.gather(*(replica.port.unload() for replica in self.replicas))
+        for replica in self.replicas:
+            replica.known.forget()
+
     def _ready(self) -> list[Replica]:
         return [one for one in self.replicas if one.port.status.state == "ready"]
 

@@ -52,7 +52,7 @@ def claiming(folder: Path, **claims: object) -> str:
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, *found: MemoryLimit) -> None:
-    def told(_: torch.device) -> tuple[MemoryLimit, ...]:
+    def told(_: torch.device, __: float) -> tuple[MemoryLimit, ...]:
         return found
 
     monkeypatch.setattr(memory_plan, "limits", told)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from doubles.tiny_attention import toy_spec
-from outrider.cache.capacity import ARENA_SHARE, arena_slots, free_bytes, total_bytes
+from outrider.cache.capacity import ARENA_SHARE, arena_slots, free_bytes, limits, total_bytes
 
 CPU = torch.device("cpu")
 
@@ -18,6 +20,17 @@ def test_a_wish_beyond_memory_gets_its_share() -> None:
     spec = toy_spec("toy", 5)
     slots = arena_slots(spec, sequences=1 << 20, window=1 << 30, device=CPU)
     assert slots == int(total_bytes(CPU) * ARENA_SHARE) // spec.kv_bytes_per_token
+
+
+def test_engines_that_share_the_memory_plan_no_more_than_there_is() -> None:
+    spec = toy_spec("toy", 5)
+    asked = partial(arena_slots, spec, sequences=1 << 20, window=1 << 30, device=CPU)
+    whole, third = asked(), asked(share=1 / 3)
+    assert 0 < whole - 3 * third < 4
+    bounds = limits(CPU, 0.25)
+    assert bounds[0].name.startswith("--memory-share 0.25 of")
+    assert bounds[0].free == int(0.25 * total_bytes(CPU))
+    assert len(limits(CPU)) == len(bounds) - 1
 
 
 def test_free_memory_is_part_of_all_memory() -> None:

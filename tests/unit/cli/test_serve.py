@@ -31,6 +31,28 @@ def test_check_says_what_would_run(outrider: Command) -> None:
 
 
 @pytest.mark.weights
+def test_check_says_where_each_engine_would_run(outrider: Command) -> None:
+    words = ("serve", MODEL, "--check", "--device", "cpu")
+    alone = json.loads(outrider(*words, "--json").out)
+    shown = outrider(*words, "--replicas", "2", "--json")
+    assert shown.code == 0, shown.err
+    record = json.loads(shown.out)
+    assert (len(alone["engines"]), len(record["engines"])) == (1, 2)
+    assert record["memory_bytes"] == alone["memory_bytes"]
+    assert record["together"]["held_bytes"] == 2 * alone["together"]["held_bytes"]
+    assert "2 engines each" in outrider(*words, "--replicas", "2").out
+
+
+def test_a_gpu_that_is_not_there_is_told(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    shown = outrider("serve", MODEL, "--check", "--devices", "cuda:0,cuda:1")
+    assert shown.code == 3
+    assert "no device cuda:1" in shown.err
+
+
+@pytest.mark.weights
 def test_keys_come_from_a_file_and_the_environment(
     outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +73,11 @@ def test_keys_come_from_a_file_and_the_environment(
         (["--ssl-certfile", "x.pem"], "a certificate and its key"),
         (["--ssl-certfile", "x.pem", "--ssl-keyfile", "y.pem"], "no such file"),
         (["--port", "70000"], "--port"),
+        (["--devices", "cpu,cpu"], "names cpu twice"),
+        (["--devices", "cpu,cuda:0"], "different kinds"),
+        (["--replicas", "2", "--engine-home", "thread"], "need processes"),
+        (["--replicas", "2", "--tensor-parallel", "2"], "2 ranks"),
+        (["--replicas", "0"], "--replicas"),
     ],
     ids=str,
 )

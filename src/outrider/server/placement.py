@@ -1,0 +1,176 @@
+"""Where engines of one model run beside each other: a GPU each, or a share of the cores each.
+
+Cores are those that this process may use. Hardware threads of one core stay together, and cores of
+one NUMA node as far as equal shares allow; an engine's default of threads is its share.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from msgspec import Struct
+
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError, MachineError, did_you_mean
+from outrider.core.files import FileKind, read_text
+
+_SYSTEM = Path("/sys/devices/system")
+_DEVICE = re.compile(r"cuda(?::(\d{1,3}))?", re.ASCII)
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """Of one engine. No `cores` are all of them; `gpu` is the one that CUDA shows it, by number.
+    `num_engines` share this machine."""
+
+    cores: tuple[int, ...] = ()
+    gpu: int | None = None
+    num_engines: int = 1
+
+    def shared(self, config: EngineConfig) -> EngineConfig:
+        """`config` with this engine's share of the memory, unless its device is its own. Raises
+        MachineError for a device that is not there."""
+        # Imported here: the server's front end needs no PyTorch.
+        from outrider.models.loading import pick_device
+
+        self.check_device(config.device, is_alone=True)
+        if pick_device(config.device).type == "cuda":
+            return config
+        return replace(config, memory_share=max(0.01, config.memory_share / self.num_engines))
+
+    def check_device(self, device: str, *, is_alone: bool = False) -> None:
+        """Raises MachineError for a GPU that is not there; in its own process it `is_alone`."""
+        if device != "cuda" or self.gpu is None:
+            return
+        import torch
+
+        count = torch.cuda.device_count()
+        if count <= (0 if is_alone else self.gpu):
+            raise MachineError(
+                f"there is no device cuda:{self.gpu}: PyTorch {torch.__version__} does not see it.",
+                hint="`outrider doctor` says what it sees; or --devices cpu",
+            )
+
+    def told(self, device: str) -> str:
+        """For people; `device` is what its configuration says."""
+        where = f"cuda:{self.gpu}" if device == "cuda" else device
+        return f"{where}, cores {spans(self.cores)}" if self.cores else where
+
+
+ALONE = Placement()
+
+
+def placements(replicas: int, devices: Sequence[str], config: EngineConfig) -> list[Placement]:
+    """One for each engine, of `replicas` or of the devices that are named. Raises ConfigError for
+    wishes that exclude each other."""
+    if devices and replicas > 1:
+        raise ConfigError("--devices says how many engines there are.", hint="leave --replicas out")
+    gpus = _gpus(devices)
+    number = max(replicas, len(devices))
+    if number > 1 and config.tensor_parallel > 1:
+        raise ConfigError(
+            f"{number} engines, each of {config.tensor_parallel} ranks: ranks take all devices.",
+            hint="leave --tensor-parallel or --replicas out",
+        )
+    if number == 1:
+        return [Placement(gpu=gpus[0])] if gpus else [ALONE]
+    counted = [None] * number if config.device in ("cpu", "mps") else list(range(number))
+    return [
+        Placement(cores=cores, gpu=gpu, num_engines=number)
+        for cores, gpu in zip(shares_of(allowed_cores(), number), gpus or counted, strict=True)
+    ]
+
+
+def device_of(devices: Sequence[str], device: str) -> str:
+    """What an engine's configuration says, where `devices` are named. Raises ConfigError."""
+    _gpus(devices)
+    kinds = {name.partition(":")[0] for name in devices}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"--devices {','.join(devices)}: texts of different kinds of devices differ.",
+            hint="devices of one kind",
+        )
+    return kinds.pop() if kinds else device
+
+
+def _gpus(devices: Sequence[str]) -> list[int | None]:
+    found: list[int | None] = []
+    for name in devices:
+        match = _DEVICE.fullmatch(name)
+        if match is None and name not in ("cpu", "mps"):
+            known = ("cpu", "mps", "cuda:0", "cuda:1")
+            raise ConfigError(f"--devices: {name!r} is no device.", hint=did_you_mean(name, known))
+        gpu = int(match[1] or 0) if match else None
+        if gpu in found:
+            hint = "--replicas shares the cores out" if name == "cpu" else "each one once"
+            raise ConfigError(f"--devices names {name} twice.", hint=hint)
+        found.append(gpu)
+    return found
+
+
+def allowed_cores() -> list[tuple[int, ...]]:
+    """The hardware threads of each core, those of a NUMA node behind each other."""
+    if not hasattr(os, "sched_getaffinity"):
+        return [(number,) for number in range(os.cpu_count() or 1)]
+    allowed = sorted(os.sched_getaffinity(0))
+    nodes = _nodes()
+    cores: dict[tuple[int, str], list[int]] = {}
+    for number in allowed:
+        siblings = _read(_SYSTEM / f"cpu/cpu{number}/topology/thread_siblings_list")
+        cores.setdefault((nodes.get(number, 0), siblings or str(number)), []).append(number)
+    by_node = sorted(cores.items(), key=lambda core: (core[0][0], core[1][0]))
+    return [tuple(threads) for _, threads in by_node]
+
+
+def shares_of(cores: Sequence[tuple[int, ...]], number: int) -> list[tuple[int, ...]]:
+    """The cores in as many parts, as equal as they can be; where there are fewer cores, parts
+    share them."""
+    if len(cores) < number:
+        return [cores[place % len(cores)] for place in range(number)]
+    bounds = [len(cores) * place // number for place in range(number + 1)]
+    return [
+        tuple(sorted(thread for core in cores[start:end] for thread in core))
+        for start, end in pairwise(bounds)
+    ]
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """As Linux writes lists of CPUs: 0-3,8."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ",".join("-".join(map(str, span)) for span in found)
+
+
+def _nodes() -> Mapping[int, int]:
+    """The NUMA node of each hardware thread; empty where the system does not tell."""
+    found: dict[int, int] = {}
+    for folder in _SYSTEM.glob("node/node*"):
+        name = folder.name.removeprefix("node")
+        if name.isdecimal():
+            found |= dict.fromkeys(_numbers(_read(folder / "cpulist")), int(name))
+    return found
+
+
+def _numbers(text: str) -> list[int]:
+    """Of `spans`."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_text(path, FileKind.SYSTEM).strip()
+    except OSError:
+        return ""
