@@ -111,6 +111,8 @@ class ScriptedPort:
 class ScriptedStream:
     """The events of one request."""
 
+    engine: int | None = None
+
     def __init__(self, port: ScriptedPort, request: EngineRequest) -> None:
         self._port, self._request = port, request
         self._rounds = list(port.answer(request))
@@ -140,7 +142,7 @@ class ScriptedStream:
     @property
     def result(self) -> GenerationResult:
         text = "".join(self._rounds)
-        traces = [_trace(index, text) for index, text in enumerate(self._rounds)]
+        traces = [trace(index, text) for index, text in enumerate(self._rounds)]
         return GenerationResult(
             text,
             tuple(map(ord, text)),
@@ -161,7 +163,7 @@ class ScriptedStream:
         self.is_over = self.was_cancelled = True
 
 
-def _trace(index: int, text: str) -> RoundTrace:
+def trace(index: int, text: str) -> RoundTrace:
     more: Mapping[str, Any] = dict.fromkeys(
         ("draft_seconds", "verify_seconds", "accept_seconds"), 0.0
     )

@@ -72,10 +72,9 @@ async def read(stream: ProcessStream) -> str:
 
 def home(port: ReplicasPort, stream: ProcessStream) -> int:
     """Which replica has it."""
-    (found,) = (
-        number for number, replica in enumerate(port.replicas) if stream.leave == replica.port.leave
-    )
-    return found
+    assert stream.engine is not None
+    assert stream.leave == port.replicas[stream.engine].port.leave
+    return stream.engine
 
 
 def kill(port: ReplicasPort, number: int) -> None:
@@ -127,9 +126,9 @@ def test_an_engine_that_is_killed_loses_no_text(expected: list[str]) -> None:
         # Those that had begun did not wait for the next start.
         assert sum(home(port, stream) == 1 for stream in lost) >= 4
         async with asyncio.timeout(60):
-            while [one.state for one in port.statuses] != ["ready", "ready"]:
+            while [one.state for one in port.status.engines] != ["ready", "ready"]:
                 await asyncio.sleep(0.05)
-        assert [one.num_restarts for one in port.statuses] == [1, 0]
+        assert [one.num_restarts for one in port.status.engines] == [1, 0]
         again = [await asked(port, prompt) for prompt in PROMPTS[:4]]
         assert await asyncio.gather(*map(read, again)) == expected[:4]
         assert {home(port, stream) for stream in again} == {0, 1}

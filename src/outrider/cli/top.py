@@ -98,13 +98,9 @@ def screen(watched: Watched, url: str, width: int, problem: str = "") -> Group:
     if problem:
         parts.append(styled(problem, style="bold yellow"))
     for name, one in engines.items():
-        lanes = ", ".join(f"{lane} {does}" for lane, does in one.get("lanes", {}).items())
-        words = (
-            f"{name}: {one['state']}, {one['num_running']} running, {one['num_waiting']} waiting, "
-            f"KV cache {100 * one['kv_usage']:.0f} %, {one['num_preempted']} set back, "
-            f"{one['num_restarts']} restarts{f', lanes: {lanes}' if lanes else ''}"
-        )
-        parts.append(styled(words))
+        several: Sequence[Mapping[str, Any]] = one.get("engines", ())
+        parts.append(styled(_engine_line(name, one, shows_lanes=not several)))
+        parts += [styled(_engine_line(f"  {i}", each)) for i, each in enumerate(several)]
     totals = watched.latest.get("totals", {})
     if differing := totals.get("audits", {}).get("different"):
         words = f"{differing} audited requests had another text without speculation: see the log"
@@ -114,6 +110,15 @@ def screen(watched: Watched, url: str, width: int, problem: str = "") -> Group:
     if drafters:
         parts += [styled(""), _drafters(drafters)]
     return Group(*parts)
+
+
+def _engine_line(name: str, one: Mapping[str, Any], *, shows_lanes: bool = True) -> str:
+    lanes = ", ".join(f"{lane} {does}" for lane, does in one.get("lanes", {}).items())
+    return (
+        f"{name}: {one['state']}, {one['num_running']} running, {one['num_waiting']} waiting, "
+        f"KV cache {100 * one['kv_usage']:.0f} %, {one['num_preempted']} set back, "
+        f"{one['num_restarts']} restarts{f', lanes: {lanes}' if lanes and shows_lanes else ''}"
+    )
 
 
 def _rates(watched: Watched, width: int) -> Table:

@@ -86,6 +86,7 @@ class Answer(AsyncIterator[Step]):
             request=self.request,
             model=self.model,
             api=self._ask.api,
+            engine=self.engine or 0,
             usage=self._end.usage,
             request_id=self._ask.request_id,
             trace_parent=self._ask.trace_parent,
@@ -102,6 +103,11 @@ class Answer(AsyncIterator[Step]):
         if self._end is None:
             raise ApiError(500, "the answer has not ended.")
         return self._end
+
+    @property
+    def engine(self) -> int | None:
+        """The number of the engine that writes it, where several do."""
+        return self._stream.engine
 
     @property
     def has_ended(self) -> bool:
@@ -121,7 +127,7 @@ class Answer(AsyncIterator[Step]):
             return Step((), 0)
         self._num_tokens += len(event.token_ids)
         for observer in self._observers:
-            observer.wrote(len(event.token_ids), model=self.model)
+            observer.wrote(len(event.token_ids), model=self.model, engine=self.engine or 0)
         text = event.text
         parts = self._parser.feed(text) if text else []
         if not self._has_calls:

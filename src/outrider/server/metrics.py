@@ -89,10 +89,10 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def wrote(self, num_tokens: int, *, model: str) -> None:
+    def wrote(self, num_tokens: int, *, model: str, engine: int) -> None:
         """Tokens that a round of some request brought, when they came."""
         self._history.step.num_tokens += num_tokens
-        self._counts["generation_tokens", model] += num_tokens
+        self._counts["generation_tokens", model, str(engine)] += num_tokens
 
     def observe(self, ended: Ended) -> None:
         """Its tokens were counted by `wrote`."""
@@ -100,7 +100,8 @@ class Metrics(Collector):
         step, counts, stats = self._history.step, self._counts, result.stats
         own = self._models.setdefault(model, _Model())
         step.num_requests += 1
-        counts["request_success", model, result.finish_reason or "abort", ended.api] += 1
+        reason = result.finish_reason or "abort"
+        counts["request_success", model, str(ended.engine), reason, ended.api] += 1
         own.request.add(result.total_seconds)
         own.queue.add(result.queue_seconds)
         if result.token_seconds:
@@ -159,7 +160,11 @@ class Metrics(Collector):
         names = ("generation_tokens", "prompt_tokens", "request_success", "refusals")
         sums = {name: sum(n for key, n in counts.items() if key[0] == name) for name in names}
         audits = {key[1]: count for key, count in counts.items() if key[0] == "audits"}
-        return sums | {"drafters": drafters, "audits": audits}
+        engines: dict[str, dict[str, int]] = {}
+        for key, count in counts.items():
+            if key[0] == "generation_tokens":
+                engines.setdefault(key[1], {})[key[2]] = count
+        return sums | {"drafters": drafters, "audits": audits, "engines": engines}
 
     def exposition(self) -> bytes:
         """Prometheus' text format, of `prometheus_client.CONTENT_TYPE_LATEST`."""
@@ -191,30 +196,36 @@ class Metrics(Collector):
             yield family
 
     def _gauges(self) -> Iterator[Metric]:
-        found = self._statuses()
+        found = [
+            ([model, str(number)], status)
+            for model, all_of_it in self._statuses().items()
+            for number, status in enumerate(all_of_it.each)
+        ]
         for name, (words, attribute) in _GAUGES.items():
-            family = GaugeMetricFamily(f"outrider_{name}", words, labels=["model_name"])
-            for model, status in found.items():
-                family.add_metric([model], getattr(status, attribute))
+            family = GaugeMetricFamily(f"outrider_{name}", words, labels=_ENGINE)
+            for labels, status in found:
+                family.add_metric(labels, getattr(status, attribute))
             yield family
         for name, (words, attribute) in _ENGINE_COUNTERS.items():
-            family = CounterMetricFamily(f"outrider_{name}", words, labels=["model_name"])
-            for model, status in found.items():
-                family.add_metric([model], getattr(status, attribute))
+            family = CounterMetricFamily(f"outrider_{name}", words, labels=_ENGINE)
+            for labels, status in found:
+                family.add_metric(labels, getattr(status, attribute))
             yield family
         states = GaugeMetricFamily(
             "outrider_engine_state",
             "1 for the state that the engine is in.",
-            labels=["model_name", "state"],
+            labels=[*_ENGINE, "state"],
         )
-        for model, status in found.items():
+        for labels, status in found:
             for state in get_args(EngineState):
-                states.add_metric([model, state], float(status.state == state))
+                states.add_metric([*labels, state], float(status.state == state))
         yield states
 
 
+# Of several engines of a model each has its number, the only one 0.
+_ENGINE = ["model_name", "engine"]
 _COUNTERS = {
-    "generation_tokens": ("generation_tokens", "Tokens written.", ["model_name"]),
+    "generation_tokens": ("generation_tokens", "Tokens written.", _ENGINE),
     "prompt_tokens": ("prompt_tokens", "Tokens of prompts.", ["model_name"]),
     "prefix_cache_queries": (
         "prefix_cache_queries",
@@ -229,7 +240,7 @@ _COUNTERS = {
     "request_success": (
         "request_success",
         "Requests that ended, by their reason.",
-        ["model_name", "finished_reason", "api"],
+        [*_ENGINE, "finished_reason", "api"],
     ),
     "refusals": ("http_refusals", "Answers of status 400 or more.", ["status", "api"]),
     "audits": (

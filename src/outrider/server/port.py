@@ -128,10 +128,22 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     num_preempted: int = 0
     num_restarts: int = 0
     lanes: Mapping[str, str] = {}
+    engines: tuple[EngineStatus, ...] = ()
+    """Of each engine, where several run the model; the rest are then their sums."""
+
+    @property
+    def each(self) -> tuple[EngineStatus, ...]:
+        """Of each engine, or of the only one."""
+        return self.engines or (self,)
 
 
 class EngineStream(Protocol):
     """The events of one request, one or more rounds each. To leave it early is to cancel it."""
+
+    @property
+    def engine(self) -> int | None:
+        """The number of the engine that writes it, among several of one model."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 

@@ -33,6 +33,7 @@ class ProcessStream(AsyncIterator[TextEvent]):
         self, number: int, request: EngineRequest, leave: Callable[[ProcessStream], None]
     ) -> None:
         self.number, self.request = number, request
+        self.engine: int | None = None
         self.written = list(request.written)
         self.is_proven, self.is_sent, self.is_left, self.ended = False, False, False, False
         self.blame = 0

@@ -22,11 +22,18 @@ from outrider.server.port import (
     ChatPrompt,
     EngineCard,
     EngineRequest,
+    EngineState,
     EngineStatus,
     NotReadyError,
 )
 from outrider.server.process_port import ProcessPort
 from outrider.server.process_stream import ProcessStream
+
+# What all of them are is what the first of these is that any is.
+_STATES: Sequence[EngineState] = (
+    *("ready", "restarting", "loading"),
+    *("unloaded", "closed", "failed"),
+)
 
 
 class Replica:
@@ -77,9 +84,9 @@ class ReplicasPort:
     @property
     def status(self) -> EngineStatus:
         """As of one engine: ready where any is, and the sums of what they do."""
-        found = self.statuses
+        found = tuple(replica.port.status for replica in self.replicas)
         return EngineStatus(
-            state="ready" if any(one.state == "ready" for one in found) else found[0].state,
+            state=next(state for state in _STATES if any(one.state == state for one in found)),
             num_running=sum(one.num_running for one in found),
             num_waiting=sum(one.num_waiting for one in found),
             kv_usage=sum(one.kv_usage for one in found) / len(found),
@@ -90,11 +97,8 @@ class ReplicasPort:
                 for number, one in enumerate(found)
                 for lane, does in one.lanes.items()
             },
+            engines=found,
         )
-
-    @property
-    def statuses(self) -> tuple[EngineStatus, ...]:
-        return tuple(replica.port.status for replica in self.replicas)
 
     @property
     def decoder(self) -> TokenDecoder:
@@ -113,6 +117,7 @@ class ReplicasPort:
         blocks = list(blocks_of(request.prompt_ids, request.cache_salt))
         chosen = self._chosen(blocks)
         stream = chosen.port.stream(request)
+        stream.engine = self.replicas.index(chosen)
         chosen.known.note(blocks)
         return stream
 
@@ -150,6 +155,7 @@ class ReplicasPort:
             return False
         to = least_busy(others)
         to.port.adopt(stream)
+        stream.engine = self.replicas.index(to)
         to.known.note(list(blocks_of(stream.request.prompt_ids, stream.request.cache_salt)))
         return True
 

@@ -38,6 +38,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     request: EngineRequest
     model: str
     api: Api
+    engine: int = 0
     usage: Usage | None = None
     request_id: str = ""
     trace_parent: str = ""
@@ -46,8 +47,8 @@ class Ended(Struct, frozen=True, kw_only=True):
 class Observer(Protocol):
     """Counts what happens. All is told in the event loop's thread."""
 
-    def wrote(self, num_tokens: int, *, model: str) -> None:
-        """Tokens that a step of some request brought."""
+    def wrote(self, num_tokens: int, *, model: str, engine: int) -> None:
+        """Tokens that a step of some request brought, of the model's engine of this number."""
         ...
 
     def observe(self, ended: Ended) -> None: ...

@@ -37,6 +37,8 @@ from outrider.server.promise import promise_of
 class ThreadStream(AsyncIterator[TextEvent]):
     """The events of one request of this process."""
 
+    engine: int | None = None
+
     def __init__(self, engine: EngineThread, request: AsyncRequest) -> None:
         self._engine, self._request = engine, request
 

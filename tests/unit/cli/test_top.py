@@ -57,6 +57,20 @@ def drawn(watched: Watched, width: int = 100, problem: str = "") -> str:
     return out.getvalue()
 
 
+def test_of_several_engines_each_has_a_line() -> None:
+    watched = Watched()
+    lost = ENGINE | {"state": "restarting", "num_restarts": 1}
+    watched.take(told(engines={"tiny": ENGINE | {"engines": [ENGINE, lost]}}))
+    lines = drawn(watched, 120).splitlines()
+    assert [line.split(",")[0] for line in lines[1:4]] == [
+        "tiny: ready",
+        "  0: ready",
+        "  1: restarting",
+    ]
+    assert "1 restarts, lanes: draft idle" in lines[3]
+    assert "lanes" not in lines[1]
+
+
 def test_one_screen_says_all_of_it() -> None:
     watched = Watched()
     watched.take(told())

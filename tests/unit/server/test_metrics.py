@@ -74,10 +74,10 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 def test_a_request_is_counted_under_vllms_names() -> None:
     metrics = made()
-    metrics.wrote(5, model="tiny")
+    metrics.wrote(5, model="tiny", engine=0)
     metrics.observe(done(result(), usage=Usage(7, 5, cached_tokens=4)))
     own = {"model_name": "tiny", "drafter": "model"}
-    assert value(metrics, "generation_tokens_total", model_name="tiny") == 5
+    assert value(metrics, "generation_tokens_total", model_name="tiny", engine="0") == 5
     assert value(metrics, "prompt_tokens_total", model_name="tiny") == 7
     assert value(metrics, "prefix_cache_hits_total", model_name="tiny") == 4
     assert value(metrics, "spec_decode_num_drafts_total", **own) == 3
@@ -85,7 +85,7 @@ def test_a_request_is_counted_under_vllms_names() -> None:
     assert value(metrics, "spec_decode_num_accepted_tokens_total", **own) == 6
     of_place = "spec_decode_num_accepted_tokens_per_pos_total"
     assert [value(metrics, of_place, position=str(i), **own) for i in range(4)] == [2, 2, 1, 1]
-    ended = {"model_name": "tiny", "finished_reason": "length", "api": "chat"}
+    ended = {"model_name": "tiny", "engine": "0", "finished_reason": "length", "api": "chat"}
     assert value(metrics, "request_success_total", **ended) == 1
     assert value(metrics, "time_to_first_token_seconds_count", model_name="tiny") == 1
     assert value(metrics, "time_to_first_token_seconds_sum", model_name="tiny") == 0.2
@@ -96,13 +96,31 @@ def test_a_request_is_counted_under_vllms_names() -> None:
 
 def test_gauges_are_those_of_the_engine_at_this_moment() -> None:
     metrics = made()
-    assert value(metrics, "num_requests_running", model_name="tiny") == 2
-    assert value(metrics, "num_requests_waiting", model_name="tiny") == 1
-    assert value(metrics, "kv_cache_usage_perc", model_name="tiny") == 0.25
-    assert value(metrics, "num_preemptions_total", model_name="tiny") == 3
-    assert value(metrics, "engine_restarts_total", model_name="tiny") == 1
-    assert value(metrics, "engine_state", model_name="tiny", state="ready") == 1
-    assert value(metrics, "engine_state", model_name="tiny", state="failed") == 0
+    own = {"model_name": "tiny", "engine": "0"}
+    assert value(metrics, "num_requests_running", **own) == 2
+    assert value(metrics, "num_requests_waiting", **own) == 1
+    assert value(metrics, "kv_cache_usage_perc", **own) == 0.25
+    assert value(metrics, "num_preemptions_total", **own) == 3
+    assert value(metrics, "engine_restarts_total", **own) == 1
+    assert value(metrics, "engine_state", state="ready", **own) == 1
+    assert value(metrics, "engine_state", state="failed", **own) == 0
+
+
+def test_of_several_engines_each_is_counted() -> None:
+    lost = EngineStatus(state="restarting", num_restarts=2)
+    both = EngineStatus(state="ready", num_running=2, num_restarts=3, engines=(STATUS, lost))
+    metrics = Metrics(lambda: {"tiny": both}, Clock(), lambda: 1e9)
+    metrics.wrote(5, model="tiny", engine=1)
+    names = ("engine_restarts_total", "num_requests_running")
+    found = {
+        name: [value(metrics, name, model_name="tiny", engine=e) for e in "01"] for name in names
+    }
+    assert found == {"engine_restarts_total": [1, 2], "num_requests_running": [2, 0]}
+    assert value(metrics, "engine_state", model_name="tiny", engine="1", state="restarting") == 1
+    assert value(metrics, "generation_tokens_total", model_name="tiny", engine="1") == 5
+    told = metrics.history()
+    assert told["totals"]["engines"] == {"tiny": {"1": 5}}
+    assert [one["state"] for one in told["engines"]["tiny"]["engines"]] == ["ready", "restarting"]
 
 
 def test_labels_come_from_closed_sets_whatever_is_refused() -> None:
@@ -126,11 +144,11 @@ def test_a_plain_request_says_nothing_of_drafts() -> None:
 def test_history_has_a_row_a_step_and_gives_only_what_is_new() -> None:
     clock = Clock()
     metrics = made(clock)
-    metrics.wrote(8, model="tiny")
+    metrics.wrote(8, model="tiny", engine=0)
     metrics.observe(done(result()))
     assert metrics.history()["next"] == 0
     clock.now += 3 * STEP_SECONDS + 0.1
-    metrics.wrote(2, model="tiny")
+    metrics.wrote(2, model="tiny", engine=0)
     clock.now += STEP_SECONDS
     first = metrics.history()
     assert (first["first"], first["next"]) == (0, 4)
@@ -190,7 +208,7 @@ def test_the_board_asks_only_for_what_is_told() -> None:
         target["expr"] for panel in json.loads(board)["panels"] for target in panel["targets"]
     ]
     metrics = made()
-    metrics.wrote(1, model="tiny")
+    metrics.wrote(1, model="tiny", engine=0)
     metrics.observe_refusal(400, "chat")
     metrics.audited("different", "tiny")
     metrics.observe(done(result(queue_seconds=0.1), usage=Usage(7, 5)))

@@ -117,6 +117,12 @@ function charts(from) {
     </div>`;
 }
 
+/** One word for all engines of a model: how many of them are ready, where not all are. */
+function stateOf({ state, engines }) {
+  const ready = engines.filter((one) => one.state === "ready").length;
+  return ready < engines.length ? `${ready} of ${engines.length} ready` : state;
+}
+
 function Tiles() {
   const { columns, latest } = history;
   const engines = Object.values(latest.engines);
@@ -136,7 +142,7 @@ function Tiles() {
       ${tile("Drafts accepted", drafted ? percent(accepted / drafted) : "–",
         steps ? `${(1 + accepted / steps).toFixed(2)} tokens a round` : "nothing drafted yet")}
       ${tile("KV cache", percent(Math.max(0, ...engines.map((one) => one.kv_usage))), "in use")}
-      ${tile("Engine", engines.map((one) => one.state).join(", "), `${sum("num_restarts")} restarts`)}
+      ${tile("Engine", engines.map(stateOf).join(", "), `${sum("num_restarts")} restarts`)}
     </dl>`;
 }
 
@@ -144,12 +150,16 @@ function Tables() {
   const { engines, totals } = history.latest;
   const lanes = Object.entries(engines).flatMap(([model, one]) => (
     Object.entries(one.lanes).map(([name, does]) => [name, does, model])));
+  // Of several engines of a model a line each.
+  const each = Object.entries(engines).flatMap(([model, one]) => (
+    (one.engines.length ? one.engines : [one]).map((engine, i) => [
+      one.engines.length ? `${model}, ${i}` : model, engine, totals.engines[model]?.[i] ?? 0])));
   const drafters = Object.entries(totals.drafters);
   const places = Math.max(0, ...drafters.map(([, one]) => one.per_pos.length));
   return html`
-    <${Table} caption="Engines" heads=${["model", "state", "running", "waiting", "set back", "restarts"]}
-      rows=${Object.entries(engines).map(([name, one]) => [name, one.state, one.num_running,
-        one.num_waiting, one.num_preempted, one.num_restarts])} />
+    <${Table} caption="Engines" heads=${["model", "state", "running", "waiting", "KV cache", "tokens written", "set back", "restarts"]}
+      rows=${each.map(([name, one, tokens]) => [name, one.state, one.num_running, one.num_waiting,
+        percent(one.kv_usage), tokens.toLocaleString("en"), one.num_preempted, one.num_restarts])} />
     ${lanes.length ? html`<${Table} caption="Lanes" heads=${["lane", "over 4 seconds", "model"]} rows=${lanes} />` : null}
     ${drafters.length ? html`<${Table} caption="Acceptance by drafter and position, since the start: of
       all drafts, those whose token there was accepted"
