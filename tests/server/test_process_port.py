@@ -109,6 +109,13 @@ def test_texts_are_the_same_when_the_engine_is_killed(
         assert texts == list(expected.values())
         assert [stream.result.text for stream in streams] == texts
         assert port.status.num_restarts == 1
+        for stream, prompt in zip(streams, PROMPTS, strict=False):
+            result, stats = stream.result, stream.result.stats
+            assert stats.num_emitted == stats.num_accepted + stats.num_rounds == 96
+            assert stats.num_rounds >= sum(stats.acceptance_histogram) > 96 // 8
+            assert len(result.token_seconds) == 96
+            # Nobody had read the prompt when the request came.
+            assert result.num_cached_tokens == 0, prompt
 
     served(work)
 

@@ -20,9 +20,10 @@ from time import monotonic
 
 from outrider.api.grammar import Grammar
 from outrider.api.llm import LLM
+from outrider.api.mailbox import Mailbox
 from outrider.api.output import OutputStream
 from outrider.api.request import RequestHandle
-from outrider.api.result import MOST_EVENTS, TextEvent
+from outrider.api.result import TextEvent
 from outrider.api.structure import StructureOptions
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, QueueFullError
@@ -51,7 +52,7 @@ class AsyncRequest:
     came: float = field(default_factory=monotonic)
     num_charged: int = 0
     handle: RequestHandle | None = None
-    events: deque[TextEvent] = field(default_factory=deque[TextEvent])
+    events: Mailbox = field(default_factory=Mailbox)
     ended: bool = False
     error: BaseException | None = None
     waiter: Future[None] | None = None
@@ -114,7 +115,7 @@ class EngineThread:
 
     def take(self, request: AsyncRequest) -> TextEvent | None:
         with self._state.changed:
-            return request.events.popleft() if request.events else None
+            return request.events.take()
 
     @property
     def num_queued(self) -> int:
@@ -311,11 +312,7 @@ def _post(
 ) -> None:
     """Into the request's mailbox; its loop is woken unless it is about to look anyway."""
     with state.changed:
-        request.events += events
-        if len(request.events) > MOST_EVENTS:
-            merged = TextEvent.merged(request.events)
-            request.events.clear()
-            request.events.append(merged)
+        request.events.put(events)
         request.ended, request.error = ended, error
         told = state.news.setdefault(request.loop, [])
         told.append(request)

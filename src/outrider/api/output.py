@@ -67,17 +67,26 @@ class OutputStream:
 
     def go_on(self, written: Sequence[int]) -> None:
         """Begin behind tokens that were written before, perhaps elsewhere: they are of the text and
-        of the result, and no event has them. Random numbers go on where they were."""
+        of the result, and no event has them. Random numbers go on where they were. Where they are a
+        whole text, it has ended."""
         seq = self.seq
         if not written:
             return
-        if len(written) >= seq.limit or not seq.stop_ids.isdisjoint(written):
-            raise ConfigError("the tokens written before are a whole text.")
-        if self.text.push(written) is not None:
-            raise ConfigError("the tokens written before end at a stop string.")
+        if len(written) > seq.limit or not seq.stop_ids.isdisjoint(written[:-1]):
+            raise ConfigError("the tokens written before are longer than the text.")
+        kept = self.text.push(written)
+        if kept is not None and kept < len(written):
+            raise ConfigError("the tokens written before go on after a stop string.")
         seq.tokens += written
         self._pieces += self.text.take()
+        if kept is not None or written[-1] in seq.stop_ids:
+            seq.finish = "stop"
+        elif len(written) == seq.limit:
+            seq.finish = "length"
         self.notes += (f"went on after {len(written)} tokens that were written before",)
+        if seq.finish is not None:
+            self._pieces.append(self.text.finish())
+            self.has_ended = True
 
     def take(self, outcome: Outcome) -> None:
         """Read what a round emitted. Its ids are on the host, so the device is done with them."""

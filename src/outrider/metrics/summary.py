@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
@@ -203,6 +203,31 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
         acceptance_histogram=acceptance_histogram(records, k),
         num_hits=sum(trace.hit is True for trace in rounds),
         num_misses=sum(trace.hit is False for trace in rounds),
+    )
+
+
+def together(parts: Sequence[Stats], *, total_seconds: float) -> Stats:
+    """Of one request whose rounds ran in several engines, one after another."""
+
+    def added(name: str) -> int:
+        return sum(getattr(part, name) for part in parts)
+
+    last = parts[-1]
+    rows = zip_longest(*(part.acceptance_histogram for part in parts), fillvalue=0)
+    seconds = {name: sum(part.seconds[name] for part in parts) for name in last.seconds}
+    seconds["total"] = total_seconds
+    return Stats(
+        drafter=last.drafter,
+        k=last.k,
+        num_rounds=added("num_rounds"),
+        num_target_passes=added("num_target_passes"),
+        num_drafted=added("num_drafted"),
+        num_accepted=added("num_accepted"),
+        num_emitted=added("num_emitted"),
+        seconds={name: round(value, 9) for name, value in seconds.items()},
+        acceptance_histogram=tuple(map(sum, rows)),
+        num_hits=added("num_hits"),
+        num_misses=added("num_misses"),
     )
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, cast
 
 from outrider.api.llm import LLM
-from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.result import GenerationResult
 from outrider.api.structure import StructureOptions
 from outrider.core.logs import Wordless, tell_of_task
 from outrider.server.frames import (
@@ -34,13 +34,14 @@ from outrider.server.frames import (
     Report,
     Submit,
     Told,
+    Wrote,
     failure_of,
     frame,
     read_frame,
 )
 from outrider.server.lane_load import LaneLoad
-from outrider.server.port import EngineRequest, EngineStream
-from outrider.server.thread_port import ThreadPort
+from outrider.server.port import EngineRequest, is_repeatable
+from outrider.server.thread_port import ThreadPort, ThreadStream
 
 BEAT_SECONDS = 1.0
 # An engine in the midst of a long job may not end in time.
@@ -52,8 +53,8 @@ class EngineProcess:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._streams: dict[int, EngineStream] = {}
-        self._events: list[tuple[int, TextEvent]] = []
+        self._streams: dict[int, ThreadStream] = {}
+        self._events: list[Wrote] = []
         self._ended: list[tuple[int, GenerationResult | None, Failure | None]] = []
         self._has_news = asyncio.Event()
         # Closed while the server does not read: events wait, and merge, where the engine puts them.
@@ -93,7 +94,8 @@ class EngineProcess:
                     self._ended.append((number, None, failure_of(error)))
                     self._has_news.set()
                 else:
-                    self._start(self._follow(number, self._streams[number]))
+                    goes_on = is_repeatable(self._port.card, command.params)
+                    self._start(self._follow(number, self._streams[number], goes_on))
             case Cancel(number=number):
                 if number in self._streams:
                     self._streams[number].cancel()
@@ -107,11 +109,15 @@ class EngineProcess:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _follow(self, number: int, stream: EngineStream) -> None:
+    async def _follow(self, number: int, stream: ThreadStream, goes_on: bool) -> None:
         result, failure = None, None
         try:
             async for event in stream:
-                self._events.append((number, event))
+                rounds = stream.rounds(len(event.token_ids)) if goes_on else []
+                self._events.append(Wrote(number, event, rounds))
+                if stream.has_ended:
+                    # In one frame with the end: a text that is told whole is known to have ended.
+                    continue
                 self._has_news.set()
                 await self._is_open.wait()
             result = stream.result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec import Struct
 
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.core import errors
+from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError, QueueFullError, words_of
 from outrider.core.params import SamplingParams
@@ -24,6 +26,8 @@ from outrider.server.port import ChatPrompt, EngineCard, EngineRequest, EngineSt
 # A prompt of a million ids has 5 MB.
 MOST_BYTES = 1 << 28
 _LENGTH = struct.Struct("!I")
+# What a request has left whose time is up: no time at all would mean no bound.
+LEAST_SECONDS = 1e-6
 
 
 class Failure(Struct, frozen=True):
@@ -96,12 +100,20 @@ class Encoded(Struct, frozen=True, tag=True):
     error: Failure | None = None
 
 
+class Wrote(Struct, frozen=True, array_like=True):
+    """An event of a request, and of one that may go on elsewhere the rounds it is of."""
+
+    number: int
+    event: TextEvent
+    rounds: list[RoundTrace] = []
+
+
 class Told(Struct, frozen=True, tag=True):
     """What a round wrote and ended, of all requests, and how the engine fares. It is sent once a
     second besides, so that a process which hangs is noticed: `job_seconds` is how long the engine
     has been at its present job."""
 
-    events: list[tuple[int, TextEvent]]
+    events: list[Wrote]
     ended: list[tuple[int, GenerationResult | None, Failure | None]]
     status: EngineStatus
     job_seconds: float
@@ -131,11 +143,17 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
         raise EOFError("the other side has ended") from error
 
 
-def submit_of(number: int, request: EngineRequest, written: list[int]) -> Submit:
+def submit_of(
+    number: int, request: EngineRequest, written: list[int], *, seconds: float = 0.0
+) -> Submit:
+    """`seconds` of the time that the request has are over."""
+    params = request.params
+    if params.max_time:
+        params = replace(params, max_time=max(params.max_time - seconds, LEAST_SECONDS))
     return Submit(
         number,
         list(request.prompt_ids),
-        request.params,
+        params,
         dict(request.structure),
         request.sample,
         request.cache_salt,

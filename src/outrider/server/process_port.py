@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from time import monotonic
+from typing import TypeVar
 
 import msgspec
 
@@ -23,11 +24,12 @@ from outrider.api.result import GenerationResult
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError
+from outrider.server.encode_queue import EncodeQueue
 from outrider.server.engine_child import HANG_SECONDS, EngineChild
 from outrider.server.frames import (
     Cancel,
+    Command,
     Encode,
-    Encoded,
     Load,
     Told,
     error_of,
@@ -45,6 +47,7 @@ from outrider.server.port import (
 )
 from outrider.server.process_stream import KeptOutError, ProcessStream
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 # So many starts in so long, and it is given up.
 MOST_STARTS = 5
@@ -52,10 +55,9 @@ STARTS_SECONDS = 600.0
 # What a crash adds to the blame of a request in flight that has written since it was handed in, of
 # one that has not, and the blame with which a request is kept out.
 _PROVEN, _UNPROVEN, _KEPT_OUT = 1, 3, 6
-_MOST_KEPT_OUT = 1_000
-# Prompts that are being encoded, and how long one may take.
-_MOST_ASKED = 256
-_ASK_SECONDS = 60.0
+_MOST_KNOWN = 1_000
+# How much longer than a job the encoding of a prompt may take.
+_ENCODE_RATIO = 2.0
 
 
 class ProcessPort:
@@ -74,9 +76,17 @@ class ProcessPort:
         self._streams: dict[int, ProcessStream] = {}
         # Those that go on after a crash, of which the first is not proven yet.
         self._suspects: deque[ProcessStream] = deque()
-        self._asked: dict[int, asyncio.Future[list[int]]] = {}
+        # By kind, of requests with which an engine ended and that have not come to an end since.
+        self._blamed: dict[bytes, int] = {}
         # May be that of several ports.
         self.kept_out: dict[bytes, None] = {}
+        self._prompts = EncodeQueue(
+            self._send,
+            self._abort,
+            kept_out=lambda: self.kept_out,
+            keep_out=self._keep_out,
+            seconds=_ENCODE_RATIO * hang_seconds,
+        )
         self.on_loss: Callable[[ProcessStream], bool] = lambda _: False
         """Asked where the engine is lost of each request that did not end it: whether it goes on
         elsewhere (`adopt`)."""
@@ -155,7 +165,7 @@ class ProcessPort:
     def _take_in(self, stream: ProcessStream) -> None:
         self._streams[stream.number] = stream
         try:
-            if self._state == "restarting" or self._suspects:
+            if self._state == "restarting" or self._suspects or self._prompts.is_on_trial:
                 self._suspects.append(stream)
             else:
                 self._submit(stream)
@@ -194,6 +204,12 @@ class ProcessPort:
             raise NotReadyError(self._state)
         return self._child
 
+    def _send(self, command: Command) -> None:
+        self._present.send(command)
+
+    def _abort(self) -> None:
+        self._present.abort()
+
     async def _spawn(self) -> EngineChild:
         child = await EngineChild.started(self._load, hang_seconds=self._hang_seconds)
         self._child, self._card = child, child.card
@@ -215,7 +231,9 @@ class ProcessPort:
                 if isinstance(report, Told):
                     self._hear(report)
                 else:
-                    self._answer(report)
+                    error = None if report.error is None else error_of(report.error)
+                    self._prompts.answer(report.number, report.ids, error)
+                    self._go_on()
             if self._state in ("closed", "unloaded"):
                 return
             found = await self._start_again(await child.how_it_ended())
@@ -223,24 +241,15 @@ class ProcessPort:
                 return
             child = found
 
-    def _answer(self, report: Encoded) -> None:
-        asked = self._asked.pop(report.number, None)
-        if asked is None or asked.done():
-            return
-        if report.error is not None:
-            asked.set_exception(error_of(report.error))
-        else:
-            asked.set_result(report.ids)
-
     def _hear(self, report: Told) -> None:
         self._status = report.status
         if report.status.state == "failed":
             # A process whose engine broke is of no use; what its requests were told is not the end.
             self._present.kill()
             return
-        for number, event in report.events:
-            if number in self._streams:
-                self._streams[number].take(event)
+        for wrote in report.events:
+            if wrote.number in self._streams:
+                self._streams[wrote.number].take(wrote.event, wrote.rounds)
         for number, result, failure in report.ended:
             if number in self._streams:
                 error = None if failure is None else error_of(failure)
@@ -257,15 +266,14 @@ class ProcessPort:
     ) -> None:
         self._streams.pop(stream.number, None)
         stream.is_proven = True
+        if result is not None and self._blamed:
+            self._blamed.pop(stream.kind, None)
         stream.end(result=result, error=error)
 
     async def _start_again(self, how: str) -> EngineChild | None:
         """None if that is of no use any more."""
         self._state, self._num_restarts = "restarting", self._num_restarts + 1
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(EngineLostError(f" ({how})"))
-        self._asked.clear()
+        self._prompts.lost()
         self._blame(how)
         try:
             while True:
@@ -298,21 +306,32 @@ class ProcessPort:
         waiting = [one for one in self._suspects if not one.is_sent]
         sent = [one for one in self._streams.values() if one.is_sent]
         going: list[ProcessStream] = []
+        self._add_blame(sent)
         for stream in sent:
-            # Who has written nothing yet is likelier to have ended it.
             was_proven = stream.is_proven
-            stream.blame += _PROVEN if was_proven else _UNPROVEN
-            stream.is_sent, stream.is_proven = False, False
-            if stream.is_left:
-                self._end(stream, error=ConfigError("the request was cancelled."))
-            elif stream.blame >= _KEPT_OUT:
-                self._keep_out(stream.kind)
+            stream.is_blamed, stream.is_sent, stream.is_proven = True, False, False
+            if stream.kind in self.kept_out:
                 self._end(stream, error=KeptOutError())
+            elif stream.is_left:
+                self._end(stream, error=ConfigError("the request was cancelled."))
             elif stream.written and not is_repeatable(self.card, stream.request.params):
                 self._end(stream, error=EngineLostError(f" ({how})"))
             elif not (was_proven and self._gives_up(stream)):
                 going.append(stream)
         self._suspects = deque([*going, *(one for one in waiting if not self._gives_up(one))])
+
+    def _add_blame(self, sent: Sequence[ProcessStream]) -> None:
+        """Also of those whose readers left, for they may ask again."""
+        more: dict[bytes, int] = {}
+        for stream in sent:
+            # Who has written nothing yet is likelier to have ended it.
+            weight = _PROVEN if stream.is_proven else _UNPROVEN
+            more[stream.kind] = max(weight, more.get(stream.kind, 0))
+        for kind, weight in more.items():
+            _remember(self._blamed, kind, self._blamed.get(kind, 0) + weight)
+            if self._blamed[kind] >= _KEPT_OUT:
+                del self._blamed[kind]
+                self._keep_out(kind)
 
     def _gives_up(self, stream: ProcessStream) -> bool:
         """Whether another port goes on with it."""
@@ -323,17 +342,18 @@ class ProcessPort:
         return True
 
     def _keep_out(self, kind: bytes) -> None:
-        self.kept_out[kind] = None
-        if len(self.kept_out) > _MOST_KEPT_OUT:
-            del self.kept_out[next(iter(self.kept_out))]
+        _LOG.error("what the engine ended with twice is kept out from now on")
+        _remember(self.kept_out, kind, None)
 
     def _go_on(self) -> None:
-        """Hand in suspects, up to one that has to prove itself first."""
-        while self._suspects and self._state == "ready":
+        """Hand in suspects, up to one that has to prove itself first; prompts before requests."""
+        if self._state == "ready":
+            self._prompts.go_on()
+        while self._suspects and self._state == "ready" and not self._prompts.is_on_trial:
             first = self._suspects[0]
             if first.ended:
                 self._suspects.popleft()
-            elif not first.blame:
+            elif not first.is_blamed:
                 # It came while others were tried.
                 self._submit(self._suspects.popleft())
             elif not first.is_sent:
@@ -346,26 +366,23 @@ class ProcessPort:
 
     def _submit(self, stream: ProcessStream) -> None:
         stream.is_sent = True
-        self._present.send(submit_of(stream.number, stream.request, stream.written))
+        progress = stream.progress
+        progress.hand_in()
+        asked = submit_of(stream.number, stream.request, stream.written, seconds=progress.seconds)
+        self._present.send(asked)
 
     async def _ask(self, text: str, add_special: bool, chat: ChatPrompt | None) -> list[int]:
         if self._state != "ready":
             raise NotReadyError(self._state)
-        if len(self._asked) >= _MOST_ASKED:
-            raise QueueFullError(len(self._asked), 1)
-        number = next(self._numbers)
-        asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._present.send(Encode(number, text, add_special, chat))
-            return await asyncio.wait_for(asked, _ASK_SECONDS)
-        except TimeoutError:
-            raise EngineLostError(" (nobody encoded its prompt)") from None
-        finally:
-            self._asked.pop(number, None)
+        return await self._prompts.ids(Encode(next(self._numbers), text, add_special, chat))
 
     def _fail_all(self, error: OutriderError) -> None:
         for stream in list(self._streams.values()):
             self._end(stream, error=error)
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(error)
+        self._prompts.fail(error)
+
+
+def _remember(known: dict[bytes, T], kind: bytes, value: T) -> None:
+    known[kind] = value
+    if len(known) > _MOST_KNOWN:
+        del known[next(iter(known))]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from hashlib import sha256
 from typing import Self
 
 import msgspec
 
-from outrider.api.result import MOST_EVENTS, GenerationResult, TextEvent
+from outrider.api.mailbox import Mailbox
+from outrider.api.result import GenerationResult, TextEvent
+from outrider.core.budget import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.server.port import EngineRequest
+from outrider.server.resumed import Progress
 
 
 class KeptOutError(ConfigError):
@@ -36,18 +39,19 @@ class ProcessStream(AsyncIterator[TextEvent]):
         self.engine: int | None = None
         self.written = list(request.written)
         self.is_proven, self.is_sent, self.is_left, self.ended = False, False, False, False
-        self.blame = 0
+        self.is_blamed = False
         self.error: Exception | None = None
         self.found: GenerationResult | None = None
         self.leave = leave
-        self._events: deque[TextEvent] = deque()
+        self.progress = Progress(len(request.prompt_ids))
+        self._events = Mailbox()
         self._waiter: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TextEvent:
-        while not self._events:
+        while (event := self._events.take()) is None:
             if self.ended:
                 if self.error is not None:
                     raise self.error
@@ -60,7 +64,7 @@ class ProcessStream(AsyncIterator[TextEvent]):
                 raise
             finally:
                 self._waiter = None
-        return self._events.popleft()
+        return event
 
     @property
     def result(self) -> GenerationResult:
@@ -74,23 +78,23 @@ class ProcessStream(AsyncIterator[TextEvent]):
         if not self.ended:
             self.leave(self)
 
-    def take(self, event: TextEvent) -> None:
+    def take(self, event: TextEvent, rounds: Sequence[RoundTrace] = ()) -> None:
         self.is_proven = True
         self.written += event.token_ids
-        self._events.append(event)
-        if len(self._events) > MOST_EVENTS:
-            self._events = deque([TextEvent.merged(self._events)])
+        self.progress.take(len(event.token_ids), rounds)
+        self._events.put((event,))
         self._wake()
 
     def end(self, *, result: GenerationResult | None = None, error: Exception | None) -> None:
-        self.found, self.error, self.ended = result, error, True
+        self.found = None if result is None else self.progress.whole(result)
+        self.error, self.ended = error, True
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    @property
+    @cached_property
     def kind(self) -> bytes:
         """The same of requests that ask for the same, whatever seed was drawn for them."""
         request = self.request

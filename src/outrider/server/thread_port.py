@@ -18,6 +18,7 @@ from outrider.api.engine_thread import AsyncRequest, EngineThread
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder, pieces_of
+from outrider.core.budget import RoundTrace
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, size
@@ -41,6 +42,7 @@ class ThreadStream(AsyncIterator[TextEvent]):
 
     def __init__(self, engine: EngineThread, request: AsyncRequest) -> None:
         self._engine, self._request = engine, request
+        self._num_rounds = 0
 
     def __aiter__(self) -> Self:
         return self
@@ -65,6 +67,21 @@ class ThreadStream(AsyncIterator[TextEvent]):
             except BaseException:
                 self.cancel()
                 raise
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to be read."""
+        return self._request.ended and not self._request.events
+
+    def rounds(self, num_tokens: int) -> list[RoundTrace]:
+        """Those not given yet that wrote the next `num_tokens`, and what was read before them."""
+        handle, found = self._request.handle, list[RoundTrace]()
+        traces = [] if handle is None else handle.reader.traces
+        while num_tokens > 0 and self._num_rounds < len(traces):
+            found.append(traces[self._num_rounds])
+            self._num_rounds += 1
+            num_tokens -= found[-1].num_emitted
+        return found
 
     @property
     def result(self) -> GenerationResult:
@@ -144,7 +161,12 @@ class ThreadPort:
         owner = self._ready()
         if add_special:
             return await owner.encoded(lambda: owner.llm.encode(prompt))
-        return await owner.encoded(lambda: owner.llm.tokenizer.encode(prompt, add_special=False))
+
+        def plain() -> list[int]:
+            owner.llm.requests.check_size("prompt", prompt)
+            return owner.llm.tokenizer.encode(prompt, add_special=False)
+
+        return await owner.encoded(plain)
 
     async def encode_chat(self, chat: ChatPrompt) -> list[int]:
         owner = self._ready()

@@ -55,10 +55,36 @@ def test_a_stop_string_may_lie_across_the_break() -> None:
     assert (text, ids) == (ended.text, list(ended.token_ids))
 
 
-def test_a_whole_text_cannot_go_on() -> None:
+def test_a_whole_text_has_ended() -> None:
+    """As it did where it was written: at its length, a stop string or a stop token."""
     llm = LLM(threads=1, drafter="none")
-    ids = llm.generate(PROMPT, max_tokens=4, ignore_eos=True)[0].token_ids
-    with pytest.raises(ConfigError, match="a whole text"):
+    whole = llm.generate(PROMPT, max_tokens=20, ignore_eos=True)[0]
+    eos = llm.tokenizer.stop_ids[0]
+    for params in (
+        SamplingParams(max_tokens=20, ignore_eos=True),
+        SamplingParams(max_tokens=40, ignore_eos=True, stop=[whole.text[-6:]]),
+        SamplingParams(max_tokens=40, min_tokens=3, logit_bias={eos: 100.0}),
+    ):
+        ended = llm.generate(PROMPT, params)[0]
+        handle = llm.submit(PROMPT, params, written=ended.token_ids)
+        assert handle.done
+        found = handle.result()
+        assert not list(handle.events())
+        assert (found.text, found.token_ids) == (ended.text, ended.token_ids)
+        assert (found.finish_reason, found.stop) == (ended.finish_reason, ended.stop)
+
+
+def test_what_is_longer_than_a_text_is_refused() -> None:
+    llm = LLM(threads=1, drafter="none")
+    ids = llm.generate(PROMPT, max_tokens=5, ignore_eos=True)[0].token_ids
+    eos = llm.tokenizer.stop_ids[0]
+    with pytest.raises(ConfigError, match="longer than the text"):
         llm.submit(PROMPT, SamplingParams(max_tokens=4), written=ids)
+    with pytest.raises(ConfigError, match="longer than the text"):
+        llm.submit(PROMPT, SamplingParams(max_tokens=9), written=[eos, *ids])
+    with pytest.raises(ConfigError, match="after a stop string"):
+        llm.submit(
+            PROMPT, SamplingParams(max_tokens=9, stop=[llm.tokenizer.decode(ids[1:3])]), written=ids
+        )
     with pytest.raises(ConfigError, match="outside the vocabulary"):
         llm.submit(PROMPT, SamplingParams(max_tokens=4), written=[10**7])

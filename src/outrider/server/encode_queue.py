@@ -1,0 +1,206 @@
+"""Prompts on their way to the process that turns them into ids: how many at once, and which never.
+
+A long prompt waits for the long one before it, so a flood of them leaves a thread to short ones. If
+the process ends, prompts that were with it are tried one by one: one with which it ends again is
+kept out, and so is one that twice got no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgspec
+
+from outrider.core.errors import QueueFullError
+from outrider.server.frames import Encode
+from outrider.server.port import EngineLostError
+from outrider.server.process_stream import KeptOutError
+
+MOST_ASKED = 256
+"""Prompts that are being encoded or wait for it."""
+LONG_BYTES = 1 << 15
+_MOST_SENT = 8
+_MOST_SUSPECTED = 1_000
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """A prompt, and whom its ids are for. `words` are what it says."""
+
+    encode: Encode
+    words: bytes
+    answer: asyncio.Future[list[int]]
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_long(self) -> bool:
+        return len(self.words) > LONG_BYTES
+
+    @property
+    def kind(self) -> bytes:
+        """The same of prompts that say the same."""
+        return sha256(self.words).digest()
+
+
+class EncodeQueue:
+    """For one process after another. `send` hands a prompt in; a kind of prompt in `kept_out` is
+    refused, and `keep_out` adds one. `hung` is called when a prompt has no answer after
+    `seconds`."""
+
+    def __init__(
+        self,
+        send: Callable[[Encode], None],
+        hung: Callable[[], None],
+        *,
+        kept_out: Callable[[], Container[bytes]],
+        keep_out: Callable[[bytes], None],
+        seconds: float,
+    ) -> None:
+        self._send, self._hung, self._seconds = send, hung, seconds
+        self._kept_out, self._keep_out = kept_out, keep_out
+        self._short: deque[Asked] = deque()
+        self._long: deque[Asked] = deque()
+        self._sent: dict[int, Asked] = {}
+        # Those with which a process ended, and which of them is with the present one.
+        self._suspects: deque[Asked] = deque()
+        self._tried: Asked | None = None
+        # Whether the present one is to end.
+        self._has_hung = False
+        # Their kinds, for whoever asks the same again.
+        self._suspected: dict[bytes, None] = {}
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether it is being found out which prompt ended the process."""
+        return bool(self._suspects) or self._tried is not None
+
+    @property
+    def num_asked(self) -> int:
+        return len(self._short) + len(self._long) + len(self._suspects) + len(self._sent)
+
+    async def ids(self, encode: Encode) -> list[int]:
+        """Raises QueueFullError where too many wait, KeptOutError, EngineLostError, and what the
+        process answers."""
+        if self.num_asked >= MOST_ASKED:
+            raise QueueFullError(self.num_asked, 1)
+        words = encode.text.encode("utf-8", "surrogatepass")
+        if encode.chat is not None:
+            words = msgspec.msgpack.encode(encode.chat)
+        asked = Asked(encode, words, asyncio.get_running_loop().create_future())
+        if asked.kind in self._kept_out():
+            raise KeptOutError
+        queue = self._long if asked.is_long else self._short
+        if asked.kind in self._suspected:
+            queue = self._suspects
+        queue.append(asked)
+        try:
+            self.go_on()
+            return await asked.answer
+        finally:
+            if asked in queue:
+                queue.remove(asked)
+
+    def answer(self, number: int, ids: list[int], error: Exception | None) -> None:
+        """What the process answered."""
+        asked = self._back(number)
+        if asked is None:
+            return
+        self._suspected.pop(asked.kind, None)
+        _tell(asked, error, ids)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Hand in what may be."""
+        while (asked := self._next()) is not None:
+            number = asked.encode.number
+            self._sent[number] = asked
+            loop = asyncio.get_running_loop()
+            asked.timer = loop.call_later(self._seconds, self._overdue, number)
+            self._send(asked.encode)
+
+    def lost(self) -> None:
+        """The process has ended; the next `go_on` hands in to another one."""
+        tried, self._has_hung = self._tried, False
+        for number in list(self._sent):
+            asked = self._back(number)
+            if asked is None:
+                continue
+            if asked is tried:
+                self._refuse(asked)
+                continue
+            self._suspect(asked.kind)
+            if not asked.answer.done():
+                self._suspects.append(asked)
+
+    def fail(self, error: Exception) -> None:
+        """Nobody will answer."""
+        self._has_hung = False
+        for asked in (*self._short, *self._long, *self._suspects, *self._sent.values()):
+            if asked.timer is not None:
+                asked.timer.cancel()
+            _tell(asked, error)
+        self._sent.clear()
+        self._tried = None
+
+    def _next(self) -> Asked | None:
+        if self._tried is not None or self._has_hung:
+            return None
+        if self._suspects:
+            if not self._sent:
+                self._tried = self._suspects.popleft()
+            return self._tried
+        if len(self._sent) >= _MOST_SENT:
+            return None
+        if self._short:
+            return self._short.popleft()
+        if self._long and not any(asked.is_long for asked in self._sent.values()):
+            return self._long.popleft()
+        return None
+
+    def _back(self, number: int) -> Asked | None:
+        """It is with the process no more."""
+        asked = self._sent.pop(number, None)
+        if asked is not None:
+            if asked.timer is not None:
+                asked.timer.cancel()
+            if asked is self._tried:
+                self._tried = None
+        return asked
+
+    def _overdue(self, number: int) -> None:
+        tried = self._tried
+        asked = self._back(number)
+        if asked is None:
+            return
+        if asked is tried:
+            self._refuse(asked)
+        else:
+            self._suspect(asked.kind)
+            _tell(asked, EngineLostError(" (nobody encoded its prompt)"))
+        self._has_hung = True
+        self._hung()
+
+    def _suspect(self, kind: bytes) -> None:
+        self._suspected[kind] = None
+        if len(self._suspected) > _MOST_SUSPECTED:
+            del self._suspected[next(iter(self._suspected))]
+
+    def _refuse(self, asked: Asked) -> None:
+        kind = asked.kind
+        self._suspected.pop(kind, None)
+        self._keep_out(kind)
+        _tell(asked, KeptOutError())
+
+
+def _tell(asked: Asked, error: Exception | None, ids: list[int] | None = None) -> None:
+    """Whoever left hears nothing."""
+    if asked.answer.done():
+        return
+    if error is not None:
+        asked.answer.set_exception(error)
+    else:
+        asked.answer.set_result(ids or [])

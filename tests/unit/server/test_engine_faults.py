@@ -1,0 +1,235 @@
+"""A port whose processes come and go: what is asked again, what counts, and who is kept out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from doubles.clocks import FakeClock
+from doubles.scripted_child import ScriptedChild, scripted_children
+from outrider.core.config import EngineConfig
+from outrider.core.errors import QueueFullError
+from outrider.core.params import SamplingParams
+from outrider.server import encode_queue, resumed
+from outrider.server.frames import Load
+from outrider.server.port import EngineLostError, EngineRequest
+from outrider.server.process_port import ProcessPort
+from outrider.server.process_stream import KeptOutError, ProcessStream
+
+Work = Callable[[ProcessPort, list[ScriptedChild]], Awaitable[None]]
+PARAMS = SamplingParams(max_tokens=64)
+LONG = "long " * encode_queue.LONG_BYTES
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    children = scripted_children(monkeypatch)
+
+    def run(work: Work, *, hang_seconds: float = 1_000.0) -> None:
+        async def main() -> None:
+            port = ProcessPort(Load("m", None, EngineConfig(), 99), hang_seconds=hang_seconds)
+            await port.start()
+            try:
+                await asyncio.wait_for(work(port, children), 60)
+            finally:
+                await port.aclose()
+
+        asyncio.run(main())
+
+    return run
+
+
+async def settled() -> None:
+    """All that may happen at once has happened."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def ended(children: list[ScriptedChild]) -> ScriptedChild:
+    """The present process ends; the next one."""
+    num = len(children)
+    children[-1].kill()
+    while len(children) == num:
+        await asyncio.sleep(0.001)
+    await settled()
+    return children[-1]
+
+
+def request(prompt: str = "ab", params: SamplingParams = PARAMS) -> EngineRequest:
+    return EngineRequest(prompt_ids=[*map(ord, prompt)], params=params, structure={})
+
+
+def asked(port: ProcessPort, prompt: str) -> asyncio.Task[list[int]]:
+    return asyncio.ensure_future(port.encode(prompt))
+
+
+async def read(stream: ProcessStream) -> str:
+    return "".join([event.text async for event in stream])
+
+
+def test_a_prompt_with_which_the_process_ends_twice_is_kept_out(run: Callable[..., None]) -> None:
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        stream = port.stream(request())
+        asking = {text: asked(port, text) for text in ("good", "bad", "fine")}
+        await settled()
+        child = await ended(children)
+        # One by one, and no request before them.
+        assert child.prompts == ["good"]
+        assert not child.requests
+        late = asked(port, "late")
+        child.encoded("good")
+        await settled()
+        assert child.prompts == ["good", "bad"]
+        child = await ended(children)
+        with pytest.raises(KeptOutError):
+            await asking["bad"]
+        assert child.prompts == ["fine"]
+        child.encoded("fine")
+        await settled()
+        assert child.prompts == ["fine", "late"]
+        assert [one.number for one in child.requests] == [stream.number]
+        child.encoded("late")
+        assert [len(await one) for one in (asking["good"], asking["fine"], late)] == [4, 4, 4]
+        with pytest.raises(KeptOutError):
+            await port.encode("bad")
+        assert port.status.num_restarts == 2
+
+    run(work)
+
+
+def test_who_leaves_and_asks_again_is_known(run: Callable[..., None]) -> None:
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        for _ in range(2):
+            asking = asked(port, "bad")
+            await settled()
+            asking.cancel()
+            await ended(children)
+        with pytest.raises(KeptOutError):
+            await port.encode("bad")
+        # The same of a request.
+        for _ in range(2):
+            stream = port.stream(request("xy"))
+            stream.cancel()
+            await ended(children)
+        with pytest.raises(KeptOutError):
+            port.stream(request("xy"))
+
+    run(work)
+
+
+def test_a_prompt_that_hangs_twice_is_kept_out(run: Callable[..., None]) -> None:
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        with pytest.raises(EngineLostError, match="nobody encoded"):
+            await port.encode("bad")
+        assert children[0].was_aborted
+        for _ in range(2):
+            while port.status.state != "ready":
+                await asyncio.sleep(0.001)
+            with pytest.raises(KeptOutError):
+                await port.encode("bad")
+            await settled()
+        assert port.status.num_restarts == 2
+
+    run(work, hang_seconds=0.01)
+
+
+def test_a_flood_of_long_prompts_keeps_no_short_one_waiting(run: Callable[..., None]) -> None:
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        asking = [asked(port, f"{number} {LONG}") for number in range(encode_queue.MOST_ASKED - 2)]
+        await settled()
+        assert len(children[0].prompts) == 1
+        short = [asked(port, text) for text in ("a", "b")]
+        await settled()
+        assert children[0].prompts[1:] == ["a", "b"]
+        with pytest.raises(QueueFullError):
+            await port.encode("c")
+        children[0].encoded("a")
+        assert await short[0] == [ord("a")]
+        # A place is free again, and whoever leaves gives his to another.
+        third = asked(port, "c")
+        asking[-1].cancel()
+        await settled()
+        assert children[0].prompts[3:] == ["c"]
+        for one in (*asking, *short, third):
+            one.cancel()
+
+    run(work)
+
+
+def test_the_time_of_a_request_is_that_of_all_its_processes(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(resumed, "monotonic", clock)
+
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        stream = port.stream(request(params=SamplingParams(max_tokens=64, max_time=10.0)))
+        assert children[0].requests[0].params.max_time == 10.0
+        children[0].wrote(children[0].requests[0], "one")
+        await settled()
+        clock.advance(4)
+        child = await ended(children)
+        assert child.requests[0].params.max_time == 6.0
+        clock.advance(7)
+        child = await ended(children)
+        assert 0 < child.requests[0].params.max_time < 1e-3
+        child.wrote(child.requests[0], "!", ends=True)
+        assert await read(stream) == "one!"
+        assert stream.result.stats.seconds["total"] == 11.5
+
+    run(work)
+
+
+def test_the_figures_of_a_request_are_of_all_its_processes(run: Callable[..., None]) -> None:
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        whole, broken = (port.stream(request(prompt)) for prompt in ("abc", "abd"))
+        for rounds in (["one", "two!"], ["a"], ["bc"]):
+            for each in children[-1].requests:
+                children[-1].wrote(each, *rounds)
+            await settled()
+            # What it had written beyond that is written anew, and counted once.
+            if children[-1] is children[0]:
+                children[0].wrote(children[0].requests[0], "a", "bc", ends=True)
+                await settled()
+            if rounds != ["bc"]:
+                await ended(children)
+        children[-1].wrote(children[-1].requests[0], "end", ends=True)
+        assert await read(whole) == "onetwo!abc"
+        assert await read(broken) == "onetwo!abcend"
+        stats = broken.result.stats
+        assert stats.acceptance_histogram == (1, 1, 2, 1)
+        assert stats.num_emitted == stats.num_accepted + stats.num_rounds == len("onetwo!abcend")
+        assert stats.num_drafted == 15
+        assert len(broken.result.token_seconds) == broken.result.num_tokens
+        assert whole.result.stats.acceptance_histogram == (1, 1, 1, 1)
+
+    run(work)
+
+
+def test_many_rounds_are_added_up_as_few_are(run: Callable[..., None]) -> None:
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        stream = port.stream(request())
+        reading = asyncio.ensure_future(read(stream))
+        for _ in range(3):
+            child = children[-1]
+            child.wrote(child.requests[0], *["ab", "c", "defg"] * 100)
+            await settled()
+            await ended(children)
+        children[-1].wrote(children[-1].requests[0], "end", ends=True)
+        assert len(await reading) == 2103
+        assert stream.result.stats.acceptance_histogram == (300, 300, 1, 300)
+
+    run(work)
+
+
+def test_a_request_that_comes_to_its_end_is_blamed_no_more(run: Callable[..., None]) -> None:
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        for _ in range(3):
+            stream = port.stream(request())
+            child = await ended(children)
+            child.wrote(child.requests[0], "end", ends=True)
+            assert await read(stream) == "end"
+
+    run(work)
