@@ -19,8 +19,8 @@ from outrider.cli.advice import (
 from outrider.cli.call import Call
 from outrider.cli.models import read_spec
 from outrider.cli.output import check_writable, fitted, json_line, write_whole
+from outrider.cli.plan_options import PlanOptions
 from outrider.cli.plan_page import Origin, elsewhere, is_sheet, page_of, record_of
-from outrider.cli.run_options import PlanOptions
 from outrider.cli.session import start_logging
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder

@@ -20,7 +20,7 @@ from outrider.cli.advice import bounds_sentence
 from outrider.cli.models import read_spec
 from outrider.cli.options import setting_flags
 from outrider.cli.output import line_width, prose, screen_table
-from outrider.cli.run_options import DECIDED_BY_PLANS, PlanOptions
+from outrider.cli.plan_options import DECIDED_BY_PLANS, PlanOptions
 from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean

@@ -7,7 +7,7 @@ numbers and a row for each engine; a sweep is drawn as a line for each engine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from outrider.cli.output import (
     screen_table,
     write_whole,
 )
-from outrider.cli.run_options import SimulateOptions
+from outrider.cli.plan_options import SimulateOptions
 from outrider.cli.simulate_setup import OF_LOAD, OF_SHEETS, Sweep, study_of, sweep_of, too_large
 from outrider.metrics.chrome_trace import trace_pieces
 from outrider.planner.simulate_events import widest_fan_out
@@ -34,6 +34,7 @@ from outrider.planner.simulate_study import (
     PLAIN,
     TOGETHER,
     SimulatedComparison,
+    SimulatedNumbers,
     SimulatedStudy,
     compare,
 )
@@ -54,14 +55,26 @@ HEADER = (
     "overlap",
     "lanes busy",
 )
+FLEET_HEADER = (
+    "engine",
+    "first p99",
+    "token p99",
+    "latency p99",
+    "prompt cached",
+    "by replica",
+    "moved",
+    "a million tokens",
+)
 
 
 def page(found: SimulatedComparison) -> str:
     """Of one comparison."""
     rows = [_row(found, engine) for engine in found.numbers]
-    return "\n\n".join(
-        [about(found.study), machine(found.study), screen_table(rows, header=HEADER)]
-    )
+    parts = [about(found.study), machine(found.study), screen_table(rows, header=HEADER)]
+    if found.study.is_fleet:
+        rows = [_fleet_row(own) for own in found.numbers.values()]
+        parts.append(screen_table(rows, header=FLEET_HEADER))
+    return "\n\n".join(parts)
 
 
 def sweep_page(sweep: Sweep, found: Sequence[SimulatedComparison]) -> str:
@@ -75,14 +88,32 @@ def sweep_page(sweep: Sweep, found: Sequence[SimulatedComparison]) -> str:
         (word, *(_ms(one.numbers[engine].latency.p95) for engine in (PLAIN, *engines)))
         for word, one in zip(sweep.words, found, strict=True)
     ]
-    return "\n\n".join(
-        [
-            f"{about(found[0].study, varies=sweep.name)}; {sweep.name} varies",
-            "speed-up over plain decoding\n" + screen_table(ups, header=(sweep.name, *engines)),
-            "latency of a request, p95\n"
-            + screen_table(late, header=(sweep.name, PLAIN, *engines)),
+    parts = [
+        f"{about(found[0].study, varies=sweep.name)}; {sweep.name} varies",
+        "speed-up over plain decoding\n" + screen_table(ups, header=(sweep.name, *engines)),
+        "latency of a request, p95\n" + screen_table(late, header=(sweep.name, PLAIN, *engines)),
+    ]
+    if any(one.study.is_fleet for one in found):
+        parts += _fleet_tables(sweep, found)
+    return "\n\n".join(parts)
+
+
+def _fleet_tables(sweep: Sweep, found: Sequence[SimulatedComparison]) -> Iterator[str]:
+    """Throughput, tails and cost by value."""
+    told: dict[str, Callable[[SimulatedNumbers], str]] = {
+        "tokens a second": lambda own: f"{own.tokens_per_second:.1f}",
+        "time to the first token, p99": lambda own: _ms(own.first_token.p99),
+        "latency of a request, p99": lambda own: _ms(own.latency.p99),
+        "share of prompt tokens that were cached": lambda own: f"{100 * own.fleet.cached:.0f} %",
+    }
+    if any(one.study.price is not None for one in found):
+        told["cost of a million tokens"] = lambda own: _money(own.fleet.price)
+    for title, cell in told.items():
+        rows = [
+            (word, *map(cell, one.numbers.values()))
+            for word, one in zip(sweep.words, found, strict=True)
         ]
-    )
+        yield f"{title}\n{screen_table(rows, header=(sweep.name, *found[0].numbers))}"
 
 
 def about(study: SimulatedStudy, *, varies: str = "") -> str:
@@ -105,6 +136,11 @@ def about(study: SimulatedStudy, *, varies: str = "") -> str:
         spread=f"spread {study.spread:g}" if study.spread else "",
         arrivals=_coming(study),
         batch=f"batch {study.batch}",
+        replicas=f"{study.replicas} replicas by {study.routing}" if study.replicas > 1 else "",
+        shared=f"{study.shared} tokens in common in {study.families} families"
+        if study.shared
+        else "",
+        failures=_failing(study),
     )
     sharing = _listed(varies, contention=_sharing(study))
     lines = ("" if varies in OF_SHEETS else names, drafting, f"{load}; {sharing}".rstrip("; "))
@@ -155,6 +191,12 @@ def _coming(study: SimulatedStudy) -> str:
     return "all at once" if study.arrivals == TOGETHER else f"{study.arrivals:g} a second"
 
 
+def _failing(study: SimulatedStudy) -> str:
+    return ", ".join(
+        f"replica {one.replica} gone from {one.at:g} s to {one.ends:g} s" for one in study.failures
+    )
+
+
 def _sharing(study: SimulatedStudy) -> str:
     if study.contention == 0:
         return "every lane has a device of its own"
@@ -179,6 +221,23 @@ def _row(found: SimulatedComparison, engine: str) -> tuple[str, ...]:
         f"{100 * own.timeline.overlap_fraction:.0f} %",
         ", ".join(f"{lane} {100 * share:.0f} %" for lane, share in own.busy.items()),
     )
+
+
+def _fleet_row(own: SimulatedNumbers) -> tuple[str, ...]:
+    return (
+        own.engine,
+        _ms(own.first_token.p99),
+        _ms(own.between_tokens.p99),
+        _ms(own.latency.p99),
+        f"{100 * own.fleet.cached:.0f} %",
+        ", ".join(map(str, own.fleet.served)),
+        str(own.fleet.moved),
+        _money(own.fleet.price),
+    )
+
+
+def _money(price: float | None) -> str:
+    return "-" if price is None else f"{price:.3g}"
 
 
 def _formula(found: SimulatedComparison, engine: str) -> float | None:
@@ -216,8 +275,15 @@ def sweep_chart(sweep: Sweep, found: Sequence[SimulatedComparison], *, small_pri
         panel("speed-up over plain decoding", ups, ("as plain decoding", 1.0)),
         panel("latency of a request, p95, ms", late),
     ]
+    rows = [panels]
+    if any(one.study.is_fleet for one in found):
+        rate = {e: [one.numbers[e].tokens_per_second for one in found] for e in (PLAIN, *engines)}
+        first = {e: [1e3 * one.numbers[e].first_token.p99 for one in found] for e in late}
+        rows.append(
+            [panel("tokens a second", rate), panel("time to the first token, p99, ms", first)]
+        )
     title = f"Simulated engines by {sweep.name}"
-    return Chart(title=title, panels=[panels], foot=small_print)
+    return Chart(title=title, panels=rows, foot=small_print)
 
 
 def simulate(call: Call[SimulateOptions]) -> int:
@@ -278,6 +344,7 @@ def _study_record(study: SimulatedStudy) -> dict[str, Any]:
         "engines": list(study.engines),
         "p_hit": study.hit_chance,
         **{name: getattr(study, name) for name in OF_LOAD},
+        "failures": [asdict(one) for one in study.failures],
     }
 
 

@@ -7,6 +7,7 @@ tensors. Bytes are two a number, bfloat16.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -14,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from outrider.cli.run_options import SimulateOptions
+from outrider.cli.plan_options import SimulateOptions
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.core.fields import numbers_of, split
 from outrider.core.files import FileKind, read_text
@@ -26,8 +27,10 @@ from outrider.models.json_object import JsonObject
 from outrider.planner.devices import device_sheet
 from outrider.planner.places import believe
 from outrider.planner.roofline import calibrate
+from outrider.planner.simulate_fleet import Failure
 from outrider.planner.simulate_study import CLOSED, TOGETHER, SimulatedStudy
 
+_FAILURE = re.compile(r"(?P<replica>\d+)@(?P<at>\d+(?:\.\d+)?)\+(?P<seconds>\d+(?:\.\d+)?)")
 _BYTES = 2
 _LONG = 131_072
 
@@ -100,7 +103,7 @@ _STUDIED = {item.name for item in SimulateOptions.verb.own_options()}
 _SAME = tuple(
     item.name
     for item in fields(SimulatedStudy)
-    if item.name in _STUDIED and item.name not in (*_ABOUT, "arrivals")
+    if item.name in _STUDIED and item.name not in (*_ABOUT, "arrivals", "failures", "price")
 )
 OF_SHEETS = ("target", "draft", "device", "draft_device")
 
@@ -153,6 +156,8 @@ def study_of(options: SimulateOptions) -> SimulatedStudy:
         output=options.max_tokens,
         arrivals=_arrivals(options.arrivals),
         sync=options.sync_us * 1e-6,
+        failures=_failures(options.failures),
+        price=_price(options),
         **{name: getattr(options, name) for name in _SAME},
     )
 
@@ -277,3 +282,41 @@ def _arrivals(word: str) -> str | float:
             hint="--arrivals 2.5",
         )
     return rate
+
+
+def _failures(words: str | None) -> tuple[Failure, ...]:
+    return tuple(map(_failure, split(words or "")))
+
+
+def _failure(word: str) -> Failure:
+    found = _FAILURE.fullmatch(word)
+    if found is None:
+        raise ConfigError(f"--failures {word}: no such failure.", hint="--failures 0@10+5,1@30+2.5")
+    return Failure(int(found["replica"]), float(found["at"]), float(found["seconds"]))
+
+
+def _price(options: SimulateOptions) -> float | None:
+    """Raises ConfigError where prices are of devices and the one that is simulated has none."""
+    if options.price is None:
+        return None
+    prices = dict(_priced(word) for word in split(options.price))
+    device = DEVICE if options.device is None else options.device
+    found = prices.get("", prices.get(device))
+    if found is None:
+        raise ConfigError(
+            f"--price {options.price}: nothing of {device}.",
+            hint=f"--price {device}=3, or one for all",
+        )
+    return found
+
+
+def _priced(word: str) -> tuple[str, float]:
+    """A device, "" for all, and its price."""
+    name, _, value = word.rpartition("=")
+    try:
+        price = float(value)
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < float("inf"):
+        raise ConfigError(f"--price {word}: {value} is no price.", hint="--price 2.5")
+    return name, price

@@ -1,127 +1,26 @@
-"""Discrete-event simulator of schedules: the policy code of the engine on an invented clock.
+"""Discrete-event simulator: engines and a router, the policies of `sched/`, on an invented clock.
 
-Ledger, schedules, lane orders and admission are those of `sched/`. Invented are the seconds of jobs
-and chance (simulate_events.py), and how jobs hold each other up (`SharedLanes`). A
-round drafts at most K tokens and one less than may still be written, emits the accepted ones and
-one more, and its sequence ends at its last token. There are no stop tokens, no text and no memory
-that ends. Records are those of a real run (JobTrace, RoundTrace).
+Invented are the seconds of jobs and chance (simulate_events.py), how jobs hold each other up, and
+when a replica fails. Records are those of a real run (JobTrace, RoundTrace).
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
-from typing import Generic, TypeVar
 
-from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
+from outrider.planner.simulate_engine import LABEL_END, Records, SimulatedEngine
 from outrider.planner.simulate_events import (
     Chance,
-    Drafted,
-    Fed,
     JobCosts,
     Running,
     Simulated,
-    SimulatedJob,
-    SimulatedLoad,
     SimulatedResult,
-    round_trace,
 )
-from outrider.sched.jobs import (
-    Job,
-    JobKind,
-    Limits,
-    ReadyQueues,
-    Stage,
-    StageItem,
-    job_observers,
-    num_admissible,
-)
-from outrider.sched.lane_order import order_named
-from outrider.sched.ledger import Ledger
-from outrider.sched.schedules import schedule_for
-
-T = TypeVar("T")
-# Ends that differ by rounding alone are one moment.
-_SAME = 1e-12
-
-
-@dataclass(slots=True)
-class _Running(Generic[T]):
-    """`ends` is right as long as it goes on with the same `slowdown`."""
-
-    task: T
-    seconds: float
-    ends: float
-    slowdown: float = 1.0
-
-
-@dataclass(slots=True)
-class SharedLanes(Generic[T]):
-    """Who runs what, and until when. Moments that it is told never go back.
-
-    A job that runs alone takes its own seconds. With m jobs at once each goes on at the speed
-
-        1 / (1 + c (m - 1))
-
-    with the contention c: 0 where every lane has a device of its own, 1 where all lanes read one
-    memory and each gets an equal share of its bandwidth. With c = 1 no arrangement of the same jobs
-    is faster than one after another: T_round >= sum of bytes / BW. Jobs that take no time hold
-    nobody up.
-    """
-
-    contention: float
-    _running: dict[str, _Running[T]] = field(default_factory=dict[str, _Running[T]])
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.contention <= 1:
-            raise ContractError("contention lies between 0 and 1")
-
-    @property
-    def busy(self) -> Mapping[str, object]:
-        """By lane."""
-        return self._running
-
-    @property
-    def next_end(self) -> float:
-        """The moment at which the first of the jobs that now run ends, if nothing else starts."""
-        return min((one.ends for one in self._running.values()), default=math.inf)
-
-    def start(self, lane: str, task: T, seconds: float, *, now: float) -> None:
-        """`seconds` is what the job takes alone."""
-        if lane in self._running:
-            raise ContractError("the lane runs a job")
-        self._running[lane] = _Running(task, seconds, now + seconds)
-        self._share(now)
-
-    def ended(self, now: float) -> list[T]:
-        """The tasks that have ended by `now`, in the order in which they started."""
-        until = now + _SAME * abs(now)
-        lanes = [lane for lane, one in self._running.items() if one.ends <= until]
-        done = [self._running.pop(lane).task for lane in lanes]
-        if done:
-            self._share(now)
-        return done
-
-    def stopped(self) -> list[T]:
-        """What still ran, in the order in which it started; nothing runs any more."""
-        left = [one.task for one in self._running.values()]
-        self._running.clear()
-        return left
-
-    def _share(self, now: float) -> None:
-        num_working = sum(one.seconds > 0 for one in self._running.values())
-        slowdown = 1 + self.contention * max(num_working - 1, 0)
-        for one in self._running.values():
-            if one.slowdown != slowdown:
-                one.ends = now + (one.ends - now) / one.slowdown * slowdown
-                one.slowdown = slowdown
+from outrider.planner.simulate_fleet import Fleet, Router
+from outrider.planner.simulate_load import SimulatedLoad
 
 
 def simulate(
@@ -131,56 +30,66 @@ def simulate(
     chance: Chance,
     *,
     contention: float = 0.0,
+    fleet: Fleet | None = None,
 ) -> Simulated:
     """Run `load` to its end. Of `config` it reads schedule, which must be resolved, k, batch sizes,
-    chunk, threshold and lane order. The same arguments give the same result."""
-    return _Simulation(config, load, costs, chance, SharedLanes(contention)).run()
+    chunk, threshold and lane order. `contention` is among the lanes of an engine; replicas share
+    nothing. The same arguments give the same result."""
+    fleet = fleet or Fleet()
+    records = Records()
+    engines = [
+        SimulatedEngine(
+            config,
+            costs,
+            chance,
+            contention=contention,
+            records=records,
+            label=f"{number}{LABEL_END}" if fleet.replicas > 1 else "",
+        )
+        for number in range(fleet.replicas)
+    ]
+    return _Simulation(load, fleet, engines, records).run()
 
 
 class _Simulation:
     def __init__(
-        self,
-        config: EngineConfig,
-        load: SimulatedLoad,
-        costs: JobCosts,
-        chance: Chance,
-        lanes: SharedLanes[SimulatedJob],
+        self, load: SimulatedLoad, fleet: Fleet, engines: list[SimulatedEngine], records: Records
     ) -> None:
-        self._config, self._load, self._costs, self._chance = config, load, costs, chance
-        self._lanes = lanes
-        self._schedule = schedule_for(config)
-        self._order = order_named(
-            config.lane_order, margin=config.verify_margin, target_ms=config.target_ms
-        )
-        self._observers = job_observers(self._order, self._schedule)
-        self._ahead = config.schedule == "ssd"
-        self._ledger = Ledger(drafts_ahead=self._ahead)
-        self._limits = Limits(config.batch_size, sys.maxsize)
+        self._load, self._engines, self._records = load, engines, records
+        self._router = Router(fleet.routing)
+        self._changes = deque(sorted({at for one in fleet.failures for at in (one.at, one.ends)}))
+        self._failures = fleet.failures
+        self._is_up = [True] * len(engines)
         self._now = 0.0
         self._coming = deque(enumerate(load.requests))
-        self._waiting: deque[Running] = deque()
-        self._live: dict[int, Running] = {}
-        self._passes = count()
-        self._jobs: list[JobTrace] = []
-        self._rounds: list[RoundTrace] = []
+        # They came, or were lost, while no replica was there.
+        self._homeless: list[Running] = []
         self._served: list[SimulatedResult] = []
 
     def run(self) -> Simulated:
+        self._change()
         self._arrive()
-        while self._coming or self._waiting or self._live:
-            self._admit()
-            self._start_jobs()
-            self._now = min(self._lanes.next_end, self._next_arrival)
+        while self._coming or self._num_in_flight:
+            for engine in self._up:
+                engine.work(self._now)
+            ends = (engine.next_end for engine in self._up)
+            self._now = min(*ends, self._next_arrival, self._next_change)
             if not self._now < math.inf:
                 raise ContractError("sequences wait, and no lane does anything")
-            for task in self._lanes.ended(self._now):
-                self._finish(task)
+            for number, engine in enumerate(self._engines):
+                self._served += [seq.served(number) for seq in engine.finish(self._now)]
+            self._change()
             self._arrive()
-        # Nobody waits for what is still drafted ahead.
-        self._jobs += [task.trace(self._now) for task in self._lanes.stopped()]
-        return Simulated(self._now, tuple(self._jobs), tuple(self._rounds), tuple(self._served))
+        for engine in self._engines:
+            engine.stop(self._now)
+        jobs, rounds = self._records.jobs, self._records.rounds
+        return Simulated(self._now, tuple(jobs), tuple(rounds), tuple(self._served))
 
     # Requests
+
+    @property
+    def _num_in_flight(self) -> int:
+        return len(self._homeless) + sum(engine.num_in_flight for engine in self._engines)
 
     @property
     def _next_arrival(self) -> float:
@@ -191,124 +100,40 @@ class _Simulation:
         """Who comes now: by the clock, or because somebody was answered."""
         users = self._load.in_flight
         while self._coming and (
-            self._next_arrival <= self._now
-            if users is None
-            else len(self._live) + len(self._waiting) < users
+            self._next_arrival <= self._now if users is None else self._num_in_flight < users
         ):
             seq_id, one = self._coming.popleft()
-            came = self._now if users is not None else one.arrives
-            self._waiting.append(Running(seq_id, came, one.num_prompt, one.num_output))
+            self._place(Running(seq_id, self._now if users is not None else one.arrives, one))
 
-    def _admit(self) -> None:
-        if not self._waiting:
+    def _place(self, seq: Running) -> None:
+        if not self._up:
+            self._homeless.append(seq)
             return
-        waiting, running = (
-            [self._limits.expected(seq.length, seq.room) for seq in group]
-            for group in (self._waiting, self._live.values())
-        )
-        for _ in range(num_admissible(waiting, running, self._limits)):
-            seq = self._waiting.popleft()
-            self._live[seq.seq_id] = seq
-            self._ledger.add(seq.seq_id, seq.length)
+        ids = seq.request.prompt_ids(seq.seq_id)
+        self._router.choose(self._up, ids, is_moved=seq.num_moves > 0).add(seq)
 
-    # Jobs
+    # Failures
 
-    def _start_jobs(self) -> None:
-        """Poll idle lanes until none starts: a verify that starts may make work ahead of it. Lanes
-        may wait for each other only while something runs."""
-        lanes, busy = self._schedule.lanes, self._lanes.busy
-        started = patient = True
-        while (started or (patient and not busy)) and len(busy) < len(lanes):
-            patient = patient and (started or bool(busy))
-            started = False
-            pool = self._ledger.pool(sys.maxsize, patient=patient)
-            for lane in self._order.arrange(lanes, pool):
-                if lane not in busy and self._start(lane, pool):
-                    started = True
-                    pool = self._ledger.pool(sys.maxsize, patient=patient)
+    @property
+    def _up(self) -> list[SimulatedEngine]:
+        return [one for one, is_up in zip(self._engines, self._is_up, strict=True) if is_up]
 
-    def _start(self, lane: str, pool: ReadyQueues) -> bool:
-        job = self._schedule.next_job(lane, pool, self._ledger.num_live)
-        if not job:
-            return False
-        drafting = self._draft(job) + self._ahead_seconds(job.of(Stage.AHEAD))
-        reading = self._costs.pass_seconds(list(self._fed(job)))
-        if job.kind is JobKind.DRAFT:
-            drafting += self._costs.sync
-        task = SimulatedJob(
-            lane,
-            job,
-            self._now,
-            drafting,
-            reading,
-            queues=(len(pool.prefill), len(pool.draft), len(pool.verify)),
-            num_waiting=len(self._waiting),
-            num_live=len(self._live),
-        )
-        self._ledger.start(job)
-        self._lanes.start(lane, task, task.seconds, now=self._now)
-        return True
+    @property
+    def _next_change(self) -> float:
+        return self._changes[0] if self._changes else math.inf
 
-    def _draft(self, job: Job) -> float:
-        """Decide what each sequence's draft is, and the seconds that making it takes."""
-        batch = [self._live[work.seq_id] for work in job.of(Stage.DRAFT)]
-        missed: list[Drafted] = []
-        for seq in batch:
-            seq.depth = min(self._config.k, seq.room - 1)
-            seq.hit = self._is_hit(seq) if self._ahead and seq.depth else None
-            seq.is_ready = False
-            if not seq.hit:
-                missed.append(Drafted(seq.depth, seq.length - 1))
-        seconds = self._costs.draft_seconds(missed)
-        for seq in batch:
-            seq.draft_seconds = seconds
-        return seconds
-
-    def _is_hit(self, seq: Running) -> bool:
-        return seq.is_ready and self._chance.is_hit(seq.seq_id, seq.length)
-
-    def _ahead_seconds(self, works: Sequence[StageItem]) -> float:
-        batch = [self._live[work.seq_id] for work in works]
-        return self._costs.ahead_seconds([Drafted(seq.depth, seq.length - 1) for seq in batch])
-
-    def _fed(self, job: Job) -> Iterator[Fed]:
-        for work in job.of(Stage.PREFILL):
-            yield Fed(work.num_tokens, self._num_committed(self._live[work.seq_id]))
-        for work in job.of(Stage.VERIFY):
-            seq = self._live[work.seq_id]
-            rows = work.num_tokens + seq.depth
-            kept = self._chance.num_kept(seq.seq_id, seq.length, seq.depth)
-            yield Fed(rows, self._num_committed(seq), judged=1 + seq.depth, emitted=1 + kept)
-
-    def _num_committed(self, seq: Running) -> int:
-        return seq.length - self._ledger.num_unread(seq.seq_id)
-
-    def _finish(self, task: SimulatedJob) -> None:
-        trace = task.trace(self._now)
-        self._jobs.append(trace)
-        for observer in self._observers:
-            observer.observe(trace)
-        self._note_passes(task)
-        for work in task.job.of(Stage.AHEAD):
-            if work.seq_id in self._live:
-                self._live[work.seq_id].is_ready = True
-        self._ledger.finish(task.job, lambda seq_id: self._live[seq_id].room == 0)
-        for work in task.job.of(Stage.VERIFY):
-            seq = self._live[work.seq_id]
-            if seq.room == 0:
-                del self._live[seq.seq_id]
-                self._served.append(seq.served())
-
-    def _note_passes(self, task: SimulatedJob) -> None:
-        """Tell what the pass of a job did for each of its sequences, if it had one."""
-        reads, judged = task.job.of(Stage.PREFILL), task.job.of(Stage.VERIFY)
-        if not reads and not judged:
+    def _change(self) -> None:
+        """Replicas that fail or are back now."""
+        if self._next_change > self._now:
             return
-        slowdown = (self._now - task.began) / task.seconds if task.seconds > 0 else 1.0
-        trace = partial(round_trace, task, index=next(self._passes), slowdown=slowdown)
-        self._rounds += [trace(work, None, kept=0) for work in reads]
-        for work in judged:
-            seq = self._live[work.seq_id]
-            kept = self._chance.num_kept(seq.seq_id, seq.length, seq.depth)
-            self._rounds.append(trace(work, seq, kept=kept))
-            seq.moments += [self._now - seq.arrived] * (kept + 1)
+        self._changes.popleft()
+        was_up = self._is_up
+        down = {one.replica for one in self._failures if one.at <= self._now < one.ends}
+        self._is_up = [number not in down for number in range(len(self._engines))]
+        lost = list[Running]()
+        for engine, before, after in zip(self._engines, was_up, self._is_up, strict=True):
+            if before and not after:
+                lost += engine.lose(self._now)
+        waited, self._homeless = self._homeless, []
+        for seq in sorted((*waited, *lost), key=lambda seq: seq.seq_id):
+            self._place(seq)

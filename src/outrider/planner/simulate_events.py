@@ -1,4 +1,4 @@
-"""Chance, load, costs and records of a simulation: verdicts, lengths, arrivals, seconds, results.
+"""Chance, costs and records of a simulation: verdicts, seconds, results.
 
 A verification keeps n tokens by one uniform number u: the number of places j with u < a_1 a_2 ...
 a_j, where a_j is the probability that the j-th token is kept given that all before it were. So a
@@ -8,33 +8,15 @@ it has, what is decided), so every engine of a comparison meets the same verdict
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from itertools import accumulate
 
 from outrider.core.budget import JobTrace, RoundTrace
-from outrider.core.errors import ConfigError, ContractError
-from outrider.core.philox import philox_uniform
+from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import expected_by_place, prefix_products
+from outrider.planner.simulate_load import Decides, SimulatedRequest, uniform
 from outrider.sched.jobs import Job, JobKind, Stage, StageItem
-
-
-class Decides(IntEnum):
-    """What a number is for; part of its key, so that none serves twice."""
-
-    VERDICT = 0
-    HIT = 1
-    PROMPT = 2
-    OUTPUT = 3
-    GAP = 4
-
-
-def uniform(seed: int, decides: Decides, seq_id: int, start: int = 0) -> float:
-    """In [0, 1)."""
-    return philox_uniform(seed, (0, start, seq_id, int(decides)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,84 +60,21 @@ class Chance:
         return uniform(self.seed, Decides.HIT, seq_id, start) < self.p_hit
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedRequest:
-    """Tokens to read and to write, both at least one. `arrives` is in seconds since the beginning;
-    a closed loop does not read it."""
-
-    num_prompt: int
-    num_output: int
-    arrives: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedLoad:
-    """`in_flight` is the number of users of a closed loop, None where requests come by the clock;
-    then they are in the order of their arrival.
-
-    Requests come in one of three ways: all together; in a closed loop, where each of n users asks
-    again when answered; or as a Poisson process, whose gaps are exponential with mean 1 / rate.
-    Lengths are spread evenly between (1 - s) and (1 + s) times their mean.
-    """
-
-    requests: tuple[SimulatedRequest, ...]
-    in_flight: int | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """To be written in all."""
-        return sum(request.num_output for request in self.requests)
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Mean tokens of prompts and outputs, and the spread s of both, from 0 to below 1."""
-
-    prompt: int
-    output: int
-    spread: float = 0.0
-
-    def request(self, seq_id: int, seed: int) -> SimulatedRequest:
-        prompt, output = (
-            self._around(mean, uniform(seed, decides, seq_id))
-            for mean, decides in ((self.prompt, Decides.PROMPT), (self.output, Decides.OUTPUT))
-        )
-        return SimulatedRequest(prompt, output)
-
-    def _around(self, mean: int, u: float) -> int:
-        return max(round(mean * (1 + self.spread * (2 * u - 1))), 1)
-
-
-def requests_of(lengths: Lengths, num: int, *, seed: int) -> tuple[SimulatedRequest, ...]:
-    """The same whatever engine they are for."""
-    return tuple(lengths.request(seq_id, seed) for seq_id in range(num))
-
-
-def poisson(requests: Iterable[SimulatedRequest], rate: float, *, seed: int) -> SimulatedLoad:
-    """`rate` is requests a second."""
-    if not rate > 0:
-        raise ContractError("a rate is above 0")
-    found = tuple(requests)
-    gaps = (-math.log1p(-uniform(seed, Decides.GAP, i)) / rate for i in range(len(found)))
-    return SimulatedLoad(
-        tuple(
-            SimulatedRequest(one.num_prompt, one.num_output, moment)
-            for one, moment in zip(found, accumulate(gaps), strict=True)
-        )
-    )
-
-
 DRAFTER = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedResult:
     """What became of a request. `arrivals` has a moment for each token, in seconds since the
-    request came, at `arrived`."""
+    request came, at `arrived`. `replica` wrote its last token; `num_moves` is how often it had to
+    go on elsewhere, `num_cached` how many tokens need not be read, because they were before."""
 
     seq_id: int
     arrived: float
     arrivals: tuple[float, ...]
+    replica: int = 0
+    num_moves: int = 0
+    num_cached: int = 0
 
     @property
     def ended(self) -> float:
@@ -179,9 +98,10 @@ class Running:
 
     seq_id: int
     arrived: float
-    num_prompt: int
-    num_output: int
+    request: SimulatedRequest
     moments: list[float] = field(default_factory=list[float])
+    num_moves: int = 0
+    num_cached: int = 0
     depth: int = 0
     draft_seconds: float = 0.0
     hit: bool | None = None
@@ -190,15 +110,22 @@ class Running:
     @property
     def length(self) -> int:
         """Tokens that it has, its pending one included."""
-        return self.num_prompt + len(self.moments)
+        return self.request.num_prompt + len(self.moments)
 
     @property
     def room(self) -> int:
         """Tokens that it may still write."""
-        return self.num_output - len(self.moments)
+        return self.request.num_output - len(self.moments)
 
-    def served(self) -> SimulatedResult:
-        return SimulatedResult(self.seq_id, self.arrived, tuple(self.moments))
+    def served(self, replica: int) -> SimulatedResult:
+        return SimulatedResult(
+            self.seq_id,
+            self.arrived,
+            tuple(self.moments),
+            replica,
+            self.num_moves,
+            self.num_cached,
+        )
 
 
 @dataclass(frozen=True, slots=True)

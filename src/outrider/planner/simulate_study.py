@@ -14,6 +14,8 @@ Figures derive from the records, by the code that real runs are counted with (me
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, pairwise
@@ -32,18 +34,17 @@ from outrider.estimate.theory import (
 from outrider.metrics.summary import Stats, inter_token_latencies, percentile, summarise
 from outrider.metrics.timeline import Timeline, hit_rate, timeline
 from outrider.planner.simulate import simulate
+from outrider.planner.simulate_engine import LABEL_END
 from outrider.planner.simulate_events import (
     DRAFTER,
     Chance,
     JobCosts,
-    Lengths,
     Simulated,
-    SimulatedLoad,
     SimulatedTimes,
-    poisson,
-    requests_of,
     round_times,
 )
+from outrider.planner.simulate_fleet import BY_BEGINNING, Failure, Fleet
+from outrider.planner.simulate_load import Lengths, SimulatedLoad, poisson, requests_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,20 @@ class Percentiles:
     p50: float
     p95: float
     p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNumbers:
+    """`served` counts requests by the replica that ended them, `moved` those that went on
+    elsewhere. `cached` is the share of the prompts' tokens that need not be read, because they were
+    before; `price` is what a million written tokens cost, None where nobody says what replicas do.
+    """
+
+    replicas: int
+    served: tuple[int, ...]
+    moved: int
+    cached: float
+    price: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,7 @@ class SimulatedNumbers:
     between_tokens: Percentiles
     latency: Percentiles
     timeline: Timeline
+    fleet: FleetNumbers
 
     @property
     def seconds(self) -> float:
@@ -81,8 +97,12 @@ class SimulatedNumbers:
 
     @property
     def busy(self) -> Mapping[str, float]:
-        """Share of the time in which each lane ran a job."""
-        return {lane: use.busy_fraction for lane, use in self.timeline.lanes.items()}
+        """Share of the time in which each lane ran a job, the mean of all replicas."""
+        found: dict[str, float] = {}
+        for lane, use in self.timeline.lanes.items():
+            name = lane.rpartition(LABEL_END)[2]
+            found[name] = found.get(name, 0.0) + use.busy_fraction / self.fleet.replicas
+        return found
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -97,13 +117,17 @@ class SimulatedNumbers:
             "first_token": asdict(self.first_token),
             "between_tokens": asdict(self.between_tokens),
             "latency": asdict(self.latency),
+            "fleet": asdict(self.fleet),
             "stats": self.stats.to_dict(),
             "timeline": self.timeline.to_dict(),
         }
 
 
-def numbers(engine: str, k: int, run: Simulated) -> SimulatedNumbers:
-    """`engine` is what the run is called. There is at least one request."""
+def numbers(
+    engine: str, k: int, run: Simulated, *, replicas: int = 1, price: float | None = None
+) -> SimulatedNumbers:
+    """`engine` is what the run is called, `price` that of a replica's hour. There is at least one
+    request."""
     drafter = DRAFTER if k else "none"
     judged = [trace.pass_index for trace in run.rounds if trace.num_emitted]
     return SimulatedNumbers(
@@ -118,6 +142,22 @@ def numbers(engine: str, k: int, run: Simulated) -> SimulatedNumbers:
         ),
         latency=_percentiles([one.arrivals[-1] for one in run.served]),
         timeline=timeline(run.jobs),
+        fleet=_fleet_numbers(run, replicas, price),
+    )
+
+
+def _fleet_numbers(run: Simulated, replicas: int, price: float | None) -> FleetNumbers:
+    homes = Counter(one.replica for one in run.served)
+    cached = sum(one.num_cached for one in run.served)
+    read = sum(trace.num_prompt_tokens for trace in run.rounds)
+    hours = replicas * run.seconds / 3600
+    tokens = sum(len(one.arrivals) for one in run.served)
+    return FleetNumbers(
+        replicas=replicas,
+        served=tuple(homes[number] for number in range(replicas)),
+        moved=sum(one.num_moves > 0 for one in run.served),
+        cached=cached / (cached + read) if cached else 0.0,
+        price=None if price is None else 1e6 * price * hours / tokens,
     )
 
 
@@ -138,7 +178,9 @@ class SimulatedStudy:
 
     `arrivals` is "closed" (`batch` users), "together", or requests a second. `batch` is the most
     that run at once, `prompt` and `output` are mean tokens. `sync` is seconds of a hand-over
-    between lanes, `contention` that of `SharedLanes`. A batch of 0 for a lane is `batch`.
+    between lanes, `contention` that of `SharedLanes`. A batch of 0 for a lane is `batch`. All of it
+    is of each replica but `requests` and the rate. A prompt has its first `shared` tokens in common
+    with those of its family; `price` is what an hour of a replica costs.
     Raises ConfigError for an engine that there is not, or that cannot do anything.
     """
 
@@ -161,6 +203,12 @@ class SimulatedStudy:
     hybrid_threshold: int = 3
     decode_batch: int = 0
     verify_batch: int = 0
+    replicas: int = 1
+    routing: str = BY_BEGINNING
+    families: int = 8
+    shared: int = 0
+    failures: tuple[Failure, ...] = ()
+    price: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -174,12 +222,28 @@ class SimulatedStudy:
                 "ssd drafts ahead of the verdict, and with K = 0 nothing is drafted.",
                 hint="--k 4, or leave ssd out of --engines",
             )
+        if self.shared >= self.prompt:
+            raise ConfigError(
+                f"prompts of {self.prompt} tokens cannot have {self.shared} in common.",
+                hint="raise --context or lower --shared",
+            )
+        # Says what is wrong with it.
+        _ = self.fleet
         if self.requests * self.output > MOST_TOKENS:
             raise ConfigError(
                 f"{self.requests} requests of {self.output} tokens are more than {MOST_TOKENS:,} "
                 "tokens, which takes minutes to simulate.",
                 hint="lower --requests or --max-tokens",
             )
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether anything is asked of more than one engine, or of what it costs."""
+        return bool(self.replicas > 1 or self.shared or self.failures or self.price is not None)
+
+    @property
+    def fleet(self) -> Fleet:
+        return Fleet(self.replicas, self.routing, self.failures)
 
     @property
     def chance(self) -> Chance:
@@ -206,8 +270,8 @@ class SimulatedStudy:
 
     @property
     def most_live(self) -> int:
-        """Requests that run at once, if enough come."""
-        return min(self.batch, self.requests)
+        """Requests that run at once on a replica, if enough come."""
+        return min(self.batch, math.ceil(self.requests / self.replicas))
 
     @property
     def mid_context(self) -> int:
@@ -215,11 +279,12 @@ class SimulatedStudy:
 
     @property
     def load(self) -> SimulatedLoad:
-        lengths = Lengths(self.prompt, self.output, self.spread)
+        lengths = Lengths(self.prompt, self.output, self.spread, self.families, self.shared)
         found = requests_of(lengths, self.requests, seed=self.seed)
         if isinstance(self.arrivals, float):
             return poisson(found, self.arrivals, seed=self.seed)
-        return SimulatedLoad(found, in_flight=self.batch if self.arrivals == CLOSED else None)
+        users = self.batch * self.replicas
+        return SimulatedLoad(found, in_flight=users if self.arrivals == CLOSED else None)
 
     def config(self, engine: str) -> EngineConfig:
         """That of one of ENGINES, or of PLAIN."""
@@ -286,6 +351,7 @@ def compare(study: SimulatedStudy) -> SimulatedComparison:
     told: dict[str, SimulatedNumbers] = {}
     for engine in dict.fromkeys((PLAIN, *study.engines)):
         config = study.config(engine)
-        runs[engine] = simulate(config, load, costs, chance, contention=study.contention)
-        told[engine] = numbers(engine, config.k, runs[engine])
+        run = simulate(config, load, costs, chance, contention=study.contention, fleet=study.fleet)
+        runs[engine] = run
+        told[engine] = numbers(engine, config.k, run, replicas=study.replicas, price=study.price)
     return SimulatedComparison(study, told, runs)

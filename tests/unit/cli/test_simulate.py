@@ -281,3 +281,58 @@ def test_a_config_file_is_read_for_its_sizes(tmp_path: Path) -> None:
     copy = tmp_path / "any.json"
     copy.write_bytes((TINY / "target" / "config.json").read_bytes())
     assert spec_named(str(copy)).num_layers == 8
+
+
+LOADED = ("--requests", "12", "--max-tokens", "20", "--context", "16", "--arrivals", "30")
+FLEET = ("bench", "simulate", *LOADED, "--engines", "single", "--batch", "2")
+
+
+def test_a_fleet_has_tails_and_costs_by_replica(outrider: Command) -> None:
+    words = (*FLEET, "--replicas", "2", "--shared", "8", "--failures", "1@0.1+0.2")
+    shown = outrider(*words, "--price", "h100=3,a100=2")
+    assert shown.code == 0, shown.err
+    assert "2 replicas by beginning, 8 tokens in common in 8 families" in shown.out
+    assert "replica 1 gone from 0.1 s to 0.3 s" in shown.out
+    lines = shown.out.splitlines()
+    assert lines[-3].split("  ")[0] == "engine"
+    assert float(lines[-1].split()[-1]) > 0
+    record = json.loads(outrider(*words, "--price", "3", "--json").out)
+    assert record["simulation"]["study"]["failures"] == [{"replica": 1, "at": 0.1, "seconds": 0.2}]
+    own = by_engine(record["simulation"])["single"]
+    assert sum(own["fleet"]["served"]) == 12
+    assert own["fleet"]["moved"] > 0
+    hours = 2 * own["seconds"] / 3600
+    assert own["fleet"]["price"] == pytest.approx(1e6 * 3 * hours / (12 * 20), rel=1e-6)
+    assert set(own["timeline"]["lanes"]) == {"0: main", "1: main"}
+
+
+def test_replicas_and_devices_are_swept_each_with_its_price(outrider: Command) -> None:
+    words = (*FLEET, "--price", "h100=3,a100=2")
+    shown = outrider(*words, "--sweep", "replicas=1,2")
+    assert shown.code == 0, shown.err
+    assert "tokens a second\nreplicas" in shown.out
+    assert "cost of a million tokens\nreplicas" in shown.out
+    swept = json.loads(outrider(*words, "--sweep", "device=h100,a100", "--json").out)
+    for one, price in zip(swept["simulations"], (3, 2), strict=True):
+        own = by_engine(one)["single"]
+        rate = own["tokens_per_second"]
+        assert own["fleet"]["price"] == pytest.approx(1e6 * price / 3600 / rate, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--failures", "0@1"), "no such failure"),
+        (("--failures", "2@1+1", "--replicas", "2"), "replica 2 fails"),
+        (("--price", "a100=2"), "nothing of h100"),
+        (("--price", "-1"), "is no price"),
+        (("--shared", "16"), "cannot have 16 in common"),
+        (("--routing", "random"), "routing"),
+    ],
+)
+def test_what_is_no_fleet_is_refused(
+    outrider: Command, words: tuple[str, ...], problem: str
+) -> None:
+    shown = outrider("bench", "simulate", *SHORT, *words)
+    assert shown.code == 2
+    assert problem in shown.err

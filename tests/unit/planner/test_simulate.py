@@ -17,9 +17,8 @@ from outrider.planner.simulate_events import (
     Chance,
     JobCosts,
     Simulated,
-    SimulatedLoad,
-    SimulatedRequest,
 )
+from outrider.planner.simulate_load import SimulatedLoad, SimulatedRequest
 
 ENGINES = ("single", "pd", "pdv", "ssd")
 ALL_KEPT, NONE_KEPT = (1.0,), (0.0,)
