@@ -6,13 +6,16 @@ Its clients are bare sockets, which leave however a test likes.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
 import struct
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
-from typing import Any
+from email.message import Message
+from http.client import HTTPResponse, IncompleteRead
+from typing import Any, cast
 
 from outrider.server.address import Address, reserved
 from outrider.server.app import all_routes, make_app
@@ -37,17 +40,20 @@ class Live:
         """That requests hold."""
         return self.site.traffic.num_running
 
-    async def ask(self, path: str, body: object) -> Client:
+    async def ask(self, path: str, body: object, key: str = "") -> Client:
         client = await Client.connected(self.number)
-        await client.send(request_of(path, body))
+        await client.send(request_of(path, body, key))
         return client
 
 
 @asynccontextmanager
-async def live_server(port: Any, limits: Limits | None = None) -> AsyncGenerator[Live]:
+async def live_server(
+    port: Any, limits: Limits | None = None, keys: Sequence[str] = ()
+) -> AsyncGenerator[Live]:
     """Of any port, one that has to be started too."""
     site = Site(port=port, names=("live",), limits=limits or Limits())
-    app = make_app(site, DoorRules(), all_routes(site, Metrics(lambda: {"live": port.status})))
+    routes = all_routes(site, Metrics(lambda: {"live": port.status}))
+    app = make_app(site, DoorRules(keys=keys), routes)
     address, held = reserved(Address(port=0))
     ready = asyncio.Event()
     with closing(held):
@@ -67,12 +73,12 @@ async def live_server(port: Any, limits: Limits | None = None) -> AsyncGenerator
                 await server
 
 
-def request_of(path: str, body: object) -> bytes:
+def request_of(path: str, body: object, key: str = "") -> bytes:
     """The bytes of a POST, after which the connection is closed."""
     data = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
+        f"x-api-key: {key}\r\ncontent-length: {len(data)}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + data
 
@@ -105,6 +111,26 @@ class Client:
             held = self.writer.get_extra_info("socket")
             held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
+
+
+class _Bytes:
+    """What http.client reads instead of a socket."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, *_: object) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def answer_of(data: bytes) -> tuple[int, Message, bytes]:
+    """Status, headers and body. Raises HTTPException for what breaks off."""
+    if b"\r\n\r\n" not in data:
+        # http.client would take half a head for a whole one.
+        raise IncompleteRead(data)
+    answer = HTTPResponse(cast("Any", _Bytes(data)))
+    answer.begin()
+    return answer.status, answer.headers, answer.read()
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -4,19 +4,18 @@ does; nobody hangs, the server stays alive and holds nothing for those who are g
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import random
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse, IncompleteRead
-from typing import Any, cast
+from http.client import HTTPException
+from typing import Any
 
 import pytest
 
 from doubles.chaos_proxy import ChaosProxy, Fault, chaos_proxy
-from doubles.live_server import Client, Live, live_server, request_of, until
+from doubles.live_server import Client, Live, answer_of, live_server, request_of, until
 from doubles.scripted_port import ScriptedPort
 from outrider.server.port import EngineRequest
 from outrider.server.site import Limits
@@ -106,26 +105,6 @@ def request(path: str, stream: bool) -> bytes:
     return request_of(path, BODIES[path] | {"stream": stream, "temperature": 0})
 
 
-class _Bytes:
-    """What http.client reads instead of a socket."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, *_: object) -> io.BytesIO:
-        return io.BytesIO(self._data)
-
-
-def read(data: bytes) -> tuple[int, bytes]:
-    """Status and body. Raises HTTPException for what breaks off."""
-    if b"\r\n\r\n" not in data:
-        # http.client would take half a head for a whole one.
-        raise IncompleteRead(data)
-    answer = HTTPResponse(cast("Any", _Bytes(data)))
-    answer.begin()
-    return answer.status, answer.read()
-
-
 def text_of(body: bytes, *, stream: bool) -> bytes:
     """Of an answer, or of the events of one that breaks off. Fails for what is no JSON."""
     if not stream:
@@ -139,7 +118,7 @@ def text_of(body: bytes, *, stream: bool) -> bytes:
 
 
 def check_whole(path: str, stream: bool, data: bytes) -> None:
-    status, body = read(data)
+    status, _, body = answer_of(data)
     assert status == 200, body
     assert "".join(SHORT).encode() in text_of(body, stream=stream)
     assert not stream or LAST[path] in body
@@ -148,7 +127,7 @@ def check_whole(path: str, stream: bool, data: bytes) -> None:
 def check_begun(path: str, data: bytes) -> None:
     """What arrived of a stream that is so long that it cannot have ended."""
     with pytest.raises(HTTPException):
-        read(data)
+        answer_of(data)
     head, _, body = data.partition(b"\r\n\r\n")
     assert head[: len(_BEGIN)] == _BEGIN[: len(head)]
     events = body[: body.rfind(b"\n\n") + 2] if b"\n\n" in body else b""
@@ -212,7 +191,7 @@ def test_what_breaks_off_in_the_request_is_forgotten() -> None:
                 for end in ("reset", "closed"):
                     fault = Fault(way="up", after=after, end=end)
                     data = await network.ask(asked, fault)
-                    assert not data or 400 <= read(data)[0] < 500
+                    assert not data or 400 <= answer_of(data)[0] < 500
         assert not network.port.streams
         await network.holds_nothing()
 
@@ -230,7 +209,7 @@ def test_who_says_no_more_gets_the_answer_or_is_gone() -> None:
             if data:
                 check_whole(path, stream, data)
             cut = await network.ask(asked, Fault(way="up", after=len(asked) - 1, end="half"))
-            assert not cut or 400 <= read(cut)[0] < 500
+            assert not cut or 400 <= answer_of(cut)[0] < 500
         await network.holds_nothing()
 
     behind(SHORT, work)
@@ -241,7 +220,7 @@ def test_a_body_that_stops_coming_is_told_so() -> None:
         for path in BODIES:
             asked = request(path, True)
             data = await network.ask(asked, Fault(way="up", after=len(asked) - 1, end="stalled"))
-            status, body = read(data)
+            status, _, body = answer_of(data)
             assert status == 408
             assert json.loads(body)["error"]["message"]
         await network.holds_nothing()

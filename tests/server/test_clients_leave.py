@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from doubles.held_engine import HeldPort
 from doubles.live_server import Client, Live, live_server, until
-from outrider import LLM
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
-from outrider.server.thread_port import ThreadPort
 
 pytestmark = [pytest.mark.weights, pytest.mark.wide]
 
@@ -34,34 +32,6 @@ SINGLE = EngineConfig(threads=1, k=3, batch_size=3, prefill_chunk=32, schedule="
 LANES = EngineConfig(
     threads=1, k=3, batch_size=3, prefill_chunk=32, schedule="pdv", hybrid_threshold=0
 )
-
-
-@dataclass
-class Steps:
-    """Holds the engine after a job, from the first one on of which `stops` says so."""
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    stops: Callable[[JobTrace], bool] | None = None
-    num_jobs: int = 0
-    newest: int = -1
-    num_allowed: float = math.inf
-    is_held: bool = False
-
-    def note(self, trace: JobTrace) -> None:
-        """In the engine's thread, after each job."""
-        with self.changed:
-            self.num_jobs += 1
-            self.newest = max(self.newest, *trace.seq_ids)
-            if self.stops is not None and self.stops(trace):
-                self.stops, self.num_allowed = None, 0
-            self.is_held = self.num_allowed <= 0
-            self.changed.wait_for(lambda: self.num_allowed > 0)
-            self.num_allowed -= 1
-
-    def allow(self, num_jobs: float) -> None:
-        with self.changed:
-            self.num_allowed, self.is_held = num_jobs, False
-            self.changed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -97,14 +67,9 @@ LANE_PHASES = {
 class Trial:
     """A server whose engine can be held."""
 
-    def __init__(self, live: Live, port: ThreadPort, llm: LLM, steps: Steps) -> None:
-        self.live, self.port, self.llm, self.steps = live, port, llm, steps
-        self.num_free = llm.free_tokens
-
-    @property
-    def num_left(self) -> int:
-        status = self.port.status
-        return status.num_running + status.num_waiting
+    def __init__(self, live: Live, port: HeldPort) -> None:
+        self.live, self.port, self.steps = live, port, port.steps
+        self.num_free = port.llm.free_tokens
 
     async def leave_at(self, phase: Phase, *, reset: bool) -> int:
         """How many jobs the engine began until it had let go."""
@@ -116,16 +81,16 @@ class Trial:
         await until(lambda: self.live.num_places == num_places - phase.body.get("n", 1))
         assert self.live.num_places == phase.num_others
         assert self.steps.num_jobs == num_jobs
-        while self.num_left > phase.num_others:
+        while self.port.num_left > phase.num_others:
             self.steps.allow(1)
-            await until(lambda: self.steps.is_held or self.num_left == phase.num_others)
+            await until(lambda: self.steps.is_held or self.port.num_left == phase.num_others)
             assert self.steps.num_jobs - num_jobs <= MOST_JOBS
         found = self.steps.num_jobs - num_jobs
         self.steps.allow(math.inf)
         for other in others:
             other.leave()
-        await until(lambda: not self.num_left and not self.live.num_places)
-        assert self.llm.free_tokens == self.num_free
+        await until(lambda: not self.port.num_left and not self.live.num_places)
+        assert self.port.llm.free_tokens == self.num_free
         return found
 
     async def _other(self) -> Client:
@@ -141,7 +106,7 @@ class Trial:
         def stops(trace: JobTrace) -> bool:
             nonlocal num_seen
             if phase.is_queued:
-                return self.num_left > phase.num_others
+                return self.port.num_left > phase.num_others
             if max(trace.seq_ids) > newest and phase.kinds in (None, trace.kinds):
                 num_seen += 1
             return num_seen >= phase.number
@@ -163,23 +128,12 @@ def tried(config: EngineConfig, phases: Mapping[str, Phase], record: Record) -> 
     """Leave in all phases, by end and by reset, and keep how many jobs that took."""
 
     async def work() -> None:
-        steps = Steps()
-        made = list[LLM]()
-
-        def load() -> LLM:
-            made.append(LLM(config=config, on_job=steps.note))
-            return made[0]
-
-        port = ThreadPort(load)
+        port = HeldPort(config)
         async with live_server(port) as live:
-            trial = Trial(live, port, made[0], steps)
-            try:
-                for name, phase in phases.items():
-                    for reset in (False, True):
-                        record(name, await trial.leave_at(phase, reset=reset))
-            finally:
-                steps.stops = None
-                steps.allow(math.inf)
+            trial = Trial(live, port)
+            for name, phase in phases.items():
+                for reset in (False, True):
+                    record(name, await trial.leave_at(phase, reset=reset))
 
     asyncio.run(work())
 
