@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from outrider.cli.call import Call
 from outrider.cli.models import read_spec
 from outrider.cli.output import check_writable, fitted, json_line, write_whole
 from outrider.cli.plan_options import PlanOptions
-from outrider.cli.plan_page import Origin, elsewhere, is_sheet, page_of, record_of
+from outrider.cli.plan_page import Origin, elsewhere, is_sheet, page_of, record_of, replicas_part
 from outrider.cli.session import start_logging
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder
@@ -31,6 +32,7 @@ from outrider.estimate.cost import Curve
 from outrider.models.loading import pick_device
 from outrider.planner.advise import Question, advise, must_fit
 from outrider.planner.candidates import PlannedJob
+from outrider.planner.replicas import ReplicaPlan, replica_plans
 from outrider.planner.suppose import GUESSED
 
 # Tokens of a prompt where none are read.
@@ -42,6 +44,11 @@ _TIMING_SHARE = 0.5
 def plan(call: Call[PlanOptions]) -> int:
     start_logging(call.resolved.program())
     options = call.options
+    if options.replicas > options.batch:
+        raise ConfigError(
+            f"{options.replicas} replicas have {options.batch} texts to write.",
+            hint=f"--batch {options.replicas}, or fewer --replicas",
+        )
     output = None if options.save is None else Path(options.save)
     if output is not None:
         check_writable(output, flag="--save")
@@ -64,11 +71,28 @@ def plan(call: Call[PlanOptions]) -> int:
         origin = _here(call, program, engine, memory)
         question = _question(options, origin, memory)
     made = advise(_trusted(origin), question)
-    record = record_of(made, program, engine, origin)
+    fleet = _fleet(options, origin, question)
+    record = record_of(made, program, engine, origin) | {
+        "replicas": [one.as_record() for one in fleet]
+    }
     if output is not None:
         write_whole(output, json_line(record) + "\n")
-    print(json_line(record) if options.json else fitted(page_of(made, program, engine, origin)))
+    page = "\n\n".join([page_of(made, program, engine, origin), *replicas_part(fleet)])
+    print(json_line(record) if options.json else fitted(page))
     return 1 if isinstance(origin, Found) and False in origin.same.values() else 0
+
+
+def _fleet(options: PlanOptions, origin: Origin, question: Question) -> tuple[ReplicaPlan, ...]:
+    """Empty where nothing is asked of more than one device, or of what it costs."""
+    if options.replicas == 1 and options.price is None:
+        return ()
+    return replica_plans(
+        _trusted(origin),
+        question,
+        texts=options.batch,
+        most=options.replicas,
+        price=options.price,
+    )
 
 
 def _question(options: PlanOptions, found: Found, memory: int) -> Question:
@@ -88,7 +112,12 @@ def _trusted(origin: Origin) -> Calibration:
 def _job(options: PlanOptions, context: int) -> PlannedJob:
     """With `context` where none is asked for; 0 is one as well."""
     asked = context if options.context is None else options.context
-    return PlannedJob(batch=options.batch, context=asked, new_tokens=options.max_tokens)
+    return PlannedJob(batch=_batch(options), context=asked, new_tokens=options.max_tokens)
+
+
+def _batch(options: PlanOptions) -> int:
+    """Of one replica."""
+    return math.ceil(options.batch / options.replicas)
 
 
 def _here(
@@ -114,7 +143,7 @@ def _here(
         engine=engine,
         contestants=contestants_of(options.drafters, drafts),
         drafts=drafts,
-        batch=options.batch,
+        batch=_batch(options),
         texts=texts,
         params=replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit)),
         timing=_TIMING_SHARE * options.seconds,

@@ -31,7 +31,18 @@ class PlanOptions(CountingOption):
         "Drafters to try, between commas, each as NAME[=DRAFT]; auto is the draft model, heads "
         "that lie with the target, ngram and suffix.",
     )
-    batch: int = setting(1, "Texts that will be written at once.", minimum=1, maximum=1024)
+    batch: int = setting(
+        1, "Texts that will be written at once, on all replicas.", minimum=1, maximum=16_384
+    )
+    replicas: int = setting(
+        1,
+        "Devices that each run the model and take their share of the texts.",
+        minimum=1,
+        maximum=256,
+    )
+    price: float | None = setting(
+        None, "What an hour of one device costs, in any money.", minimum=0
+    )
     context: int | None = setting(
         None,
         "Tokens of a prompt; if not given the mean of the prompts, or 512 with a sheet.",

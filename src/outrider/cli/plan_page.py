@@ -34,6 +34,7 @@ from outrider.planner.advise import AdvisedPlan
 from outrider.planner.candidates import Engines, Option, PlannedJob
 from outrider.planner.devices import DeviceSheet, device_sheet
 from outrider.planner.overlap import AheadWays
+from outrider.planner.replicas import ReplicaPlan
 from outrider.planner.roofline import DeviceLimits, Energy, PassWork, calibrate, limits_of
 
 # Counts that leave no doubt of a rate that is supposed.
@@ -282,6 +283,27 @@ def _parts(
     yield from plan.left_out
     yield f"Run it:\n    {command_of(plan, program, engine, found)}"
     yield "\n".join(map(_words, _costs_from(origin)))
+
+
+_REPLICAS_HEADER = ("replicas", "texts each", "tok/s of a text", "tok/s of all", "by", "a million")
+
+
+def replicas_part(found: Sequence[ReplicaPlan]) -> Iterator[str]:
+    """A row for each number of replicas."""
+    if found:
+        rows = [
+            (
+                f"{one.replicas}",
+                f"{one.batch}",
+                "-" if one.each is None else _rate(one.each),
+                "-" if one.tokens_per_second is None else _rate(one.tokens_per_second),
+                one.words,
+                "-" if one.price is None else f"{one.price:.3g}",
+            )
+            for one in found
+        ]
+        table = screen_table(rows, header=_REPLICAS_HEADER)
+        yield f"{table}\n\na million: the cost of as many tokens; each replica has a device"
 
 
 def _of_device(plan: AdvisedPlan, origin: Elsewhere) -> Iterator[str]:

@@ -240,3 +240,34 @@ def test_the_command_has_all_that_was_planned_for() -> None:
     plain = replace(plan, speculate=False)
     wanted = f"{start}--drafter none --quantise int4"
     assert command_of(plain, program, EngineConfig(quantise="int4"), None) == wanted
+
+
+def test_replicas_share_the_texts_and_have_their_price(outrider: Command) -> None:
+    words = ("plan", "--drafters", "ngram", "--device", "h100", "--alpha", "0.9", "--batch", "12")
+    words = (*words, "--replicas", "3", "--price", "2")
+    record = json.loads(outrider(*words, "--json").out)
+    assert record["plan"]["job"]["batch"] == 4
+    found = record["replicas"]
+    assert [(one["replicas"], one["batch"]) for one in found] == [(1, 12), (2, 6), (3, 4)]
+    rates = [one["tokens_per_second"] for one in found]
+    assert rates == sorted(rates)
+    assert rates[2] == pytest.approx(3 * record["plan"]["best"]["tokens_per_second"])
+    assert found[2]["price"] == pytest.approx(1e6 * 2 * 3 / 3600 / rates[2])
+    shown = outrider(*words).out
+    assert "replicas  texts each" in shown
+    assert [line.split()[0] for line in shown.splitlines()[-5:-2]] == [*"123"]
+    alone = json.loads(outrider(*words[:-4], "--json").out)
+    assert alone["replicas"] == []
+    refused = outrider(*words[:-5], "2", "--replicas", "3")
+    assert refused.code == 2
+    assert "3 replicas have 2 texts" in refused.err
+
+
+def test_replicas_that_have_no_room_for_their_texts_are_told_apart(outrider: Command) -> None:
+    """Keys and values of all texts do not fit on one device, and those of an eighth do."""
+    words = ("plan", "--drafters", "ngram", "--device", "rtx4090", "--alpha", "0.9")
+    words = (*words, "--context", "2000000", "--batch", "8", "--replicas", "8")
+    record = json.loads(outrider(*words, "--json").out)
+    rates = [one["tokens_per_second"] for one in record["replicas"]]
+    assert rates[0] is None
+    assert rates[-1] > 0
