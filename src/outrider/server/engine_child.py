@@ -52,7 +52,9 @@ class EngineChild:
         self.card, self.process_id = card, process.pid
         self._process, self._hang_seconds = process, hang_seconds
         self._reader, self._writer = ends
-        self._beat, self._longest_job, self._is_ending = monotonic(), 0.0, False
+        self._beat, self._is_ending = monotonic(), False
+        # The job that it was at when it last told, and the longest of those that came to an end.
+        self._job_seconds, self._longest_job = 0.0, 0.0
 
     @classmethod
     async def started(cls, load: Load, *, hang_seconds: float = HANG_SECONDS) -> EngineChild:
@@ -134,9 +136,9 @@ class EngineChild:
             await self._process.wait()
 
     def _note(self, told: Told) -> None:
-        if told.job_seconds < self._limit:
-            self._beat = monotonic()
-            self._longest_job = max(self._longest_job, told.job_seconds)
+        if told.job_seconds < self._job_seconds:
+            self._longest_job = max(self._longest_job, self._job_seconds)
+        self._job_seconds, self._beat = told.job_seconds, monotonic()
 
     @property
     def _limit(self) -> float:
@@ -145,7 +147,7 @@ class EngineChild:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            if monotonic() - self._beat > self._limit:
+            if max(self._job_seconds, monotonic() - self._beat) > self._limit:
                 _signal(self._process, signal.SIGABRT)
                 await asyncio.sleep(_WATCH_SECONDS)
                 _kill(self._process)

@@ -147,12 +147,17 @@ def test_a_flood_of_long_prompts_keeps_no_short_one_waiting(run: Callable[..., N
             await port.encode("c")
         children[0].encoded("a")
         assert await short[0] == [ord("a")]
-        # A place is free again, and whoever leaves gives his to another.
-        third = asked(port, "c")
+        # A place is free again, and whoever leaves gives up another.
+        more = [asked(port, "c")]
+        await settled()
+        with pytest.raises(QueueFullError):
+            await port.encode("d")
         asking[-1].cancel()
         await settled()
-        assert children[0].prompts[3:] == ["c"]
-        for one in (*asking, *short, third):
+        more.append(asked(port, "d"))
+        await settled()
+        assert children[0].prompts[3:] == ["c", "d"]
+        for one in (*asking, *short, *more):
             one.cancel()
 
     run(work)
