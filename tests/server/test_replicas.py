@@ -14,9 +14,9 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
 from outrider.sched.routing import BLOCK_TOKENS
 from outrider.server.frames import Load
+from outrider.server.placement import placements
 from outrider.server.port import EngineRequest
 from outrider.server.process_port import ProcessPort
 from outrider.server.process_stream import ProcessStream
@@ -36,10 +36,10 @@ PROMPTS = tuple(
 PARAMS = SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.8, seed=7)
 
 
-def served(work: Callable[[ReplicasPort], Awaitable[T]], *configs: EngineConfig) -> T:
+def served(work: Callable[[ReplicasPort], Awaitable[T]], *engines: EngineConfig | Load) -> T:
     ports = [
-        ProcessPort(Load("outrider/embedded", None, config, 64))
-        for config in configs or (CONFIG, CONFIG)
+        ProcessPort(one if isinstance(one, Load) else Load("outrider/embedded", None, one, 64))
+        for one in engines or (CONFIG, CONFIG)
     ]
 
     async def run() -> T:
@@ -136,9 +136,36 @@ def test_an_engine_that_is_killed_loses_no_text(expected: list[str]) -> None:
     served(work)
 
 
-def test_engines_that_write_other_texts_are_no_replicas() -> None:
-    async def work(_: ReplicasPort) -> None:
-        raise AssertionError("it started")
+def test_an_engine_is_replaced_under_load_and_no_text_is_cut(expected: list[str]) -> None:
+    """The other one has other numerics, so what was begun is waited for."""
 
-    with pytest.raises(ConfigError, match="replicas differ in numerics"):
-        served(work, CONFIG, replace(CONFIG, quantise="int8"))
+    async def work(port: ReplicasPort) -> None:
+        assert "numerics differ" in port.card.notes[-1]
+        streams = [await asked(port, prompt) for prompt in PROMPTS[:8]]
+        reading = [asyncio.ensure_future(read(stream)) for stream in streams]
+        own = [number for number, stream in enumerate(streams) if home(port, stream) == 0]
+        assert own
+        while not all(streams[number].written for number in own):
+            await asyncio.sleep(0.01)
+        before = port.replicas[0].port.process_id
+        await port.replace(0, seconds=200)
+        texts = await asyncio.gather(*reading)
+        assert [texts[number] for number in own] == [expected[number] for number in own]
+        assert {home(port, streams[number]) for number in own} == {0}
+        assert port.replicas[0].port.process_id != before
+
+    served(work, CONFIG, replace(CONFIG, quantise="int8"))
+
+
+def test_engines_have_their_share_of_the_cores() -> None:
+    async def work(port: ReplicasPort) -> None:
+        for replica, place in zip(port.replicas, places, strict=True):
+            process_id = replica.port.process_id
+            assert process_id is not None
+            assert tuple(sorted(os.sched_getaffinity(process_id))) == place.cores
+        texts = [await read(await asked(port, prompt)) for prompt in PROMPTS[:2]]
+        assert all(texts)
+
+    places = placements(2, [], EngineConfig(device="cpu"))
+    config = replace(CONFIG, threads=0)
+    served(work, *[Load("outrider/embedded", None, config, 64, place) for place in places])

@@ -151,6 +151,7 @@ def _run(
     from outrider.server.models import Models
     from outrider.server.notify import tell_ready
     from outrider.server.places import Places
+    from outrider.server.replicas import ReplicasPort, replace_on_hangup
     from outrider.server.run import run_server
     from outrider.server.site import Limits, Site, Traffic, check_apart
     from outrider.server.spans import traced
@@ -182,6 +183,9 @@ def _run(
                 check_apart(first, planned(model, engines)[0].resolved.drafter.name)
         turns = Models(ports, options.max_loaded_models)
         site, load, also = turns.sites(first), turns.start, [turns.run()]
+    several = [port for port in ports.values() if isinstance(port, ReplicasPort)]
+    if several:
+        also.append(replace_on_hangup(several, options.drain_seconds))
     metrics = Metrics(lambda: {one.names[0]: one.port.status for one in site.all})
     site.observers.append(metrics)
     share = share_of(options.audit)

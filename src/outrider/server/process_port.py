@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +23,7 @@ from outrider.api.result import GenerationResult
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError
+from outrider.server.blame import Blame
 from outrider.server.encode_queue import EncodeQueue
 from outrider.server.engine_child import HANG_SECONDS, EngineChild
 from outrider.server.frames import (
@@ -47,15 +47,10 @@ from outrider.server.port import (
 )
 from outrider.server.process_stream import KeptOutError, ProcessStream
 
-T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 # So many starts in so long, and it is given up.
 MOST_STARTS = 5
 STARTS_SECONDS = 600.0
-# What a crash adds to the blame of a request in flight that has written since it was handed in, of
-# one that has not, and the blame with which a request is kept out.
-_PROVEN, _UNPROVEN, _KEPT_OUT = 1, 3, 6
-_MOST_KNOWN = 1_000
 # How much longer than a job the encoding of a prompt may take.
 _ENCODE_RATIO = 2.0
 
@@ -76,14 +71,12 @@ class ProcessPort:
         self._streams: dict[int, ProcessStream] = {}
         # Those that go on after a crash, of which the first is not proven yet.
         self._suspects: deque[ProcessStream] = deque()
-        # By kind, of requests with which an engine ended and that have not come to an end since.
-        self._blamed: dict[bytes, int] = {}
         # May be that of several ports.
-        self.kept_out: dict[bytes, None] = {}
+        self.blame = Blame()
         self._prompts = EncodeQueue(
             self._send,
             self._abort,
-            kept_out=lambda: self.kept_out,
+            kept_out=lambda: self.blame.kept_out,
             keep_out=self._keep_out,
             seconds=_ENCODE_RATIO * hang_seconds,
         )
@@ -148,15 +141,29 @@ class ProcessPort:
         if held >= self._load.max_queued:
             raise QueueFullError(held, 1)
         stream = ProcessStream(next(self._numbers), request, self.leave)
-        if self.kept_out and stream.kind in self.kept_out:
+        if self.blame.kept_out and stream.kind in self.blame.kept_out:
             raise KeptOutError
         self._take_in(stream)
         return stream
 
+    def release(self, stream: ProcessStream) -> None:
+        """Let another port `adopt` a request; here it ends unheard."""
+        del self._streams[stream.number]
+        if stream.is_sent:
+            self._present.send(Cancel(stream.number))
+        if stream in self._suspects:
+            self._suspects.remove(stream)
+        stream.is_sent = stream.is_proven = False
+
     def adopt(self, stream: ProcessStream) -> None:
-        """Go on with a request whose engine another port has lost."""
+        """Go on with a request that another port has lost or released."""
         stream.number, stream.leave = next(self._numbers), self.leave
         self._take_in(stream)
+
+    @property
+    def streams(self) -> tuple[ProcessStream, ...]:
+        """Requests in flight."""
+        return tuple(self._streams.values())
 
     @property
     def num_in_flight(self) -> int:
@@ -196,7 +203,9 @@ class ProcessPort:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        self._fail_all(ConfigError("the server ends.", hint="ask another one"))
+        is_over = state == "closed"
+        ends = ConfigError("the server ends.", hint="ask another one")
+        self._fail_all(ends if is_over else EngineLostError(", for it is unloaded"))
 
     @property
     def _present(self) -> EngineChild:
@@ -266,8 +275,8 @@ class ProcessPort:
     ) -> None:
         self._streams.pop(stream.number, None)
         stream.is_proven = True
-        if result is not None and self._blamed:
-            self._blamed.pop(stream.kind, None)
+        if result is not None:
+            self.blame.clear(stream)
         stream.end(result=result, error=error)
 
     async def _start_again(self, how: str) -> EngineChild | None:
@@ -306,11 +315,11 @@ class ProcessPort:
         waiting = [one for one in self._suspects if not one.is_sent]
         sent = [one for one in self._streams.values() if one.is_sent]
         going: list[ProcessStream] = []
-        self._add_blame(sent)
+        self.blame.add(sent)
         for stream in sent:
             was_proven = stream.is_proven
             stream.is_blamed, stream.is_sent, stream.is_proven = True, False, False
-            if stream.kind in self.kept_out:
+            if stream.kind in self.blame.kept_out:
                 self._end(stream, error=KeptOutError())
             elif stream.is_left:
                 self._end(stream, error=ConfigError("the request was cancelled."))
@@ -319,19 +328,6 @@ class ProcessPort:
             elif not (was_proven and self._gives_up(stream)):
                 going.append(stream)
         self._suspects = deque([*going, *(one for one in waiting if not self._gives_up(one))])
-
-    def _add_blame(self, sent: Sequence[ProcessStream]) -> None:
-        """Also of those whose readers left, for they may ask again."""
-        more: dict[bytes, int] = {}
-        for stream in sent:
-            # Who has written nothing yet is likelier to have ended it.
-            weight = _PROVEN if stream.is_proven else _UNPROVEN
-            more[stream.kind] = max(weight, more.get(stream.kind, 0))
-        for kind, weight in more.items():
-            _remember(self._blamed, kind, self._blamed.get(kind, 0) + weight)
-            if self._blamed[kind] >= _KEPT_OUT:
-                del self._blamed[kind]
-                self._keep_out(kind)
 
     def _gives_up(self, stream: ProcessStream) -> bool:
         """Whether another port goes on with it."""
@@ -342,8 +338,7 @@ class ProcessPort:
         return True
 
     def _keep_out(self, kind: bytes) -> None:
-        _LOG.error("what the engine ended with twice is kept out from now on")
-        _remember(self.kept_out, kind, None)
+        self.blame.keep_out(kind)
 
     def _go_on(self) -> None:
         """Hand in suspects, up to one that has to prove itself first; prompts before requests."""
@@ -358,14 +353,20 @@ class ProcessPort:
                 self._submit(self._suspects.popleft())
             elif not first.is_sent:
                 self._submit(first)
-                return
+                if not first.ended:
+                    return
             elif first.is_proven:
                 self._suspects.popleft()
             else:
                 return
 
     def _submit(self, stream: ProcessStream) -> None:
-        stream.is_sent = True
+        own = self.card.numerics
+        if stream.written and stream.numerics not in ("", own):
+            error = EngineLostError(", and the one in its place would write another text")
+            self._end(stream, error=error)
+            return
+        stream.numerics, stream.is_sent = own, True
         progress = stream.progress
         progress.hand_in()
         asked = submit_of(stream.number, stream.request, stream.written, seconds=progress.seconds)
@@ -380,9 +381,3 @@ class ProcessPort:
         for stream in list(self._streams.values()):
             self._end(stream, error=error)
         self._prompts.fail(error)
-
-
-def _remember(known: dict[bytes, T], kind: bytes, value: T) -> None:
-    known[kind] = value
-    if len(known) > _MOST_KNOWN:
-        del known[next(iter(known))]

@@ -40,6 +40,8 @@ class ProcessStream(AsyncIterator[TextEvent]):
         self.written = list(request.written)
         self.is_proven, self.is_sent, self.is_left, self.ended = False, False, False, False
         self.is_blamed = False
+        # Of the engine that began its text.
+        self.numerics = ""
         self.error: Exception | None = None
         self.found: GenerationResult | None = None
         self.leave = leave

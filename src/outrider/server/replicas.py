@@ -2,22 +2,25 @@
 
 A request goes where most of its prompt's beginning was read before, unless that engine has clearly
 more to do than another; then it goes to the one with the least. When an engine dies, requests that
-have written something go on at another of the same kind, with the same text; those that may have
-ended it wait for its next start, where each has to prove itself.
+have written something go on at another of the same numerics, with the same text; those that may
+have ended it wait for its next start, where each has to prove itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 from collections.abc import Sequence
 from functools import partial
-from itertools import count, pairwise
+from itertools import count
 
 import msgspec
 
 from outrider.api.stream import TokenDecoder
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, told
 from outrider.sched.routing import KnownBlocks, best_known, blocks_of, least_busy
+from outrider.server.blame import Blame
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -25,27 +28,35 @@ from outrider.server.port import (
     EngineState,
     EngineStatus,
     NotReadyError,
+    is_repeatable,
 )
 from outrider.server.process_port import ProcessPort
 from outrider.server.process_stream import ProcessStream
 
+_LOG = logging.getLogger(__name__)
 # What all of them are is what the first of these is that any is.
 _STATES: Sequence[EngineState] = (
     *("ready", "restarting", "loading"),
     *("unloaded", "closed", "failed"),
 )
+_LOOK_SECONDS = 0.05
 
 
 class Replica:
-    """One engine, and which beginnings of prompts it has read."""
+    """One engine, and which beginnings of prompts it has read. One that leaves gets no request."""
 
     def __init__(self, port: ProcessPort) -> None:
         self.port = port
         self.known = KnownBlocks()
+        self.is_leaving = False
 
     @property
     def num_in_flight(self) -> int:
         return self.port.num_in_flight
+
+    @property
+    def is_ready(self) -> bool:
+        return self.port.status.state == "ready" and not self.is_leaving
 
 
 class ReplicasPort:
@@ -56,10 +67,10 @@ class ReplicasPort:
             raise ConfigError("there is no replica.", hint="at least one")
         self.replicas = tuple(map(Replica, ports))
         self._turns = count()
-        kept_out: dict[bytes, None] = {}
+        blame = Blame()
         for replica in self.replicas:
             replica.port.on_loss = partial(self._move, replica)
-            replica.port.kept_out = kept_out
+            replica.port.blame = blame
 
     async def start(self) -> None:
         """One after another, for each plans its memory by what is free then. Raises what loading
@@ -67,8 +78,7 @@ class ReplicasPort:
         try:
             for replica in self.replicas:
                 await replica.port.start()
-            for one, other in pairwise(self.replicas):
-                _check_alike(one.port.card, other.port.card)
+            _check_alike([replica.port.card for replica in self.replicas])
         except BaseException:
             await self.aclose()
             raise
@@ -79,7 +89,10 @@ class ReplicasPort:
         cards = [replica.port.card for replica in self.replicas]
         facts = dict(cards[0].facts, replicas=str(len(cards)))
         window = min(card.window for card in cards)
-        return msgspec.structs.replace(cards[0], window=window, facts=facts)
+        notes = cards[0].notes
+        if len({card.numerics for card in cards}) > 1:
+            notes = (*notes, "the engines' numerics differ: a text that one began goes on at none")
+        return msgspec.structs.replace(cards[0], window=window, facts=facts, notes=notes)
 
     @property
     def status(self) -> EngineStatus:
@@ -130,8 +143,24 @@ class ReplicasPort:
         for replica in self.replicas:
             replica.known.forget()
 
+    async def replace(self, number: int, seconds: float) -> None:
+        """Drain an engine and start it anew while the others serve: what can go on elsewhere does
+        so at once, and the rest gets `seconds` to end. Raises what loading raises."""
+        leaving, loop = self.replicas[number], asyncio.get_running_loop()
+        leaving.is_leaving, until = True, loop.time() + seconds
+        try:
+            for stream in leaving.port.streams:
+                self._hand_over(leaving, stream)
+            while leaving.num_in_flight and loop.time() < until:
+                await asyncio.sleep(_LOOK_SECONDS)
+            await leaving.port.unload()
+            leaving.known.forget()
+            await leaving.port.start()
+        finally:
+            leaving.is_leaving = False
+
     def _ready(self) -> list[Replica]:
-        return [one for one in self.replicas if one.port.status.state == "ready"]
+        return [one for one in self.replicas if one.is_ready]
 
     def _next_ready(self) -> Replica:
         """By turns. Where none is ready, the first one says so."""
@@ -147,10 +176,16 @@ class ReplicasPort:
             raise NotReadyError(self.status.state)
         return best_known(known, blocks)
 
+    def _hand_over(self, leaving: Replica, stream: ProcessStream) -> None:
+        can_move = not stream.written or is_repeatable(leaving.port.card, stream.request.params)
+        if can_move and not stream.is_left and self._others(leaving, stream):
+            leaving.port.release(stream)
+            self._move(leaving, stream)
+
     def _move(self, lost: Replica, stream: ProcessStream) -> bool:
         """Whether a request of the engine that was lost goes on at another one."""
         lost.known.forget()
-        others = [one for one in self._ready() if one is not lost]
+        others = self._others(lost, stream)
         if not others:
             return False
         to = least_busy(others)
@@ -159,16 +194,62 @@ class ReplicasPort:
         to.known.note(list(blocks_of(stream.request.prompt_ids, stream.request.cache_salt)))
         return True
 
+    def _others(self, than: Replica, stream: ProcessStream) -> list[Replica]:
+        """Those at which it can go on with the same text."""
+        found = [one for one in self._ready() if one is not than]
+        if not stream.written:
+            return found
+        return [one for one in found if one.port.card.numerics == stream.numerics]
 
-def _check_alike(one: EngineCard, other: EngineCard) -> None:
-    """Raises ConfigError where two engines may write different texts."""
-    differing = [
-        name
-        for name in ("model", "vocab_size", "num_parameters", "numerics", "drafter", "exact")
-        if getattr(one, name) != getattr(other, name)
+
+async def replace_on_hangup(ports: Sequence[ReplicasPort], seconds: float) -> None:
+    """At each SIGHUP, as of `systemctl reload`, replace all engines that run, one after another;
+    requests have `seconds` each time."""
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    try:
+        while True:
+            await asked.wait()
+            asked.clear()
+            for port in ports:
+                await _replace_all(port, seconds)
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+async def _replace_all(port: ReplicasPort, seconds: float) -> None:
+    """As far as others serve meanwhile."""
+    for number in range(len(port.replicas)):
+        others = [one for one in port.replicas if one is not port.replicas[number]]
+        if not any(one.is_ready for one in others):
+            _LOG.error("engine %d is not replaced: no other one is ready", number)
+            continue
+        _LOG.warning("engine %d is being replaced", number)
+        try:
+            await port.replace(number, seconds)
+        except Exception as error:  # noqa: BLE001 - the others go on serving
+            _LOG.error("engine %d does not start: %s", number, told(error))
+
+
+def _check_alike(cards: Sequence[EngineCard]) -> None:
+    """Raises ConfigError where engines are not of one model on devices of one kind."""
+    first, *others = [
+        {
+            "device": card.facts.get("device", "").partition(":")[0],
+            "model": card.model,
+            "vocabulary": str(card.vocab_size),
+            "parameters": str(card.num_parameters),
+            "drafter": card.drafter,
+            "exactness": str(card.exact),
+        }
+        for card in cards
     ]
-    if differing:
-        raise ConfigError(
-            f"replicas differ in {', '.join(differing)}: a text could not go on at another.",
-            hint="devices of one kind, and the same model",
-        )
+    for other in others:
+        differing = [
+            f"{name} ({mine}, {other[name]})" for name, mine in first.items() if mine != other[name]
+        ]
+        if differing:
+            raise ConfigError(
+                f"the engines differ in {', '.join(differing)}.",
+                hint="devices of one kind, as many as --replicas says; and the same model",
+            )

@@ -24,6 +24,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, size
 from outrider.core.params import SamplingParams
 from outrider.server.lane_load import LaneLoad
+from outrider.server.numerics import numerics_of
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -263,7 +264,7 @@ def card_of(llm: LLM) -> EngineCard:
         tool_template=tokenizer.templates.tool_source,
         bos=_token(files.get("bos_token")),
         eos=_token(files.get("eos_token")),
-        numerics=_numerics(llm),
+        numerics=numerics_of(llm),
         tokenizer=str(tokenizer.folder),
         notes=tuple(llm.notes),
         promise=promise_of(llm),
@@ -274,12 +275,6 @@ def card_of(llm: LLM) -> EngineCard:
             "batch_size": str(config.batch_size),
         },
     )
-
-
-def _numerics(llm: LLM) -> str:
-    """The kind of device, the number format and every operator's kernel."""
-    kernels = (f"{choice.op}={choice.name} {choice.kind}".strip() for choice in llm.kernels.choices)
-    return ", ".join([llm.device.type, llm.config.dtype, llm.config.quantise, *kernels])
 
 
 def _token(entry: object) -> str:

@@ -1,0 +1,56 @@
+"""Which requests and prompts engines ended with: the second time, they and their like are kept out.
+
+Several engines of one model share what they know, so that what ended one is not tried on all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TypeVar
+
+from outrider.server.process_stream import ProcessStream
+
+_LOG = logging.getLogger(__name__)
+# What a crash adds to the blame of a request in flight that has written since it was handed in, of
+# one that has not, and the blame with which a request is kept out.
+_PROVEN, _UNPROVEN, _KEPT_OUT = 1, 3, 6
+_MOST_KNOWN = 1_000
+T = TypeVar("T")
+
+
+class Blame:
+    """By kind of request. `kept_out` are those that nobody runs any more."""
+
+    def __init__(self) -> None:
+        # Of requests that have not come to an end since.
+        self._blamed: dict[bytes, int] = {}
+        self.kept_out: dict[bytes, None] = {}
+
+    def add(self, sent: Sequence[ProcessStream]) -> None:
+        """An engine ended with these; also those whose readers left, for they may ask again."""
+        more: dict[bytes, int] = {}
+        for stream in sent:
+            # Who has written nothing yet is likelier to have ended it.
+            weight = _PROVEN if stream.is_proven else _UNPROVEN
+            more[stream.kind] = max(weight, more.get(stream.kind, 0))
+        for kind, weight in more.items():
+            _remember(self._blamed, kind, self._blamed.get(kind, 0) + weight)
+            if self._blamed[kind] >= _KEPT_OUT:
+                del self._blamed[kind]
+                self.keep_out(kind)
+
+    def clear(self, stream: ProcessStream) -> None:
+        """It came to its end."""
+        if self._blamed:
+            self._blamed.pop(stream.kind, None)
+
+    def keep_out(self, kind: bytes) -> None:
+        _LOG.error("what the engine ended with twice is kept out from now on")
+        _remember(self.kept_out, kind, None)
+
+
+def _remember(known: dict[bytes, T], kind: bytes, value: T) -> None:
+    known[kind] = value
+    if len(known) > _MOST_KNOWN:
+        del known[next(iter(known))]
