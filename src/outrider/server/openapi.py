@@ -1,10 +1,12 @@
 """GET /openapi.json: the server's paths and what is sent to them, from the types that bodies are
-read into, so that the document cannot say something else than the server does."""
+read into and the bounds of what they mean, so that the document says what the server does. What is
+answered stands in openapi_answers.py."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,9 +16,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from outrider import __version__
+from outrider.core.fields import meta_of
+from outrider.core.params import SamplingParams
 from outrider.server.chat import ChatBody
 from outrider.server.completions import CompletionBody
+from outrider.server.errors import ANTHROPIC_PATHS
 from outrider.server.messages import MessageBody
+from outrider.server.openapi_answers import ANSWERS, ERRORS, JSON
 from outrider.server.responses import ResponseBody
 from outrider.server.tokens import DetokenizeBody, TokenizeBody
 from outrider.server.wire import encode
@@ -37,12 +43,6 @@ _QUERIES: Mapping[str, tuple[str, ...]] = {
     "/outrider/v1/history": ("since",),
 }
 _Record: TypeAlias = dict[str, Any]
-_KINDS = ("application/json", "text/event-stream", "text/plain", "text/html")
-_ANSWER: _Record = {"description": "The answer.", "content": {kind: {} for kind in _KINDS}}
-_ERROR: _Record = {
-    "description": "What is wrong, why, and what to do.",
-    "content": {"application/json": {}},
-}
 _PARAMETER = re.compile(r"\{(\w+):?\w*\}")
 
 
@@ -61,6 +61,8 @@ def document(routes: Iterable[BaseRoute]) -> _Record:
     place = "#/components/schemas/{name}"
     told, schemas = msgspec.json.schema_components(kinds, ref_template=place)
     by_kind = dict(zip(kinds, told, strict=True))
+    for schema in schemas.values():
+        _bound(schema)
     paths: dict[str, _Record] = {}
     for route in routes:
         # Files of pages are no interface.
@@ -69,28 +71,53 @@ def document(routes: Iterable[BaseRoute]) -> _Record:
         path = _PARAMETER.sub(r"{\1}", route.path)
         body = None if route.path not in BODIES else by_kind[BODIES[route.path]]
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(path, {})[method.lower()] = _operation(route.path, body)
+            paths.setdefault(path, {})[method.lower()] = _operation(path, body)
     return {
         "openapi": "3.1.0",
         "info": {"title": "outrider serve", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": {**schemas, **ERRORS},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],
     }
 
 
+def _bound(schema: _Record) -> None:
+    """Tell of each parameter what its value is held to."""
+    told: Mapping[str, _Record] = schema.get("properties", {})
+    for item in fields(SamplingParams):
+        meta = meta_of(item)
+        # Completions may ask for 0 tokens, to have a prompt scored.
+        least = 0 if item.name == "max_tokens" else meta.minimum
+        bounds = {"minimum": least, "maximum": meta.maximum}
+        if item.name in told and item.name != "logit_bias":
+            told[item.name].update({key: one for key, one in bounds.items() if one is not None})
+
+
 def _operation(path: str, body: Mapping[str, Any] | None) -> _Record:
-    found: _Record = {"responses": {"200": _ANSWER, "4XX": _ERROR, "503": _ERROR}}
-    named = [("path", name, True) for name in _PARAMETER.findall(path)]
-    named += [("query", name, False) for name in _QUERIES.get(path, ())]
-    if named:
+    answer = {"description": "The answer.", "content": _contents(ANSWERS.get(path, {}))}
+    named = "MessageError" if path.startswith(ANTHROPIC_PATHS) else "Error"
+    wrong = {
+        "description": "What is wrong, why, and what to do.",
+        "content": _contents({JSON: {"$ref": f"#/components/schemas/{named}"}}),
+    }
+    found: _Record = {"responses": {"200": answer, "4XX": wrong, "503": wrong}}
+    if path not in ANSWERS:
+        # Nothing is there to be answered.
+        del found["responses"]["200"]
+    parameters = [("path", name, True) for name in _PARAMETER.findall(path)]
+    parameters += [("query", name, False) for name in _QUERIES.get(path, ())]
+    if parameters:
         found["parameters"] = [
             {"in": kind, "name": name, "required": required, "schema": {"type": "string"}}
-            for kind, name, required in named
+            for kind, name, required in parameters
         ]
     if body is not None:
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        found["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
     return found
+
+
+def _contents(kinds: Mapping[str, _Record]) -> _Record:
+    return {kind: {"schema": schema} if schema else {} for kind, schema in kinds.items()}

@@ -1,14 +1,18 @@
-"""The document of the server's paths: all of them are in it, with the bodies that they read."""
+"""The document of the server's paths: all of them are in it, with the bodies that they read, the
+bounds of their values, and what is answered."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import pytest
 
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask, site_with
 from outrider.server.app import all_routes
 from outrider.server.metrics import Metrics
 from outrider.server.openapi import BODIES
+from outrider.server.openapi_answers import ANSWERS, JSON
 
 
 def document() -> dict[str, Any]:
@@ -38,3 +42,74 @@ def test_its_schemas_say_what_the_server_reads() -> None:
         for name in schema.get("required", ()):
             assert ask(ScriptedPort(), path, {}).json()["error"]["message"].count(f"`{name}`")
     assert schemas["Speculative"]["additionalProperties"] is False
+
+
+SAY = [{"role": "user", "content": "hi"}]
+ASKED: dict[str, object] = {
+    "/v1/chat/completions": {"messages": SAY, "logprobs": True},
+    "/v1/completions": {"prompt": "hi", "n": 2},
+    "/v1/responses": {"input": "hi"},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/messages": {"messages": SAY, "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": SAY},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+@pytest.mark.parametrize("path", list(ANSWERS))
+def test_answers_have_what_the_document_says(path: str) -> None:
+    method = "post" if path in BODIES else "get"
+    told = document()["paths"][path][method]["responses"]["200"]["content"]
+    got = ask(ScriptedPort(), path.replace("{name}", "scripted"), ASKED.get(path))
+    kind = got.headers["content-type"].partition(";")[0]
+    assert got.status == 200
+    assert kind in told
+    if kind == JSON:
+        assert not differs(got.json(), told[kind]["schema"])
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+def test_errors_have_what_the_document_says(path: str) -> None:
+    told = document()
+    content = told["paths"][path]["post"]["responses"]["4XX"]["content"][JSON]
+    schema = told["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+    assert not differs(ask(ScriptedPort(), path, []).json(), schema)
+
+
+def test_bounds_are_those_that_requests_are_held_to() -> None:
+    told = document()["components"]["schemas"]["ChatBody"]["properties"]
+    for name, least, most in [("temperature", 0, 100), ("n", 1, 16), ("top_p", 0, 1)]:
+        assert (told[name]["minimum"], told[name]["maximum"]) == (least, most)
+        for value in (least - 1, most + 1):
+            body = {"messages": SAY, name: value}
+            assert ask(ScriptedPort(), "/v1/chat/completions", body).status == 400
+
+
+def differs(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
+    """Where a value is not as a schema of the document says, in the words that they use."""
+    if "anyOf" in schema:
+        return [] if any(not differs(value, one) for one in schema["anyOf"]) else [place]
+    allowed = schema.get("enum", [schema.get("const", value)])
+    if value not in allowed or not isinstance(value, KINDS[schema.get("type", "")]):
+        return [f"{place}: {value!r}"]
+    parts = [(value, one, place) for one in schema.get("allOf", ())]
+    if "items" in schema:
+        parts += [(item, schema["items"], f"{place}[]") for item in value]
+    for name, inner in schema.get("properties", {}).items():
+        if name in value:
+            parts.append((value[name], inner, f"{place}.{name}"))
+    lacking = [f"{place}.{name} lacks" for name in schema.get("required", ()) if name not in value]
+    return [*lacking, *(found for part in parts for found in differs(*part))]
+
+
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "": object,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+    "null": type(None),
+}
