@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 SECONDS = 120
 
@@ -42,10 +44,28 @@ class Served:
         found = [line for line in lines if line.startswith(f"{name}{{")]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
+    def engine_id(self) -> int:
+        """The process of its engine: its child, as Linux tells it."""
+        parent = f"PPid:\t{self.process.pid}\n"
+        found = [
+            file.parent.name for file in Path("/proc").glob("[0-9]*/status") if parent in told(file)
+        ]
+        if not Path("/proc/self/status").exists():
+            pytest.skip("only Linux tells whose child a process is")
+        (engine,) = found
+        return int(engine)
+
     def end(self) -> int:
         """Ask it to end; its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(SECONDS)
+
+
+def told(file: Path) -> str:
+    """Nothing of a process that has ended meanwhile."""
+    with suppress(OSError):
+        return file.read_text()
+    return ""
 
 
 def events(got: httpx.Response) -> Iterator[Any]:
