@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from outrider.cli import (
     batch_options,
     bench_options,
+    cluster_options,
     model_options,
     plan_options,
     run_options,
@@ -25,6 +26,7 @@ TABLES = (
     plan_options,
     batch_options,
     serve_options,
+    cluster_options,
     model_options,
     bench_options,
 )
@@ -35,6 +37,13 @@ def _parts(name: str) -> tuple[Verb, ...]:
 
 
 _GROUPS = {
+    "cluster": Verb(
+        name="cluster",
+        group="Write text",
+        text="Serve from many machines, on Ray.",
+        example="outrider cluster config outrider/embedded --replicas 2",
+        parts=_parts("cluster"),
+    ),
     "models": Verb(
         name="models",
         group="Models",
@@ -68,7 +77,8 @@ _GROUPS = {
 VERBS = tuple(
     _GROUPS.get(name) or KNOWN[name]
     for name in (
-        *("generate", "chat", "batch", "serve", "pull", "list", "models", "draft", "train"),
+        *("generate", "chat", "batch", "serve", "cluster"),
+        *("pull", "list", "models", "draft", "train"),
         *("plan", "bench", "report", "trace", "verify", "explain"),
         *("doctor", "top", "config", "completion"),
         *("pairs", "simulate", "prompts"),

@@ -213,8 +213,8 @@ class Door:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = list(message.get("headers", ()))
-                engine = scope.get("outrider.engine")
-                if engine is not None:
+                engine_of: Callable[[], int | None] = scope.get("outrider.engine", lambda: None)
+                if (engine := engine_of()) is not None:
                     own.append((b"x-outrider-engine", b"%d" % engine))
                 named = {name.lower() for name, _ in own}
                 message["headers"] = own + [pair for pair in more if pair[0] not in named]

@@ -137,7 +137,8 @@ def api_route(
         async def opened() -> list[Answer]:
             # Whoever stands before the server, as spans.py, finds out what became of them.
             answers = request.scope["outrider.answers"] = await writer.open()
-            request.scope["outrider.engine"] = answers[0].engine
+            # Asked once the answer begins: it may not be known before.
+            request.scope["outrider.engine"] = lambda: answers[0].engine
             return answers
 
         async def whole() -> Response:

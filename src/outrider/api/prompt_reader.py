@@ -1,0 +1,110 @@
+"""From prompts to token ids that an engine takes, with nothing of the engine but its sizes.
+
+A tokenizer may be anybody's code: whatever it raises is caught and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.api.chat_messages import checked_messages, checked_tools, checked_variables
+from outrider.api.prompts import Message
+from outrider.api.tokenizer import Tokenizer
+from outrider.core.errors import ConfigError, OutriderError, foreign
+from outrider.core.fields import BYTES_PER_TOKEN, MESSAGES
+from outrider.core.interrupts import breakable
+
+
+class PromptReader:
+    """Reads prompts for a window of so many tokens and a vocabulary of this size."""
+
+    def __init__(self, tokenizer: Tokenizer, *, window: int, vocab_size: int) -> None:
+        self.tokenizer = tokenizer
+        self._window, self._vocab_size = window, vocab_size
+
+    @foreign()
+    @breakable()
+    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Raises ConfigError for an empty prompt, for text that no window could hold,
+        and for ids that do not exist."""
+        if isinstance(prompt, str):
+            self.check_size("prompt", prompt)
+            return self.checked(self.tokenizer.encode(prompt))
+        return self.checked(prompt)
+
+    def ids_of_all(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int] | OutriderError]:
+        """`ids` of every prompt, texts together, or what its own `ids` raises."""
+        try:
+            return [*self._ids_together(prompts)]
+        except OutriderError:
+            return [self._ids_or_error(prompt) for prompt in prompts]
+
+    @foreign()
+    @breakable()
+    def _ids_together(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            self.check_size("prompt", text)
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        return [self.checked(next(encoded) if isinstance(p, str) else p) for p in prompts]
+
+    def _ids_or_error(self, prompt: str | Sequence[int]) -> list[int] | OutriderError:
+        try:
+            return self.ids(prompt)
+        except OutriderError as error:
+            return error
+
+    @foreign()
+    @breakable()
+    def ids_of_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
+    ) -> list[int]:
+        """Of a conversation, through the chat template. Raises ConfigError for one that is too long
+        or malformed, and CheckpointError where there is no template."""
+        if len(messages) > MESSAGES.most:
+            raise ConfigError(
+                f"a conversation of {len(messages)} messages; it may have {MESSAGES.most}.",
+                hint="leave out the oldest messages",
+            )
+        given = [*messages, *tools, variables or {}]
+        self.check_size("conversation", *(str(v) for entry in given for v in entry.values()))
+        text = self.tokenizer.chat(
+            checked_messages(messages, continues=continues),
+            tools=checked_tools(tools),
+            variables=checked_variables(variables or {}),
+            continues=continues,
+        )
+        self.check_size("conversation", text)
+        return self.checked(self.tokenizer.encode(text, add_special=False))
+
+    def check_size(self, what: str, *texts: str) -> None:
+        """Raises ConfigError for more text than is worth tokenising: no window could hold it."""
+        window = self._window
+        most = BYTES_PER_TOKEN.most * window
+        size = sum(map(len, texts))
+        if size <= most:
+            size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if size > most:
+            raise ConfigError(
+                f"the {what} has {size:,} bytes or more; with a window of {window} tokens it may "
+                f"have {most:,} ({BYTES_PER_TOKEN.most} for each token).",
+                hint="shorten it, or raise --context if the models allow it",
+            )
+
+    def checked(self, ids: Sequence[int]) -> list[int]:
+        """A list of them. Raises ConfigError if there are none, or some that do not exist."""
+        if not ids:
+            raise ConfigError("the prompt is empty.", hint="give at least one token of text")
+        size = self._vocab_size
+        foreign = [i for i in ids if type(i) is not int or not 0 <= i < size]
+        if foreign:
+            raise ConfigError(
+                f"the prompt has ids outside the vocabulary of {size}: {foreign[:5]}."
+            )
+        return list(ids)

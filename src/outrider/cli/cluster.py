@@ -1,0 +1,67 @@
+"""`outrider cluster config`: the configuration file of a deployment for Ray Serve."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+
+from outrider.cli.call import Call
+from outrider.cli.cluster_options import ClusterConfigOptions
+from outrider.cli.output import say
+from outrider.cli.session import without_draft
+from outrider.core.errors import MachineError
+from outrider.core.params import SamplingParams
+
+
+def config(call: Call[ClusterConfigOptions]) -> int:
+    if find_spec("msgspec") is None or find_spec("starlette") is None:
+        raise MachineError("the server is not installed.", hint="pip install 'outrider[cluster]'")
+    from outrider.cluster.serve_config import Scale, serve_config, serve_yaml
+    from outrider.cluster.settings import DeploymentArgs, check_ray
+    from outrider.server.door import DoorRules
+
+    options, program, engine = call.options, call.resolved.program(), call.resolved.engine()
+    engine = without_draft(engine) if program.draft == "none" else engine
+    threads = engine.threads or max(1, (os.cpu_count() or 1) // options.replicas)
+    engine = replace(engine, threads=threads)
+    most = max(options.replicas, options.max_replicas)
+    args = DeploymentArgs(
+        model=program.target,
+        draft=None if program.draft in ("auto", "none") else program.draft,
+        engine=engine,
+        sampling=_sampling(call),
+        names=options.served_model_name,
+        host=options.host,
+        allowed_hosts=options.allowed_host,
+        allowed_origins=options.allowed_origin,
+        api_key_file=options.api_key_file,
+        max_queued=options.max_queued or 4 * engine.batch_size * most,
+        max_per_key=options.max_per_key,
+        shared_prefixes=options.shared_prefixes,
+        max_replicas=most,
+    )
+    if options.api_key_file is None:
+        from outrider.core.env import api_key
+
+        DoorRules(keys=tuple(filter(None, [api_key()])), host=options.host)
+    scale = Scale(
+        replicas=options.replicas,
+        max_replicas=options.max_replicas,
+        gateways=options.gateways,
+        threads=threads,
+        port=options.port,
+        drain_seconds=options.drain_seconds,
+    )
+    print(serve_yaml(serve_config(args, scale)), end="")
+    try:
+        check_ray()
+    except MachineError as error:
+        say(f"note: {error} {error.hint}")
+    return 0
+
+
+def _sampling(call: Call[ClusterConfigOptions]) -> dict[str, object]:
+    """Sampling settings that somebody decided: those of requests that leave them out."""
+    known = SamplingParams.__dataclass_fields__
+    return {name: value for name, value in call.resolved.decided().items() if name in known}
