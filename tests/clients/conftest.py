@@ -143,12 +143,14 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 @pytest.fixture
 def scripted() -> Iterator[Callable[..., Served]]:
-    """Servers whose engine writes by rules: pairs of a text in the prompt and the answer to it."""
+    """Servers whose engine writes by rules: pairs of a text in the prompt and the answer to it.
+    `knows` is what their chat template has besides, by which families are told apart."""
     with ExitStack() as servers:
 
-        def start(*rules: tuple[str, str]) -> Served:
+        def start(*rules: tuple[str, str], knows: str = "") -> Served:
             program = str(Path(__file__).with_name("scripted_server.py"))
-            return servers.enter_context(_running(program, json.dumps([_TEMPLATE, rules])))
+            template = f"{_TEMPLATE}{{# {knows} #}}"
+            return servers.enter_context(_running(program, json.dumps([template, rules])))
 
         yield start
 
@@ -162,6 +164,7 @@ def program(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="keep what clients ask")
+    parser.addoption("--cases", type=int, default=20, help="bodies that schemathesis makes of each")
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:

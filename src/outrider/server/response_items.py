@@ -119,7 +119,7 @@ def new_record(name: str, model: str, asked: Mapping[str, Any]) -> dict[str, Any
         # Nothing is kept after the answer, whatever was asked.
         "store": False,
         "temperature": 1.0,
-        "text": {"format": {"type": "text"}, **(asked.get("text") or {})},
+        "text": _text_told(asked.get("text") or {}),
         "tool_choice": "auto",
         "tools": [_told(tool) for tool in asked.get("tools") or ()],
         "top_logprobs": 0,
@@ -129,6 +129,17 @@ def new_record(name: str, model: str, asked: Mapping[str, Any]) -> dict[str, Any
         "user": None,
         **{name: value for name, value in asked.items() if name not in _COMPLETED},
     }
+
+
+def _text_told(text: Item) -> Item:
+    """What the text is to be, with all keys that the type of its format has."""
+    given: object = text.get("format")
+    if isinstance(given, Mapping):
+        form = cast("Item", given)
+        if form.get("type") == "json_schema":
+            form = {"description": None, "strict": False, **form}
+        return {**text, "format": form}
+    return {**text, "format": {"type": "text"}}
 
 
 def _told(tool: Item) -> Item:

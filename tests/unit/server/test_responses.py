@@ -312,3 +312,10 @@ def test_what_was_asked_is_told_again_with_the_keys_that_it_left_out() -> None:
     assert found["reasoning"] == {"effort": "low", "summary": None}
     assert found["text"] == {"format": {"type": "text"}, "verbosity": "low"}
     assert found["top_logprobs"] == 2
+
+
+def test_a_schema_is_told_again_with_the_keys_that_were_left_out() -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    found = ask(port("{}"), PATH, HELLO | {"text": {"format": form}}).json()
+    assert found["text"] == {"format": form | {"description": None, "strict": False}}
+    assert ask(port("{}"), PATH, HELLO | {"text": {"format": 5}}).status == 400
