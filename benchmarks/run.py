@@ -35,6 +35,7 @@ STUDIES = {
     "serving": "serving",
     "serving_beside": "serving_beside",
     "served_soak": "served_soak",
+    "served_faults": "served_faults",
     "gguf": "gguf",
     "gguf_requests": "gguf_requests",
     "gguf_texts": "gguf_texts",

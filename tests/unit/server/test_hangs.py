@@ -29,8 +29,8 @@ class NoProcess:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Runs `work` with a function that lets so many seconds pass and then tells of a job of so many,
-    or nothing. Both have the signals that were sent."""
+    """Runs `work` with a function that lets so many seconds pass, and then tells of a job of so
+    many or of nothing. Both have the signals that were sent."""
 
     def watched(work: Callable[..., Coroutine[Any, Any, None]]) -> list[int]:
         clock, heard = FakeClock(), list[int]()
