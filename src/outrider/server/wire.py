@@ -20,7 +20,19 @@ _MOST_WARNINGS = 16
 # How msgspec says where a value is.
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
-encode = msgspec.json.Encoder().encode
+_written = msgspec.json.Encoder().encode
+# What JSON may hold as it is, and some readers of event streams take for the end of a line.
+_LINE_ENDS = tuple((one.encode(), f"\\u{ord(one):04x}".encode()) for one in "\x85\u2028\u2029")
+
+
+def encode(value: object) -> bytes:
+    data = _written(value)
+    if data.isascii():
+        return data
+    for line_end, escaped in _LINE_ENDS:
+        if line_end in data:
+            data = data.replace(line_end, escaped)
+    return data
 
 
 async def read(kind: type[T], request: Request) -> tuple[T, list[str]]:

@@ -281,3 +281,12 @@ def test_a_defect_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> No
     assert got.status == 500
     assert b"secret" not in got.body
     assert "a defect" in caplog.text
+
+
+def test_a_text_ends_no_line_of_a_stream_whatever_a_reader_takes_for_one() -> None:
+    """Some clients split streams as Python's `str.splitlines` does."""
+    text = "a\x85b\u2028c\u2029d\ne\r\x0bf"
+    got = ask(ScriptedPort(lambda _: (text,)), PATH, HELLO | {"stream": True})
+    choices = [choice for event in got.events[:-1] for choice in event["choices"]]
+    assert "".join(choice["delta"]["content"] for choice in choices) == text
+    assert got.body.decode().splitlines() == got.body.decode().split("\n")[:-1]
