@@ -267,9 +267,8 @@ class LLM:
                 masked = self.requests.constraint(allowed, options)
                 reader = self.requests.reader(ids, params, masked, sample=sample, live=True)
                 reader.go_on(self.requests.checked(written) if written else ())
-                if not reader.has_ended:
-                    with self._turns.turn():
-                        self._router.submit(reader)
+                with self._turns.turn():
+                    self._router.submit(reader)
             return RequestHandle(reader, self, self._result)
         except BaseException:  # told of an interrupt at the end, the caller has no handle
             if reader is not None:

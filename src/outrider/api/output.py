@@ -215,7 +215,10 @@ class RequestRouter:
     _dropped: deque[OutputStream] = field(default_factory=deque[OutputStream])
 
     def submit(self, reader: OutputStream) -> None:
-        """Raises what the engine refuses a request for."""
+        """Raises what the engine refuses a request for; of one whose text was whole it hears
+        nothing."""
+        if reader.has_ended:
+            return
         self._engine.submit(reader.seq)
         self._readers[reader.seq.seq_id] = reader
         reader.start()
