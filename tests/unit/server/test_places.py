@@ -104,15 +104,26 @@ def test_lists_of_prompts_are_one_request(prompts: int, n: int) -> None:
     assert not site.traffic.places.taken
 
 
-@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens"])
-def test_counting_takes_a_place_too(path: str) -> None:
-    site = site_with(ScriptedPort(), Limits(most_running=1))
-    body = {"messages": [{"role": "user", "content": "x"}], "input": "x", "max_tokens": 4}
+MESSAGES = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
 
-    async def work() -> tuple[int, int]:
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages/count_tokens", MESSAGES),
+        ("/v1/responses/input_tokens", {"input": "x"}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [65]}),
+    ],
+)
+def test_counting_takes_a_place_too(path: str, body: dict[str, object]) -> None:
+    site = site_with(ScriptedPort(), Limits(most_running=1))
+
+    async def work() -> tuple[int, bool, int]:
         app = app_of(site)
         with site.place(""):
             busy = await Client(app).ask(path, body)
-        return busy.status, (await Client(app).ask(path, body)).status
+        free = await Client(app).ask(path, body)
+        return busy.status, "retry-after" in busy.headers, free.status
 
-    assert run(work()) == (503, 200)
+    assert run(work()) == (503, True, 200)
