@@ -24,6 +24,8 @@ MOST_ASKED = 256
 """Prompts that are being encoded or wait for it."""
 LONG_BYTES = 1 << 15
 _MOST_SENT = 8
+# Bytes a second that a tokenizer encodes on any machine, however busy.
+_LEAST_SPEED = 1 << 15
 _MOST_SUSPECTED = 1_000
 
 
@@ -49,7 +51,7 @@ class Asked:
 class EncodeQueue:
     """For one process after another. `send` hands a prompt in; a kind of prompt in `kept_out` is
     refused, and `keep_out` adds one. `hung` is called when a prompt has no answer after
-    `seconds`."""
+    `seconds` and what a long one may take besides."""
 
     def __init__(
         self,
@@ -119,7 +121,8 @@ class EncodeQueue:
             number = asked.encode.number
             self._sent[number] = asked
             loop = asyncio.get_running_loop()
-            asked.timer = loop.call_later(self._seconds, self._overdue, number)
+            seconds = self._seconds + len(asked.words) / _LEAST_SPEED
+            asked.timer = loop.call_later(seconds, self._overdue, number)
             self._send(asked.encode)
 
     def lost(self) -> None:

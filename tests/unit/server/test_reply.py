@@ -174,5 +174,6 @@ def test_texts_and_tokens_are_turned_into_each_other() -> None:
     assert ask(port, "/detokenize", {"tokens": [97, 98]}).json()["prompt"] == "ab"
     assert ask(port, "/detokenize", {"tokens": []}).json()["prompt"] == ""
     assert ask(port, "/detokenize", {"tokens": [512]}).status == 400
+    assert [ask(port, "/detokenize", {"tokens": [65] * n}).status for n in (256, 257)] == [200, 400]
     assert ask(port, "/tokenize", {}).status == 400
     assert ask(port, "/tokenizer_info").json()["eos_token"] == "</s>"
