@@ -184,7 +184,7 @@ async def _tokenized(site: Site, body: TokenizeBody) -> Response:
 async def _detokenized(site: Site, ids: Sequence[int]) -> Response:
     card = site.port.card
     if len(ids) > card.window:
-        words = f"tokens: there are {len(ids)}, and the model's window is {card.window}. Send fewer."
+        words = f"tokens: {len(ids)} are more than the window of {card.window}. Send fewer."
         raise ApiError(400, words, param="tokens", code="invalid_value")
     check_ids(ids, card, "tokens")
     text = "".join(await site.port.decode(ids)) if ids else ""
