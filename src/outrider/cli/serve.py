@@ -99,8 +99,8 @@ def _address(options: ServeOptions) -> Address:
     )
 
 
-def _rules(options: ServeOptions) -> DoorRules:
-    from outrider.server.door import DoorRules
+def rules_of(options: ServeOptions) -> DoorRules:
+    from outrider.server.door import PUBLIC, DoorRules
 
     keys = [*options.api_key, *_keys_of(options), *filter(None, [api_key()])]
     # Pages that make a name mean this machine have no key.
@@ -110,6 +110,7 @@ def _rules(options: ServeOptions) -> DoorRules:
         host=options.host,
         hosts=frozenset(map(str.lower, (*options.allowed_host, *own))),
         origins=frozenset(options.allowed_origin),
+        public=PUBLIC | {"/metrics"} if options.open_metrics else PUBLIC,
     )
 
 
@@ -157,7 +158,7 @@ def _run(
     from outrider.server.spans import traced
 
     options, engine = call.options, call.resolved.engine()
-    rules, at_once = _rules(options), len(engines) * engine.batch_size
+    rules, at_once = rules_of(options), len(engines) * engine.batch_size
     limits = Limits(
         most_running=at_once + (options.max_queued or 4 * at_once),
         most_of_a_key=options.max_per_key,
@@ -263,7 +264,7 @@ def _checked(
     from outrider.core.fields import size
 
     start_logging(call.resolved.program())
-    rules = _rules(call.options)
+    rules = rules_of(call.options)
     plans = [planned(model, engines) for model in models]
     records = [record_of(model, engines, *plan) for model, plan in zip(models, plans, strict=True)]
     fit = together(plans, engines, min(call.options.max_loaded_models, len(models)))

@@ -38,6 +38,9 @@ class ServeOptions(ReplicasOption, JsonOption):
         "Ask clients for a key of this file, one a line, perhaps with its share of the server "
         "behind it (1).",
     )
+    open_metrics: bool = setting(
+        False, "Tell /metrics without a key, as to gateways that read it and have none."
+    )
     served_model_name: tuple[str, ...] = setting(
         (), "What clients call the model; may be repeated. By default as it is named here."
     )

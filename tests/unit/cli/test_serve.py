@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
 import pytest
 
 from doubles.command_line import Command
+from doubles.scripted_port import ScriptedPort
+from doubles.scripted_site import ask
+from outrider.cli.serve import rules_of
+from outrider.cli.serve_options import ServeOptions
 
 MODEL = "outrider/embedded"
 KEY = "k" * 32
@@ -112,3 +117,11 @@ def test_a_missing_extra_is_named(outrider: Command, monkeypatch: pytest.MonkeyP
     assert shown.code == 3
     assert "needs granian" in shown.err
     assert "pip install 'outrider[server]'" in shown.err
+
+
+def test_metrics_are_behind_the_key_unless_they_are_told_to_be_open() -> None:
+    options = ServeOptions(api_key=(KEY,))
+    for is_open, status in ((False, 401), (True, 200)):
+        rules = rules_of(replace(options, open_metrics=is_open))
+        assert ask(ScriptedPort(), "/metrics", method="GET", rules=rules).status == status
+        assert ask(ScriptedPort(), "/v1/models", method="GET", rules=rules).status == 401
