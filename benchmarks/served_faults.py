@@ -25,7 +25,7 @@ from common import TARGET, Report, first_prompts, note, study
 import outrider
 from outrider import LLM, EngineConfig, SamplingParams
 
-NUM_TOKENS, AT_ONCE, KILLS_OF_A_SERVER = 64, 8, 4
+NUM_TOKENS, AT_ONCE, KILLS_OF_A_SERVER = 64, 4, 5
 # So long a signal, an error or a start may take.
 ERROR_SECONDS, START_SECONDS, DRAIN_SECONDS, HURRIED_SECONDS = 1.0, 10.0, 30.0, 10.0
 HANG_SECONDS = 30.0
@@ -133,7 +133,7 @@ async def _nothing() -> AsyncGenerator[str]:
 def served_faults(options: Namespace, report: Report) -> bool:
     """What becomes of requests when the engine dies, hangs, or the server is told to end?
 
-    Eight clients ask for greedy, seeded and freely drawn texts all the time. The engine is killed
+    Four clients ask for greedy, seeded and freely drawn texts all the time. The engine is killed
     by SIGKILL and SIGSEGV at random times; it hangs in three ways; two prompts end it each time
     that they come; the server gets SIGTERM at random times, and sometimes twice. Every text that
     ends must be the call's; what cannot go on must end with one error, within a second; the engine
@@ -319,7 +319,7 @@ async def _ready(client: httpx.AsyncClient, status: int) -> float:
     """When /ready first answers so."""
     async with asyncio.timeout(120):
         while (await client.get("/ready")).status_code != status:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
     return perf_counter()
 
 

@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -37,13 +37,19 @@ def body_of(prompt: object, how: dict[str, Any], num_tokens: int) -> dict[str, A
     return {"prompt": prompt, **limits, **how}
 
 
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """Undisturbed, and without speculation."""
+    with LLM(config=EngineConfig(threads=1, k=0, drafter="none")) as found:
+        yield found
+
+
 def expected(
-    prompts: Sequence[str], how: dict[str, Any], num_tokens: int, config: EngineConfig = CONFIG
+    llm: LLM, prompts: Sequence[str] | list[list[int]], how: dict[str, Any], num_tokens: int
 ) -> list[str]:
     rule = "coupled" if "seed" in how else None
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, sampler=rule, **how)
-    with LLM(config=config) as llm:
-        return [result.text for result in llm.generate(prompts, params)]
+    return [result.text for result in llm.generate(prompts, params)]
 
 
 def told(data: bytes) -> list[Any]:
@@ -76,10 +82,10 @@ async def status_of(live: Live, path: str = "/ready") -> int:
     return int((await rest_of(client)).split()[1])
 
 
-def test_an_engine_that_dies_costs_no_text_that_can_go_on() -> None:
+def test_an_engine_that_dies_costs_no_text_that_can_go_on(llm: LLM) -> None:
     """Others end with one error, and before the engine is there again."""
     num_tokens = 96
-    wanted = [*expected(PROMPTS, GREEDY, num_tokens), *expected(PROMPTS, SEEDED, num_tokens)]
+    wanted = [text for how in (GREEDY, SEEDED) for text in expected(llm, PROMPTS, how, num_tokens)]
 
     async def work() -> None:
         port = ProcessPort(Load("outrider/embedded", None, CONFIG, 99))
@@ -109,7 +115,7 @@ def test_an_engine_that_dies_costs_no_text_that_can_go_on() -> None:
 
 
 @pytest.mark.parametrize("is_hurried", [False, True], ids=["once", "twice"])
-def test_a_signal_lets_texts_end_and_a_second_one_does_not(is_hurried: bool) -> None:
+def test_a_signal_lets_texts_end_and_a_second_one_does_not(llm: LLM, is_hurried: bool) -> None:
     num_tokens = 2_000 if is_hurried else 128
 
     async def work() -> list[bytes]:
@@ -137,10 +143,10 @@ def test_a_signal_lets_texts_end_and_a_second_one_does_not(is_hurried: bool) -> 
             [False, True]
         ] * len(PROMPTS)
     else:
-        assert [*map(text_of, answers)] == expected(PROMPTS, GREEDY, num_tokens)
+        assert [*map(text_of, answers)] == expected(llm, PROMPTS, GREEDY, num_tokens)
 
 
-def test_memory_that_ends_sets_the_youngest_back_and_changes_no_text() -> None:
+def test_memory_that_ends_sets_the_youngest_back_and_changes_no_text(llm: LLM) -> None:
     """32 requests, an arena of eight pages for six at once: the oldest is never set back."""
     config = EngineConfig(
         threads=1, k=3, batch_size=6, page_size=16, arena_tokens=128, context=112, reserve=0.0
@@ -163,7 +169,7 @@ def test_memory_that_ends_sets_the_youngest_back_and_changes_no_text() -> None:
             return [*map(text_of, answers)], port.status.num_preempted, backs
 
     texts, num_preempted, backs = asyncio.run(work())
-    assert texts == expected(prompts, GREEDY, 40, EngineConfig(threads=1, k=0, drafter="none"))
+    assert texts == expected(llm, prompts, GREEDY, 40)
     assert num_preempted >= len(backs) > 0
     assert 0 not in backs
 
@@ -177,7 +183,7 @@ FAULTS: dict[str, Callable[[DraftRow], Draft]] = {
 
 
 def test_a_drafter_that_fails_is_told_of_and_changes_no_text(
-    monkeypatch: pytest.MonkeyPatch,
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only for the requests that it fails for."""
     config = EngineConfig(threads=1, k=3, drafter="ngram", fused_round=False, batch_size=8)
@@ -210,14 +216,11 @@ def test_a_drafter_that_fails_is_told_of_and_changes_no_text(
             }
 
     found = asyncio.run(work())
-    plain = EngineConfig(threads=1, k=0, drafter="none")
-    with LLM(config=plain) as llm:
-        ids = llm.encode(prompt)
-        for first, answer in found.items():
-            (choice,) = answer["choices"]
-            wanted = llm.generate([[first, *ids]], max_tokens=48, ignore_eos=True)[0].text
-            assert choice["text"] == wanted, marks.get(first)
-            is_off = any("speculation was turned off" in one for one in answer.get("warnings", ()))
-            assert is_off == (first in marks), (first, answer)
-            num_drafted = answer["metrics"]["speculative_decoding"]["num_draft_tokens"]
-            assert (num_drafted == 0) == (first in marks)
+    ids = llm.encode(prompt)
+    wanted = expected(llm, [[first, *ids] for first in found], GREEDY, 48)
+    for (first, answer), text in zip(found.items(), wanted, strict=True):
+        assert answer["choices"][0]["text"] == text, marks.get(first)
+        is_off = any("speculation was turned off" in one for one in answer.get("warnings", ()))
+        assert is_off == (first in marks), (first, answer)
+        num_drafted = answer["metrics"]["speculative_decoding"]["num_draft_tokens"]
+        assert (num_drafted == 0) == (first in marks)

@@ -15,7 +15,7 @@ from outrider.core.budget import RoundTrace
 from outrider.metrics.summary import Stats, summarise, together
 
 # Rounds that are kept one by one; more are added up.
-_MOST_ROUNDS = 256
+_MOST_ROUNDS = 64
 
 
 class Progress:
