@@ -1,15 +1,18 @@
-"""However few prompt tokens the pace lets a job read, the text stays what it was."""
+"""However few prompt tokens the pace lets a job read, the text stays what it was; and a long prompt
+keeps to its share of the passes in which texts are written that somebody reads meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 
 import pytest
 
-from outrider import LLM, EngineConfig, SamplingParams
+from outrider import LLM, AsyncLLM, EngineConfig, SamplingParams
 from outrider.bench.workload import load_prompts
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_HYBRID
-from outrider.sched.pace import LEAST_CHUNK, PromptPace
+from outrider.sched.jobs import Job, Stage
+from outrider.sched.pace import LEAST_CHUNK, SHARE_BESIDE, PromptPace
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights]
 
@@ -74,3 +77,73 @@ def test_a_text_does_not_depend_on_the_pace(
     monkeypatch.setattr(PromptPace, "limit", property(limit))
     assert texts(model, config) == wanted
     assert asked
+
+
+# What jobs take by an invented clock: a round of all texts, and a prompt token.
+ROUND, READ = 0.05, 0.001
+SHARE = int(SHARE_BESIDE * ROUND / READ)
+# So many tokens are a short prompt, which is read at once.
+SHORT = 300
+LONG = [7 + number % 400 for number in range(1_000)]
+ENDLESS = SamplingParams(max_tokens=1_000, ignore_eos=True)
+ALONE = EngineConfig(batch_size=3, drafter="ngram", schedule="single", threads=1)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Rounds and prompt tokens of each job, as they end."""
+    found, learn = list[tuple[int, int]](), PromptPace.observe
+
+    def observe(pace: PromptPace, job: Job, _: float) -> None:
+        read = [w.num_tokens for w in job.works if w.stage in (Stage.PREFILL, Stage.VERIFY)]
+        num_rounds, num_tokens = read.count(1), sum(read) - read.count(1)
+        found.append((num_rounds, num_tokens))
+        learn(pace, job, ROUND * bool(num_rounds) + READ * num_tokens)
+
+    monkeypatch.setattr(PromptPace, "observe", observe)
+    monkeypatch.setattr("outrider.sched.pace.CHUNK_SECONDS", 0.2)
+    return found
+
+
+async def write(llm: AsyncLLM, prompt: str, *, watched: bool) -> None:
+    if not watched:
+        await llm.generate(prompt, ENDLESS)
+        return
+    async for _ in llm.stream(prompt, ENDLESS):
+        pass
+
+
+def beside_two(jobs: list[tuple[int, int]], *, watched: bool) -> tuple[int, ...]:
+    """What a long prompt gets that comes while two texts are written."""
+
+    async def run() -> tuple[int, ...]:
+        async with AsyncLLM(config=ALONE) as llm:
+            others = [
+                asyncio.create_task(write(llm, prompt, watched=watched)) for prompt in PROMPTS[:2]
+            ]
+            while not any(num_rounds == 2 for num_rounds, _ in jobs):
+                await asyncio.sleep(0.001)
+            jobs.clear()
+            (found,) = await llm.generate([LONG], GREEDY)
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            return found.token_ids
+
+    return asyncio.run(asyncio.wait_for(run(), 120))
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_long_prompt_keeps_to_its_share_beside_texts_that_are_read(
+    watched: bool, jobs: list[tuple[int, int]]
+) -> None:
+    ids = beside_two(jobs, watched=watched)
+    beside = [num_tokens for num_rounds, num_tokens in jobs if num_rounds == 2 and num_tokens]
+    assert sum(beside) > len(LONG) - SHORT
+    if watched:
+        # The first may be of the size that was expected before anything was timed.
+        assert max(beside[1 : (len(LONG) - SHORT) // SHARE]) <= SHARE
+    else:
+        assert max(beside) > 3 * SHARE
+    with closing(LLM(config=ALONE)) as llm:
+        assert llm.generate([LONG], GREEDY)[0].token_ids == ids

@@ -280,7 +280,7 @@ def _submit(state: _State, request: AsyncRequest) -> None:
 
     reader.on_end = note
     if not request.quiet:
-        reader.on_event = note
+        reader.on_event, reader.seq.is_watched = note, True
     # Callers of the LLM itself may have driven it meanwhile.
     note(reader)
 

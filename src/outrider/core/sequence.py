@@ -32,9 +32,9 @@ class LiveSequence:
     next draft. `no_drafts` says why nothing is drafted for it any more, if so; `rested` says why
     nothing was for a while. `deadline` is when its time is up, by the engine's clock, and
     `mask_seconds` what its mask took in its last round. `num_cached` of its tokens were in memory
-    when it came. `error` is why the engine gave it up, if it did; it is then neither live nor
-    finished. `prompt_logprobs` has an entry a prompt token, None for the first, as far as they are
-    known and if they are asked for.
+    when it came. It `is_watched` where its text is read while it is written. `error` is why the
+    engine gave it up, if it did; it is then neither live nor finished. `prompt_logprobs` has an
+    entry a prompt token, None for the first, as far as they are known and if they are asked for.
     """
 
     seq_id: int
@@ -59,6 +59,7 @@ class LiveSequence:
     rested: str = ""
     deadline: float = math.inf
     mask_seconds: float = 0.0
+    is_watched: bool = False
     finish: FinishReason | None = None
     error: Exception | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(init=False)

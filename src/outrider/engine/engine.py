@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.core.budget import JobTrace
 from outrider.core.draft import Outcome
@@ -22,7 +22,16 @@ from outrider.engine.failures import Failures
 from outrider.engine.lanes import Executor, LaneResult, LaneTask, LaneWork
 from outrider.engine.requests import SLOW_MASK, RequestTable
 from outrider.engine.round import Chunk
-from outrider.sched.jobs import Job, JobKind, JobObserver, LaneOrder, Schedule, Stage, job_observers
+from outrider.sched.jobs import (
+    Job,
+    JobKind,
+    JobObserver,
+    LaneOrder,
+    ReadyQueues,
+    Schedule,
+    Stage,
+    job_observers,
+)
 from outrider.sched.pace import PromptPace
 
 _log = logging.getLogger(__name__)
@@ -171,10 +180,9 @@ class Engine:
 
     def _start(self, lane: str, *, patient: bool) -> bool:
         residents = self.residents
-        reads = residents.ledger.has_prompts
-        most = self.pace.limit if reads and self.pace is not None else None
-        busy = bool(self._running)
-        pool = residents.pool(patient=patient, busy=busy, most_prompt_tokens=most)
+        pool = residents.pool(patient=patient, busy=bool(self._running))
+        if pool.prefill and self.pace is not None:
+            pool = replace(pool, most_prompt_tokens=self._most_prompt_tokens(self.pace, pool))
         job = again = self.failures.next_alone(lane)
         if again is None:
             job = self.schedule.next_job(lane, pool, residents.ledger.num_live)
@@ -187,6 +195,16 @@ class Engine:
             residents.ledger.start(job)
         self.executor.start(lane, task)
         return True
+
+    def _most_prompt_tokens(self, pace: PromptPace, pool: ReadyQueues) -> int | None:
+        """Where prompts have a lane of their own, no round waits for them."""
+        live = self.residents.live
+        is_watched = any(live[work.seq_id].is_watched for work in pool.draft)
+        return pace.limit_beside(pool) if is_watched and self._has_one_lane else pace.limit
+
+    @property
+    def _has_one_lane(self) -> bool:
+        return len(self.schedule.lanes) == 1
 
     def _undo_lost(self) -> None:
         """An interrupt may fall between the ledger and the executor."""

@@ -88,12 +88,10 @@ class RequestTable:
         one thread runs them all, and this one's share is then at most half of it."""
         self._resting[seq.seq_id] = self.clock() + seq.mask_seconds
 
-    def pool(
-        self, *, patient: bool = True, busy: bool = False, most_prompt_tokens: int | None = None
-    ) -> ReadyQueues:
+    def pool(self, *, patient: bool = True, busy: bool = False) -> ReadyQueues:
         """Who waits for what. Those that rest are left out as long as others run or could."""
         free = self.target.state.num_free_tokens
-        whole = self.ledger.pool(free, patient=patient, most_prompt_tokens=most_prompt_tokens)
+        whole = self.ledger.pool(free, patient=patient)
         if not self._resting:
             return whole
         now = self.clock()

@@ -63,14 +63,7 @@ class Ledger:
         """Whether a job of it has started and not ended, AHEAD included."""
         return seq_id in self._running or seq_id in self._looking
 
-    @property
-    def has_prompts(self) -> bool:
-        """Whether a prompt waits to be read."""
-        return bool(self._waiting[Stage.PREFILL])
-
-    def pool(
-        self, num_free_tokens: int, *, patient: bool = True, most_prompt_tokens: int | None = None
-    ) -> ReadyQueues:
+    def pool(self, num_free_tokens: int, *, patient: bool = True) -> ReadyQueues:
         return ReadyQueues(
             self._works(Stage.PREFILL),
             self._works(Stage.DRAFT),
@@ -80,7 +73,6 @@ class Ledger:
             self._those_in(Stage.DRAFT),
             self._those_in(Stage.VERIFY),
             patient,
-            most_prompt_tokens,
         )
 
     def _works(self, stage: Stage) -> tuple[StageItem, ...]:

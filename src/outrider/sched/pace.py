@@ -2,18 +2,23 @@
 
 Decisions between jobs (admission, cancelling, Ctrl-C) wait for the longest job, and so do the other
 requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few one-row passes
-of a model that is so large that a pass takes long anyway.
+of a model that is so large that a pass takes long anyway. Where texts are read while they are
+written, a prompt that takes longer than that is read in chunks that take no longer than the rounds
+beside them: the others' tokens come half as fast meanwhile, and no slower.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from outrider.sched.jobs import Job, Stage
+from outrider.sched.jobs import Job, ReadyQueues, Stage
 
 CHUNK_SECONDS = 0.2
 # A round of a drafter and a pass is longer than a pass of one row: three are about four of those.
 NUM_ROUNDS = 3
+# Of a long prompt beside rounds, in the time of these; with less than 1 a pass that is slow by
+# chance is still within twice a round.
+SHARE_BESIDE = 0.8
 # Fewer tokens would leave the weights that a pass reads without use.
 LEAST_CHUNK = 16
 _MANY = 2**31
@@ -27,21 +32,43 @@ class PromptPace:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._reads: deque[float] = deque([seconds] if seconds else [], maxlen=_NUM_REMEMBERED)
-        self._rounds: deque[float] = deque(maxlen=_NUM_REMEMBERED)
+        # Seconds, and of how many sequences.
+        self._rounds: deque[tuple[float, int]] = deque(maxlen=_NUM_REMEMBERED)
 
     @property
     def limit(self) -> int | None:
         """Prompt tokens of a job at most; None while nothing says that any number is too many."""
-        if not self._reads:
-            return None
-        most = max(CHUNK_SECONDS, NUM_ROUNDS * min(self._rounds, default=0.0))
-        return max(int(min(most / min(self._reads), _MANY)), LEAST_CHUNK)
+        return self._tokens_in(max(CHUNK_SECONDS, NUM_ROUNDS * self._round_seconds(0)))
+
+    def limit_beside(self, pool: ReadyQueues) -> int | None:
+        """The same for a job that also has the rounds that wait in `pool`, of texts which are read
+        while they are written."""
+        most, num_rounds = self.limit, len(pool.draft)
+        longest = max([work.num_tokens for work in pool.prefill], default=0)
+        beside = self._tokens_in(SHARE_BESIDE * self._round_seconds(num_rounds))
+        if most is None or beside is None or longest <= most or not self._rounds:
+            return most
+        return min(most, beside)
 
     def observe(self, job: Job, seconds: float) -> None:
         """A job ended. Those in which few tokens were read are rounds."""
         read = [work.num_tokens for work in job.works if work.stage in _PASS]
-        num_tokens = sum(read)
-        if num_tokens >= LEAST_CHUNK + len(read):
-            self._reads.append(seconds / num_tokens)
-        elif read and num_tokens == len(read) and job.works[-1].stage is Stage.VERIFY:
-            self._rounds.append(seconds)
+        num_rounds = read.count(1)
+        num_tokens = sum(read) - num_rounds
+        if num_tokens >= LEAST_CHUNK:
+            # Rounds may take less by now than they did: so much of a job is the chunk's at least.
+            least = SHARE_BESIDE / (1 + SHARE_BESIDE) * seconds
+            own = max(seconds - self._round_seconds(num_rounds), least)
+            self._reads.append((own if num_rounds else seconds) / num_tokens)
+        elif read and not num_tokens and job.works[-1].stage is Stage.VERIFY:
+            self._rounds.append((seconds, num_rounds))
+
+    def _tokens_in(self, seconds: float) -> int | None:
+        if not self._reads:
+            return None
+        return max(int(min(seconds / min(self._reads), _MANY)), LEAST_CHUNK)
+
+    def _round_seconds(self, num_rounds: int) -> float:
+        """Of so many sequences; 0 while none is known. Of more than were seen it takes as much
+        longer, for rows are computed, and no shorter of fewer, for weights are read once."""
+        return min([took * max(1, num_rounds / num) for took, num in self._rounds], default=0.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.sched import pace as module
 from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
-from outrider.sched.pace import LEAST_CHUNK, NUM_ROUNDS, PromptPace
+from outrider.sched.pace import LEAST_CHUNK, NUM_ROUNDS, SHARE_BESIDE, PromptPace
 from outrider.sched.schedules import SingleLane
 
 CHUNK_SECONDS = 0.2
@@ -70,3 +72,65 @@ def test_a_schedule_keeps_within_it() -> None:
     job = SingleLane(256).next_job("main", pool, 2)
     assert job is not None
     assert sum(work.num_tokens for work in job.of(Stage.PREFILL) + job.of(Stage.VERIFY)) == 40
+
+
+# Seconds of a pass: a round of each sequence, and a prompt token.
+ROUND, READ = 0.03, 0.001
+
+
+def pool_of(unread: int, num_rounds: int) -> ReadyQueues:
+    prompts = (StageItem(99, Stage.PREFILL, unread),) if unread else ()
+    writers = tuple(StageItem(i, Stage.DRAFT, 1) for i in range(num_rounds))
+    return ReadyQueues(prompts, writers, (), 99_999)
+
+
+def passes(pace: PromptPace, *, unread: int, num_rounds: int, round_seconds: float) -> list[int]:
+    """Prompt tokens of each pass while much of the prompt is unread, beside rounds that take so
+    long."""
+    found: list[int] = []
+    while unread > 2 * CHUNK_SECONDS / READ:
+        pool = replace(pool_of(unread, num_rounds), most_prompt_tokens=None)
+        most = pace.limit_beside(pool)
+        job = SingleLane(256).next_job("main", replace(pool, most_prompt_tokens=most), 9)
+        assert job is not None
+        verified = job.of(Stage.VERIFY)
+        # Every text that is written has its round in every pass.
+        assert sum(work.num_tokens == 1 for work in verified) == num_rounds
+        works = (*job.of(Stage.PREFILL), *verified)
+        found.append(sum(work.num_tokens for work in works if work.seq_id == 99))
+        unread -= found[-1]
+        pace.observe(job, round_seconds + READ * found[-1])
+    return found
+
+
+def paced(num_rounds: int = 4) -> PromptPace:
+    """One that has seen rounds of so many sequences."""
+    pace = PromptPace(READ)
+    pace.observe(job(Stage.DRAFT, Stage.VERIFY, tokens=num_rounds, seqs=num_rounds), ROUND)
+    return pace
+
+
+def test_a_long_prompt_takes_no_more_of_a_pass_than_the_rounds_beside_it() -> None:
+    most = int(SHARE_BESIDE * ROUND / READ)
+    found = passes(paced(), unread=2_000, num_rounds=4, round_seconds=ROUND)
+    assert set(found) <= {most - 1, most}
+
+
+@pytest.mark.parametrize("now", [0.5, 1.0, 1.5, 4.0])
+def test_chunks_stay_chunks_where_rounds_take_another_time_than_they_did(now: float) -> None:
+    found = passes(paced(), unread=4_000, num_rounds=4, round_seconds=now * ROUND)
+    most = SHARE_BESIDE * ROUND / READ
+    assert max(found) <= 2 * most
+    assert min(found) >= LEAST_CHUNK
+
+
+def test_more_texts_than_were_seen_take_as_much_longer() -> None:
+    found = passes(paced(2), unread=2_000, num_rounds=6, round_seconds=3 * ROUND)
+    assert max(found) == int(3 * SHARE_BESIDE * ROUND / READ)
+
+
+def test_short_prompts_and_prompts_alone_are_read_at_once() -> None:
+    most = int(CHUNK_SECONDS / READ)
+    assert paced().limit_beside(pool_of(most, 4)) == most
+    assert PromptPace(READ).limit_beside(pool_of(2_000, 4)) == most
+    assert paced().limit == most
