@@ -38,22 +38,28 @@ class Served:
             assert got.status_code == 200
             return "".join(choice["text"] for event in events(got) for choice in event["choices"])
 
-    def gauge(self, name: str) -> float:
-        """A value of /metrics."""
+    def gauge(self, name: str, **labels: str) -> float:
+        """A value of /metrics; of several with these labels the sum."""
         lines = self.client.get("/metrics").text.splitlines()
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
         found = [line for line in lines if line.startswith(f"{name}{{")]
+        found = [line for line in found if all(one in line for one in wanted)]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
     def engine_id(self) -> int:
-        """The process of its engine: its child, as Linux tells it."""
+        """The process of its only engine."""
+        (engine,) = self.engine_ids()
+        return engine
+
+    def engine_ids(self) -> list[int]:
+        """The processes of its engines as they were started: its children, as Linux tells it."""
         parent = f"PPid:\t{self.process.pid}\n"
         found = [
             file.parent.name for file in Path("/proc").glob("[0-9]*/status") if parent in told(file)
         ]
         if not Path("/proc/self/status").exists():
             pytest.skip("only Linux tells whose child a process is")
-        (engine,) = found
-        return int(engine)
+        return sorted(map(int, found))
 
     def end(self) -> int:
         """Ask it to end; its exit code."""
