@@ -1,0 +1,70 @@
+"""Engines in processes for a program that is no server: the texts are an LLM's, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.core.errors import ConfigError
+from outrider.server.pool import EnginePool
+
+pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
+PROMPTS = [f"def function_{number}(items):" for number in range(24)]
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+# Its rule draws as it comes, so that a text cannot go on: it is written anew.
+DRAWN = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, seed=5)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EnginePool]:
+    with EnginePool(replicas=2, threads=1, device="cpu", batch_size=4) as found:
+        yield found
+
+
+def test_texts_are_those_of_an_llm_also_when_an_engine_dies(pool: EnginePool) -> None:
+    with LLM(threads=1, batch_size=4) as llm:
+        expected = {
+            params: [result.text for result in llm.generate(PROMPTS, params)]
+            for params in (GREEDY, DRAWN)
+        }
+        assert pool.encode(PROMPTS[0]) == llm.encode(PROMPTS[0])
+    results = pool.generate(PROMPTS, GREEDY)
+    assert [result.text for result in results] == expected[GREEDY]
+    assert all(result.stats.num_drafted for result in results)
+    requests = [pool.submit(pool.encode(prompt), DRAWN) for prompt in PROMPTS]
+    while not any(request.done for request in requests):
+        pool.advance()
+    engine = pool.process_ids[0]
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
+    while not all(request.done for request in requests):
+        pool.advance()
+    assert [request.result().text for request in requests] == expected[DRAWN]
+
+
+def test_mistakes_are_told_where_the_result_is_asked_for(pool: EnginePool) -> None:
+    request = pool.submit([10**6], GREEDY)
+    with pytest.raises(ConfigError, match="not ended"):
+        request.result()
+    while not request.done:
+        pool.advance()
+    with pytest.raises(ConfigError, match="outside the vocabulary"):
+        request.result()
+    with pytest.raises(ConfigError):
+        pool.encode("")
+    assert pool.generate("x", GREEDY)[0].text
+
+
+def test_an_engine_that_cannot_be_started_is_told_and_nothing_runs_on() -> None:
+    with pytest.raises(ConfigError, match="names cpu twice"):
+        EnginePool(devices=["cpu", "cpu"])
+    with EnginePool(replicas=1, threads=1) as found:
+        process_ids = found.process_ids
+    for process_id in process_ids:
+        assert process_id is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
