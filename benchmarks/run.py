@@ -36,6 +36,7 @@ STUDIES = {
     "serving_beside": "serving_beside",
     "served_soak": "served_soak",
     "served_faults": "served_faults",
+    "served_promises": "served_promises",
     "gguf": "gguf",
     "gguf_requests": "gguf_requests",
     "gguf_texts": "gguf_texts",
