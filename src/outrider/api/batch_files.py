@@ -53,13 +53,21 @@ def raw_lines(path: Path) -> Generator[RawLine]:
                     whole = None
                 elif not piece.strip():
                     continue
-                # 0 means that there is no answer.
-                digest = int.from_bytes(hashed.digest(), "big") or 1
-                yield RawLine(number, digest, whole)
+                yield RawLine(number, _number_of(hashed.digest()), whole)
     except OSError as error:
         raise MachineError(
             f"{path} cannot be read: {error.strerror or error}.", hint="name a file of JSON lines"
         ) from None
+
+
+def raw_line(number: int, data: bytes) -> RawLine:
+    """A line of `data`, whose file has no lines."""
+    return RawLine(number, _number_of(hashlib.blake2b(data, digest_size=4).digest()), data)
+
+
+def _number_of(digest: bytes) -> int:
+    """0 means that there is no answer."""
+    return int.from_bytes(digest, "big") or 1
 
 
 class AnswerFile:

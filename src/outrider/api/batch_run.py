@@ -12,11 +12,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Protocol
 
-from outrider.api.batch_files import AnswerFile, RawLine
+from outrider.api.batch_engine import BatchEngine, Handle
+from outrider.api.batch_files import RawLine
 from outrider.api.batch_lines import Answers, BadLine, BatchLine, read_line
-from outrider.api.llm import LLM
-from outrider.api.request import RequestHandle
 from outrider.api.result import GenerationResult
 from outrider.api.structure import StructureOptions
 from outrider.core.errors import ConfigError
@@ -24,6 +24,14 @@ from outrider.core.params import SamplingParams
 
 # Pages of tokens that are remembered to have been read.
 _MOST_PAGES = 1 << 16
+
+
+class AnswerSink(Protocol):
+    """Where answers go: an AnswerFile, or something like it."""
+
+    def has(self, line: RawLine) -> bool: ...
+
+    def write(self, line: RawLine, answer: str, *, is_error: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -51,7 +59,7 @@ class _Request:
     sample: int
     pages: list[int]
     num_read: int = 0
-    handle: RequestHandle | None = None
+    handle: Handle | None = None
 
 
 @dataclass(slots=True)
@@ -59,9 +67,9 @@ class Batch:
     """`structure` is what texts must be whose lines say nothing of it. `read_ahead` lines are read
     at once, and at most twice as many wait to be written; `run` yields after each job."""
 
-    llm: LLM
+    llm: BatchEngine
     answers: Answers
-    file: AnswerFile
+    file: AnswerSink
     defaults: SamplingParams
     structure: StructureOptions = field(default_factory=StructureOptions)
     ordered: bool = True
@@ -174,7 +182,7 @@ class Batch:
                 self._note_read(request)
                 self._finish(request)
                 continue
-            if handle.reader.has_read:
+            if handle.has_read:
                 self._note_read(request)
             for _ in handle.events():  # nobody reads them
                 pass

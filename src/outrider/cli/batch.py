@@ -5,20 +5,27 @@ Exit code 0 says that every line has an answer, 1 that some answers are errors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
-from outrider.api.batch_files import AnswerFile, raw_lines
+from outrider import __version__
+from outrider.api.batch_files import AnswerFile
 from outrider.api.batch_lines import Answers
 from outrider.api.batch_run import Batch
 from outrider.cli.batch_options import BatchOptions
+from outrider.cli.batch_source import lines_of
 from outrider.cli.call import Call
 from outrider.cli.output import answer, say
 from outrider.cli.paint import Meter
-from outrider.cli.session import open_llm, run_record
+from outrider.cli.replicas import opened
+from outrider.cli.session import to_load
 from outrider.cli.structure import structure_of
 from outrider.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.cluster.batch_run import RayBatch
 
 # Seconds between two reports of progress: on a terminal, and elsewhere.
 _SHOW_SECONDS, _LOG_SECONDS = 0.5, 10.0
@@ -28,32 +35,72 @@ def batch(call: Call[BatchOptions]) -> int:
     options, (source, target) = call.options, _files(call.arguments)
     with AnswerFile(target, fresh=options.fresh) as file:
         num_lines = 0
-        for line in raw_lines(source):
+        for line in lines_of(source):
             # Answers of another file are an error before a model is loaded.
             file.has(line)
             num_lines += 1
-        llm = open_llm(call.resolved)
-        work = Batch(
-            llm,
-            Answers(call.resolved.program().target, llm.tokenizer),
-            file,
-            call.resolved.sampling(),
-            structure_of(options),
-            ordered=not options.unordered,
-            read_ahead=options.read_ahead,
-        )
+        work, run = _on_ray(call, file) if options.ray else _here(call, file)
         meter = Meter("", num_lines, unit="lines", hidden=options.quiet)
         progress = Progress(num_lines, file, not options.quiet, meter)
         try:
             with meter:
-                for _ in work.run(raw_lines(source)):
+                for _ in work.run(lines_of(source)):
                     progress.show(work.num_tokens)
         finally:
             if progress.shown:
                 say(progress.text(work.num_tokens))
-        record = progress.record(work.num_tokens) | {"run": run_record(llm, call.resolved)}
+        record = progress.record(work.num_tokens) | {"run": run}
         answer(options, record, None)
         return 1 if file.num_errors else 0
+
+
+def _here(call: Call[BatchOptions], file: AnswerFile) -> tuple[Batch, dict[str, object]]:
+    """What answers on this machine, and what a record says of it."""
+    options = call.options
+    llm, record = opened(options, call.resolved)
+    work = Batch(
+        llm,
+        Answers(call.resolved.program().target, llm.tokenizer),
+        file,
+        call.resolved.sampling(),
+        structure_of(options),
+        ordered=not options.unordered,
+        read_ahead=options.read_ahead,
+    )
+    return work, record
+
+
+def _on_ray(call: Call[BatchOptions], file: AnswerFile) -> tuple[RayBatch, dict[str, object]]:
+    """The same on a Ray cluster. A model that cannot be loaded is an error before one starts."""
+    from outrider.cluster.settings import check_ray
+
+    check_ray()
+    if call.options.replicas > 1 or call.options.devices:
+        raise ConfigError("--replicas is of this machine.", hint="--workers, with --ray")
+    from outrider.api.plan import plan_pair
+    from outrider.cluster.batch_run import Job, RayBatch
+
+    options, (target, draft, engine) = call.options, to_load(call.resolved)
+    engine = replace(engine, threads=engine.threads or 1)
+    plan_pair(target, draft, engine)
+    job = Job(
+        model=target,
+        draft=draft,
+        engine=engine,
+        params=call.resolved.sampling(),
+        structure=dict(structure_of(options)),
+        read_ahead=options.read_ahead,
+    )
+    ranks = engine.tensor_parallel
+    work = RayBatch(
+        job,
+        file,
+        workers=options.workers,
+        cpus=ranks * engine.threads,
+        gpus=ranks if engine.device.startswith("cuda") else 0,
+        ordered=not options.unordered,
+    )
+    return work, {"version": __version__, "settings": call.resolved.decided()}
 
 
 def _files(words: tuple[str, ...]) -> tuple[Path, Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.cli.options import ALL, Argument, OutputOption, StructureOption, verb
+from outrider.cli.options import ALL, Argument, OutputOption, ReplicasOption, StructureOption, verb
 from outrider.core.fields import setting
 
 
@@ -15,7 +15,7 @@ from outrider.core.fields import setting
     settings=ALL,
     without=("profile",),
 )
-class BatchOptions(StructureOption, OutputOption):
+class BatchOptions(StructureOption, ReplicasOption, OutputOption):
     """Answer a file of prompts, a JSON line each; goes on where it was stopped.
 
     echo '{"prompt": "x = "}' > in.jsonl && outrider batch in.jsonl out.jsonl
@@ -29,5 +29,13 @@ class BatchOptions(StructureOption, OutputOption):
         "Read so many lines at once; more find more prompts that begin alike.",
         minimum=1,
         maximum=1_000_000,
+    )
+    ray: bool = setting(
+        False,
+        "Answer on a Ray cluster, that of RAY_ADDRESS or one of this machine alone; INPUT may be a "
+        "parquet file.",
+    )
+    workers: int = setting(
+        2, "With --ray, so many actors keep the model.", minimum=1, maximum=65_536
     )
     quiet: bool = setting(False, "Show no progress.")

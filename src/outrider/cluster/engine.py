@@ -33,7 +33,8 @@ class Engine:
     # Ray waits for it, and routes nothing here before.
     async def __init__(self, args: Mapping[str, Any]) -> None:  # pyright: ignore[reportGeneralTypeIssues]
         told = read_args(args)
-        self._number: int = serve.get_replica_context().rank.rank
+        own = serve.get_replica_context()
+        self._who = partial(Piece, engine=own.rank.rank, replica=own.replica_tag)
         lanes = LaneLoad()
         load = partial(LLM, told.model, draft=told.draft, config=told.engine, on_job=lanes.note)
         self._port = ThreadPort(load, max_queued=2 * told.per_replica, lanes=lanes)
@@ -48,7 +49,7 @@ class Engine:
         del blocks
         asked = HANDED.decode(handed)
         card = self._port.card
-        yield packed(Piece(numerics=card.numerics, engine=self._number))
+        yield packed(self._who(numerics=card.numerics))
         if asked.numerics not in ("", card.numerics):
             failure = Failure(OTHER_NUMERICS, "this engine computes in another way")
             yield packed(Piece(failure=failure))

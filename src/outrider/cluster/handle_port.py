@@ -56,7 +56,7 @@ class HandlePort:
         self._card: EngineCard | None = None
         self._reader: PromptReader | None = None
         self.running: set[HandleStream] = set()
-        self._num_lost = 0
+        self._lost: set[str] = set()
 
     async def start(self) -> None:
         """Until a replica has told what it runs. Raises what reading the tokenizer raises."""
@@ -81,9 +81,9 @@ class HandlePort:
 
     @property
     def status(self) -> EngineStatus:
-        """Of the requests of this gateway. A replica that was lost is one that Ray starts anew."""
+        """As far as this gateway knows. A replica that was lost is one that Ray starts anew."""
         return EngineStatus(
-            state=self._state, num_running=len(self.running), num_restarts=self._num_lost
+            state=self._state, num_running=len(self.running), num_restarts=len(self._lost)
         )
 
     @property
@@ -132,7 +132,7 @@ class HandlePort:
 
     def _forget(self, stream: HandleStream) -> None:
         self.running.discard(stream)
-        self._num_lost += stream.num_lost > 0
+        self._lost |= stream.lost
 
 
 class HandleStream(AsyncIterator[TextEvent]):
@@ -147,7 +147,9 @@ class HandleStream(AsyncIterator[TextEvent]):
     ) -> None:
         self.request, self.written = request, list(request.written)
         self.engine: int | None = None
-        self.num_lost = 0
+        # Names of replicas that ended under it, and how often it was handed in in vain.
+        self.lost: set[str] = set()
+        self._replica, self._num_lost = "", 0
         self._handle, self._card, self._forget = handle, card, forget
         self._blocks = list(blocks_of(request.prompt_ids, request.cache_salt))
         self._numerics, self._came = "", monotonic()
@@ -202,7 +204,8 @@ class HandleStream(AsyncIterator[TextEvent]):
 
     def _heard(self, piece: Piece) -> TextEvent | None:
         if piece.numerics:
-            self._numerics, self.engine = self._numerics or piece.numerics, piece.engine
+            self._numerics = self._numerics or piece.numerics
+            self.engine, self._replica = piece.engine, piece.replica
         elif piece.event is not None:
             self.written += piece.event.token_ids
             self._progress.take(len(piece.event.token_ids), piece.rounds)
@@ -220,13 +223,14 @@ class HandleStream(AsyncIterator[TextEvent]):
 
     def _go_on(self, how: str) -> None:
         """At another replica, or at this one's successor."""
-        self.num_lost += 1
-        if self.num_lost >= MOST_LOSSES:
-            self._end(error=EngineLostError(f" ({how}), as {self.num_lost - 1} did before it"))
+        self._num_lost += 1
+        self.lost |= {self._replica} if self._replica else set()
+        if self._num_lost >= MOST_LOSSES:
+            self._end(error=EngineLostError(f" ({how}), as {self._num_lost - 1} did before it"))
         elif self.written and not is_repeatable(self._card, self.request.params):
             self._end(error=EngineLostError(f" ({how})"))
         else:
-            _LOG.info("a request goes on at another replica: %s", how)
+            _LOG.warning("a request goes on at another replica: %s", how)
             self._pieces = self._asked()
 
     def _end(

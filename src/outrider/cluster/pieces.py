@@ -25,7 +25,7 @@ class Handed(Struct, frozen=True):
 
 class Piece(Struct, frozen=True, omit_defaults=True):
     """What became of a request since the last one: an event with its rounds, or its end. The first
-    of all tells the engine's `numerics` and its number, and nothing else."""
+    of all tells who writes: its `numerics`, its number and its name, and nothing else."""
 
     event: TextEvent | None = None
     rounds: list[RoundTrace] = []
@@ -33,6 +33,7 @@ class Piece(Struct, frozen=True, omit_defaults=True):
     failure: Failure | None = None
     numerics: str = ""
     engine: int = 0
+    replica: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,232 @@
+"""A deployment on Ray Serve that loses a replica: `run.py ray_serve [--output FILE]`.
+
+It runs in the environment that scripts/cluster_tests makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import statistics
+from argparse import Namespace
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import httpx
+from common import TARGET, Report, note, study
+from ray_cluster import Deployment, deployed
+
+from outrider import LLM, EngineConfig, SamplingParams
+
+NUM_FAMILIES, RECOVERY_SECONDS = 8, 60.0
+_BEGINNING = (
+    '"""Module {0} of {0}.\n\n' + "It reads lines of kind {0}, and sums what they say. " * 6
+)
+
+
+@dataclass(slots=True)
+class Answer:
+    """`engine` wrote its first tokens. `is_whole` is what the client could tell: a status of 200
+    and an orderly end."""
+
+    engine: int | None = None
+    text: str = ""
+    is_whole: bool = False
+    has_ended: bool = False
+
+
+@study(target=TARGET, runs=10)
+def ray_serve(options: Namespace, report: Report) -> bool:
+    """What does a deployment on Ray Serve promise, of whose two replicas one is killed?
+
+    32 seeded streams of 8 families come at even distances. In the middle a replica is killed. All
+    answers must end in order with the call's text; those that were under way go on elsewhere. Then
+    the deployment is asked to end while it has requests: none may be cut off.
+    """
+    num_tokens = 64 if options.quick else 192
+    runs: list[dict[str, Any]] = []
+    expected = texts_of_the_call(options.target, num_tokens)
+    for _ in range(1 if options.quick else options.runs):
+        runs.append(one_run(options.target, expected, num_tokens))
+        print(json.dumps(runs[-1]), flush=True)
+    note(
+        report,
+        requests=len(expected),
+        families=NUM_FAMILIES,
+        tokens=num_tokens,
+        wrong=sum(run["wrong"] for run in runs),
+        moved=sum(run["moved"] for run in runs),
+        truncated=sum(run["truncated"] for run in runs),
+        affinity=statistics.fmean(run["affinity"] for run in runs),
+        recovery_seconds=max(run["recovery_seconds"] for run in runs),
+        gigabytes=max(run["gigabytes"] for run in runs),
+        runs=runs,
+    )
+    return not any(run["wrong"] or run["truncated"] or run["exit_code"] for run in runs) and all(
+        run["recovery_seconds"] <= RECOVERY_SECONDS and run["both_served"] for run in runs
+    )
+
+
+def prompts_of(num: int) -> list[str]:
+    return [f"{_BEGINNING.format(one % NUM_FAMILIES)}request-{one}.\n" for one in range(num)]
+
+
+def texts_of_the_call(target: str, num_tokens: int) -> list[str]:
+    """A request's seed is its number."""
+    with closing(LLM(target, config=EngineConfig(threads=1, sampler="coupled"))) as llm:
+        return [
+            llm.generate(
+                prompt,
+                SamplingParams(
+                    max_tokens=num_tokens, ignore_eos=True, temperature=0.8, seed=number
+                ),
+            )[0].text
+            for number, prompt in enumerate(prompts_of(4 * NUM_FAMILIES))
+        ]
+
+
+def one_run(target: str, expected: list[str], num_tokens: int) -> dict[str, Any]:
+    with deployed(model=target) as deployment:
+        told = asyncio.run(_lose_one(deployment, expected, num_tokens))
+        told |= asyncio.run(_drain(deployment, expected, num_tokens))
+        return told | {"gigabytes": round(deployment.most_bytes / 1e9, 2)}
+
+
+async def _lose_one(deployment: Deployment, expected: list[str], num_tokens: int) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=deployment.url, timeout=240, trust_env=False) as client:
+        load = Load(client, expected, num_tokens)
+        begun = perf_counter()
+        await load.ask(0)
+        # So that about six requests are under way at any time.
+        gap = (perf_counter() - begun) / 3
+        half = len(expected) // 2
+        for number in range(1, half):
+            load.begin(number)
+            await asyncio.sleep(gap)
+        before = {number: one.engine for number, one in load.answers.items()}
+        under_way = {
+            number for number, one in load.answers.items() if one.text and not one.has_ended
+        }
+        known = set(deployment.engines())
+        os.kill(min(known), signal.SIGKILL)
+        killed = perf_counter()
+        for number in range(half, len(expected)):
+            load.begin(number)
+            await asyncio.sleep(gap)
+        await load.rest()
+        told = load.verdict() | _homes(before)
+        # Ray starts another one of the same number. Until then all is written by the other.
+        after = Counter(load.answers[number].engine for number in range(half, len(expected)))
+        lost = 1 - after.most_common(1)[0][0] if after else None
+        told["under_way"] = len(under_way)
+        told["moved"] = sum(before[number] == lost for number in under_way)
+        told["restarts"] = await _restarts(client)
+        while len(set(deployment.engines()) - known) < 1:
+            await asyncio.sleep(0.2)
+        while not await load.is_used(lost) and perf_counter() < killed + 2 * RECOVERY_SECONDS:
+            pass
+        return told | {"recovery_seconds": round(perf_counter() - killed, 2)}
+
+
+async def _restarts(client: httpx.AsyncClient) -> float:
+    text = (await client.get("/metrics")).text
+    found = [line for line in text.splitlines() if "restarts" in line and line[0] != "#"]
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+async def _drain(deployment: Deployment, expected: list[str], num_tokens: int) -> dict[str, Any]:
+    """Ask the deployment to end while it has requests."""
+    async with httpx.AsyncClient(base_url=deployment.url, timeout=240, trust_env=False) as client:
+        load = Load(client, expected, num_tokens)
+        for number in range(NUM_FAMILIES):
+            load.begin(number)
+        while (
+            not all(one.text for one in load.answers.values()) or len(load.answers) < NUM_FAMILIES
+        ):
+            await asyncio.sleep(0.01)
+        num_held = sum(not one.has_ended for one in load.answers.values())
+        ended = asyncio.create_task(asyncio.to_thread(deployment.end))
+        await load.rest()
+        truncated = load.verdict()["wrong"]
+        return {"held": num_held, "truncated": truncated, "exit_code": await ended}
+
+
+def _homes(engines: dict[int, int | None]) -> dict[str, Any]:
+    """Before the kill: what share of the requests went where most of their family did."""
+    homes: dict[int, Counter[int | None]] = {}
+    for number, engine in engines.items():
+        if engine is not None:
+            homes.setdefault(number % NUM_FAMILIES, Counter())[engine] += 1
+    most = sum(max(found.values()) for found in homes.values())
+    total = sum(found.total() for found in homes.values())
+    used = Counter(engine for engine in engines.values() if engine is not None)
+    return {
+        "affinity": round(most / total, 3),
+        "both_served": len(used) == 2,
+        "by_replica": sorted(used.values()),
+    }
+
+
+class Load:
+    """Requests by their numbers, and what became of them."""
+
+    def __init__(self, client: httpx.AsyncClient, expected: list[str], num_tokens: int) -> None:
+        self._client, self._expected, self._num_tokens = client, expected, num_tokens
+        self._prompts = prompts_of(len(expected))
+        self.answers: dict[int, Answer] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def begin(self, number: int) -> None:
+        self._tasks[number] = asyncio.create_task(self.ask(number))
+
+    async def rest(self) -> None:
+        await asyncio.gather(*self._tasks.values())
+
+    async def ask(self, number: int) -> None:
+        answer = self.answers[number] = Answer()
+        body = {
+            "prompt": self._prompts[number],
+            "max_tokens": self._num_tokens,
+            "ignore_eos": True,
+            "temperature": 0.8,
+            "seed": number,
+            "stream": True,
+        }
+        try:
+            async with self._client.stream("POST", "/v1/completions", json=body) as got:
+                if got.status_code == 200:
+                    answer.engine = int(got.headers["x-outrider-engine"])
+                    await _read(got, answer)
+        except httpx.HTTPError:
+            answer.is_whole = False
+        answer.has_ended = True
+
+    def verdict(self) -> dict[str, int]:
+        """`wrong` are all that did not end in order with the text of the call."""
+        told = [(self._expected[number], one) for number, one in self.answers.items()]
+        return {
+            "wrong": sum(not one.is_whole or one.text != text for text, one in told),
+            "broken": sum(not one.is_whole for _, one in told),
+        }
+
+    async def is_used(self, engine: int | None) -> bool:
+        """Whether it writes any of a request of each family."""
+        self.answers.clear()
+        await asyncio.gather(*map(self.ask, range(NUM_FAMILIES)))
+        return any(one.engine == engine for one in self.answers.values())
+
+
+async def _read(got: httpx.Response, answer: Answer) -> None:
+    async for line in got.aiter_lines():
+        if line == "data: [DONE]":
+            answer.is_whole = True
+        elif line.startswith("data: "):
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                return
+            answer.text += "".join(choice["text"] for choice in event["choices"])

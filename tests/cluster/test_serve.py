@@ -1,0 +1,53 @@
+"""A deployment on Ray Serve, as users start it, that loses a replica and is ended in its work."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+from ray.serve.schema import ServeDeploySchema
+from ray_serve import NUM_FAMILIES, RECOVERY_SECONDS, one_run, texts_of_the_call
+
+from outrider.cluster.deployment import build
+from outrider.cluster.serve_config import Scale, serve_config
+from outrider.cluster.settings import DeploymentArgs
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+
+TOKENS = 96
+GIGABYTES = 8.0
+
+
+def test_no_text_is_lost_with_a_replica_and_none_at_the_end() -> None:
+    expected = texts_of_the_call("outrider/embedded", TOKENS)
+    told = one_run("outrider/embedded", expected, TOKENS)
+    assert (told["wrong"], told["broken"], told["truncated"]) == (0, 0, 0), told
+    assert told["restarts"] == 1, told
+    assert told["recovery_seconds"] <= RECOVERY_SECONDS, told
+    assert told["both_served"], told
+    assert told["affinity"] >= 0.9, told
+    assert told["held"] >= NUM_FAMILIES // 2, told
+    assert told["exit_code"] == 0, told
+    assert told["gigabytes"] <= GIGABYTES, told
+
+
+@pytest.mark.parametrize(
+    ("engine", "scale"),
+    [
+        (EngineConfig(), Scale()),
+        (EngineConfig(tensor_parallel=2, device="cuda"), Scale(max_replicas=5, threads=3)),
+    ],
+)
+def test_ray_takes_the_file(engine: EngineConfig, scale: Scale) -> None:
+    told = serve_config(DeploymentArgs(model="outrider/embedded", engine=engine), scale)
+    ServeDeploySchema.model_validate(told)
+    application = build(told["applications"][0]["args"])
+    assert application is not None
+
+
+def test_what_cannot_be_built_is_said_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="modle"):
+        build({"modle": "outrider/embedded"})
+    with pytest.raises(ConfigError, match="API key"):
+        build({"model": "outrider/embedded", "host": "0.0.0.0"})
