@@ -22,10 +22,8 @@ from outrider import EngineConfig
 from outrider.metrics.summary import percentile
 
 MOST_ROUNDS, MOST_SECONDS = 2, 0.1
-REFUSAL_SECONDS, GOODPUT, TIMES_CAPACITY = 0.005, 0.9, 5
-MOST_RATIO = 2.0
-NUM_TOKENS = 32
-TIMEOUT_SECONDS = 60.0
+REFUSAL_SECONDS, GOODPUT, MOST_RATIO = 0.005, 0.9, 2.0
+TIMES_CAPACITY, NUM_TOKENS, TIMEOUT_SECONDS = 5, 32, 60.0
 _CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Write a function that adds."}]}
 # Each API's own way of asking for as many tokens.
 _BODIES: Sequence[tuple[str, dict[str, Any]]] = (
@@ -263,7 +261,7 @@ def _is_refusal(path: str, asked: Stream, answer: Mapping[str, Any]) -> bool:
 def _overload(options: Namespace, report: Report) -> None:
     seconds = 3.0 if options.quick else options.seconds
     flags = ("--threads", "1", "--batch-size", "8")
-    with _served(options.target, *flags) as port:
+    with _served(options.target, *flags) as (port, _):
         asyncio.run(_closed(port, 2.0))
         before = asyncio.run(_closed(port, seconds / 4))
         found, offered, goodput = asyncio.run(_open(port, TIMES_CAPACITY * before[0], seconds))
@@ -331,14 +329,14 @@ async def _open(port: int, rate: float, seconds: float) -> tuple[Answers, float,
 
 def _long(options: Namespace, report: Report) -> None:
     flags = ("--threads", "2", "--batch-size", "8")
-    with _served(options.target, *flags) as port:
+    with _served(options.target, *flags) as (port, window):
+        seconds = 1.0 if options.quick else min(8.0, window / 1_000)
         for turn in range(1 if options.quick else options.repeats):
-            note(report, part="long", turn=turn, **asyncio.run(_beside_long(port, turn, options)))
+            found = asyncio.run(_beside_long(port, window, turn, seconds))
+            note(report, part="long", turn=turn, **found)
 
 
-async def _beside_long(port: int, turn: int, options: Namespace) -> dict[str, Any]:
-    window = await _window(port)
-    seconds = 1.0 if options.quick else min(8.0, window / 1_000)
+async def _beside_long(port: int, window: int, turn: int, seconds: float) -> dict[str, Any]:
     body = {"temperature": 0, "ignore_eos": True, "stream": True, "max_tokens": window}
     writers = [
         await Stream.of(port, "/v1/completions", body | {"prompt": f"# {turn}\n{prompt}"})
@@ -353,9 +351,8 @@ async def _beside_long(port: int, turn: int, options: Namespace) -> dict[str, An
     times.append(perf_counter())
     rng = random.Random(turn)
     ids = [rng.randrange(300, 1_000) for _ in range(window - 16)]
-    reader = await Stream.of(
-        port, "/v1/completions", body | {"prompt": ids, "max_tokens": 1, "stream": False}
-    )
+    last = {"prompt": ids, "max_tokens": 1, "stream": False}
+    reader = await Stream.of(port, "/v1/completions", body | last)
     await reader.head()
     times.append(perf_counter())
     await asyncio.sleep(seconds)
@@ -388,23 +385,16 @@ def _gaps(streams: Sequence[Stream], began: float, ended: float) -> list[float]:
     ]
 
 
-async def _window(port: int) -> int:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /outrider/v1/card HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-    answer = await reader.read()
-    writer.close()
-    return json.loads(answer.partition(b"\r\n\r\n")[2])["window"]
-
-
 @contextmanager
-def _served(target: str, *flags: str) -> Generator[int]:
-    """The port of `outrider serve`."""
+def _served(target: str, *flags: str) -> Generator[tuple[int, int]]:
+    """The port of `outrider serve`, and the model's window."""
     command = [sys.executable, "-m", "outrider", "serve", target, "--port", "0", "--json", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             if process.stdout is None:
                 raise RuntimeError("the server has no output")
-            yield int(json.loads(process.stdout.readline())["url"].rsplit(":", 1)[1])
+            told = json.loads(process.stdout.readline())
+            yield int(told["url"].rsplit(":", 1)[1]), told["window"]
         finally:
             process.terminate()
             process.wait(60)
