@@ -1,25 +1,31 @@
 """Ranks as threads of one process: what is shared out, without the cost of starting anything.
 
 `sharded(name, size)` builds the real `ShardedLM` over real shares of a tiny checkpoint. Only the
-processes and torch.distributed are replaced, by threads that meet at a barrier.
+processes are replaced, by threads that meet at a barrier, or in the memory that processes share.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
+import pytest
+import torch
 from torch import Tensor
 
 from doubles.kinds import Kind, stored
 from outrider.core.protocols import CausalLM
-from outrider.models.decoder import Decoder, Room
+from outrider.kernels.registry import is_native
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.models.parallel.comm import RankError
+from outrider.models.parallel.comm import Comm, RankError
+from outrider.models.parallel.meeting import Meeting, join
 from outrider.models.parallel.messages import apply
 from outrider.models.parallel.ranks import HEADER, encode
 from outrider.models.parallel.sharded import ShardedLM
@@ -27,7 +33,7 @@ from outrider.models.parallel.sharded import ShardedLM
 PATIENCE_SECONDS = 20.0
 
 
-class Meeting:
+class Barrier:
     """Where the ranks of one model meet; counts what they did together."""
 
     def __init__(self, size: int) -> None:
@@ -43,7 +49,9 @@ class Meeting:
 class ThreadComm:
     """A `Comm` among threads, which adds up in the order of ranks."""
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
+    backend, memory, ordered = "threads", None, True
+
+    def __init__(self, rank: int, meeting: Barrier) -> None:
         self.rank, self.size = rank, meeting.size
         self._meeting = meeting
 
@@ -70,22 +78,29 @@ class ThreadComm:
         except threading.BrokenBarrierError as error:
             raise RankError("a thread did not come") from error
 
+    def end(self) -> None:
+        self._meeting.barrier.abort()
+
 
 class ThreadRanks:
     """Followers that get every message through its encoding, as processes would."""
 
-    def __init__(self, models: Sequence[CausalLM]) -> None:
+    def __init__(self, models: Sequence[LlamaModel], comms: Sequence[Comm]) -> None:
         self.models = models
         self.process_ids: list[int] = []
         self.told: list[list[int]] = []
+        self._leads, *others = comms
         self._orders: list[SimpleQueue[bytes]] = [SimpleQueue() for _ in models]
-        for model, orders in zip(models, self._orders, strict=True):
-            threading.Thread(target=_follow, args=(model, orders), daemon=True).start()
-        weakref.finalize(self, _stop, self._orders)
+        for model, comm, orders in zip(models, others, self._orders, strict=True):
+            threading.Thread(target=_follow, args=(model, comm, orders), daemon=True).start()
+        weakref.finalize(self, _stop, self._leads, self._orders)
         self._lost: str | None = None
 
     def tell(self, message: Sequence[int]) -> None:
         self.told.append(list(message))
+        if self._leads.memory is not None:
+            self._leads.memory.tell(message)
+            return
         for orders in self._orders:
             orders.put(encode(message))
 
@@ -101,31 +116,66 @@ class ThreadRanks:
         return RankError(reason)
 
 
-def _follow(model: CausalLM, orders: SimpleQueue[bytes]) -> None:
-    while data := orders.get():
-        message = array("q")
-        message.frombytes(data[HEADER.size :])
-        apply(message.tolist(), model)
+def _follow(model: LlamaModel, comm: Comm, orders: SimpleQueue[bytes]) -> None:
+    place = torch.device("cpu")
+    if comm.memory is not None:
+        while (message := comm.memory.next_message(model.native_share)) is not None:
+            apply(message, model, place)
+    while comm.memory is None and (data := orders.get()):
+        received = array("q")
+        received.frombytes(data[HEADER.size :])
+        apply(received.tolist(), model, place)
 
 
-def _stop(orders: Sequence[SimpleQueue[bytes]]) -> None:
+def _stop(comm: Comm, orders: Sequence[SimpleQueue[bytes]]) -> None:
+    comm.end()
     for queue in orders:
         queue.put(b"")
 
 
+def barrier_comms(size: int, meeting: Barrier | None = None) -> list[Comm]:
+    meeting = meeting or Barrier(size)
+    return [ThreadComm(rank, meeting) for rank in range(size)]
+
+
+def process_comms(size: int, *, native: bool) -> list[Comm]:
+    """Those that processes have: memory with native kernels, else sockets."""
+    meeting = Meeting.on(torch.device("cpu"), size, native=native)
+    comms = [meeting.join()]
+    for rank in range(1, size):
+        inherited = [os.dup(one) for one in meeting.inherited(rank)]
+        comms.append(join({**meeting.invitation(rank), "at": inherited}))
+    meeting.close()
+    return comms
+
+
+def shared_comms(size: int) -> list[Comm]:
+    if not is_native(torch.device("cpu"), torch.float32):
+        pytest.skip("no native kernels here")
+    return process_comms(size, native=True)
+
+
+def socket_comms(size: int) -> list[Comm]:
+    return process_comms(size, native=False)
+
+
+WAYS: Sequence[Callable[[int], list[Comm]]] = (barrier_comms, shared_comms, socket_comms)
+
+
 def share_out(
-    name: str, size: int, options: LoadOptions, *, seed: int = 0
-) -> tuple[ShardedLM, ThreadRanks, Meeting]:
-    """The tiny checkpoint `name` among `size` threads."""
-    meeting = Meeting(size)
+    name: str, comms: Sequence[Comm], options: LoadOptions, *, seed: int = 0
+) -> tuple[ShardedLM, ThreadRanks]:
+    """The tiny checkpoint `name` among threads, one for each of `comms`."""
 
-    def load(rank: int) -> Decoder:
-        return load_model(stored(name, seed), options, comm=ThreadComm(rank, meeting))
+    def load(comm: Comm) -> LlamaModel:
+        model = load_model(stored(name, seed), options, comm=comm)
+        assert isinstance(model, LlamaModel)
+        return model
 
-    with ThreadPoolExecutor(size) as pool:
-        leader, *followers = pool.map(load, range(size))
-    ranks = ThreadRanks(followers)
-    return ShardedLM(leader, ranks), ranks, meeting
+    with ThreadPoolExecutor(len(comms)) as pool:
+        leader, *followers = pool.map(load, comms)
+    ranks = ThreadRanks(followers, comms)
+    return ShardedLM(leader, comms[0], ranks), ranks
 
 
 def sharded(name: str, size: int) -> Kind:
@@ -134,6 +184,7 @@ def sharded(name: str, size: int) -> Kind:
     ) -> CausalLM:
         assert vocab_size <= 96
         room = Room(num_slots=num_slots, page_size=page_size)
-        return share_out(name, size, LoadOptions(room=room, device="cpu"), seed=seed)[0]
+        options = LoadOptions(room=room, device="cpu")
+        return share_out(name, barrier_comms(size), options, seed=seed)[0]
 
     return build

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
 from doubles.child_programs import all_gone
 from doubles.kinds import stored
-from outrider.core.errors import MachineError
+from outrider.core.errors import MachineError, given
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions
@@ -29,14 +30,15 @@ def run_a_pass(model: ShardedLM) -> None:
     model.step([StepRow.chain(0, (1, 2, 3))], DraftNeeds())
 
 
-def send_more_than_a_pipe_holds(model: ShardedLM) -> None:
-    for seq_id in range(100):
-        model.state.open(seq_id, [1] * 10_000)
+def send_more_than_is_held_on_the_way(model: ShardedLM) -> None:
+    tell = given(model.state.on_copy, "what ranks are told by")
+    tell(range(100_000), range(100_000))
+    run_a_pass(model)
 
 
 CALLS: dict[str, Callable[[ShardedLM], None]] = {
     "a pass": run_a_pass,
-    "a message": send_more_than_a_pipe_holds,
+    "a message": send_more_than_is_held_on_the_way,
 }
 
 
@@ -54,7 +56,25 @@ def test_a_stopped_follower_is_given_up_within_seconds(during: str) -> None:
     assert caught.value.hint is not None
     assert all_gone([process_id])
     with pytest.raises(MachineError, match=stopped):
-        model.state.open(200, ())
+        model.step([StepRow.chain(0, (4,))], DraftNeeds())
+
+
+def test_a_follower_that_is_killed_in_a_pass_is_named_at_once() -> None:
+    model = load_sharded(stored("llama2", 0), OPTIONS, size=2)
+    (process_id,) = model.process_ids
+    os.kill(process_id, signal.SIGSTOP)
+    model.state.open(0, ())
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(model.step, [StepRow.chain(0, (1, 2, 3))], DraftNeeds())
+        # It waits for its peer; that a moment was too short for that is no failure.
+        wait([running], 0.3)
+        assert not running.done()
+        began = time.monotonic()
+        os.kill(process_id, signal.SIGKILL)
+        with pytest.raises(MachineError, match=rf"process {process_id}\) was killed by SIGKILL"):
+            running.result()
+    # Not the 8 s of one that is silent.
+    assert time.monotonic() - began < 6
 
 
 LEADER = """

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from doubles.child_programs import all_gone
@@ -28,6 +33,7 @@ from outrider.models.loading import LoadOptions, load_model
 from outrider.models.parallel import comm as torch_comm
 from outrider.models.parallel import sharded
 from outrider.models.parallel.comm import RankError
+from outrider.models.parallel.meeting import Meeting
 from outrider.models.parallel.ranks import RankGroup
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
 
@@ -50,6 +56,7 @@ PROMPTS = [
 GREEDY = SamplingParams(max_tokens=12)
 SAMPLED = SamplingParams(max_tokens=12, temperature=0.8, seed=5)
 OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
+MEETING = functools.partial(Meeting.on, torch.device("cpu"), 2, native=False)
 TWO = EngineConfig(dtype="float32", tensor_parallel=2, context=512)
 
 
@@ -68,17 +75,23 @@ def target_of(llm: LLM) -> ShardedLM:
     ("drafter", "schedule"), [("none", "single"), ("model", "ssd"), ("ngram", "pdv")]
 )
 def test_text_is_that_of_one_process(
-    drafter: str, schedule: str, monkeypatch: pytest.MonkeyPatch
+    drafter: str,
+    schedule: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Then one way of three in which such an LLM may end."""
     monkeypatch.setattr(torch_comm, "SILENCE_SECONDS", PATIENCE_SECONDS[drafter])
     monkeypatch.setattr(sharded, "SILENT_SECONDS", 60.0)
     config = replace(TWO, drafter=drafter, schedule=schedule)
+    caplog.set_level(logging.INFO)
     split, whole = LLM(config=config), LLM(config=replace(config, tensor_parallel=1))
     for params in (GREEDY, SAMPLED):
         wanted = [result.token_ids for result in whole.generate(PROMPTS, params)]
         assert [result.token_ids for result in split.generate(PROMPTS, params)] == wanted
     assert split.exact
+    # Rounds of the one are native calls where those of the other are.
+    assert caplog.text.count("stage by stage") in (0, 2)
     check_logits(split, whole)
     {"none": check_hang, "model": check_close, "ngram": check_loss}[drafter](split, whole)
     processes = target_of(split).process_ids
@@ -149,8 +162,59 @@ def shared() -> Iterator[ShardedLM]:
     processes = model.process_ids
     model.close()
     assert all_gone(processes, seconds=0.0)
+    model.state.open(1, ())
     with pytest.raises(RankError, match="ended when it was closed"):
-        model.state.open(1, ())
+        model.step([StepRow.chain(1, (1,))], DraftNeeds())
+
+
+def inet_sockets(process_id: int | str) -> set[str]:
+    """Inodes of the sockets of a process that any address family of the internet has."""
+    held: set[str] = set()
+    for link in Path(f"/proc/{process_id}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            held.add(str(link.readlink()))
+    found: set[str] = set()
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        lines = Path(f"/proc/{process_id}/net/{name}").read_text().splitlines()[1:]
+        found |= {f"socket:[{line.split()[9]}]" for line in lines}
+    return held & found
+
+
+on_linux = pytest.mark.skipif(not Path("/proc/self/net").exists(), reason="asks Linux for sockets")
+
+
+def check_no_ports(model: ShardedLM, before: set[str]) -> None:
+    assert inet_sockets("self") == before
+    for process_id in model.process_ids:
+        assert not inet_sockets(process_id)
+
+
+@on_linux
+def test_no_rank_has_a_port(shared: ShardedLM) -> None:
+    shared.state.open(1, ())
+    shared.step([StepRow.chain(1, (1, 2, 3))], DraftNeeds())
+    shared.state.close(1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        seen = inet_sockets("self")
+        assert seen
+        server.close()
+        check_no_ports(shared, inet_sockets("self") - seen)
+
+
+@on_linux
+def test_without_native_kernels_ranks_speak_through_sockets_without_a_port() -> None:
+    before = inet_sockets("self")
+    options = replace(OPTIONS, force_reference=True)
+    whole, model = (
+        load_model(stored("qwen2", 0), options),
+        load_sharded(stored("qwen2", 0), options, size=2),
+    )
+    for one in (whole, model):
+        one.state.open(0, ())
+    row = StepRow.chain(0, range(60))
+    close_to(*(one.step([row], DraftNeeds()).logits_MV for one in (model, whole)))
+    check_no_ports(model, before)
+    model.close()
 
 
 def test_logits_agree_with_grouped_heads(shared: ShardedLM) -> None:
@@ -192,12 +256,13 @@ def _interrupt(*_: object) -> None:
 
 
 SCRIPT = """
-import os, sys
+import os, sys, tempfile
 from pathlib import Path
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions
 from outrider.models.parallel.sharded import load_sharded
+tempfile.tempdir = sys.argv[3]
 options = LoadOptions(room=Room(num_slots=64), device="cpu")
 model = load_sharded(Path(sys.argv[1]), options, size=2)
 print(*model.process_ids, flush=True)
@@ -206,11 +271,12 @@ if sys.argv[2] == "killed":
 """
 
 
-def test_followers_end_with_the_leader() -> None:
+def test_followers_end_with_the_leader(tmp_path: Path) -> None:
+    """And leave no file, not even if the leader is killed."""
     folder = str(stored("llama2", 0))
     leaders = {
         ending: subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, folder, ending],
+            [sys.executable, "-c", SCRIPT, folder, ending, str(tmp_path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -222,10 +288,12 @@ def test_followers_end_with_the_leader() -> None:
         assert leader.returncode == {"ended": 0, "killed": -signal.SIGKILL}[ending], complaints
         assert all_gone([int(word) for word in printed.split()])
         assert not complaints
+    assert not [path for path in tmp_path.rglob("*") if "ranks" in path.name]
+    assert not list(Path("/dev/shm").glob("*outrider*"))
 
 
 def test_a_follower_that_cannot_start_says_why() -> None:
-    ranks = RankGroup("outrider.models.parallel.ranks", 2, {"folder": "/nowhere"})
+    ranks = RankGroup("outrider.models.parallel.ranks", MEETING(), {"folder": "/nowhere"})
     with pytest.raises(RankError, match="KeyError"):
         ranks.hear("here")
     assert all_gone(ranks.process_ids)
@@ -233,7 +301,7 @@ def test_a_follower_that_cannot_start_says_why() -> None:
 
 def test_a_follower_that_says_nothing_is_not_waited_for() -> None:
     # This one of Python's reads to the end of its pipe before it says anything.
-    ranks = RankGroup("json.tool", 2, {})
+    ranks = RankGroup("json.tool", MEETING(), {})
     with pytest.raises(RankError, match=r"rank 1 did not get to say 'here' within 0\.2 s"):
         ranks.hear("here", 0.2)
     assert all_gone(ranks.process_ids)

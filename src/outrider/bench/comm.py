@@ -15,8 +15,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
@@ -27,11 +25,12 @@ from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
 from outrider.models.loading import pick_device
-from outrider.models.parallel.comm import Comm, TorchComm
+from outrider.models.parallel.comm import Comm
+from outrider.models.parallel.meeting import Meeting
 from outrider.models.parallel.ranks import Link, RankGroup
 
 PEER = "outrider.bench.comm"
-HERE, READY = "here", "ready"
+READY = "ready"
 FLOAT_BYTES = 4
 SMALLEST_BYTES = 1 << 10
 # What is measured of one size takes about so long, and is done so often.
@@ -156,12 +155,10 @@ def measure(*, size: int = 2, device: str = "auto", largest_bytes: int = 1 << 24
             hint="lower --ranks, or use --device cpu",
         )
     place = place_of("cpu" if kind == "mps" else kind, 0)
-    with Neighbours() as neighbours, TemporaryDirectory(prefix="outrider-ranks-") as meeting:
-        store = Path(meeting) / "store"
-        ranks = RankGroup(PEER, size, {"store": str(store), "device": place.type})
+    with Neighbours() as neighbours:
+        ranks = RankGroup(PEER, Meeting.on(place, size), {"device": place.type})
+        comm = ranks.meet()
         try:
-            ranks.hear(HERE)
-            comm = TorchComm(0, size, store=store, place=place)
             ranks.hear(READY)
             points = _points(comm, ranks, place, largest_bytes)
         finally:
@@ -230,7 +227,7 @@ def _point(
     )
 
 
-def _topology(comm: TorchComm, place: torch.device) -> Topology:
+def _topology(comm: Comm, place: torch.device) -> Topology:
     on_cuda = place.type == "cuda"
     numbers = range(comm.size)
     return Topology(
@@ -253,14 +250,12 @@ def follow() -> None:
     tensor and how often to do it."""
     link = Link()
     torch.set_num_threads(1)
-    rank, size = link.setup["rank"], link.setup["size"]
-    place = place_of(link.setup["device"], rank)
+    place = place_of(link.setup["device"], link.setup["meeting"]["rank"])
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    link.say(HERE)
-    comm = TorchComm(rank, size, store=Path(link.setup["store"]), place=place)
+    comm = link.meet()
     link.say(READY)
-    for exercise, num_numbers, repeats in link.messages():
+    for exercise, num_numbers, repeats in link.messages(comm):
         do(Exercise(exercise), comm, torch.ones(num_numbers, device=place), repeats)
 
 

@@ -14,7 +14,7 @@ Shapes:  L = layers, G = KV heads, S = slots, D = head size, N = packed tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 
@@ -109,7 +109,11 @@ class PagedKV:
 
     Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later
     tokens follow the remaining rows, at their positions in the text.
+
+    `on_copy` is told before slots are copied to others: arenas that ranks keep alike follow it.
     """
+
+    on_copy: Callable[[Sequence[int], Sequence[int]], None] | None = None
 
     def __init__(
         self,
@@ -166,7 +170,7 @@ class PagedKV:
                 pages.append(self._pool.take())
         if rest:
             start = whole * self._page_size
-            self._copy(
+            self._moved(
                 self._slots(old, start, rest), self._slots(self._sequences[new], start, rest)
             )
 
@@ -334,7 +338,7 @@ class PagedKV:
         if moved:
             source = [self._slots(seq, base + node, 1)[0] for node, _ in moved]
             target = [self._slots(seq, base + place, 1)[0] for _, place in moved]
-            self._copy(source, target)
+            self._moved(source, target)
         seq.tokens += [seq.staged[node] for node in path]
         seq.num_staged = 0
         if seq.num_dropped:
@@ -344,9 +348,15 @@ class PagedKV:
                 self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
         return len(moved)
 
-    def _copy(self, source: list[int], target: list[int]) -> None:
+    def _moved(self, source: list[int], target: list[int]) -> None:
+        if self.on_copy is not None:
+            self.on_copy(source, target)
+        self.copy_slots(source, target)
+
+    def copy_slots(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy what some slots hold to others."""
         into = torch.tensor(target, device=self._device)
-        rows = self.arena[:, :, :, torch.tensor(source, device=self._device)]
-        self.arena.index_copy_(3, into, rows)
+        origin = torch.tensor(source, device=self._device)
+        self.arena.index_copy_(3, into, self.arena[:, :, :, origin])
         if self.hidden_SKD.shape[1]:
-            self.hidden_SKD.index_copy_(0, into, self.hidden_SKD[source])
+            self.hidden_SKD.index_copy_(0, into, self.hidden_SKD[origin])

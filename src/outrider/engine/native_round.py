@@ -12,8 +12,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeGuard
+from typing import Protocol, TypeGuard, runtime_checkable
 
+from torch import Tensor
+
+from outrider.cache.paged_kv import PagedKV
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import ContractError, given
 from outrider.core.params import SamplingParams
@@ -26,7 +29,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.round import Batch, Chunks, FinishedRow, RoundTiming, clamp
 from outrider.engine.stages import Stages
-from outrider.kernels.native.forward import NativeForward
+from outrider.kernels.native.forward import Forward, NativeForward
 from outrider.kernels.native.rounds import (
     RULES,
     CacheSpan,
@@ -36,9 +39,19 @@ from outrider.kernels.native.rounds import (
     RoundRow,
     RoundVerdict,
 )
-from outrider.models.llama import LlamaModel
 
 _log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class NativePasses(CausalLM, Protocol):
+    """A model whose passes may be one native call each: whole, or shared among ranks."""
+
+    @property
+    def state(self) -> PagedKV: ...
+    @property
+    def logits(self) -> Tensor: ...
+    def forward(self) -> Forward | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +64,9 @@ class NativeRound:
 
     stages: Stages
     call: NativeRounds
-    target: LlamaModel
+    target: NativePasses
     pick: Pick
-    draft: LlamaModel | None = None
+    draft: NativePasses | None = None
     drafter: ModelDrafter | None = None
 
     def run(self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0) -> list[Outcome]:
@@ -211,18 +224,18 @@ def native_round(
     return NativeRound(stages, call, target, pick, draft, own)
 
 
-def _is_native(model: CausalLM) -> TypeGuard[LlamaModel]:
-    return isinstance(model, LlamaModel) and isinstance(model.forward(), NativeForward)
+def _is_native(model: CausalLM) -> TypeGuard[NativePasses]:
+    return isinstance(model, NativePasses) and isinstance(model.forward(), NativeForward)
 
 
-def _model(model: LlamaModel) -> RoundModel:
+def _model(model: NativePasses) -> RoundModel:
     forward = model.forward()
     if not isinstance(forward, NativeForward):
         raise ContractError("forward is no NativeForward")
     return RoundModel(forward, model.logits, model.state.page_size)
 
 
-def _feed(model: LlamaModel, seq_id: int, unread: Sequence[int], num_drafted: int) -> CacheSpan:
+def _feed(model: NativePasses, seq_id: int, unread: Sequence[int], num_drafted: int) -> CacheSpan:
     state = model.state
     state.reserve({seq_id: len(unread) + num_drafted})
     return CacheSpan(state.length(seq_id), unread, state.pages(seq_id))

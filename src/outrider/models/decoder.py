@@ -127,6 +127,9 @@ class Stack(Protocol):
         """Leave the first residual in `x_ND`."""
         ...
 
+    def begin(self, plan: PackedPlan, wanted_M: Tensor) -> None:
+        """Called before a pass operator by operator in which `wanted_M` want logits."""
+
     def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         """Add layer `depth` to `x_ND`; `kv` is its part of the arena, (k_GSD, v_GSD)."""
         ...
@@ -191,23 +194,34 @@ class Passes:
         kept = self._room.hidden_layers
         told = () if needs.hidden_layers == kept else needs.hidden_layers
         with torch.inference_mode():
-            plan = self.kv.plan(rows)
-            forward = stack.forward()
+            plan, forward = self.kv.plan(rows), stack.forward()
+            wanted_M, logits_MV = self._place(rows)
             if forward is not None and not told:
-                wanted_M, logits_MV = self._place(rows)
                 forward(plan, wanted_M, logits_MV)
                 return StepOutput(logits_MV, None)
-            scratch = self._view(plan.num_tokens)
-            hidden_NKD = self._forward(stack, plan, scratch, told or kept)
+            stack.begin(plan, wanted_M)
+            hidden_NKD = self._forward(stack, plan, told or kept)
             if kept and not told and hidden_NKD is not None:
                 self.kv.keep_hidden(plan.slots_N, hidden_NKD)
                 hidden_NKD = None
-            return StepOutput(self._logits(stack, scratch, rows), hidden_NKD)
+            self._logits(stack, plan, wanted_M, logits_MV)
+            return StepOutput(logits_MV, hidden_NKD)
+
+    def follow(self, stack: Stack, plan: PackedPlan, wanted_M: Tensor) -> None:
+        """A pass that was planned elsewhere, over the same slots."""
+        logits_MV, forward = self.logits_MV[: len(wanted_M)], stack.forward()
+        with torch.inference_mode():
+            if forward is not None:
+                forward(plan, wanted_M, logits_MV)
+                return
+            self._forward(stack, plan, ())
+            self._logits(stack, plan, wanted_M, logits_MV)
 
     def _forward(
-        self, stack: Stack, plan: PackedPlan, scratch: Scratch, hidden_layers: tuple[int, ...]
+        self, stack: Stack, plan: PackedPlan, hidden_layers: tuple[int, ...]
     ) -> Tensor | None:
-        """Leave the last residual in `scratch.x_ND`; the captured layers in the order named."""
+        """Leave the last residual in `x_ND`; the captured layers in the order named."""
+        scratch = self._view(plan.num_tokens)
         stack.embed(plan, scratch)
         layers = (
             partial(stack.layer, depth, plan, scratch, kv)
@@ -215,19 +229,17 @@ class Passes:
         )
         return residuals(layers, scratch.x_ND, hidden_layers)
 
-    def _logits(self, stack: Stack, scratch: Scratch, rows: Sequence[StepRow]) -> Tensor:
+    def _logits(self, stack: Stack, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
         """Logits of the rows that want them. Overwrites the residual unless all do."""
-        wanted_M, logits_MV = self._place(rows)
-        num_wanted = wanted_M.shape[0]
+        scratch, num_wanted = self._view(plan.num_tokens), wanted_M.shape[0]
         if not num_wanted:
-            return logits_MV
+            return
         x_MD, norm_MD = scratch.x_ND, scratch.norm_ND
         if num_wanted < x_MD.shape[0]:
             part = self._view(num_wanted)
             torch.index_select(x_MD, 0, wanted_M, out=part.norm_ND)
             x_MD, norm_MD = part.norm_ND, part.x_ND
         stack.head(x_MD, norm_MD, logits_MV)
-        return logits_MV
 
     def _place(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
         """Packed indices of the rows that want logits, int32, and the room for those."""

@@ -8,7 +8,7 @@ Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
@@ -16,7 +16,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from outrider.kernels.native.forward import DecoderTraits, Forward, ForwardParts, LayerWeights
+from outrider.core.protocols import DraftNeeds
+from outrider.kernels.native.forward import (
+    DecoderTraits,
+    Forward,
+    ForwardParts,
+    LayerWeights,
+    NativeForward,
+)
+from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
@@ -46,9 +54,12 @@ class CheaperParts:
 class LlamaModel(PassDecoder):
     """CausalLM over a PagedKV that it owns. Reads every weight when built.
 
-    With a `comm` of several ranks it holds one rank's share of weights and KV, and every rank has
-    to make the same calls; what `step` returns is of use on rank 0 alone.
+    With a `comm` of several ranks it holds one rank's share of weights and KV. Rank 0 alone is
+    asked for passes, and the others `follow`: `announce` tells them of those that are no native
+    call.
     """
+
+    announce: Callable[[PackedPlan, Tensor], None] | None = None
 
     def __init__(
         self,
@@ -165,12 +176,36 @@ class LlamaModel(PassDecoder):
         self._logit_parts.gather(part_MV, logits_MV)
 
     def forward(self) -> Forward | None:
-        """None also while the kernels that it was made of are exchanged for others, where ranks
-        have to meet between the layers."""
+        """None also while the kernels that it was made of are exchanged for others, and where ranks
+        that share no memory have to meet between the layers."""
         return self._forward if self.kernels is self._made_by else None
 
+    def begin(self, plan: PackedPlan, wanted_M: Tensor) -> None:
+        if self.announce is not None:
+            self.announce(plan, wanted_M)
+
+    def follow(self, plan: PackedPlan, wanted_M: Tensor) -> None:
+        """Run along, with the share of a rank but 0, a pass that rank 0 planned."""
+        self._passes.follow(self, plan, wanted_M)
+
+    def copy_slots(self, source: Sequence[int], target: Sequence[int]) -> None:
+        self.state.copy_slots(source, target)
+
+    @property
+    def native_share(self) -> RoundModel | None:
+        """What runs along passes that are one native call; None where there are none."""
+        forward = self._forward
+        if not isinstance(forward, NativeForward):
+            return None
+        return RoundModel(forward, self.logits, self.state.page_size)
+
+    def runs_native(self, needs: DraftNeeds) -> bool:
+        """Whether a step is one native call."""
+        return self.forward() is not None and needs.hidden_layers in ((), self._hidden_layers)
+
     def _make_forward(self) -> Forward | None:
-        if self.kernels.forward is None or self._comm.size > 1:
+        memory = self._comm.memory
+        if self.kernels.forward is None or (self._comm.size > 1 and memory is None):
             return None
         config, tables, depths = self.config, self._tables, sorted(self._depths)
         return self.kernels.forward(
@@ -184,10 +219,11 @@ class LlamaModel(PassDecoder):
                 buffers=self._passes.scratch.for_native,
                 eps=config.rms_norm_eps,
                 scale=config.scale,
-                ffn_size=config.ffn_size,
+                ffn_size=self._operators[0].config.ffn_size,
                 hidden_SKD=self._passes.kv.hidden_SKD,
                 hidden_layers=self._hidden_layers,
                 traits=_decoder_traits(config),
+                ranks=None if memory is None else memory.address,
             )
         )
 

@@ -149,8 +149,7 @@ def load_model(
                     config, weights, kernels=kernels, place=place, room=options.room
                 )
             case _:
-                if comm.size > 2:
-                    # Two summands have one sum; the order of more may depend on the row's place.
+                if not comm.ordered:
                     kernels = replace(kernels, exact=False)
                 if config.attends_otherwise:
                     kernels = for_kinds(kernels)

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles.thread_ranks import Meeting, ThreadComm
+from doubles.thread_ranks import barrier_comms
 from outrider.bench.comm import Exercise, Fit, Point, do, fit, measure, pass_seconds
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.spec import ModelSpec
+from outrider.kernels.registry import is_native
 
 pytestmark = pytest.mark.wide
 
@@ -78,11 +79,11 @@ def test_a_pass_sums_twice_a_layer() -> None:
 @pytest.mark.parametrize("exercise", list(Exercise))
 def test_all_ranks_do_an_exercise_in_step(exercise: Exercise) -> None:
     size, repeats = 3, 4
-    meeting = Meeting(size)
+    comms = barrier_comms(size)
     given_3 = [torch.full((3,), float(rank + 1)) for rank in range(size)]
 
     def take_part(rank: int) -> int:
-        return len(do(exercise, ThreadComm(rank, meeting), given_3[rank], repeats))
+        return len(do(exercise, comms[rank], given_3[rank], repeats))
 
     with ThreadPoolExecutor(size) as pool:
         assert list(pool.map(take_part, range(size))) == [repeats] * size
@@ -110,5 +111,6 @@ def test_two_processes_are_measured() -> None:
     ]
     assert all(0 < p.min_seconds <= p.median_seconds and p.repeats >= 5 for p in report.points)
     assert [found.exercise for found in report.fits] == ["all_reduce", "send_recv"]
-    assert report.topology.backend == "gloo"
+    native = is_native(torch.device("cpu"), torch.float32)
+    assert report.topology.backend == ("shared memory" if native else "sockets")
     assert report.topology.devices == ["cpu", "cpu"]

@@ -12,7 +12,7 @@ from outrider.bench.comm import CommReport, Fit, Point, Topology
 from outrider.cli import bench_studies as bench_comm
 
 REPORT = CommReport(
-    Topology(2, "gloo", ["cpu", "cpu"], 4, 2, []),
+    Topology(2, "shared memory", ["cpu", "cpu"], 4, 2, []),
     [
         Point("all_reduce", 1024, 200, 2e-4, 1e-4, 1024.0),
         Point("send_recv", 1024, 200, 5e-5, 4e-5, 1024.0),
@@ -39,7 +39,7 @@ def test_people_get_points_fits_and_a_forecast(outrider: Command, measured: list
     shown = outrider("bench", "comm", "--ranks", "3", "--largest-mb", "2")
     assert shown.code == 0, shown.err
     assert measured == [{"size": 3, "device": "auto", "largest_bytes": 2 << 20}]
-    assert "2 over gloo" in shown.out
+    assert "2 over shared memory" in shown.out
     assert "2 with 4 threads" in shown.out
     assert "12 % of the CPUs" in shown.out
     assert "all_reduce: 100.0 us a message, 2.00 GB/s (off by 25 % at most)" in shown.out

@@ -6,28 +6,42 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from checks.state import Rollback, check_rollback
 from doubles.kinds import close_to, stored
-from doubles.thread_ranks import ThreadRanks, sharded, share_out
+from doubles.thread_ranks import (
+    WAYS,
+    Barrier,
+    ThreadRanks,
+    barrier_comms,
+    sharded,
+    share_out,
+    shared_comms,
+    socket_comms,
+)
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.tree import ROOT
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import LoadOptions, load_model, refuse_split
-from outrider.models.parallel.comm import Alone, RankError
+from outrider.models.parallel import comm
+from outrider.models.parallel.comm import Alone, Comm, RankError
+from outrider.models.parallel.messages import RankCall
 from outrider.models.parallel.shard import Share, check_split
-from outrider.models.parallel.sharded import MirroredKV
+from outrider.models.parallel.sharded import Orders
 
 OPTIONS = LoadOptions(room=Room(num_slots=256, page_size=4), device="cpu")
 TEXT = (1, 4, 2, 2, 0, 3, 1, 77, 95, 30)
-NEEDS = DraftNeeds()
+NEEDS, HIDDEN = DraftNeeds(), DraftNeeds(hidden_layers=(1,))
 # Every way in which a layer is cut: multi-head, grouped, biases on both sides, norms of heads,
 # fused tensors that turn in part, a head of its own and a tied one.
 CUTS = [
@@ -44,10 +58,13 @@ CUTS = [
 ]
 
 
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
 @pytest.mark.parametrize(("name", "size"), CUTS)
 def test_logits_and_hidden_states_equal_those_of_one_process(name: str, size: int) -> None:
-    whole = load_model(stored(name, 0), OPTIONS)
-    split, _, meeting = share_out(name, size, OPTIONS)
+    whole, meeting = load_model(stored(name, 0), OPTIONS), Barrier(size)
+    split, _ = share_out(name, barrier_comms(size, meeting), OPTIONS)
     needs = DraftNeeds(hidden_layers=(0, 1, 2))
     outputs: list[StepOutput] = []
     for model in (whole, split):
@@ -62,10 +79,26 @@ def test_logits_and_hidden_states_equal_those_of_one_process(name: str, size: in
     assert split.spec == whole.spec
 
 
-@pytest.mark.parametrize("force_reference", [False, True])
-def test_with_two_ranks_a_rows_bits_do_not_depend_on_its_batch(force_reference: bool) -> None:
+@pytest.mark.parametrize(("name", "size"), CUTS)
+def test_a_native_pass_has_the_bits_of_its_operators(name: str, size: int) -> None:
+    """In each rank; also where rank 0 goes operator by operator and the others do not."""
+    rows = [StepRow.chain(0, TEXT, logits_from=2), StepRow(1, (5, 6, 7), (ROOT, ROOT, 0))]
+    outputs: list[Tensor] = []
+    for way, needs in [(barrier_comms, NEEDS), (shared_comms, NEEDS), (shared_comms, HIDDEN)]:
+        split, _ = share_out(name, way(size), OPTIONS)
+        for seq_id in range(2):
+            split.state.open(seq_id, ())
+        outputs.append(split.step(rows, needs).logits_MV.clone())
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@every_way
+@pytest.mark.parametrize(("size", "force_reference"), [(2, False), (4, False), (2, True)])
+def test_a_rows_bits_do_not_depend_on_its_batch(
+    way: Callable[[int], list[Comm]], size: int, force_reference: bool
+) -> None:
     options = LoadOptions(room=OPTIONS.room, device="cpu", force_reference=force_reference)
-    split, _, _ = share_out("qwen2", 2, options)
+    split, _ = share_out("llama2", way(size), options)
     assert split.kernels.exact
     for seq_id in range(3):
         split.state.open(seq_id, ())
@@ -77,14 +110,63 @@ def test_with_two_ranks_a_rows_bits_do_not_depend_on_its_batch(force_reference: 
     assert torch.equal(together_MV, torch.cat(alone))
 
 
-def test_more_ranks_do_not_promise_exactness() -> None:
-    split, _, _ = share_out("llama2", 4, OPTIONS)
-    assert not split.kernels.exact
+@every_way
+@pytest.mark.parametrize("num", [1, 1000, 70_000])
+def test_sums_are_added_up_in_the_order_of_ranks(
+    way: Callable[[int], list[Comm]], num: int
+) -> None:
+    """So each rank has the same bits, whatever lies beside a number; and one after another."""
+    comms = way(3)
+    parts = [torch.randn(2, num, generator=torch.Generator().manual_seed(r)) for r in range(3)]
+    wanted = parts[0] + parts[1] + parts[2]
+
+    def take_part(comm: Comm) -> Tensor:
+        own = parts[comm.rank].clone()
+        for row in own:
+            comm.all_reduce_(row)
+        return own
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(torch.equal(got, wanted) for got in pool.map(take_part, comms))
+
+
+@every_way
+def test_more_is_sent_than_is_held_on_the_way(way: Callable[[int], list[Comm]]) -> None:
+    comms = way(2)
+    given_N = torch.arange(300_000, dtype=torch.float32)
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(comms[1].send, given_N, 0)
+        got_N = torch.empty_like(given_N)
+        comms[0].recv_(got_N, 1)
+        sent.result()
+    assert torch.equal(got_N, given_N)
+
+
+@pytest.mark.parametrize("way", [shared_comms, socket_comms])
+def test_whoever_waits_fails_at_the_end(way: Callable[[int], list[Comm]]) -> None:
+    leads, other = way(2)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.all_reduce_, torch.ones(3))
+        # Long enough to be asleep, which is not what makes it pass.
+        wait([waiting], 0.05)
+        leads.end()
+        with pytest.raises(RankError, match="lost each other"):
+            waiting.result(10)
+    with pytest.raises(RankError, match="lost each other"):
+        leads.all_reduce_(torch.ones(3))
+
+
+def test_rank_0_waits_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm, "SILENCE_SECONDS", 0.2)
+    for way in (shared_comms, socket_comms):
+        leads, _other = way(2)
+        with pytest.raises(RankError, match="lost each other"):
+            leads.all_reduce_(torch.ones(3))
 
 
 def test_a_lane_of_its_own_has_logits_of_its_own() -> None:
     """Passes take turns; what one returned stays while another runs."""
-    split, ranks, _ = share_out("llama2", 2, OPTIONS)
+    split, ranks = share_out("llama2", shared_comms(2), OPTIONS)
     other = split.twin()
     assert other is not None
     split.state.open(0, ())
@@ -99,7 +181,7 @@ def test_a_lane_of_its_own_has_logits_of_its_own() -> None:
     assert other.kernels.argmax(first_MV) == split.kernels.argmax(first_MV)
     ranks.lose("rank 1 ended")
     with pytest.raises(RankError):
-        other.state.open(2, ())
+        other.step([StepRow.chain(1, TEXT)], NEEDS)
 
 
 class SplitRollback(Rollback):
@@ -111,29 +193,31 @@ def test_memory_of_all_ranks_takes_part_in_rollback() -> None:
     check_rollback(SplitRollback, percent=5)
 
 
-def test_every_rank_keeps_the_same_pages() -> None:
-    split, ranks, _ = share_out("llama2", 2, OPTIONS)
-    split.state.open(0, ())
-    split.step([StepRow.chain(0, TEXT)], NEEDS)
-    split.state.commit({0: range(8)})
-    assert split.state.open(1, TEXT[:8]) == 8
-    split.state.fork(0, 2)
-    split.state.fork(0, 4, 5)
-    split.state.reserve({1: 9, 2: 1})
-    split.step([StepRow(2, (9, 8, 7), (ROOT, ROOT, 1)), StepRow.chain(1, (3,))], NEEDS)
-    assert split.state.commit({2: (1, 2), 1: ()}) == 2
-    split.state.close(0)
-    (follower,) = ranks.models
-    # A pass is a meeting: what was told before it has been done.
-    split.step([StepRow.chain(4, (1,))], NEEDS)
-    for seq_id in (1, 2, 4):
-        assert follower.state.length(seq_id) == split.state.length(seq_id)
-        assert follower.state.num_staged(seq_id) == split.state.num_staged(seq_id)
-    assert follower.state.num_free_tokens == split.state.num_free_tokens
+@every_way
+def test_every_rank_holds_the_same_rows(way: Callable[[int], list[Comm]]) -> None:
+    """Also of what was copied: by a fork within a page, and of a path through a tree."""
+    whole = load_model(stored("llama2", 0), OPTIONS)
+    split, ranks = share_out("llama2", way(2), OPTIONS)
+    probe = StepRow.chain(2, (3, 5))
+    outputs: list[Tensor] = []
+    for model in (whole, split):
+        model.state.open(0, ())
+        model.step([StepRow.chain(0, TEXT)], NEEDS)
+        model.state.commit({0: range(len(TEXT))})
+        assert model.state.open(1, TEXT[:8]) == 8
+        model.state.fork(0, 2, 5)
+        model.step([StepRow(2, (9, 8, 7), (ROOT, ROOT, 1)), StepRow.chain(1, (3,))], NEEDS)
+        assert model.state.commit({2: (1, 2), 1: ()}) == 2
+        model.state.close(0)
+        outputs.append(model.step([probe], NEEDS).logits_MV)
+    close_to(*outputs)
+    # The fork's row, and two of the path.
+    copies = [message for message in ranks.told if message[0] == RankCall.COPY]
+    assert [message[1] for message in copies] == [1, 2]
 
 
 def test_what_does_not_fit_is_refused_before_anybody_is_told() -> None:
-    split, ranks, _ = share_out("llama2", 2, OPTIONS)
+    split, ranks = share_out("llama2", barrier_comms(2), OPTIONS)
     split.state.open(0, ())
     num_told = len(ranks.told)
     with pytest.raises(CapacityError):
@@ -144,16 +228,14 @@ def test_what_does_not_fit_is_refused_before_anybody_is_told() -> None:
     split.step([StepRow.chain(0, TEXT)], NEEDS)
 
 
-def test_after_a_loss_nothing_opens_but_memory_can_be_given_back() -> None:
-    split, ranks, _ = share_out("llama2", 2, OPTIONS)
+def test_after_a_loss_no_pass_runs_but_memory_can_be_given_back() -> None:
+    split, ranks = share_out("llama2", barrier_comms(2), OPTIONS)
     split.state.open(0, ())
     num_free = split.state.num_free_tokens
     split.step([StepRow.chain(0, TEXT)], NEEDS)
     ranks.lose("rank 1 ended")
     with pytest.raises(RankError, match="rank 1 ended"):
         split.step([StepRow.chain(0, TEXT)], NEEDS)
-    with pytest.raises(RankError, match="rank 1 ended"):
-        split.state.open(1, ())
     split.state.commit({0: ()})
     split.state.close(0)
     assert split.state.num_free_tokens == num_free
@@ -218,7 +300,7 @@ def test_a_model_alone_adds_nothing() -> None:
 
 def test_an_interrupted_caller_leaves_a_call_that_ends() -> None:
     """Cut in half, a call would leave the ranks waiting for each other."""
-    store = MirroredKV(load_model(stored("llama2", 0), OPTIONS).state, ThreadRanks([]))
+    orders = Orders(Alone(), ThreadRanks([], [Alone()]))
     done: list[int] = []
 
     def act() -> None:
@@ -227,5 +309,5 @@ def test_an_interrupted_caller_leaves_a_call_that_ends() -> None:
         done.append(1)
 
     with pytest.raises(KeyboardInterrupt):
-        store.in_turn(act)
-    assert store.in_turn(done.copy) == [1]
+        orders.in_turn(act)
+    assert orders.in_turn(done.copy) == [1]

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.core.errors import ContractError, given
+from outrider.core.errors import ContractError, MachineError, given
 from outrider.kernels.native.mixture import MixtureWeights
 from outrider.kernels.native.ops import (
     SUFFIXES,
@@ -130,7 +130,7 @@ class ForwardParts:
     """What a decoder is made of. The tensors must live, unmoved, as long as the forward does. Every
     pass leaves the residuals after `hidden_layers` in `hidden_SKD`, of the dtype of weights.
     Without `final_norm_D` the output head reads the last residual as it is. `turns` are the tables
-    of cos and sin of each layer, of shape TH."""
+    of cos and sin of each layer, of shape TH. A rank's share names its `ranks` (ranks.py)."""
 
     embedding_VD: Tensor | PackedTable
     final_norm_D: Tensor | None
@@ -146,13 +146,15 @@ class ForwardParts:
     hidden_layers: Sequence[int] = ()
     entrance: Entrance | None = None
     traits: DecoderTraits = PLAIN_DECODER
+    ranks: int | None = None
 
 
 class Forward(Protocol):
     def __call__(self, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
         """Run `plan`; `logits_MV` are those of the packed tokens `wanted_M` (int32).
 
-        Raises IndexError for a token outside the vocabulary, before anything is written.
+        Raises IndexError for a token outside the vocabulary, before anything is written, and
+        MachineError when another rank of the model is gone.
         """
         ...
 
@@ -185,10 +187,14 @@ class _Decoder(Structure):
         (c_void_p, "team rope_append attention embedding lookup final_norm"),
         (LinearStruct, "head"),
         (c_void_p, "layers x norm qkv attended up activated hidden captured entrance no_bias"),
+        (c_void_p, "ranks"),
         (c_float, "eps embedding_scale residual_scale logit_scale logit_cap"),
         (c_int32, "num_layers hidden_size ffn_size vocab_size dtype num_captured"),
-        (c_int32, "parallel whole_heads gelu"),
+        (c_int32, "parallel whole_heads gelu head_size"),
     )
+
+
+_RANKS_ENDED = -2
 
 
 class NativeForward:
@@ -223,6 +229,7 @@ class NativeForward:
             ctypes.addressof(self._captured),
             None if self._entrance is None else ctypes.addressof(self._entrance),
             pointer(self._no_bias_D),
+            parts.ranks,
             parts.eps,
             traits.embedding_scale,
             traits.residual_scale,
@@ -237,6 +244,7 @@ class NativeForward:
             traits.parallel,
             traits.whole_heads,
             traits.gelu,
+            parts.head.num_out,
         )
         self.address = ctypes.addressof(self._decoder)
         self._run = function(library, "forward")
@@ -270,6 +278,8 @@ class NativeForward:
             wanted_M.shape[0],
             logits_MV.data_ptr(),
         )
+        if foreign == _RANKS_ENDED:
+            raise MachineError("another rank of the model is gone")
         if foreign >= 0:
             raise IndexError(f"token {int(plan.tokens_N[foreign])} is not in the vocabulary")
 

@@ -1,21 +1,26 @@
-"""Communication of tensor parallelism over torch.distributed: sums, and sends between two ranks.
+"""Communication of tensor parallelism: sums over all ranks, and messages between two of them.
 
 A rank is one process (or device) of `size`, numbered from 0; rank 0 leads. Every rank makes the
-same calls in the same order. Tensors are contiguous and on the rank's own device.
+same calls in the same order. Tensors are contiguous and on the rank's own device. No way listens
+at a port, and none sends an object, hence nothing is unpickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed
-from torch import Tensor, device
+from torch import Tensor
 
 from outrider.core.errors import MachineError
+from outrider.kernels.native.ranks import NativeRanks
 
 
 class RankError(MachineError):
@@ -29,6 +34,21 @@ class Comm(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def backend(self) -> str:
+        """How ranks speak, for reports."""
+        ...
+
+    @property
+    def memory(self) -> NativeRanks | None:
+        """What a pass that is one native call sums over; None where ranks share no memory."""
+        ...
+
+    @property
+    def ordered(self) -> bool:
+        """Whether sums are added up in the order of ranks, wherever a number lies."""
+        ...
+
     def all_reduce_(self, tensor: Tensor) -> None:
         """Leave the sum over all ranks in `tensor`, with the same bits on every rank."""
         ...
@@ -39,6 +59,9 @@ class Comm(Protocol):
         ...
 
     def barrier(self) -> None: ...
+    def end(self) -> None:
+        """Have whoever waits fail, in any rank; from any thread."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +70,9 @@ class Alone:
 
     rank: int = 0
     size: int = 1
+    backend: str = "none"
+    memory: None = None
+    ordered: bool = True
 
     def all_reduce_(self, tensor: Tensor) -> None:
         del tensor
@@ -60,29 +86,115 @@ class Alone:
     def barrier(self) -> None:
         pass
 
+    def end(self) -> None:
+        pass
 
-# How long a rank may keep the others waiting before it counts as hung.
+
+# How long a rank may keep rank 0 waiting before it counts as hung.
 SILENCE_SECONDS = 60.0
-LOOPBACK = "127.0.0.1"
+_LOST = "the ranks of a shared model lost each other"
 
 
-class TorchComm:
-    """Raises MachineError if this PyTorch lacks the backend, RankError if the others do not come
-    within SILENCE_SECONDS. `store` is the file in which the ranks meet.
+class SharedComm:
+    """Between processes on CPUs of one machine, through memory that they share."""
 
-    The backend is gloo between processes on CPUs and NCCL between CUDA devices. The process group
-    is made directly rather than by `init_process_group`, of which a process can have only one.
-    Ranks of one machine meet in a file that the leader removes afterwards, and speak over the
-    loopback interface; no object is ever sent, hence nothing is unpickled. A sum of two ranks has
-    the same bits whatever the order; with more ranks gloo and NCCL add in an order that depends on
-    where in the buffer a number lies.
+    backend = "shared memory"
+    ordered = True
+
+    def __init__(self, memory: NativeRanks) -> None:
+        self.rank, self.size, self.memory = memory.rank, memory.size, memory
+
+    def all_reduce_(self, tensor: Tensor) -> None:
+        _together(self.memory.sum(tensor))
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        _together(self.memory.send(tensor, to))
+
+    def recv_(self, tensor: Tensor, source: int) -> None:
+        _together(self.memory.receive(tensor, source))
+
+    def barrier(self) -> None:
+        self.all_reduce_(torch.zeros(1))
+
+    def end(self) -> None:
+        self.memory.end()
+
+
+def _together(answer: bool) -> None:
+    if not answer:
+        raise RankError(f"{_LOST}: one is gone, or was waited for too long")
+
+
+class SocketComm:
+    """The same where there are no native kernels: each rank has a pair of connected sockets with
+    rank 0, which adds up. Ranks but 0 do not speak to each other."""
+
+    backend = "sockets"
+    ordered = True
+    memory = None
+
+    def __init__(self, rank: int, size: int, peers: Sequence[socket.socket]) -> None:
+        """`peers` are rank 1 and on, or rank 0."""
+        self.rank, self.size = rank, size
+        self._peers = dict(zip(range(1, size) if rank == 0 else [0], peers, strict=True))
+        for peer in peers:
+            peer.settimeout(None if rank else SILENCE_SECONDS)
+            weakref.finalize(self, peer.close)
+
+    def all_reduce_(self, tensor: Tensor) -> None:
+        if self.rank:
+            self.send(tensor, 0)
+            self.recv_(tensor, 0)
+            return
+        summand = torch.empty_like(tensor)
+        for rank in self._peers:
+            self.recv_(summand, rank)
+            tensor += summand
+        for rank in self._peers:
+            self.send(tensor, rank)
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        _guarded(lambda: self._peers[to].sendall(_bytes(tensor)))
+
+    def recv_(self, tensor: Tensor, source: int) -> None:
+        left, peer = _bytes(tensor), self._peers[source]
+        while left:
+            count = _guarded(lambda left=left: peer.recv_into(left))
+            if not count:
+                raise RankError(f"{_LOST}: rank {source} is gone")
+            left = left[count:]
+
+    def barrier(self) -> None:
+        self.all_reduce_(torch.zeros(1))
+
+    def end(self) -> None:
+        for peer in self._peers.values():
+            with suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    numbers: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(numbers)
+
+
+class NcclComm:
+    """Between CUDA devices of one machine. Raises MachineError if this PyTorch lacks NCCL,
+    RankError if the others do not come within SILENCE_SECONDS. `store` is the file in which the
+    ranks meet, which the leader removes afterwards.
+
+    The process group is made directly rather than by `init_process_group`, of which a process can
+    have only one. A sum of two ranks has the same bits whatever the order; of more, NCCL adds in an
+    order that depends on where in the buffer a number lies.
     """
 
-    def __init__(self, rank: int, size: int, *, store: Path, place: device) -> None:
+    backend = "nccl"
+    memory = None
+
+    def __init__(self, rank: int, size: int, store: Path) -> None:
         self.rank, self.size = rank, size
-        self.backend = "nccl" if place.type == "cuda" else "gloo"
-        make = {"gloo": _gloo, "nccl": _nccl}[self.backend]
-        self._group: Any = _guarded(lambda: make(store, rank, size))
+        self.ordered = size <= 2
+        self._group: Any = _guarded(lambda: _nccl(store, rank, size))
 
     def all_reduce_(self, tensor: Tensor) -> None:
         _guarded(lambda: self._group.allreduce([tensor]).wait())
@@ -96,37 +208,25 @@ class TorchComm:
     def barrier(self) -> None:
         _guarded(lambda: self._group.barrier().wait())
 
+    def end(self) -> None:
+        pass
+
 
 def _guarded(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except RuntimeError as error:
-        raise RankError(f"the ranks of a shared model lost each other: {error}") from error
-
-
-def _distributed(name: str) -> Any:
-    """torch.distributed, whose process groups have no type stubs."""
-    distributed: Any = torch.distributed
-    if not distributed.is_available() or not hasattr(distributed, name):
-        raise MachineError(
-            f"PyTorch {torch.__version__} was built without {name}.",
-            hint="leave --tensor-parallel at 1, or install PyTorch's own build",
-        )
-    return distributed
-
-
-def _gloo(store: Path, rank: int, size: int) -> Any:
-    distributed = _distributed("ProcessGroupGloo")
-    gloo = distributed.ProcessGroupGloo
-    options = gloo._Options()
-    # By default gloo asks the network for this host's name, which may not answer.
-    options._devices = [gloo.create_device(hostname=LOOPBACK)]
-    options._timeout = timedelta(seconds=SILENCE_SECONDS)
-    return gloo(distributed.FileStore(str(store), size), rank, size, options)
+    except (OSError, RuntimeError) as error:
+        raise RankError(f"{_LOST}: {error or type(error).__name__}") from error
 
 
 def _nccl(store: Path, rank: int, size: int) -> Any:
-    distributed = _distributed("ProcessGroupNCCL")
+    # Its process groups have no type stubs.
+    distributed: Any = torch.distributed
+    if not distributed.is_available() or not hasattr(distributed, "ProcessGroupNCCL"):
+        raise MachineError(
+            f"PyTorch {torch.__version__} was built without NCCL.",
+            hint="leave --tensor-parallel at 1, or install PyTorch's own build",
+        )
     nccl = distributed.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = timedelta(seconds=SILENCE_SECONDS)

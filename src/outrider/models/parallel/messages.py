@@ -1,83 +1,81 @@
-"""Messages from rank 0 to the other ranks: each call on KV cache or model as a list of integers.
+"""Messages from rank 0 to the other ranks, each a list of integers: what their share has to do.
 
 The first number names the call. Lists are preceded by their length, so a message can be read
-without knowing anything else. Parents of tree nodes are as in `StepRow`, -1 for the root.
+without knowing anything else. The others keep no pages and no sequences: rank 0 plans every pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from enum import IntEnum
+from typing import Any, Protocol
 
-from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
+import torch
+from torch import Tensor
+
+from outrider.core.clock import host_ints
+from outrider.kernels.plan import PackedPlan
 
 
 class RankCall(IntEnum):
-    OPEN = 0
-    FORK = 1
-    RESERVE = 2
-    COMMIT = 3
-    CLOSE = 4
-    STEP = 5
+    PASS = 0
+    COPY = 1
 
 
-def open_message(seq_id: int, tokens: Sequence[int]) -> list[int]:
-    return [RankCall.OPEN, seq_id, *_listed(tokens)]
+class Share(Protocol):
+    """A rank's part of a model, as rank 0 moves it."""
+
+    def follow(self, plan: PackedPlan, wanted_M: Tensor) -> None:
+        """Run a pass along, whose logits rank 0 puts together."""
+        ...
+
+    def copy_slots(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy what the arena holds in some slots to others."""
+        ...
 
 
-def fork_message(source: int, new: int, length: int) -> list[int]:
-    return [RankCall.FORK, source, new, length]
+# The fields of a plan that are lists of numbers, the page table flattened.
+_COLUMNS = tuple(item.name for item in fields(PackedPlan) if item.name != "page_size")
 
 
-def reserve_message(counts: Mapping[int, int]) -> list[int]:
-    return [RankCall.RESERVE, *(number for item in counts.items() for number in item)]
-
-
-def commit_message(paths: Mapping[int, Sequence[int]]) -> list[int]:
-    message: list[int] = [RankCall.COMMIT]
-    for seq_id, path in paths.items():
-        message += [seq_id, *_listed(path)]
+def pass_message(plan: PackedPlan, wanted_M: Tensor) -> list[int]:
+    """A pass of `plan` in which the packed tokens `wanted_M` want logits. A list of extra keys that
+    the plan lacks is empty."""
+    message = [RankCall.PASS, plan.page_size, plan.pages_BP.shape[0], *_listed(wanted_M)]
+    for name in _COLUMNS:
+        message += _listed(getattr(plan, name))
     return message
 
 
-def close_message(seq_id: int) -> list[int]:
-    return [RankCall.CLOSE, seq_id]
+def copy_message(source: Sequence[int], target: Sequence[int]) -> list[int]:
+    return [RankCall.COPY, len(source), *source, len(target), *target]
 
 
-def step_message(rows: Sequence[StepRow], needs: DraftNeeds) -> list[int]:
-    message = [RankCall.STEP, *_listed(needs.hidden_layers)]
-    for row in rows:
-        message += [row.seq_id, row.logits_from, *_listed(row.tokens), *row.parents]
-    return message
-
-
-def apply(message: Sequence[int], model: CausalLM) -> None:
-    """Make the call that `message` describes."""
+def apply(message: Sequence[int], share: Share, device: torch.device) -> None:
+    """Do what `message` says; tensors are on `device`."""
     reader = _Reader(message)
     match RankCall(reader.one()):
-        case RankCall.OPEN:
-            model.state.open(reader.one(), reader.listed())
-        case RankCall.FORK:
-            model.state.fork(reader.one(), reader.one(), reader.one())
-        case RankCall.RESERVE:
-            model.state.reserve({reader.one(): reader.one() for _ in reader.items()})
-        case RankCall.COMMIT:
-            model.state.commit({reader.one(): reader.listed() for _ in reader.items()})
-        case RankCall.CLOSE:
-            model.state.close(reader.one())
-        case RankCall.STEP:
-            needs = DraftNeeds(tuple(reader.listed()))
-            model.step([_row(reader) for _ in reader.items()], needs)
+        case RankCall.PASS:
+            page_size, num_rows = reader.one(), reader.one()
+
+            def column() -> Tensor:
+                return torch.tensor(reader.listed(), dtype=torch.int32, device=device)
+
+            wanted_M = column()
+            columns: dict[str, Any] = {name: column() for name in _COLUMNS}
+            columns["pages_BP"] = columns["pages_BP"].view(num_rows, -1)
+            if not columns["extra_offsets_N1"].numel():
+                columns |= {"extra_offsets_N1": None, "extra_slots_E": None}
+            share.follow(PackedPlan(page_size=page_size, **columns), wanted_M)
+        case RankCall.COPY:
+            share.copy_slots(reader.listed(), reader.listed())
 
 
-def _row(reader: _Reader) -> StepRow:
-    seq_id, logits_from = reader.one(), reader.one()
-    tokens = tuple(reader.listed())
-    return StepRow(seq_id, tokens, tuple(reader.run(len(tokens))), logits_from)
-
-
-def _listed(numbers: Sequence[int]) -> list[int]:
-    return [len(numbers), *numbers]
+def _listed(numbers: Tensor | None) -> list[int]:
+    if numbers is None:
+        return [0]
+    return [numbers.numel(), *host_ints(numbers.flatten())]
 
 
 class _Reader:
@@ -91,14 +89,7 @@ class _Reader:
         self._at += 1
         return self._message[self._at - 1]
 
-    def run(self, count: int) -> list[int]:
+    def listed(self) -> list[int]:
+        count = self.one()
         self._at += count
         return list(self._message[self._at - count : self._at])
-
-    def listed(self) -> list[int]:
-        return self.run(self.one())
-
-    def items(self) -> Iterator[None]:
-        """One turn for everything that follows; each turn has to read its own."""
-        while self._at < len(self._message):
-            yield None

@@ -1,8 +1,9 @@
 """Processes of tensor-parallel ranks: started and ended by rank 0, and the program that they run.
 
-Ranks 1 and on are new interpreters, since a fork of a process with threads may hang. Each reads its
-orders from a pipe and ends when the pipe does. A rank that ends by itself is an error for all: the
-first call that notices says which rank it was, ends the others, and every later call says it again.
+Ranks 1 and on are new interpreters, since a fork of a process with threads may hang. Each is told
+what to do through the memory that the ranks share, or through its pipe where they share none, and
+ends when the pipe does. A rank that ends by itself is an error for all: the first call that notices
+says which rank it was, ends the others, and every later call says it again.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from typing import IO, Any
 
 import torch
 
-from outrider.core.errors import given
+from outrider.core.errors import ContractError, given
 from outrider.core.spec import RecurrentCapacity
-from outrider.models.decoder import Decoder, Room
+from outrider.kernels.native.rounds import RoundModel
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, pick_device
-from outrider.models.parallel.comm import RankError, TorchComm
+from outrider.models.parallel.comm import Comm, RankError
+from outrider.models.parallel.meeting import Meeting, join
 from outrider.models.parallel.messages import apply
 
 HEADER = struct.Struct("<I")
@@ -66,10 +70,19 @@ class Link:
     def say(self, word: str) -> None:
         self._write({"word": word})
 
-    def messages(self) -> Iterator[list[int]]:
-        """All of them, in order; the process ends when no more can come."""
-        while True:
-            yield self._messages.get()
+    def meet(self) -> Comm:
+        self.say(HERE)
+        return join(self.setup["meeting"])
+
+    def messages(self, comm: Comm, share: RoundModel | None = None) -> Iterator[list[int]]:
+        """All of them, in order; the process ends when no more can come. Passes that are one native
+        call come in between, and are run along by this rank's `share`."""
+        if comm.memory is None:
+            while True:
+                yield self._messages.get()
+        while (message := comm.memory.next_message(share)) is not None:
+            yield message
+        os._exit(0)
 
     def _read(self) -> None:
         while header := self._inward.read(HEADER.size):
@@ -95,6 +108,7 @@ class Link:
         self._answers.flush()
 
 
+HERE, LOADED = "here", "loaded"
 START_SECONDS = 120.0
 # Of a follower that has loaded; before, it may be busy for START_SECONDS.
 SILENT_SECONDS = 8.0
@@ -103,37 +117,60 @@ _HINT = "load the model again; if memory ran out, lower --arena-tokens or --tens
 
 
 class RankGroup:
-    """`module` is run as a program by each follower, with `setup` and its rank.
+    """`module` is run as a program by each follower, with `setup`, its rank and its invitation to
+    `meeting`.
 
     A stopped rank does not end. So each rank writes a byte a second to a pipe of its own, and one
     that is silent for SILENT_SECONDS is killed, which frees whoever waits for it. The seconds are
     counted one by one, so that rank 0 may be stopped and go on.
     """
 
-    def __init__(self, module: str, size: int, setup: Mapping[str, object]) -> None:
-        self.size = size
+    def __init__(self, module: str, meeting: Meeting, setup: Mapping[str, object]) -> None:
+        self.size = size = meeting.size
         self.patience = START_SECONDS
+        self._meeting = meeting
+        self._comm: Comm | None = None
         self._lost: RankError | None = None
         self._losing = threading.Lock()
         pulses = [os.pipe() for _ in range(1, size)]
-        self._processes = [_start(module, beat) for _, beat in pulses]
-        self.close = weakref.finalize(self, _end, self._processes)
+        self._processes = [
+            _start(module, (beat, *meeting.inherited(rank)))
+            for rank, (_, beat) in enumerate(pulses, start=1)
+        ]
+        self.close = weakref.finalize(self, _end, self._processes, meeting)
         for rank, (process, (heard, beat)) in enumerate(
             zip(self._processes, pulses, strict=True), start=1
         ):
             os.close(beat)
-            line = json.dumps({**setup, "rank": rank, "size": size, "pulse": beat})
-            self._write(process, f"{line}\n".encode())
+            told = {**setup, "meeting": meeting.invitation(rank), "pulse": beat}
+            self._write(process, f"{json.dumps(told)}\n".encode())
             threading.Thread(
                 target=_watch, args=(weakref.ref(self), rank, heard), daemon=True
             ).start()
+        meeting.started()
 
     @property
     def process_ids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
+    def meet(self) -> Comm:
+        """Wait for all followers; how rank 0 speaks with them, once. Raises RankError."""
+        try:
+            self.hear(HERE)
+            self._comm = self._meeting.join()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._meeting.close()
+        return self._comm
+
     def tell(self, message: Sequence[int]) -> None:
         """Send `message` to every follower. Never raises: `check` tells of a loss."""
+        if self._comm is not None and self._comm.memory is not None:
+            if not self._comm.memory.tell(message):
+                self.lose("a rank reads no more")
+            return
         data = encode(message)
         for process in self._processes:
             if self._lost is None:
@@ -165,7 +202,13 @@ class RankGroup:
         )
         # Also where it is stopped: then whoever waits for its part, or writes to it, fails at once.
         process.kill()
+        self.gone()
         self.close()
+
+    def gone(self) -> None:
+        """Have whoever waits for a rank fail: one has ended. The next call finds out which."""
+        if self._comm is not None:
+            self._comm.end()
 
     def lose(self, reason: str) -> RankError:
         """As `end`, when something failed: `reason` is said only if no process ended by itself."""
@@ -174,6 +217,7 @@ class RankGroup:
     def end(self, reason: str) -> RankError:
         """End all followers; the error that says why, now and from now on."""
         lost = self._say(reason)
+        self.gone()
         self.close()
         return RankError(str(lost), hint=lost.hint)
 
@@ -215,12 +259,13 @@ def _watch(ranks: weakref.ref[RankGroup], rank: int, heard: int) -> None:
             with selectors.DefaultSelector() as selector:
                 selector.register(heard, selectors.EVENT_READ)
                 ready = selector.select(PULSE_SECONDS)
-            if ready and not os.read(heard, 1 << 12):
-                return None
+            ended = bool(ready) and not os.read(heard, 1 << 12)
             silent = 0 if ready else silent + 1
             owner = ranks()
             if owner is None:
                 return None
+            if ended:
+                return owner.gone()
             if silent * PULSE_SECONDS >= owner.patience:
                 return owner.silent(rank)
             # Not while waiting: it would keep the processes alive.
@@ -229,7 +274,7 @@ def _watch(ranks: weakref.ref[RankGroup], rank: int, heard: int) -> None:
         os.close(heard)
 
 
-def _start(module: str, beat: int) -> subprocess.Popen[bytes]:
+def _start(module: str, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         # Safe path: a file of the working folder must not stand in for a module.
         [sys.executable, "-P", "-m", module],
@@ -237,13 +282,14 @@ def _start(module: str, beat: int) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         bufsize=0,
-        pass_fds=(beat,),
+        pass_fds=inherited,
         # Ctrl-C is for rank 0 alone; followers end with their pipe.
         start_new_session=True,
     )
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[subprocess.Popen[bytes]], meeting: Meeting) -> None:
+    meeting.close()
     for process in processes:
         with suppress(OSError):
             given(process.stdin, "pipe").close()
@@ -283,16 +329,12 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> Mapping[str
     return json.loads(line)
 
 
-HERE, LOADED = "here", "loaded"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSetup:
-    """What a follower has to know to load its share. `store` is the file in which ranks meet."""
+    """What a follower has to know to load its share."""
 
     folder: str
     name: str
-    store: str
     options: LoadOptions
 
     def to_dict(self) -> dict[str, object]:
@@ -302,18 +344,19 @@ class RankSetup:
 def follow() -> None:
     """A follower knows no requests and no text, only its part of each pass."""
     link = Link()
-    setup, rank, size = link.setup, link.setup["rank"], link.setup["size"]
+    setup, rank = link.setup, link.setup["meeting"]["rank"]
     options = _options(setup["options"])
     torch.set_num_threads(options.threads)
     place = pick_device(options.device)
     if place.type == "cuda":
         torch.cuda.set_device(rank)
-    link.say(HERE)
-    comm = TorchComm(rank, size, store=Path(setup["store"]), place=place)
-    model: Decoder = load_model(Path(setup["folder"]), options, name=setup["name"], comm=comm)
+    comm = link.meet()
+    model = load_model(Path(setup["folder"]), options, name=setup["name"], comm=comm)
+    if not isinstance(model, LlamaModel):
+        raise ContractError("only decoders of the Llama family are shared out")
     link.say(LOADED)
-    for message in link.messages():
-        apply(message, model)
+    for message in link.messages(comm, model.native_share):
+        apply(message, model, place)
 
 
 def _options(given: dict[str, Any]) -> LoadOptions:

@@ -6,10 +6,14 @@
 //
 // Draft heads are such decoders too. Theirs have an entrance: a token comes with the state of the
 // token before it, and what the layers make of both is left for the token after.
+//
+// Ranks that share a decoder (ranks.h) run its passes together: rank 0 announces a pass, and all sum
+// what a layer's two products to the residual give.
 #include <cstring>
 
 #include "linears.h"
 #include "pass.h"
+#include "ranks.h"
 #include "vectors.h"
 
 using namespace outrider;
@@ -28,6 +32,9 @@ void outrider_soft_cap(Team*, float* x, float cap, int num_rows, int size);
 }
 
 namespace outrider {
+
+void announce(Ranks& ranks, const Pass& pass, const int32_t* tokens, const int32_t* wanted,
+              int num_wanted);
 
 namespace {
 
@@ -80,11 +87,13 @@ struct Decoder {
     const int32_t* captured;   // after how many layers the residual is kept
     const Entrance* entrance;  // null but for heads
     const float* no_bias;      // zeros where norms are centred, else null
+    Ranks* ranks;              // null unless the decoder is a rank's share
     float eps, embedding_scale, residual_scale, logit_scale, logit_cap;
     int32_t num_layers, hidden_size, ffn_size, vocab_size, dtype, num_captured;
     // Whether attention and FFN read the same norm, query and key norms take all heads as one, and
     // the gate goes through GELU.
     int32_t parallel, whole_heads, gelu;
+    int32_t head_size;  // outputs of the head: the vocabulary, or a rank's part of it
 };
 
 void norm(const Decoder& d, const float* x, const float* weight, float* out, int num) {
@@ -113,8 +122,13 @@ void add_rows(const Decoder& d, float* rows, const float* weight, int num) {
     }
 }
 
-// Adds a product to the residual, by way of `norm` where it is normed or scaled first.
+// Adds a product to the residual, by way of `norm` where it is normed or scaled first. Of ranks, which
+// have no such families, rank 0 adds its summand to the residual and the others give theirs alone.
 void add(const Decoder& d, const Linear& linear, const float* from, const float* weight, int num) {
+    if (d.ranks != nullptr) {
+        linear(from, d.x, num, d.hidden_size, d.ranks->leads());
+        return d.ranks->sum(d.x, static_cast<int64_t>(num) * d.hidden_size);
+    }
     if (weight == nullptr && d.residual_scale == 1.0f)
         return linear(from, d.x, num, d.hidden_size, true);
     linear(from, d.norm, num, d.hidden_size, false);
@@ -233,10 +247,11 @@ void read_out(const Decoder& d, const int32_t* wanted, int num_wanted, float* lo
         norm(d, d.norm, d.final_norm, d.x, num_wanted);
         rows = d.x;
     }
-    d.head(rows, logits, num_wanted, d.vocab_size, false);
-    scale_all(logits, d.logit_scale, static_cast<int64_t>(num_wanted) * d.vocab_size);
+    d.head(rows, logits, num_wanted, d.head_size, false);
+    scale_all(logits, d.logit_scale, static_cast<int64_t>(num_wanted) * d.head_size);
     if (d.logit_cap > 0.0f)
-        outrider_soft_cap(d.team, logits, d.logit_cap, num_wanted, d.vocab_size);
+        outrider_soft_cap(d.team, logits, d.logit_cap, num_wanted, d.head_size);
+    if (d.ranks != nullptr) d.ranks->gather(logits, num_wanted, d.head_size, d.vocab_size);
 }
 
 // T is the type of the embedding and of kept states.
@@ -246,6 +261,7 @@ void run(const Decoder& d, const Pass& pass, const int32_t* tokens) {
     scale_all(d.x, d.embedding_scale, static_cast<int64_t>(pass.num_tokens) * d.hidden_size);
     if (d.entrance != nullptr) enter(d, *d.entrance, pass.num_tokens);
     for (int i = 0; i < d.num_layers; ++i) {
+        if (d.ranks != nullptr && d.ranks->ended()) return;
         capture<T>(d, pass, i);
         attend(d, d.layers[i], pass);
         feed(d, d.layers[i], pass.num_tokens);
@@ -257,12 +273,18 @@ void run(const Decoder& d, const Pass& pass, const int32_t* tokens) {
 
 }  // namespace outrider
 
-// The first packed token that is not in the vocabulary, before anything is computed; else -1.
+// The first packed token that is not in the vocabulary, before anything is computed; else -1, or -2
+// where a rank is gone.
 extern "C" int outrider_forward(const Decoder* decoder, const Pass* pass, const int32_t* tokens,
                                 const int32_t* wanted, int num_wanted, float* logits) {
     const Decoder& d = *decoder;
     for (int n = 0; n < pass->num_tokens; ++n)
         if (tokens[n] < 0 || tokens[n] >= d.vocab_size) return n;
+    std::unique_lock<std::recursive_mutex> turn;
+    if (d.ranks != nullptr && d.ranks->leads()) {
+        turn = std::unique_lock<std::recursive_mutex>(d.ranks->turn());
+        announce(*d.ranks, *pass, tokens, wanted, num_wanted);
+    }
     switch (d.dtype) {
         case FLOAT32: run<float>(d, *pass, tokens); break;
         case BFLOAT16: run<BFloat16>(d, *pass, tokens); break;
@@ -278,5 +300,5 @@ extern "C" int outrider_forward(const Decoder* decoder, const Pass* pass, const 
                         sizeof(float) * pass->num_tokens * static_cast<int64_t>(d.hidden_size));
     }
     if (num_wanted > 0) read_out(d, wanted, num_wanted, logits);
-    return -1;
+    return d.ranks != nullptr && d.ranks->ended() ? -2 : -1;
 }

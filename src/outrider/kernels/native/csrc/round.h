@@ -51,7 +51,7 @@ struct Memory {
     }
 
     bool run() const {
-        return outrider_forward(decoder, &pass, tokens, wanted, num_wanted, logits) < 0;
+        return outrider_forward(decoder, &pass, tokens, wanted, num_wanted, logits) == -1;
     }
 
     // Gives the next token to be packed the state that the last pass left at its wanted row `m`.

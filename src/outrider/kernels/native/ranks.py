@@ -1,0 +1,108 @@
+"""Ranks of one model on one machine, over memory that their processes share (csrc/ranks.h).
+
+The memory has no name in any folder: rank 0 makes it, the others inherit its descriptor, and it is
+gone with the last of them, however they end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from ctypes import c_char, c_int64
+from types import TracebackType
+
+from torch import Tensor
+
+from outrider.core.errors import MachineError
+from outrider.kernels.native.ops import function
+from outrider.kernels.native.rounds import RoundModel
+
+
+def shared_memory(library: ctypes.CDLL, size: int) -> int:
+    """The descriptor of zeroed memory for `size` ranks. Raises MachineError where they are too
+    many, or where there is no room."""
+    num_bytes = function(library, "ranks_bytes")(size)
+    if num_bytes < 0:
+        raise MachineError(f"{size} ranks are more than share memory on one machine.")
+    try:
+        descriptor = _nameless()
+        os.ftruncate(descriptor, num_bytes)
+    except OSError as error:
+        raise MachineError(f"there is no memory for ranks to share: {error}") from error
+    return descriptor
+
+
+def _nameless() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("outrider-ranks")
+    with tempfile.TemporaryFile(prefix="outrider-ranks-") as file:
+        return os.dup(file.fileno())
+
+
+class NativeRanks:
+    """Rank `rank` of `size` at the memory of `descriptor`. A wait of `patience` seconds is an end,
+    unless that is 0. What returns a bool says whether the ranks are still together."""
+
+    def __init__(
+        self, library: ctypes.CDLL, descriptor: int, *, rank: int, size: int, patience: float
+    ) -> None:
+        # Mapped as long as this lives; so does whatever holds the address.
+        self._memory = mmap.mmap(descriptor, 0)
+        self._first = c_char.from_buffer(self._memory)
+        self.rank, self.size = rank, size
+        start = ctypes.addressof(self._first)
+        self.address: int = function(library, "ranks")(start, rank, size, patience)
+        self._sum, self._send, self._receive, self._tell, self._turn, self._follow, self._end = (
+            function(library, f"ranks_{name}")
+            for name in ("sum", "send", "receive", "tell", "turn", "follow", "end")
+        )
+
+    def sum(self, numbers: Tensor) -> bool:
+        """Leave in `numbers`, float32, their sum over all ranks, added up in the order of ranks."""
+        return bool(self._sum(self.address, numbers.data_ptr(), numbers.numel()))
+
+    def send(self, tensor: Tensor, to: int) -> bool:
+        return bool(self._send(self.address, to, tensor.data_ptr(), tensor.nbytes))
+
+    def receive(self, tensor: Tensor, source: int) -> bool:
+        return bool(self._receive(self.address, source, tensor.data_ptr(), tensor.nbytes))
+
+    def tell(self, message: Sequence[int]) -> bool:
+        """Send `message` to all others, for their `next_message`."""
+        numbers = (c_int64 * len(message))(*message)
+        return bool(self._tell(self.address, ctypes.addressof(numbers), len(message)))
+
+    def next_message(self, share: RoundModel | None) -> list[int] | None:
+        """What rank 0 tells next, None at the end. The passes that rank 0 makes meanwhile are run
+        along by this rank's `share` of the model; without one there are none."""
+        decoder = blank = logits = None
+        if share is not None:
+            described = share.forward.blank_pass(share.page_size)
+            decoder, blank = share.forward.address, ctypes.addressof(described)
+            logits = share.logits_MV.data_ptr()
+        count = self._follow(self.address, decoder, blank, logits)
+        if count < 0:
+            return None
+        numbers = (c_int64 * count)()
+        together = self._receive(self.address, 0, ctypes.addressof(numbers), 8 * count)
+        return numbers[:] if together else None
+
+    def end(self) -> None:
+        """Nobody waits for another one from now on."""
+        self._end(self.address)
+
+    def __enter__(self) -> None:
+        """Held by a thread of rank 0 while it tells the others of a pass and runs it."""
+        self._turn(self.address, True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        del kind, error, trace
+        self._turn(self.address, False)
