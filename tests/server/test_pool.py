@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.api.batch_engine import BatchEngine
+from outrider.api.batch_files import AnswerFile, raw_lines
+from outrider.api.batch_lines import Answers
+from outrider.api.batch_run import Batch
+from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError
 from outrider.server.pool import EnginePool
 
@@ -44,6 +51,29 @@ def test_texts_are_those_of_an_llm_also_when_an_engine_dies(pool: EnginePool) ->
     while not all(request.done for request in requests):
         pool.advance()
     assert [request.result().text for request in requests] == expected[DRAWN]
+
+
+def test_a_batch_is_answered_line_for_line_as_by_one_engine(
+    pool: EnginePool, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [
+        {"prompt": prompt, "temperature": i % 2, "n": 1 + i % 3} for i, prompt in enumerate(PROMPTS)
+    ]
+    source.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"prompt": 5}]))
+    with LLM(threads=1, batch_size=4) as llm:
+        one = answered(llm, llm.tokenizer, source, tmp_path / "one.jsonl")
+        assert answered(pool, pool.tokenizer, source, tmp_path / "two.jsonl") == one
+    assert one.count("\n") == len(PROMPTS) + 1
+
+
+def answered(engine: BatchEngine, tokenizer: Tokenizer, source: Path, target: Path) -> str:
+    with AnswerFile(target) as file:
+        defaults = SamplingParams(max_tokens=16, ignore_eos=True)
+        batch = Batch(engine, Answers("model", tokenizer), file, defaults, read_ahead=8)
+        for _ in batch.run(raw_lines(source)):
+            pass
+    return target.read_text()
 
 
 def test_mistakes_are_told_where_the_result_is_asked_for(pool: EnginePool) -> None:

@@ -39,6 +39,11 @@ class RequestHandle:
         """Whether it has ended: well, with an error, or cancelled."""
         return self.reader.has_ended
 
+    @property
+    def has_read(self) -> bool:
+        """Whether its prompt is in memory, where others find it."""
+        return self.reader.has_read
+
     def events(self) -> Iterator[TextEvent]:
         """Yield and forget what it wrote since it was last asked."""
         yield from self.reader.events()

@@ -6,15 +6,22 @@ What is wrong with the wish is told before anything is loaded.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from outrider import __version__
 from outrider.cli.options import ReplicasOption
 from outrider.cli.output import say
+from outrider.cli.session import open_llm, run_record, to_load
 from outrider.core.config import EngineConfig
+from outrider.core.errors import MachineError
+from outrider.core.settings import Resolved
 
 if TYPE_CHECKING:
+    from outrider.api.llm import LLM
     from outrider.server.frames import Load
     from outrider.server.placement import Placement
+    from outrider.server.pool import EnginePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +68,24 @@ def engines_of(options: ReplicasOption, config: EngineConfig) -> Engines:
     if len(found) > num_cores:
         say(f"note: {len(found)} engines share {num_cores} cores; each alone would be faster")
     return Engines(device, tuple(found))
+
+
+def opened(
+    options: ReplicasOption, resolved: Resolved
+) -> tuple[LLM | EnginePool, dict[str, object]]:
+    """What the settings name, in this process or as several engines in processes of their own; and
+    what a record of a run says of it."""
+    if options.replicas == 1 and not options.devices:
+        llm = open_llm(resolved)
+        return llm, run_record(llm, resolved)
+    if find_spec("msgspec") is None:
+        raise MachineError("several engines need msgspec.", hint="pip install 'outrider[server]'")
+    from outrider.server.pool import EnginePool
+
+    engines = engines_of(options, resolved.engine())
+    target, draft, config = to_load(resolved)
+    pool = EnginePool.of(target, draft, engines.config(config), engines.placements)
+    for note in pool.card.notes:
+        say(f"note: {note}")
+    record: dict[str, object] = {"version": __version__, "settings": resolved.decided()}
+    return pool, record | {"engines": engines.told, "numerics": pool.card.numerics}
