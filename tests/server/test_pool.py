@@ -17,7 +17,7 @@ from outrider.api.batch_lines import Answers
 from outrider.api.batch_run import Batch
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError
-from outrider.server.pool import EnginePool
+from outrider.server.pool import EnginePool, PooledRequest
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 PROMPTS = [f"def function_{number}(items):" for number in range(24)]
@@ -77,9 +77,9 @@ def answered(engine: BatchEngine, tokenizer: Tokenizer, source: Path, target: Pa
 
 
 def test_mistakes_are_told_where_the_result_is_asked_for(pool: EnginePool) -> None:
-    request = pool.submit([10**6], GREEDY)
     with pytest.raises(ConfigError, match="not ended"):
-        request.result()
+        PooledRequest().result()
+    request = pool.submit([10**6], GREEDY)
     while not request.done:
         pool.advance()
     with pytest.raises(ConfigError, match="outside the vocabulary"):

@@ -91,7 +91,9 @@ class EnginePool:
         self.config = config
         # One more than run at once may wait at each engine, so that none is idle for a moment.
         self._most = len(places) * (config.batch_size + 1)
-        loads = [Load(model, draft, config, self._most, one) for one in places]
+        # When one is lost, another may have all of them.
+        most_queued = self._most + config.max_waiting
+        loads = [Load(model, draft, config, most_queued, one) for one in places]
         self._port = ReplicasPort(list(map(ProcessPort, loads)))
         # The one is counted by the caller's thread, the other by the engines'.
         self._num_submitted, self._num_ended = 0, 0
