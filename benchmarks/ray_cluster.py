@@ -51,11 +51,6 @@ class Deployment:
                 raise TimeoutError(f"{what}:\n{self.log[-4000:]}")
             sleep(0.1)
 
-    def is_ready(self) -> bool:
-        with suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/ready", trust_env=False).status_code == 200
-        return False
-
     def end(self) -> int:
         """As by Ctrl-C; the exit code."""
         if self.process.poll() is None:
@@ -82,15 +77,17 @@ def deployed(*flags: str, model: str = "outrider/embedded") -> Generator[Deploym
         with config.open("wb") as file:
             subprocess.run([sys.executable, "-m", "outrider", *words], stdout=file, check=True)
         serve = Path(sys.executable).with_name("serve")
-        # Ray's workers of one CPU each, whatever this machine has.
-        variables = os.environ | {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": ""}  # noqa: TID251
+        # A busy machine may take minutes for what Ray gives 30 seconds.
+        patience = {"RAY_raylet_start_wait_time_s": "300"}
+        own = {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": name}
+        variables = os.environ | own | patience  # noqa: TID251 - a child's
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [str(serve), "run", str(config)], stdout=log, stderr=log, env=variables
             )
         found = Deployment(process, f"http://127.0.0.1:{port}", folder / "log")
         try:
-            found.wait_until(found.is_ready, "the deployment does not start")
+            found.wait_until(lambda: is_ready(found.url), "the deployment does not start")
             yield found
         finally:
             found.stop_watching()
@@ -103,6 +100,12 @@ def deployed(*flags: str, model: str = "outrider/embedded") -> Generator[Deploym
                     if title(one):
                         with suppress(ProcessLookupError):
                             os.kill(one, signal.SIGKILL)
+
+
+def is_ready(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
+    return False
 
 
 def descendants(pid: int) -> list[int]:

@@ -10,18 +10,22 @@ import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 from argparse import Namespace
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
+from subprocess import DEVNULL
 from time import perf_counter
 from typing import Any
 
 import httpx
 from common import TARGET, Report, note, study
-from ray_cluster import Deployment, deployed
+from ray_cluster import Deployment, deployed, is_ready
 
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.turns import rotated
 
 NUM_FAMILIES, RECOVERY_SECONDS = 8, 60.0
 _BEGINNING = (
@@ -54,6 +58,7 @@ def ray_serve(options: Namespace, report: Report) -> bool:
     for _ in range(1 if options.quick else options.runs):
         runs.append(one_run(options.target, expected, num_tokens))
         print(json.dumps(runs[-1]), flush=True)
+    note(report, **cost_of_ray(options.target, 3 if options.quick else 15))
     note(
         report,
         requests=len(expected),
@@ -88,6 +93,52 @@ def texts_of_the_call(target: str, num_tokens: int) -> list[str]:
             )[0].text
             for number, prompt in enumerate(prompts_of(4 * NUM_FAMILIES))
         ]
+
+
+def cost_of_ray(target: str, repeats: int) -> dict[str, Any]:
+    """A request alone, by turns through Ray and at `outrider serve`, each with an engine of one
+    thread: medians of the milliseconds to its first token, and between its tokens."""
+    words = ("serve", target, "--threads", "1", "--port", "0", "--json")
+    found: dict[str, list[tuple[float, float]]] = {"ray": [], "serve": []}
+    with (
+        deployed(model=target) as deployment,
+        subprocess.Popen(
+            [sys.executable, "-m", "outrider", *words], stdout=subprocess.PIPE, stderr=DEVNULL
+        ) as process,
+    ):
+        assert process.stdout is not None
+        own = json.loads(process.stdout.readline())["url"]
+        deployment.wait_until(lambda: is_ready(own), "the server does not start")
+        urls = {"ray": deployment.url, "serve": own}
+        for turn in range(repeats):
+            for name in rotated(list(urls), turn):
+                found[name].append(timed(urls[name], turn))
+        process.terminate()
+    told: dict[str, Any] = {"repeats": repeats}
+    for name, pairs in found.items():
+        # The first one of each is a warm-up.
+        first, between = zip(*pairs[1:], strict=True)
+        told[f"first_ms_{name}"] = round(1e3 * statistics.median(first), 2)
+        told[f"between_ms_{name}"] = round(1e3 * statistics.median(between), 2)
+    return told
+
+
+def timed(url: str, number: int) -> tuple[float, float]:
+    """Seconds to the first token, and from there on between tokens."""
+    num_tokens = 128
+    body = {
+        "prompt": f"def part_{number}(self, items):\n",
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+    begun, first = perf_counter(), 0.0
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as got:
+        for line in got.iter_lines():
+            if line.startswith("data: ") and not first:
+                first = perf_counter()
+    return first - begun, (perf_counter() - first) / (num_tokens - 1)
 
 
 def one_run(target: str, expected: list[str], num_tokens: int) -> dict[str, Any]:

@@ -33,6 +33,8 @@ _SHOW_SECONDS, _LOG_SECONDS = 0.5, 10.0
 
 def batch(call: Call[BatchOptions]) -> int:
     options, (source, target) = call.options, _files(call.arguments)
+    if "workers" in call.given and not options.ray:
+        raise ConfigError("--workers are actors of Ray.", hint="--ray --workers N")
     with AnswerFile(target, fresh=options.fresh) as file:
         num_lines = 0
         for line in lines_of(source):

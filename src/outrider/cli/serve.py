@@ -32,8 +32,8 @@ from outrider.cli.serve_options import ServeOptions
 from outrider.cli.session import open_llm, start_logging, to_load
 from outrider.core.env import api_key
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.files import FileKind, read_text
 from outrider.core.params import SamplingParams
+from outrider.server.keys import read_keys
 
 if TYPE_CHECKING:
     from outrider.server.address import Address
@@ -102,7 +102,7 @@ def _address(options: ServeOptions) -> Address:
 def rules_of(options: ServeOptions) -> DoorRules:
     from outrider.server.door import PUBLIC, DoorRules
 
-    keys = [*options.api_key, *_keys_of(options), *filter(None, [api_key()])]
+    keys = [*options.api_key, *read_keys(options.api_key_file), *filter(None, [api_key()])]
     # Pages that make a name mean this machine have no key.
     own = (socket.gethostname(), socket.getfqdn()) if keys else ()
     return DoorRules(
@@ -112,34 +112,6 @@ def rules_of(options: ServeOptions) -> DoorRules:
         origins=frozenset(options.allowed_origin),
         public=PUBLIC | {"/metrics"} if options.open_metrics else PUBLIC,
     )
-
-
-def _keys_of(options: ServeOptions) -> dict[str, float]:
-    """Of the file of keys, with the share of the server that each has."""
-    name = options.api_key_file
-    if name is None:
-        return {}
-    try:
-        lines = read_text(Path(name), FileKind.SETTINGS).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name}: cannot be read: {error}.", hint="one key a line") from None
-    found: dict[str, float] = {}
-    for number, line in enumerate(lines, 1):
-        key, *share = line.split() or ["#"]
-        if key.startswith("#"):
-            continue
-        try:
-            found[key] = float(*share or [1])
-        except (TypeError, ValueError):
-            found[key] = 0
-        if not 0.001 <= found[key] <= 1000:
-            raise ConfigError(
-                f"{name}, line {number}: the share of a key is a number from 0.001 to 1000.",
-                hint="KEY, or KEY SHARE",
-            )
-    if not found:
-        raise ConfigError(f"{name}: there is no key in it.", hint="one key a line")
-    return found
 
 
 def _run(
@@ -164,7 +136,7 @@ def _run(
         most_of_a_key=options.max_per_key,
         drain_seconds=options.drain_seconds,
     )
-    weights = {name_of(key): share for key, share in _keys_of(options).items()}
+    weights = {name_of(key): share for key, share in read_keys(options.api_key_file).items()}
     ports = {
         model.name: _port(model, engines, options, limits.most_completions) for model in models
     }
