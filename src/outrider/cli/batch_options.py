@@ -9,7 +9,7 @@ from outrider.core.fields import setting
 @verb(
     "batch",
     "batch:batch",
-    Argument("INPUT", 'Lines of OpenAI\'s batches, or {"prompt": ...} with settings.'),
+    Argument("INPUT", 'Lines of OpenAI\'s batches, or {"prompt": ...} with settings; or parquet.'),
     Argument("OUTPUT", "Answers are appended to this file, a line each."),
     group="Write text",
     settings=ALL,
@@ -32,8 +32,7 @@ class BatchOptions(StructureOption, ReplicasOption, OutputOption):
     )
     ray: bool = setting(
         False,
-        "Answer on a Ray cluster, that of RAY_ADDRESS or one of this machine alone; INPUT may be a "
-        "parquet file.",
+        "Answer on a Ray cluster, that of RAY_ADDRESS or one of this machine alone.",
     )
     workers: int = setting(
         2, "With --ray, so many actors keep the model.", minimum=1, maximum=65_536
