@@ -30,6 +30,7 @@ STUDIES = {
     "engines_parity": "parity_matrix",
     "drafters_parity": "parity_matrix",
     "gate": "gate",
+    "ranks": "ranks",
     "suggest": "suggest",
     "structured": "structured",
     "serving": "serving",
