@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -43,6 +43,13 @@ def llm_of(engine: str, **more: object) -> LLM:
     return LLM(config=EngineConfig(**settings))  # pyright: ignore[reportArgumentType]
 
 
+@pytest.fixture(scope="module")
+def opened(engine: str) -> Generator[LLM]:
+    """One for all tests that take an engine as it is: their requests differ, and nothing else."""
+    with llm_of(engine, batch_size=8) as llm:
+        yield llm
+
+
 def together(llm: LLM, params: Sequence[SamplingParams]) -> list[GenerationResult]:
     return llm.generate([PROMPT] * len(params), params)
 
@@ -52,20 +59,20 @@ def drafters_of(result: GenerationResult) -> set[str]:
     return {one.drafter for one in result.rounds if one.num_drafted}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_requests_without_drafts_have_none_beside_others_that_have(engine: str) -> None:
-    with llm_of(engine) as llm:
-        results = llm.generate(
-            [PROMPT] * 4,
-            [
-                GREEDY,
-                SamplingParams(max_tokens=24, ignore_eos=True, speculative=False),
-                SamplingParams(max_tokens=24, ignore_eos=True, k=1),
-                SamplingParams(max_tokens=24, ignore_eos=True, k=64),
-            ],
-        )
-        engine_k = 0 if engine == "none" else llm.config.k
-        drafter = llm.drafter
+@pytest.mark.parametrize("engine", ENGINES, scope="module")
+def test_requests_without_drafts_have_none_beside_others_that_have(
+    engine: str, opened: LLM
+) -> None:
+    results = opened.generate(
+        [PROMPT] * 4,
+        [
+            GREEDY,
+            SamplingParams(max_tokens=24, ignore_eos=True, speculative=False),
+            SamplingParams(max_tokens=24, ignore_eos=True, k=1),
+            SamplingParams(max_tokens=24, ignore_eos=True, k=64),
+        ],
+    )
+    engine_k = 0 if engine == "none" else opened.config.k
     assert len({one.token_ids for one in results}) == 1
     plain, short = results[1], results[2]
     assert plain.stats.num_drafted == 0
@@ -75,7 +82,7 @@ def test_requests_without_drafts_have_none_beside_others_that_have(engine: str) 
     assert not plain.notes
     assert max(one.draft_depth for one in short.rounds) <= 1
     assert [one.stats.k for one in results] == [engine_k, 0, min(1, engine_k), engine_k]
-    assert results[0].stats.drafter == drafter
+    assert results[0].stats.drafter == opened.drafter
 
 
 @pytest.mark.parametrize("engine", ["native", "stages", "looked up"])
@@ -115,17 +122,23 @@ RULES = ("block", "token", "match", "coupled")
 
 
 @pytest.mark.parametrize(
-    "engine", ["native", "stages", "tree", "heads", "own copy", "pdv", "ssd", "process"]
+    "engine",
+    ["native", "stages", "tree", "heads", "own copy", "pdv", "ssd", "process"],
+    scope="module",
 )
-def test_requests_of_one_batch_have_rules_of_their_own(engine: str) -> None:
-    each = [replace(SEEDED, seed=seed, sampler=rule) for seed, rule in enumerate((*RULES, None))]
-    with llm_of(engine) as llm:
-        beside = together(llm, [*each, GREEDY])
-        alone = [together(llm, [one])[0] for one in (*each, GREEDY)]
+def test_requests_of_one_batch_have_rules_of_their_own(engine: str, opened: LLM) -> None:
+    short = replace(SEEDED, max_tokens=16)
+    each = [replace(short, seed=seed, sampler=rule) for seed, rule in enumerate((*RULES, None))]
+    each.append(replace(GREEDY, max_tokens=16))
+    beside = together(opened, each)
+    alone = [together(opened, [one])[0] for one in each]
     assert [one.token_ids for one in beside] == [one.token_ids for one in alone]
     assert all(one.exact and one.stats.num_drafted for one in beside)
 
 
+# Each rule in each of these is above, beside others; each rule chosen in an engine of each other
+# one is among the mutants' checks (`rules_of_requests`). Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("engine", ["native", "stages", "process", "ssd"])
 def test_a_rule_gives_the_text_of_an_engine_that_has_it(engine: str, rule: str) -> None:
@@ -166,16 +179,14 @@ LOOK_UPS = ("ngram", "suffix", "recycling", "lookup", "prediction", "none")
 PARTS = {"portfolio": ("portfolio", "model"), "looked up": (), "none": (), "recycled": ()}
 
 
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "none"])
-def test_requests_of_one_batch_have_drafters_of_their_own(engine: str) -> None:
-    with llm_of(engine, batch_size=8) as llm:
-        names = [*LOOK_UPS, *PARTS.get(engine, (llm.drafter,))]
-        each = [replace(GREEDY, drafter=name) for name in names]
-        results = together(llm, [*each, GREEDY])
-        again = together(llm, [*each, GREEDY])
-        drafter = llm.drafter
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "none"], scope="module")
+def test_requests_of_one_batch_have_drafters_of_their_own(engine: str, opened: LLM) -> None:
+    names = [*LOOK_UPS, *PARTS.get(engine, (opened.drafter,))]
+    each = [replace(GREEDY, drafter=name) for name in names]
+    results = together(opened, [*each, GREEDY])
+    again = together(opened, [*each, GREEDY])
     assert len({one.token_ids for one in (*results, *again)}) == 1
-    assert [one.stats.drafter for one in results] == [*names, drafter]
+    assert [one.stats.drafter for one in results] == [*names, opened.drafter]
     for name, result in zip(names, again, strict=False):
         assert not result.notes
         if name in ("ngram", "suffix", "recycling") and engine not in TIMED:
@@ -215,15 +226,15 @@ def test_an_engine_without_speculation_has_no_room_for_drafts() -> None:
         assert llm.drafters == ("none",)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_prediction_is_followed_beside_any_drafter(engine: str) -> None:
-    with llm_of(engine) as llm:
-        (wanted,) = together(llm, [replace(GREEDY, max_tokens=40, speculative=False)])
-        right = replace(GREEDY, max_tokens=40, prediction=wanted.text)
-        wrong = replace(right, prediction="Once upon a time there was a king, who had a daughter.")
-        results = together(
-            llm, [right, wrong, replace(right, prediction=""), replace(wrong, drafter="none")]
-        )
+@pytest.mark.parametrize("engine", ENGINES, scope="module")
+def test_a_prediction_is_followed_beside_any_drafter(engine: str, opened: LLM) -> None:
+    opened.forget()
+    (wanted,) = together(opened, [replace(GREEDY, max_tokens=40, speculative=False)])
+    right = replace(GREEDY, max_tokens=40, prediction=wanted.text)
+    wrong = replace(right, prediction="Once upon a time there was a king, who had a daughter.")
+    results = together(
+        opened, [right, wrong, replace(right, prediction=""), replace(wrong, drafter="none")]
+    )
     assert {one.token_ids for one in results} == {wanted.token_ids}
     if engine not in ("none", *TIMED):
         # A portfolio weighs the guess against its other members.
