@@ -22,6 +22,8 @@ T = TypeVar("T")
 CONFIG = EngineConfig(threads=1, k=3, sampler="coupled", batch_size=4)
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.8, seed=5)
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
+# Long beside what the other key asks for, on a machine that is busy too.
+BUSY = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.8, seed=5)
 
 
 def at_work(work: Callable[[ThreadPort], Awaitable[T]]) -> T:
@@ -47,19 +49,19 @@ async def read(stream: ThreadStream) -> str:
 
 def test_a_key_with_many_requests_keeps_no_other_one_waiting() -> None:
     async def work(port: ThreadPort) -> None:
-        prompts = [f"def f{i}(" for i in range(12)]
-        busy = [await asked(port, prompt, "busy") for prompt in prompts]
+        prompts = [f"def f{i}(" for i in range(CONFIG.batch_size + 2)]
+        busy = [await asked(port, prompt, "busy", BUSY) for prompt in prompts]
         reading = [asyncio.ensure_future(read(stream)) for stream in busy]
         while port.status.num_running < CONFIG.batch_size:
             await asyncio.sleep(0)
         other = await asked(port, "import os\n", "other", SHORT)
         text = await read(other)
-        # It neither waited for one of the four that ran, nor for the eight before it.
+        # It neither waited for one of the four that ran, nor for the two before it.
         assert sum(task.done() for task in reading) == 0
         assert port.status.num_preempted == 1
         texts = await asyncio.gather(*reading)
         with LLM(config=CONFIG) as llm:
-            assert texts == [result.text for result in llm.generate(prompts, LONG)]
+            assert texts == [result.text for result in llm.generate(prompts, BUSY)]
             assert text == llm.generate("import os\n", SHORT)[0].text
 
     at_work(work)
