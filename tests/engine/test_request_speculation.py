@@ -126,7 +126,7 @@ RULES = ("block", "token", "match", "coupled")
     ["native", "stages", "tree", "heads", "own copy", "pdv", "ssd", "process"],
     scope="module",
 )
-def test_requests_of_one_batch_have_rules_of_their_own(engine: str, opened: LLM) -> None:
+def test_requests_of_one_batch_have_rules_of_their_own(opened: LLM) -> None:
     short = replace(SEEDED, max_tokens=16)
     each = [replace(short, seed=seed, sampler=rule) for seed, rule in enumerate((*RULES, None))]
     each.append(replace(GREEDY, max_tokens=16))
