@@ -26,7 +26,7 @@ def test_engines_that_share_the_memory_plan_no_more_than_there_is() -> None:
     spec = toy_spec("toy", 5)
     asked = partial(arena_slots, spec, sequences=1 << 20, window=1 << 30, device=CPU)
     whole, third = asked(), asked(share=1 / 3)
-    assert 0 < whole - 3 * third < 4
+    assert 0 <= whole - 3 * third < 4
     bounds = limits(CPU, 0.25)
     assert bounds[0].name.startswith("--memory-share 0.25 of")
     assert bounds[0].free == int(0.25 * total_bytes(CPU))
