@@ -21,6 +21,8 @@ NUM_ROUNDS = 3
 SHARE_BESIDE = 0.8
 # Fewer tokens would leave the weights that a pass reads without use.
 LEAST_CHUNK = 16
+# Beside rounds, which read the weights anyway, as many as kernels take together.
+LEAST_BESIDE = 4
 _MANY = 2**31
 _PASS = (Stage.PREFILL, Stage.VERIFY)
 # The fastest of so many counts: another process may have slowed the others down.
@@ -38,14 +40,15 @@ class PromptPace:
     @property
     def limit(self) -> int | None:
         """Prompt tokens of a job at most; None while nothing says that any number is too many."""
-        return self._tokens_in(max(CHUNK_SECONDS, NUM_ROUNDS * self._round_seconds(0)))
+        most = max(CHUNK_SECONDS, NUM_ROUNDS * self._round_seconds(0))
+        return self._tokens_in(most, LEAST_CHUNK)
 
     def limit_beside(self, pool: ReadyQueues) -> int | None:
         """The same for a job that also has the rounds that wait in `pool`, of texts which are read
         while they are written."""
         most, num_rounds = self.limit, len(pool.draft)
         longest = max([work.num_tokens for work in pool.prefill], default=0)
-        beside = self._tokens_in(SHARE_BESIDE * self._round_seconds(num_rounds))
+        beside = self._tokens_in(SHARE_BESIDE * self._round_seconds(num_rounds), LEAST_BESIDE)
         if most is None or beside is None or longest <= most or not self._rounds:
             return most
         return min(most, beside)
@@ -55,7 +58,7 @@ class PromptPace:
         read = [work.num_tokens for work in job.works if work.stage in _PASS]
         num_rounds = read.count(1)
         num_tokens = sum(read) - num_rounds
-        if num_tokens >= LEAST_CHUNK:
+        if num_tokens >= (LEAST_BESIDE if num_rounds else LEAST_CHUNK):
             # Rounds may take less by now than they did: so much of a job is the chunk's at least.
             least = SHARE_BESIDE / (1 + SHARE_BESIDE) * seconds
             own = max(seconds - self._round_seconds(num_rounds), least)
@@ -63,10 +66,10 @@ class PromptPace:
         elif read and not num_tokens and job.works[-1].stage is Stage.VERIFY:
             self._rounds.append((seconds, num_rounds))
 
-    def _tokens_in(self, seconds: float) -> int | None:
+    def _tokens_in(self, seconds: float, least: int) -> int | None:
         if not self._reads:
             return None
-        return max(int(min(seconds / min(self._reads), _MANY)), LEAST_CHUNK)
+        return max(int(min(seconds / min(self._reads), _MANY)), least)
 
     def _round_seconds(self, num_rounds: int) -> float:
         """Of so many sequences; 0 while none is known. Of more than were seen it takes as much

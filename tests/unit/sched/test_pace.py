@@ -8,7 +8,7 @@ import pytest
 
 from outrider.sched import pace as module
 from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
-from outrider.sched.pace import LEAST_CHUNK, NUM_ROUNDS, SHARE_BESIDE, PromptPace
+from outrider.sched.pace import LEAST_BESIDE, LEAST_CHUNK, NUM_ROUNDS, SHARE_BESIDE, PromptPace
 from outrider.sched.schedules import SingleLane
 
 CHUNK_SECONDS = 0.2
@@ -116,12 +116,27 @@ def test_a_long_prompt_takes_no_more_of_a_pass_than_the_rounds_beside_it() -> No
     assert set(found) <= {most - 1, most}
 
 
+def test_a_prompt_that_is_slow_to_read_goes_in_steps_of_a_few_tokens() -> None:
+    pace = PromptPace(10 * READ)
+    pace.observe(job(Stage.DRAFT, Stage.VERIFY, tokens=4, seqs=4), ROUND)
+    most = pace.limit_beside(pool_of(2_000, 4))
+    assert most is not None
+    assert LEAST_BESIDE <= most < LEAST_CHUNK
+    pool = replace(pool_of(2_000, 4), most_prompt_tokens=most)
+    work = SingleLane(256).next_job("main", pool, 5)
+    assert work is not None
+    for _ in range(3):
+        pace.observe(work, 3 * ROUND)
+    # It has learnt from chunks that are as small as that.
+    assert pace.limit_beside(pool_of(2_000, 4)) == LEAST_BESIDE
+
+
 @pytest.mark.parametrize("now", [0.5, 1.0, 1.5, 4.0])
 def test_chunks_stay_chunks_where_rounds_take_another_time_than_they_did(now: float) -> None:
     found = passes(paced(), unread=4_000, num_rounds=4, round_seconds=now * ROUND)
     most = SHARE_BESIDE * ROUND / READ
     assert max(found) <= 2 * most
-    assert min(found) >= LEAST_CHUNK
+    assert min(found) >= LEAST_BESIDE
 
 
 def test_more_texts_than_were_seen_take_as_much_longer() -> None:
