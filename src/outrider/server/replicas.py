@@ -67,6 +67,7 @@ class ReplicasPort:
             raise ConfigError("there is no replica.", hint="at least one")
         self.replicas = tuple(map(Replica, ports))
         self._turns = count()
+        self._is_starting = False
         blame = Blame()
         for replica in self.replicas:
             replica.port.on_loss = partial(self._move, replica)
@@ -75,6 +76,7 @@ class ReplicasPort:
     async def start(self) -> None:
         """One after another, for each plans its memory by what is free then. Raises what loading
         raises; none runs on then."""
+        self._is_starting = True
         try:
             for replica in self.replicas:
                 await replica.port.start()
@@ -82,6 +84,8 @@ class ReplicasPort:
         except BaseException:
             await self.aclose()
             raise
+        finally:
+            self._is_starting = False
 
     @property
     def card(self) -> EngineCard:
@@ -96,10 +100,13 @@ class ReplicasPort:
 
     @property
     def status(self) -> EngineStatus:
-        """As of one engine: ready where any is, and the sums of what they do."""
+        """As of one engine: ready where any is, once all were, and the sums of what they do."""
         found = tuple(replica.port.status for replica in self.replicas)
+        any_is: EngineState = next(
+            state for state in _STATES if any(one.state == state for one in found)
+        )
         return EngineStatus(
-            state=next(state for state in _STATES if any(one.state == state for one in found)),
+            state="loading" if self._is_starting else any_is,
             num_running=sum(one.num_running for one in found),
             num_waiting=sum(one.num_waiting for one in found),
             kv_usage=sum(one.kv_usage for one in found) / len(found),
@@ -146,6 +153,8 @@ class ReplicasPort:
     async def replace(self, number: int, seconds: float) -> None:
         """Drain an engine and start it anew while the others serve: what can go on elsewhere does
         so at once, and the rest gets `seconds` to end. Raises what loading raises."""
+        if self._is_starting:
+            raise NotReadyError("loading")
         leaving, loop = self.replicas[number], asyncio.get_running_loop()
         leaving.is_leaving, until = True, loop.time() + seconds
         try:

@@ -16,8 +16,9 @@ from doubles.scripted_port import CARD
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.server.engine_child import EngineChild
 from outrider.server.frames import Cancel, Load
-from outrider.server.port import EngineCard, EngineLostError, EngineRequest
+from outrider.server.port import EngineCard, EngineLostError, EngineRequest, NotReadyError
 from outrider.server.process_port import ProcessPort
 from outrider.server.process_stream import KeptOutError, ProcessStream
 from outrider.server.replicas import ReplicasPort, replace_on_hangup
@@ -188,6 +189,34 @@ def test_what_does_not_end_in_time_is_told(run: Run) -> None:
             await anext(drawn)
 
     run(work)
+
+
+def test_the_server_is_ready_once_all_engines_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    children = scripted_children(monkeypatch)
+    may_start = asyncio.Event()
+    start = EngineChild.started
+
+    async def started(load: Load, *, hang_seconds: float) -> object:
+        if children:
+            await may_start.wait()
+        return await start(load, hang_seconds=hang_seconds)
+
+    monkeypatch.setattr(EngineChild, "started", started)
+
+    async def work() -> None:
+        port = ReplicasPort([ProcessPort(Load("m", None, EngineConfig(), 99)) for _ in range(2)])
+        starting = asyncio.ensure_future(port.start())
+        while port.status.engines[0].state != "ready":
+            await asyncio.sleep(0)
+        assert port.status.state == "loading"
+        with pytest.raises(NotReadyError):
+            await port.replace(0, seconds=1)
+        may_start.set()
+        await starting
+        assert port.status.state == "ready"
+        await port.aclose()
+
+    asyncio.run(work())
 
 
 def test_the_server_is_ready_while_an_engine_is(run: Run) -> None:
