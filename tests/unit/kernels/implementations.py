@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import pytest
@@ -9,13 +10,17 @@ import torch
 from torch import Tensor
 
 from outrider.core import env
-from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native import build, levels
+from outrider.kernels.native.build import Built, built_kernels
 from outrider.kernels.registry import Kernels, choose
 
 CPU = torch.device("cpu")
 IMPLEMENTATIONS = ("reference", "native-1", "native-2")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROW_COUNTS = (*range(1, 18), 32, 64, 100)
+IN_SOFTWARE = " ".join(
+    f"-DOUTRIDER_{name}" for name in ("SOFTWARE_TILES", "SOFTWARE_PAIRS", "PLAIN_DOTS")
+)
 
 
 @functools.cache
@@ -34,6 +39,21 @@ def kernels_named(name: str, dtype: torch.dtype) -> Kernels:
         assert built.library is None, kernels.choices[0].refusals
         pytest.skip(str(built.refusal))
     return kernels
+
+
+def library_of(built: Built) -> ctypes.CDLL:
+    if built.library is None:
+        pytest.skip(str(built.refusal))
+    return built.library
+
+
+@functools.cache
+def software() -> ctypes.CDLL:
+    """The kernels without instructions for tiles, pairs or dots; compiled once, in half the time,
+    to be run a few seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", (*levels.FLAGS, "-O1"))
+        return library_of(built_kernels(f"c++ {IN_SOFTWARE}", env.cache_folder()))
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

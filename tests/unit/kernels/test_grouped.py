@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import platform
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -24,7 +20,7 @@ from outrider.kernels.native.grouped import NativeGrouped
 from outrider.kernels.plan import BlockRows, PackedLinear
 from outrider.models.gguf.blocks import decode
 from outrider.models.gguf.types import TYPES, held_bytes
-from unit.kernels.implementations import kernels_named, randn, row_choices
+from unit.kernels.implementations import kernels_named, randn, row_choices, software
 
 KINDS = (*SCALES, "MXFP4")
 # Half a block of columns, several, and a tail; 768 inputs are more than a slice of any type.
@@ -37,20 +33,6 @@ def grouped(num_threads: int) -> NativeGrouped:
     library = build.built_kernels(env.compiler(), env.cache_folder()).library
     assert library is not None
     return NativeGrouped(library, num_threads)
-
-
-@pytest.fixture(scope="module")
-def plain_dots() -> ctypes.CDLL:
-    """The sources of these linears alone, compiled without the CPU's instructions for dots."""
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for source in levels.SOURCES.iterdir():
-            if source.suffix == ".h" or source.stem.startswith(("groups", "linear", "team")):
-                shutil.copy(source, folder)
-        patch.setattr(build, "SOURCES", Path(folder))
-        built = build.built_kernels("c++ -O1 -DOUTRIDER_PLAIN_DOTS", env.cache_folder())
-    if built.library is None:
-        pytest.skip(str(built.refusal))
-    return built.library
 
 
 def blocks(kind: str, num_out: int, num_in: int, *, seed: int = 0) -> BlockRows:
@@ -183,11 +165,9 @@ def test_sums_are_those_of_the_definition(kinds: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plain_arithmetic_gives_the_bits_of_the_fast_instructions(
-    kind: str, plain_dots: ctypes.CDLL
-) -> None:
+def test_plain_arithmetic_gives_the_bits_of_the_fast_instructions(kind: str) -> None:
     x_NI, one = randn(13, 768), blocks(kind, 45, 768)
-    fast, plain = grouped(2), NativeGrouped(plain_dots, 1)
+    fast, plain = grouped(2), NativeGrouped(software(), 1)
     assert run(plain, packed(plain, one), x_NI).equal(run(fast, packed(fast, one), x_NI))
 
 

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import shutil
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -13,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.core import env
-from outrider.kernels.native import build, levels
 from outrider.kernels.native.grouped import NativeInt4
 from outrider.kernels.native.quantised import NativeInt8
 from outrider.kernels.plan import PackedLinear
@@ -22,7 +17,7 @@ from outrider.kernels.reference.grouped import SCHEMES, definition
 from outrider.kernels.reference.linear import GROUP, quantise_rows
 from outrider.kernels.reference.quantise import quantise
 from outrider.kernels.registry import Kernels, choose
-from unit.kernels.implementations import CPU, kernels_named, randn, row_choices
+from unit.kernels.implementations import CPU, kernels_named, randn, row_choices, software
 
 # Inputs by outputs: the embedded pair's, tails of groups and of blocks, more than a slice, more
 # than the reference sums at once.
@@ -41,22 +36,6 @@ def quantised_kernels(name: str, scheme: str) -> Kernels:
         threads=int(threads or 0),
         quantise=scheme,
     )
-
-
-@pytest.fixture(scope="module")
-def plain_dots() -> ctypes.CDLL:
-    """The sources of quantised linears alone, compiled without the CPU's instructions for dots."""
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for source in levels.SOURCES.iterdir():
-            if source.suffix == ".h" or source.stem.startswith(
-                ("groups", "linear", "quantised", "team")
-            ):
-                shutil.copy(source, folder)
-        patch.setattr(build, "SOURCES", Path(folder))
-        built = build.built_kernels("c++ -DOUTRIDER_PLAIN_DOTS", env.cache_folder())
-    if built.library is None:
-        pytest.skip(str(built.refusal))
-    return built.library
 
 
 def with_library(library: ctypes.CDLL, scheme: str) -> Kernels:
@@ -165,10 +144,8 @@ def test_a_table_reads_what_linears_multiply_by(name: str, bits: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_plain_arithmetic_gives_the_bits_of_the_fast_instructions(
-    plain_dots: ctypes.CDLL, scheme: str
-) -> None:
-    case = Case.of(with_library(plain_dots, scheme), scheme, randn(77, 1100, seed=1))
+def test_plain_arithmetic_gives_the_bits_of_the_fast_instructions(scheme: str) -> None:
+    case = Case.of(with_library(software(), scheme), scheme, randn(77, 1100, seed=1))
     for num_rows in (1, 2, 5, 13, 33):
         case.check(randn(num_rows, 1100))
 

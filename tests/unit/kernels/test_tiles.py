@@ -18,7 +18,6 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core import env
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels import registry
-from outrider.kernels.native import build, levels
 from outrider.kernels.native.build import Built, built_kernels
 from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, refused_kinds
 from outrider.kernels.native.ops import NativeOps
@@ -29,7 +28,13 @@ from outrider.kernels.reference.linear import TorchInt8
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from unit.kernels.implementations import randn, relative_error, row_choices
+from unit.kernels.implementations import (
+    library_of,
+    randn,
+    relative_error,
+    row_choices,
+    software,
+)
 
 # As for vectors: the chains are shorter, the tolerance is the same.
 TOLERANCE = 2e-6
@@ -38,24 +43,8 @@ TOLERANCE = 2e-6
 SHAPES = ((256, 64), (5, 3), (50, 77), (129, 1), (160, 70))
 FORMATS = (VECTORS, DOTS, "bfloat16", "int8")
 
-SOFTWARE = "-DOUTRIDER_SOFTWARE_TILES -DOUTRIDER_SOFTWARE_PAIRS"
-
 # Compiles the kernels once more.
 pytestmark = pytest.mark.slow
-
-
-def library_of(built: Built) -> ctypes.CDLL:
-    if built.library is None:
-        pytest.skip(str(built.refusal))
-    return built.library
-
-
-@functools.cache
-def software() -> ctypes.CDLL:
-    """The kernels with both in software; compiled in half the time, to be run a few seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "FLAGS", (*levels.FLAGS, "-O1"))
-        return library_of(built_kernels(f"c++ {SOFTWARE}", env.cache_folder()))
 
 
 @functools.cache
