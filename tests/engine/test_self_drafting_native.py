@@ -87,6 +87,9 @@ def by_the_token(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return leave
 
 
+# Rules by lengths are those of a model's rounds in tests/engine/test_native_round.py. Other
+# combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", OWN)
 @pytest.mark.parametrize(
@@ -106,6 +109,9 @@ def test_rounds_in_one_call_are_those_of_the_stages(
     assert told(whole.generate(PROMPTS, MIXED)) == found
 
 
+# Trees of either drafter have their parity in tests/engine/test_drafter_matrix.py as well. Other
+# combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", OWN)
 @pytest.mark.parametrize(("k", "nodes"), [(2, 8), (5, 16), (8, 24)])

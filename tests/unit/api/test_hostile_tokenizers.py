@@ -408,7 +408,7 @@ def test_a_text_that_the_chain_multiplies_is_refused_before_it_is_made(tmp_path:
     folder = write(tmp_path, {"normalizer": chain(3, lambda _: replace("a", "a" * 12))})
     loaded = Tokenizer.load(folder)
     assert len(loaded.encode("a")) == 12**3
-    assert len(loaded.encode("b" * 100_000)) == 100_000
+    assert len(loaded.encode("b" * 10_000)) == 10_000
     with pytest.raises(CheckpointError, match="makes more than 16777216 bytes of a text of 20000"):
         loaded.encode("a" * 20_000)
     with pytest.raises(CheckpointError, match="makes more than"):
@@ -454,6 +454,7 @@ except CheckpointError as error:
 """
 
 
+@pytest.mark.wide
 def test_chained_replacements_take_no_memory(tmp_path: Path) -> None:
     folder = write(tmp_path, HOSTILE["replacements that multiply"])
     done = subprocess.run(

@@ -56,7 +56,7 @@ def check_sizes(ran: Sequence[Ran], sizes: LaneSizes) -> None:
 
 
 @every_schedule
-@examples(50)
+@examples(20)
 @given(requests=arrivals, sizes=sizes, seed=st.integers(0, 9))
 def test_all_is_read_once_and_all_finish(
     name: str, requests: list[Arrival], sizes: LaneSizes, seed: int
@@ -68,7 +68,7 @@ def test_all_is_read_once_and_all_finish(
 
 
 @every_schedule
-@examples(50)
+@examples(20)
 @given(requests=arrivals, sizes=sizes, seed=st.integers(0, 9), data=st.data())
 def test_failed_jobs_and_cancelled_requests_hold_nobody_up(
     name: str, requests: list[Arrival], sizes: LaneSizes, seed: int, data: st.DataObject
@@ -91,7 +91,7 @@ def test_failed_jobs_and_cancelled_requests_hold_nobody_up(
 
 
 @every_schedule
-@examples(15)
+@examples(6)
 @given(
     long=st.integers(10, 80),
     chunk=st.integers(2, 16),
@@ -107,7 +107,7 @@ def test_a_long_prompt_gets_half_of_each_chunk_however_many_short_ones_come(
 
 
 @every_schedule
-@examples(30)
+@examples(15)
 @given(
     long=st.integers(50, 200),
     shorts=st.lists(st.integers(2, 20), min_size=1, max_size=6),
@@ -120,7 +120,7 @@ def test_short_prompts_pass_a_long_one_by(
 
 
 @every_schedule
-@examples(30)
+@examples(15)
 @given(num_requests=st.integers(1, 12), batch=batches)
 def test_those_that_decode_take_turns(name: str, num_requests: int, batch: int) -> None:
     """With fewer places than sequences, nobody is two rounds ahead of anybody."""
