@@ -23,22 +23,30 @@ class Blame:
     """By kind of request. `kept_out` are those that nobody runs any more."""
 
     def __init__(self) -> None:
-        # Of requests that have not come to an end since.
-        self._blamed: dict[bytes, int] = {}
+        # Of requests that have not come to an end since: blame from before their first token, and
+        # from later on.
+        self._blamed: dict[bytes, tuple[int, int]] = {}
         self.kept_out: dict[bytes, None] = {}
 
     def add(self, sent: Sequence[ProcessStream]) -> None:
         """An engine ended with these; also those whose readers left, for they may ask again."""
-        more: dict[bytes, int] = {}
-        for stream in sent:
-            # Who has written nothing yet is likelier to have ended it.
-            weight = _PROVEN if stream.is_proven else _UNPROVEN
-            more[stream.kind] = max(weight, more.get(stream.kind, 0))
-        for kind, weight in more.items():
-            _remember(self._blamed, kind, self._blamed.get(kind, 0) + weight)
-            if self._blamed[kind] >= _KEPT_OUT:
+        # Who has written nothing yet is likelier to have ended it.
+        unproven = {stream.kind for stream in sent if not stream.is_proven}
+        for kind in unproven.union(stream.kind for stream in sent):
+            early, late = self._blamed.get(kind, (0, 0))
+            if kind in unproven:
+                early += _UNPROVEN
+            else:
+                late += _PROVEN
+            _remember(self._blamed, kind, (early, late))
+            if early + late >= _KEPT_OUT:
                 del self._blamed[kind]
                 self.keep_out(kind)
+
+    def prove(self, stream: ProcessStream) -> None:
+        """It has written something: its beginning ended no engine."""
+        if self._blamed and stream.kind in self._blamed:
+            self._blamed[stream.kind] = 0, self._blamed[stream.kind][1]
 
     def clear(self, stream: ProcessStream) -> None:
         """It came to its end."""

@@ -204,8 +204,8 @@ class ProcessPort:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         is_over = state == "closed"
-        ends = ConfigError("the server ends.", hint="ask another one")
-        self._fail_all(ends if is_over else EngineLostError(", for it is unloaded"))
+        ends = NotReadyError("closed") if is_over else EngineLostError(", for it is unloaded")
+        self._fail_all(ends)
 
     @property
     def _present(self) -> EngineChild:
@@ -257,8 +257,10 @@ class ProcessPort:
             self._present.kill()
             return
         for wrote in report.events:
-            if wrote.number in self._streams:
-                self._streams[wrote.number].take(wrote.event, wrote.rounds)
+            stream = self._streams.get(wrote.number)
+            if stream is not None:
+                self.blame.prove(stream)
+                stream.take(wrote.event, wrote.rounds)
         for number, result, failure in report.ended:
             if number in self._streams:
                 error = None if failure is None else error_of(failure)

@@ -13,6 +13,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import QueueFullError
 from outrider.core.params import SamplingParams
 from outrider.server import encode_queue, resumed
+from outrider.server.errors import api_error
 from outrider.server.frames import Load
 from outrider.server.port import EngineLostError, EngineRequest
 from outrider.server.process_port import ProcessPort
@@ -238,3 +239,46 @@ def test_a_request_that_comes_to_its_end_is_blamed_no_more(run: Callable[..., No
             assert await read(stream) == "end"
 
     run(work)
+
+
+def test_who_asks_again_while_others_end_the_engine_is_not_kept_out(
+    run: Callable[..., None],
+) -> None:
+    """It was in flight, and had written nothing, both times; in between it wrote something."""
+
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        params = SamplingParams(max_tokens=64, temperature=1.0)
+        for _ in range(3):
+            streams = [port.stream(request(params=params)) for _ in range(2)]
+            child = children[-1]
+            child.wrote(child.requests[-2], "some")
+            await settled()
+            child = await ended(children)
+            with pytest.raises(EngineLostError):
+                await read(streams[0])
+            child.wrote(child.requests[0], "some")
+            await settled()
+            await ended(children)
+            with pytest.raises(EngineLostError):
+                await read(streams[1])
+            if len(children) > 4:
+                break
+
+    run(work)
+
+
+def test_a_server_that_ends_is_no_mistake_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripted_children(monkeypatch)
+
+    async def main() -> list[int]:
+        port = ProcessPort(Load("m", None, EngineConfig(), 99))
+        await port.start()
+        stream, asking = port.stream(request()), asked(port, "ab")
+        await settled()
+        await port.aclose()
+        found = await asyncio.gather(read(stream), asking, return_exceptions=True)
+        return [api_error(one).status for one in found if isinstance(one, Exception)]
+
+    assert asyncio.run(main()) == [503, 503]
