@@ -37,6 +37,10 @@ class KnownBlocks:
                 return number
         return len(blocks)
 
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
     def forget(self) -> None:
         self._blocks.clear()
 
@@ -55,10 +59,15 @@ R = TypeVar("R", bound=Routed)
 
 
 def best_known(engines: Sequence[R], blocks: Sequence[int]) -> R:
-    """Where a request of these blocks goes; there is an engine at least."""
+    """Where a request of these blocks goes; there is an engine at least. Of equals the one that has
+    read least, so that idle engines share out the families of prompts."""
     least = least_busy(engines).num_in_flight
     near = [one for one in engines if one.num_in_flight <= least + _MOST_AHEAD]
-    return max(near, key=lambda one: (one.known.num_known(blocks), -one.num_in_flight))
+
+    def worth(one: R) -> tuple[int, int, int]:
+        return one.known.num_known(blocks), -one.num_in_flight, -one.known.num_blocks
+
+    return max(near, key=worth)
 
 
 def least_busy(engines: Sequence[R]) -> R:

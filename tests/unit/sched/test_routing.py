@@ -53,6 +53,17 @@ def test_the_longer_beginning_counts_and_then_the_shorter_queue() -> None:
     assert least_busy([long, short]) is short
 
 
+def test_idle_engines_share_out_the_families_of_prompts() -> None:
+    engines = [Engine(), Engine(), Engine()]
+    homes: list[int] = []
+    for family in range(6):
+        ids = [family, *FAMILY]
+        home = best_known(engines, list(blocks_of(ids)))
+        home.read(ids)
+        homes.append(next(i for i, one in enumerate(engines) if one is home))
+    assert homes == [0, 1, 2, 0, 1, 2]
+
+
 def test_an_engine_that_was_lost_knows_nothing_and_old_blocks_go_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
