@@ -49,7 +49,8 @@ class Replica:
         words = ("serve", self._target, "--port", str(self._own), "--threads", "1")
         self._process = await create_subprocess_exec(
             *(sys.executable, "-m", "outrider", *words, "--api-key-file", str(self._keys)),
-            *("--batch-size", "16"),
+            # A busy machine may need longer for what is under way than a service should.
+            *("--batch-size", "16", "--drain-seconds", "300"),
             stderr=DEVNULL,
             stdout=DEVNULL,
         )

@@ -122,7 +122,7 @@ async def _run(
     headers = {"authorization": f"Bearer {KEY}"}
     async with (
         _standing(options) as (url, replicas),
-        httpx.AsyncClient(base_url=url, timeout=120, headers=headers, trust_env=False) as client,
+        httpx.AsyncClient(base_url=url, timeout=600, headers=headers, trust_env=False) as client,
     ):
         load = _Load(client, prompts, expected, num_tokens)
         begun = perf_counter()
@@ -246,6 +246,7 @@ class _Load:
         await asyncio.sleep(0.1)
         ending = max(replicas, key=lambda one: len(one.seen) - before[replicas.index(one)])
         num_held = len(self.pending & set(ending.seen))
+        begun = perf_counter()
         stopped = asyncio.ensure_future(ending.end())
         for number in range(half, len(self._prompts) if len(replicas) > 1 else half):
             self.begin(number)
@@ -258,6 +259,7 @@ class _Load:
             # Without another replica there is nobody who could take them.
             "refused_at_the_end": told["refused"] if len(replicas) > 1 else 0,
             "exit_code": await stopped,
+            "drain_seconds": round(perf_counter() - begun, 2),
         }
 
 
