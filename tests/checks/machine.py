@@ -268,7 +268,7 @@ def check_histories(name: str, *, percent: int) -> None:
 
 def histories() -> None:
     """Of the schedule that has every kind of job."""
-    check_histories("ssd", percent=40)
+    check_histories("ssd", percent=30)
 
 
 def passes_of(ran: Sequence[Ran], seq_id: int) -> list[int]:

@@ -161,7 +161,7 @@ def rollback() -> None:
 
 
 def poisoned_rollback() -> None:
-    check_rollback(PoisonedRollback, percent=5)
+    check_rollback(PoisonedRollback, percent=10)
 
 
 def greedy_batch() -> None:

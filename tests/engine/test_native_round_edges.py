@@ -100,11 +100,10 @@ def _check_memory(llm: LLM) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"k": 6, "page_size": 1, "batch_size": 4},
+        {"k": 6, "page_size": 1, "batch_size": 4, "dtype": "float16"},
         {"k": 64, "page_size": 4096, "batch_size": 2, "sampler": "token"},
         {"k": 4, "context": 60, "page_size": 7, "quantise": "int4", "threads": 2},
         {"k": 5, "depths": (5, 0, 0, 3, 0, 1, 5, 0, 0, 0), "batch_size": 3, "dtype": "float32"},
-        {"k": 6, "depths": (6, 0, 2), "batch_size": 4, "dtype": "float16"},
         {"k": 5, "depths": (0, 4, 1), "batch_size": 16, "sampler": "match", "prefill_chunk": 3},
         {"k": 6, "drafter": "ngram", "page_size": 2, "quantise": "int8"},
     ],

@@ -55,7 +55,8 @@ def test_greedy_text_is_the_same_with_every_draft(name: str, dtype: str, tmp_pat
     target, other = (write_model(tmp_path / str(seed), item, seed=seed) for seed in (3, 4))
     expected = generate(target, drafter="none")
     assert [len(ids) for ids in texts(expected)] == [24, 24]
-    for k in (1, 4):
+    # Lengths by number formats are covered in tests/engine/test_drafter_matrix.py.
+    for k in (1, 4) if dtype == "float32" else (4,):
         copied = generate(target, drafter="ngram", k=k)
         assert texts(copied) == texts(expected)
         refused = generate(target, other, k=k)

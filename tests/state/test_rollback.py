@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from checks.state import (
-    HybridRollback,
-    LlamaRollback,
-    PagedRollback,
-    PoisonedRollback,
-    Rollback,
-    ScriptedRollback,
-    check_rollback,
-)
+from checks.runs import poisoned_rollback, rollback
+from checks.state import HybridRollback, LlamaRollback, Rollback, ScriptedRollback, check_rollback
 
 
-@pytest.mark.parametrize("machine", [HybridRollback, PagedRollback, PoisonedRollback])
-def test_any_interleaving_equals_feeding_only_what_was_kept(machine: type[Rollback]) -> None:
-    check_rollback(machine)
+def test_any_interleaving_equals_feeding_only_what_was_kept() -> None:
+    check_rollback(HybridRollback)
+
+
+def test_the_same_holds_for_pages() -> None:
+    rollback()
+
+
+def test_the_same_holds_where_dead_space_is_poisoned() -> None:
+    poisoned_rollback()
 
 
 @pytest.mark.parametrize("machine", [ScriptedRollback, LlamaRollback])
