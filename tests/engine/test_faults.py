@@ -20,10 +20,11 @@ pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 LANES = [
     ("single", False, False),
     *((schedule, True, False) for schedule in ("pd", "pdv", "ssd")),
-    *((schedule, False, False) for schedule in ("pdv", "ssd")),
     ("single", False, True),
     ("ssd", True, True),
 ]
+# In turns, as the stages of one round are: what lanes at once do that this does not is above.
+IN_TURNS = [("pdv", False, False), ("ssd", False, False)]
 OF_TARGET = [
     *((place, before) for place in ("pass", "rule") for before in (True, False)),
     ("commit", True),
@@ -49,7 +50,7 @@ def config(schedule: str, concurrent: bool, fused: bool) -> EngineConfig:
 def comes_once(llm: LLM, place: int) -> bool:
     """Whether the fault comes once or always, in turns by place and by lanes."""
     own = llm.config
-    lanes = LANES.index((own.schedule, own.concurrent_lanes, own.fused_round))
+    lanes = [*LANES, *IN_TURNS].index((own.schedule, own.concurrent_lanes, own.fused_round))
     return (lanes + place) % 2 == 0
 
 
@@ -59,7 +60,11 @@ def unpaced(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_drafting_ahead(monkeypatch)
 
 
-@pytest.fixture(scope="module", params=LANES, ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[*LANES, *(pytest.param(lanes, marks=pytest.mark.deep) for lanes in IN_TURNS)],
+    ids=str,
+)
 def llm(request: pytest.FixtureRequest) -> Generator[LLM]:
     """One for all faults: what one of them leaves behind, the next would find."""
     llm = LLM(config=config(*request.param))

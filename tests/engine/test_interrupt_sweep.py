@@ -157,6 +157,9 @@ def sweep(llm: LLM, run: Callable[[LLM], None], stride: int, presses: int = 1) -
         at += stride
 
 
+# Every schedule and every run, so that each line of lanes and of calls is passed by one of them.
+# Other combinations are `deep`.
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
 def test_an_interrupt_anywhere_leaves_the_llm_as_it_was(
     llm: LLM, run: Callable[[LLM], None]
@@ -166,8 +169,6 @@ def test_an_interrupt_anywhere_leaves_the_llm_as_it_was(
     assert told == tried
 
 
-# Every schedule and every run meet a second interrupt; all pairs of them meet the first. Other
-# combinations are `deep`.
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
 def test_a_second_interrupt_anywhere_leaves_it_so_too(
