@@ -142,7 +142,8 @@ def test_a_long_prompt_keeps_to_its_share_beside_texts_that_are_read(
     assert sum(beside) > len(LONG) - SHORT
     if watched:
         # The first may be of the size that was expected before anything was timed.
-        assert max(beside[1 : (len(LONG) - SHORT) // SHARE]) <= SHARE
+        chunks = beside[1 : (len(LONG) - SHORT) // SHARE]
+        assert SHARE // 2 <= max(chunks) <= SHARE
     else:
         assert max(beside) > 3 * SHARE
     with closing(LLM(config=ALONE)) as llm:

@@ -4,12 +4,14 @@ Decisions between jobs (admission, cancelling, Ctrl-C) wait for the longest job,
 requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few one-row passes
 of a model that is so large that a pass takes long anyway. Where texts are read while they are
 written, a prompt that takes longer than that is read in chunks that take no longer than the rounds
-beside them: the others' tokens come half as fast meanwhile, and no slower.
+beside them: the others' tokens come half as fast meanwhile, and no slower. What a round takes
+changes with texts, drafts and the machine, so every eighth pass reads one token and times it anew.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 
 from outrider.sched.jobs import Job, ReadyQueues, Stage
 
@@ -23,9 +25,11 @@ SHARE_BESIDE = 0.8
 LEAST_CHUNK = 16
 # Beside rounds, which read the weights anyway, as many as kernels take together.
 LEAST_BESIDE = 4
+PASSES_A_TRIAL = 8
 _MANY = 2**31
 _PASS = (Stage.PREFILL, Stage.VERIFY)
-# The fastest of so many counts: another process may have slowed the others down.
+# Of so many passes that read the fastest counts, for another process may have slowed the others
+# down; of rounds, which differ by what was drafted, the middle one.
 _NUM_REMEMBERED = 3
 
 
@@ -36,6 +40,7 @@ class PromptPace:
         self._reads: deque[float] = deque([seconds] if seconds else [], maxlen=_NUM_REMEMBERED)
         # Seconds, and of how many sequences.
         self._rounds: deque[tuple[float, int]] = deque(maxlen=_NUM_REMEMBERED)
+        self._num_beside = 0
 
     @property
     def limit(self) -> int | None:
@@ -51,7 +56,8 @@ class PromptPace:
         beside = self._tokens_in(SHARE_BESIDE * self._round_seconds(num_rounds), LEAST_BESIDE)
         if most is None or beside is None or longest <= most or not self._rounds:
             return most
-        return min(most, beside)
+        self._num_beside += 1
+        return min(most, beside) if self._num_beside % PASSES_A_TRIAL else 1
 
     def observe(self, job: Job, seconds: float) -> None:
         """A job ended. Those in which few tokens were read are rounds."""
@@ -63,7 +69,7 @@ class PromptPace:
             least = SHARE_BESIDE / (1 + SHARE_BESIDE) * seconds
             own = max(seconds - self._round_seconds(num_rounds), least)
             self._reads.append((own if num_rounds else seconds) / num_tokens)
-        elif read and not num_tokens and job.works[-1].stage is Stage.VERIFY:
+        elif not num_tokens and Stage.VERIFY in job.stages:
             self._rounds.append((seconds, num_rounds))
 
     def _tokens_in(self, seconds: float, least: int) -> int | None:
@@ -74,4 +80,6 @@ class PromptPace:
     def _round_seconds(self, num_rounds: int) -> float:
         """Of so many sequences; 0 while none is known. Of more than were seen it takes as much
         longer, for rows are computed, and no shorter of fewer, for weights are read once."""
-        return min([took * max(1, num_rounds / num) for took, num in self._rounds], default=0.0)
+        if not self._rounds:
+            return 0.0
+        return median([took * max(1, num_rounds / num) for took, num in self._rounds])
