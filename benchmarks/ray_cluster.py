@@ -9,16 +9,22 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
+from typing import Any
 
 import httpx
+import yaml
 
 START_SECONDS, END_SECONDS = 300.0, 60.0
-ENGINE = "ServeReplica:outrider:Engine"
+CONFIG = "serve.yaml"
+_ENGINE = "ServeReplica:outrider:Engine"
+# A busy machine may take minutes for what Ray gives 30 seconds.
+_OWN = {"RAY_AUTH_MODE": "token", "RAY_raylet_start_wait_time_s": "300"}
+_VARIABLES = os.environ | _OWN  # noqa: TID251 - a child's
 
 
 def free_port() -> int:
@@ -30,8 +36,10 @@ def free_port() -> int:
 class Deployment:
     """`serve run` in a process of its own, and everything that Ray started below it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-        self.process, self.url, self._log = process, url, log
+    def __init__(self, process: subprocess.Popen[bytes], url: str, folder: Path) -> None:
+        self.process, self.url = process, url
+        self.config: dict[str, Any] = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
+        self._folder, self._log = folder, folder / "log"
         self.most_bytes = 0
         self._has_ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -42,7 +50,7 @@ class Deployment:
 
     def engines(self) -> list[int]:
         """Processes of replicas."""
-        return [one for one in descendants(self.process.pid) if ENGINE in title(one)]
+        return [one for one in descendants(self.process.pid) if _ENGINE in title(one)]
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         until = monotonic() + START_SECONDS
@@ -50,6 +58,17 @@ class Deployment:
             if self.process.poll() is not None or monotonic() > until:
                 raise TimeoutError(f"{what}:\n{self.log[-4000:]}")
             sleep(0.1)
+
+    def deploy(self, config: Mapping[str, Any]) -> None:
+        """As by `serve deploy`, which gives it to Ray and does not wait."""
+        (dashboard,) = set(
+            re.findall(r"http://[\d.:]+(?= ?\x1b|\s)", self.log.split("dashboard at")[1][:80])
+        )
+        file = self._folder / "next.yaml"
+        file.write_text(yaml.safe_dump(dict(config)), "utf-8")
+        subprocess.run(
+            [_serve(), "deploy", str(file), "--address", dashboard], check=True, env=_VARIABLES
+        )
 
     def end(self) -> int:
         """As by Ctrl-C; the exit code."""
@@ -73,19 +92,17 @@ def deployed(*flags: str, model: str = "outrider/embedded") -> Generator[Deploym
     words = ("cluster", "config", model, "--threads", "1", "--port", str(port), *flags)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        config = folder / "serve.yaml"
+        config = folder / CONFIG
         with config.open("wb") as file:
             subprocess.run([sys.executable, "-m", "outrider", *words], stdout=file, check=True)
-        serve = Path(sys.executable).with_name("serve")
-        # A busy machine may take minutes for what Ray gives 30 seconds.
-        patience = {"RAY_raylet_start_wait_time_s": "300"}
-        own = {"RAY_AUTH_MODE": "token", "RAY_TMPDIR": name}
-        variables = os.environ | own | patience  # noqa: TID251 - a child's
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                [str(serve), "run", str(config)], stdout=log, stderr=log, env=variables
+                [_serve(), "run", str(config)],
+                stdout=log,
+                stderr=log,
+                env=_VARIABLES | {"RAY_TMPDIR": name},
             )
-        found = Deployment(process, f"http://127.0.0.1:{port}", folder / "log")
+        found = Deployment(process, f"http://127.0.0.1:{port}", folder)
         try:
             found.wait_until(lambda: is_ready(found.url), "the deployment does not start")
             yield found
@@ -100,6 +117,11 @@ def deployed(*flags: str, model: str = "outrider/embedded") -> Generator[Deploym
                     if title(one):
                         with suppress(ProcessLookupError):
                             os.kill(one, signal.SIGKILL)
+
+
+def _serve() -> str:
+    """Of the environment that runs this."""
+    return str(Path(sys.executable).with_name("serve"))
 
 
 def is_ready(url: str) -> bool:

@@ -6,6 +6,7 @@ It runs in the environment that scripts/cluster_tests makes.
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from subprocess import DEVNULL
@@ -39,6 +41,7 @@ class Answer:
     and an orderly end."""
 
     engine: int | None = None
+    status: int = 0
     text: str = ""
     is_whole: bool = False
     has_ended: bool = False
@@ -50,7 +53,7 @@ def ray_serve(options: Namespace, report: Report) -> bool:
 
     32 seeded streams of 8 families come at even distances. In the middle a replica is killed. All
     answers must end in order with the call's text; those that were under way go on elsewhere. Then
-    the deployment is asked to end while it has requests: none may be cut off.
+    one replica is taken away while it has requests, and the application: none may be cut off.
     """
     num_tokens = 64 if options.quick else 192
     runs: list[dict[str, Any]] = []
@@ -191,20 +194,44 @@ async def _restarts(client: httpx.AsyncClient) -> float:
 
 
 async def _drain(deployment: Deployment, expected: list[str], num_tokens: int) -> dict[str, Any]:
-    """Ask the deployment to end while it has requests."""
-    async with httpx.AsyncClient(base_url=deployment.url, timeout=240, trust_env=False) as client:
-        load = Load(client, expected, num_tokens)
-        for number in range(NUM_FAMILIES):
-            load.begin(number)
-        while (
-            not all(one.text for one in load.answers.values()) or len(load.answers) < NUM_FAMILIES
-        ):
-            await asyncio.sleep(0.01)
-        num_held = sum(not one.has_ended for one in load.answers.values())
-        ended = asyncio.create_task(asyncio.to_thread(deployment.end))
-        await load.rest()
-        truncated = load.verdict()["wrong"]
-        return {"held": num_held, "truncated": truncated, "exit_code": await ended}
+    """Take a replica away while it has requests, and then the application."""
+    truncated: list[int] = []
+    held: list[int] = []
+    for config in (_with_one_replica(deployment.config), deployment.config | {"applications": []}):
+        async with httpx.AsyncClient(
+            base_url=deployment.url, timeout=240, trust_env=False
+        ) as client:
+            load = Load(client, expected, num_tokens)
+            for number in range(NUM_FAMILIES):
+                load.begin(number)
+            while sum(bool(one.text) for one in load.answers.values()) < NUM_FAMILIES:
+                await asyncio.sleep(0.01)
+            deploying = asyncio.create_task(asyncio.to_thread(deployment.deploy, config))
+            number = NUM_FAMILIES
+            # Until Ray has heard of it, and one round more.
+            while not deploying.done():
+                load.begin(number % len(expected))
+                number += 1
+                await asyncio.sleep(1.0)
+            await deploying
+            held.append(sum(not one.has_ended for one in load.answers.values()))
+            await load.rest()
+            # Of an application that is gone Ray says 404.
+            gone = 0 if config["applications"] else load.num_refused
+            truncated.append(load.verdict()["wrong"] - gone)
+        wanted = 1 if config["applications"] else 0
+        await asyncio.to_thread(
+            deployment.wait_until,
+            lambda wanted=wanted: len(deployment.engines()) == wanted,
+            "replicas that are too many do not end",
+        )
+    return {"held": held, "truncated": sum(truncated), "exit_code": deployment.end()}
+
+
+def _with_one_replica(config: Mapping[str, Any]) -> dict[str, Any]:
+    told = copy.deepcopy(dict(config))
+    told["applications"][0]["deployments"][1]["num_replicas"] = 1
+    return told
 
 
 def _homes(engines: dict[int, int | None]) -> dict[str, Any]:
@@ -250,6 +277,7 @@ class Load:
         }
         try:
             async with self._client.stream("POST", "/v1/completions", json=body) as got:
+                answer.status = got.status_code
                 if got.status_code == 200:
                     answer.engine = int(got.headers["x-outrider-engine"])
                     await _read(got, answer)
@@ -264,6 +292,10 @@ class Load:
             "wrong": sum(not one.is_whole or one.text != text for text, one in told),
             "broken": sum(not one.is_whole for _, one in told),
         }
+
+    @property
+    def num_refused(self) -> int:
+        return sum(one.status in (404, 503) for one in self.answers.values())
 
     async def is_used(self, engine: int | None) -> bool:
         """Whether it writes any of a request of each family."""

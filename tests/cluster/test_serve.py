@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed")
 
 from ray.serve.schema import ServeDeploySchema
-from ray_serve import NUM_FAMILIES, RECOVERY_SECONDS, one_run, texts_of_the_call
+from ray_serve import RECOVERY_SECONDS, one_run, texts_of_the_call
 
 from outrider.cluster.deployment import build
 from outrider.cluster.serve_config import Scale, serve_config
@@ -27,7 +27,7 @@ def test_no_text_is_lost_with_a_replica_and_none_at_the_end() -> None:
     assert told["recovery_seconds"] <= RECOVERY_SECONDS, told
     assert told["both_served"], told
     assert told["affinity"] >= 0.9, told
-    assert told["held"] >= NUM_FAMILIES // 2, told
+    assert min(told["held"]) > 0, told
     assert told["exit_code"] == 0, told
     assert told["gigabytes"] <= GIGABYTES, told
 

@@ -27,6 +27,8 @@ from outrider.core.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.cluster.batch_run import RayBatch
 
+# Blocks of lines for each actor of Ray's, so that none is idle while another one has the last.
+_BLOCKS_EACH = 8
 # Seconds between two reports of progress: on a terminal, and elsewhere.
 _SHOW_SECONDS, _LOG_SECONDS = 0.5, 10.0
 
@@ -41,7 +43,7 @@ def batch(call: Call[BatchOptions]) -> int:
             # Answers of another file are an error before a model is loaded.
             file.has(line)
             num_lines += 1
-        work, run = _on_ray(call, file) if options.ray else _here(call, file)
+        work, run = _on_ray(call, file, num_lines) if options.ray else _here(call, file)
         meter = Meter("", num_lines, unit="lines", hidden=options.quiet)
         progress = Progress(num_lines, file, not options.quiet, meter)
         try:
@@ -72,7 +74,9 @@ def _here(call: Call[BatchOptions], file: AnswerFile) -> tuple[Batch, dict[str, 
     return work, record
 
 
-def _on_ray(call: Call[BatchOptions], file: AnswerFile) -> tuple[RayBatch, dict[str, object]]:
+def _on_ray(
+    call: Call[BatchOptions], file: AnswerFile, num_lines: int
+) -> tuple[RayBatch, dict[str, object]]:
     """The same on a Ray cluster. A model that cannot be loaded is an error before one starts."""
     from outrider.cluster.settings import check_ray
 
@@ -85,13 +89,14 @@ def _on_ray(call: Call[BatchOptions], file: AnswerFile) -> tuple[RayBatch, dict[
     options, (target, draft, engine) = call.options, to_load(call.resolved)
     engine = replace(engine, threads=engine.threads or 1)
     plan_pair(target, draft, engine)
+    block_lines = max(1, (num_lines - file.num_answers) // (_BLOCKS_EACH * options.workers))
     job = Job(
         model=target,
         draft=draft,
         engine=engine,
         params=call.resolved.sampling(),
         structure=dict(structure_of(options)),
-        read_ahead=options.read_ahead,
+        block_lines=min(block_lines, options.read_ahead),
     )
     ranks = engine.tensor_parallel
     work = RayBatch(

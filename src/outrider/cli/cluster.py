@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 from outrider.cli.call import Call
 from outrider.cli.cluster_options import ClusterConfigOptions
 from outrider.cli.output import say
 from outrider.cli.session import without_draft
-from outrider.core.errors import MachineError
+from outrider.core.errors import MachineError, OutriderError, told
 from outrider.core.params import SamplingParams
 
 
@@ -19,7 +20,7 @@ def config(call: Call[ClusterConfigOptions]) -> int:
         raise MachineError("the server is not installed.", hint="pip install 'outrider[cluster]'")
     from outrider.cluster.serve_config import Scale, serve_config, serve_yaml
     from outrider.cluster.settings import DeploymentArgs, check_ray
-    from outrider.server.door import DoorRules
+    from outrider.server.door import DoorRules, is_loopback
 
     options, program, engine = call.options, call.resolved.program(), call.resolved.engine()
     engine = without_draft(engine) if program.draft == "none" else engine
@@ -54,11 +55,20 @@ def config(call: Call[ClusterConfigOptions]) -> int:
         drain_seconds=options.drain_seconds,
     )
     print(serve_yaml(serve_config(args, scale)), end="")
-    try:
-        check_ray()
-    except MachineError as error:
-        say(f"note: {error} {error.hint}")
+    if is_loopback(options.host):
+        # Ray tells of a port in use by tracebacks of its proxies, and of itself not at all.
+        for check in (check_ray, partial(_check_port, options)):
+            try:
+                check()
+            except OutriderError as error:
+                say(f"note: {told(error)}")
     return 0
+
+
+def _check_port(options: ClusterConfigOptions) -> None:
+    from outrider.server.address import Address, reserved
+
+    reserved(Address(host=options.host, port=options.port))[1].close()
 
 
 def _sampling(call: Call[ClusterConfigOptions]) -> dict[str, object]:

@@ -53,7 +53,7 @@ class Job(Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     params: SamplingParams
     structure: dict[str, Any]
-    read_ahead: int
+    block_lines: int
 
 
 _JOBS: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
@@ -91,7 +91,7 @@ class Worker:
             kept,
             self._job.params,
             cast("StructureOptions", self._job.structure),
-            read_ahead=self._job.read_ahead,
+            read_ahead=self._job.block_lines,
         )
         for _ in work.run(RawLine(**row) for row in block.to_pylist()):
             pass
@@ -157,7 +157,7 @@ class RayBatch:
     def _blocks(self, lines: Iterator[RawLine]) -> Iterator[pyarrow.Table]:
         """Ray keeps them where it has room, on a disk if need be."""
         asked = (line for line in lines if not self.file.has(line))
-        while rows := [_row(line) for line in islice(asked, self.job.read_ahead)]:
+        while rows := [_row(line) for line in islice(asked, self.job.block_lines)]:
             yield pyarrow.Table.from_pylist(rows, schema=_ROWS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,16 @@ def test_the_command_writes_it(outrider: Command) -> None:
     assert file["http_options"] == {"host": "127.0.0.1", "port": 8000}
     assert file["applications"][0]["deployments"][1]["num_replicas"] == 3
     assert file["applications"][0]["args"]["engine"]["k"] == 2
+
+
+def test_a_port_in_use_here_is_noted(outrider: Command) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = str(held.getsockname()[1])
+        told = outrider("cluster", "config", "outrider/embedded", "--port", port)
+    assert told.code == 0
+    assert f"127.0.0.1:{port}: another program listens there" in told.err
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
