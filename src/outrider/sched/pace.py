@@ -4,8 +4,8 @@ Decisions between jobs (admission, cancelling, Ctrl-C) wait for the longest job,
 requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few one-row passes
 of a model that is so large that a pass takes long anyway. Where texts are read while they are
 written, a prompt that takes longer than that is read in chunks that take no longer than the rounds
-beside them: the others' tokens come half as fast meanwhile, and no slower. What a round takes
-changes with texts, drafts and the machine, so every eighth pass reads one token and times it anew.
+beside them: others then get tokens about half as fast meanwhile. What a round takes changes
+with texts, drafts and the machine, so every eighth pass reads one token and times it anew.
 """
 
 from __future__ import annotations
