@@ -49,21 +49,22 @@ class Asked:
 
 
 class EncodeQueue:
-    """For one process after another. `send` hands a prompt in; a kind of prompt in `kept_out` is
-    refused, and `keep_out` adds one. `hung` is called when a prompt has no answer after
-    `seconds` and what a long one may take besides."""
+    """For one process after another. `send` hands a prompt in, none while it `waits` for others; a
+    kind of prompt in `kept_out` is refused, and `keep_out` adds one. `hung` is called when a prompt
+    has no answer after `seconds` and what a long one may take besides."""
 
     def __init__(
         self,
         send: Callable[[Encode], None],
         hung: Callable[[], None],
         *,
+        waits: Callable[[], bool],
         kept_out: Callable[[], Container[bytes]],
         keep_out: Callable[[bytes], None],
         seconds: float,
     ) -> None:
         self._send, self._hung, self._seconds = send, hung, seconds
-        self._kept_out, self._keep_out = kept_out, keep_out
+        self._waits, self._kept_out, self._keep_out = waits, kept_out, keep_out
         self._short: deque[Asked] = deque()
         self._long: deque[Asked] = deque()
         self._sent: dict[int, Asked] = {}
@@ -150,7 +151,7 @@ class EncodeQueue:
         self._tried = None
 
     def _next(self) -> Asked | None:
-        if self._tried is not None or self._has_hung:
+        if self._tried is not None or self._has_hung or self._waits():
             return None
         if self._suspects:
             if not self._sent:

@@ -76,6 +76,7 @@ class ProcessPort:
         self._prompts = EncodeQueue(
             self._send,
             self._abort,
+            waits=lambda: self._is_trying,
             kept_out=lambda: self.blame.kept_out,
             keep_out=self._keep_out,
             seconds=_ENCODE_RATIO * hang_seconds,
@@ -361,6 +362,15 @@ class ProcessPort:
                 self._suspects.popleft()
             else:
                 return
+        if self._state == "ready":
+            # Those that came while a request was tried.
+            self._prompts.go_on()
+
+    @property
+    def _is_trying(self) -> bool:
+        """Whether a request proves itself: nothing that comes may end the engine meanwhile."""
+        first = self._suspects[0] if self._suspects else None
+        return first is not None and first.is_sent and not (first.is_proven or first.ended)
 
     def _submit(self, stream: ProcessStream) -> None:
         own = self.card.numerics

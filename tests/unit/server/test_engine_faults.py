@@ -267,6 +267,25 @@ def test_who_asks_again_while_others_end_the_engine_is_not_kept_out(
     run(work)
 
 
+def test_no_prompt_comes_while_a_request_is_tried(run: Callable[..., None]) -> None:
+    """It may end the engine, and the request would be blamed."""
+
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        stream = port.stream(request())
+        child = await ended(children)
+        assert [one.number for one in child.requests] == [stream.number]
+        asking = asked(port, "ab")
+        await settled()
+        assert not child.prompts
+        child.wrote(child.requests[0], "some")
+        await settled()
+        assert child.prompts == ["ab"]
+        child.encoded("ab")
+        assert len(await asking) == 2
+
+    run(work)
+
+
 def test_a_server_that_ends_is_no_mistake_of_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
