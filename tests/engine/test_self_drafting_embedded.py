@@ -22,8 +22,8 @@ from outrider.models.llama import LlamaModel
 
 pytestmark = pytest.mark.weights
 
-PROMPTS = [*(text for name in WORKLOADS for text in load_prompts(name)[3:5]), "1 +", "def f(n):\n"]
-SHORT, LONG = 5, 0
+PROMPTS = [*(load_prompts(name)[3] for name in WORKLOADS), "1 +", "def f(n):\n"]
+SHORT, LONG = 3, 0
 GREEDY = SamplingParams(max_tokens=12)
 WARM = SamplingParams(max_tokens=12, temperature=0.8, seed=7)
 OWN = ("quantised-self", "layer-skip")

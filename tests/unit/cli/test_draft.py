@@ -94,6 +94,8 @@ def test_what_was_measured_says_so(outrider: Command, monkeypatch: pytest.Monkey
     monkeypatch.setattr(verb, "_TIMING_SECONDS", 0.3)
     monkeypatch.setattr(verb, "COUNTED_TOKENS", 16)
     monkeypatch.setattr(verb, "cache_folder", lambda: None)
+    # Others are measured in the same way, and planned for in tests/unit/planner.
+    monkeypatch.setattr(verb, "available", lambda: ("model", "ngram"))
     words = ("--seconds", "600", "--domains", "code")
     record = json.loads(outrider("draft", "suggest", EMBEDDED[0], *words, "--json").out)
     by_name = {(one["drafter"], one["draft"]): one for one in record["suggestions"]}

@@ -120,7 +120,7 @@ LINES = [
     "plan outrider/embedded --device h100 --alpha .8",
     "plan outrider/embedded --device h100 --alpha .8 --drafters model,ngram --batch 64",
     "draft check outrider/embedded outrider/embedded-draft",
-    "draft suggest outrider/embedded",
+    "draft suggest outrider/embedded --seconds 0",
     "bench sweep --presets",
     "generat hello",
     "generate hi --drafter nobody",
@@ -130,6 +130,8 @@ LINES = [
 ]
 
 
+# What fits the narrower one is what breaks; at the wider one the functions above are tested.
+@pytest.mark.parametrize("terminal", [80, pytest.param(120, marks=pytest.mark.deep)], indirect=True)
 @pytest.mark.parametrize("line", LINES)
 def test_no_line_is_wider_than_the_terminal(
     line: str, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -121,7 +121,7 @@ def test_the_reference_says_the_same(scheme: str, share: float) -> None:
     native, reference = model_of(scheme), model_of(scheme, force_reference=True)
     apart = [
         float((first_logits(native, token) - first_logits(reference, token)).abs().max())
-        for token in dict.fromkeys(token_ids())
+        for token in list(dict.fromkeys(token_ids()))[::2]
     ]
     assert len(apart) > 40
     assert sum(one < 1e-3 for one in apart) > share * len(apart)
