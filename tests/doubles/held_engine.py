@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,7 +20,8 @@ class Steps:
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     stops: Callable[[JobTrace], bool] | None = None
-    num_jobs: int = 0
+    num_by_lane: Counter[str] = field(default_factory=Counter[str])
+    """Jobs that ended."""
     newest: int = -1
     num_allowed: float = math.inf
     is_held: bool = False
@@ -27,13 +29,17 @@ class Steps:
     def note(self, trace: JobTrace) -> None:
         """In the engine's thread, after each job."""
         with self.changed:
-            self.num_jobs += 1
+            self.num_by_lane[trace.lane] += 1
             self.newest = max(self.newest, *trace.seq_ids)
             if self.stops is not None and self.stops(trace):
                 self.stops, self.num_allowed = None, 0
             self.is_held = self.num_allowed <= 0
             self.changed.wait_for(lambda: self.num_allowed > 0)
             self.num_allowed -= 1
+
+    @property
+    def num_jobs(self) -> int:
+        return self.num_by_lane.total()
 
     def allow(self, num_jobs: float) -> None:
         with self.changed:

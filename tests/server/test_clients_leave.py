@@ -1,5 +1,5 @@
 """A client that disconnects: its places are free while the engine stands still, and its sequences
-and their memory within two of the engine's jobs, whatever was being done for it.
+and their memory within two jobs of each of the engine's lanes, whatever was being done for it.
 
 The engine is held between jobs and let go one job at a time, so all is counted and nothing timed.
 """
@@ -26,7 +26,7 @@ MOST_JOBS = 2
 NUM_POINTS = 50
 NUM_OTHERS = 2
 PATH = "/v1/completions"
-LONG: dict[str, Any] = {"max_tokens": 700, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"max_tokens": 1_400, "ignore_eos": True, "temperature": 0}
 OTHER = LONG | {"prompt": "def quicksort(items):", "stream": True}
 SINGLE = EngineConfig(threads=1, k=3, batch_size=3, prefill_chunk=32, schedule="single")
 LANES = EngineConfig(
@@ -72,35 +72,42 @@ class Trial:
         self.num_free = port.llm.free_tokens
 
     async def leave_at(self, phase: Phase, *, reset: bool) -> int:
-        """How many jobs the engine began until it had let go."""
-        others = [await self._other() for _ in range(phase.num_others)]
-        client = await self._client(phase)
+        """How many jobs of one lane ended until the engine had let go."""
+        newest = self.steps.newest + phase.num_others
+        others = await self._others(phase.num_others)
+        client = await self._client(phase, newest)
         await until(lambda: self.steps.is_held)
-        num_places, num_jobs = self.live.num_places, self.steps.num_jobs
+        num_places, before = self.live.num_places, self.steps.num_by_lane.copy()
         client.leave(reset=reset)
         await until(lambda: self.live.num_places == num_places - phase.body.get("n", 1))
         assert self.live.num_places == phase.num_others
-        assert self.steps.num_jobs == num_jobs
+        assert self.steps.num_by_lane == before
+        num_jobs = 0
         while self.port.num_left > phase.num_others:
             self.steps.allow(1)
             await until(lambda: self.steps.is_held or self.port.num_left == phase.num_others)
-            assert self.steps.num_jobs - num_jobs <= MOST_JOBS
-        found = self.steps.num_jobs - num_jobs
+            num_jobs = max((self.steps.num_by_lane - before).values(), default=0)
+            assert num_jobs <= MOST_JOBS
         self.steps.allow(math.inf)
         for other in others:
             other.leave()
         await until(lambda: not self.port.num_left and not self.live.num_places)
         assert self.port.llm.free_tokens == self.num_free
+        return num_jobs
+
+    async def _others(self, number: int) -> list[Client]:
+        """Those who stay; the engine is held after its first job for the first of them, so that
+        none ends before its time however slow this process is."""
+        found: list[Client] = []
+        self.steps.stops = (lambda _: True) if number else None
+        for _ in range(number):
+            found.append(await self.live.ask(PATH, OTHER))
+            await until(lambda: self.steps.is_held and self.port.num_left == len(found))
         return found
 
-    async def _other(self) -> Client:
-        other = await self.live.ask(PATH, OTHER)
-        assert b" 200 " in await other.piece()
-        return other
-
-    async def _client(self, phase: Phase) -> Client:
-        """One that asks, and for which the engine is held at its point."""
-        newest = self.steps.newest
+    async def _client(self, phase: Phase, newest: int) -> Client:
+        """One that asks, of whose sequences the ids are above `newest`, and for which the engine is
+        held at its point."""
         num_seen = 0
 
         def stops(trace: JobTrace) -> bool:
@@ -111,9 +118,12 @@ class Trial:
                 num_seen += 1
             return num_seen >= phase.number
 
-        if not phase.reads:
-            self.steps.stops = stops
+        self.steps.stops = None if phase.reads else stops
         client = await self.live.ask(PATH, LONG | phase.body)
+        if phase.num_others:
+            wanted = phase.num_others + phase.body.get("n", 1)
+            await until(lambda: self.port.num_left == wanted)
+            self.steps.allow(math.inf)
         if phase.reads:
             for _ in range(phase.number):
                 assert await client.piece()
