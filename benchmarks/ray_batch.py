@@ -47,7 +47,7 @@ def ray_batch(options: Namespace, report: Report) -> bool:
         with source.open("w", encoding="utf-8") as file:
             for number in range(num_lines):
                 prompt = f"{prompts[number % len(prompts)]}\n# {number}\n"
-                line = {"prompt": prompt, "max_tokens": 16, "temperature": 0.8 * (number % 2)}
+                line = {"prompt": prompt, "max_tokens": 8, "temperature": 0.8 * (number % 2)}
                 file.write(json.dumps(line) + "\n")
         begun = perf_counter()
         subprocess.run(command(source, one), check=True, stderr=subprocess.DEVNULL)

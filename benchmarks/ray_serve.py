@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import Any
 
 import httpx
-from common import TARGET, Report, note, study
+from common import TARGET, Report, cells_before, note, study
 from ray_cluster import Deployment, deployed, is_ready
 
 from outrider import LLM, EngineConfig, SamplingParams
@@ -56,7 +56,9 @@ def ray_serve(options: Namespace, report: Report) -> bool:
     one replica is taken away while it has requests, and the application: none may be cut off.
     """
     num_tokens = 64 if options.quick else 192
-    runs: list[dict[str, Any]] = []
+    # Those of the file are kept, so that ten runs need not be at one stretch.
+    before = cells_before(options.output)
+    runs: list[dict[str, Any]] = [one for cell in before for one in cell.get("runs", ())]
     expected = texts_of_the_call(options.target, num_tokens)
     for _ in range(1 if options.quick else options.runs):
         runs.append(one_run(options.target, expected, num_tokens))

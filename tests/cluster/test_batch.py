@@ -1,4 +1,4 @@
-"""`outrider batch --ray`: the answers are those of one process, line for line."""
+"""`outrider batch --ray`: the answers are those of one process, line for line. Parquet files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_worker_that_is_killed_changes_no_answer(folder: Path) -> None:
 def test_rows_of_a_parquet_file_are_lines(folder: Path) -> None:
     rows = [line for line in LINES if "temprature" not in line][:6]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "in.parquet")
-    done = outrider(str(folder / "in.parquet"), str(folder / "rows.jsonl"), "--ray")
+    done = outrider(str(folder / "in.parquet"), str(folder / "rows.jsonl"))
     assert done.returncode == 0, done.stderr
     told, one = answers(folder / "rows.jsonl"), answers(folder / "one.jsonl")
     assert [line["text"] for line in told[:5]] == [line["text"] for line in one[:5]]
