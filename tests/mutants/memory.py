@@ -23,8 +23,8 @@ MUTANTS = (
     Mutant(
         "tree copy the wrong way round",
         PAGED,
-        "self._copy(source, target)",
-        "self._copy(target, source)",
+        "self._moved(source, target)",
+        "self._moved(target, source)",
         rollback,
     ),
     Mutant(

@@ -39,7 +39,6 @@ def _parts(name: str) -> tuple[Verb, ...]:
 _GROUPS = {
     "cluster": Verb(
         name="cluster",
-        group="Write text",
         text="Serve from many machines, on Ray.",
         example="outrider cluster config outrider/embedded --replicas 2",
         parts=_parts("cluster"),
