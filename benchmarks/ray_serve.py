@@ -184,8 +184,9 @@ async def _lose_one(deployment: Deployment, expected: list[str], num_tokens: int
         told["restarts"] = await _restarts(client)
         while len(set(deployment.engines()) - known) < 1:
             await asyncio.sleep(0.2)
-        while not await load.is_used(lost) and perf_counter() < killed + 2 * RECOVERY_SECONDS:
-            pass
+        while not await load.is_used(lost) and perf_counter() < killed + 10 * RECOVERY_SECONDS:
+            await asyncio.sleep(0.2)
+        told["is_back"] = any(one.engine == lost for one in load.answers.values())
         return told | {"recovery_seconds": round(perf_counter() - killed, 2)}
 
 
@@ -267,11 +268,11 @@ class Load:
     async def rest(self) -> None:
         await asyncio.gather(*self._tasks.values())
 
-    async def ask(self, number: int) -> None:
+    async def ask(self, number: int, num_tokens: int = 0) -> None:
         answer = self.answers[number] = Answer()
         body = {
             "prompt": self._prompts[number],
-            "max_tokens": self._num_tokens,
+            "max_tokens": num_tokens or self._num_tokens,
             "ignore_eos": True,
             "temperature": 0.8,
             "seed": number,
@@ -302,7 +303,7 @@ class Load:
     async def is_used(self, engine: int | None) -> bool:
         """Whether it writes any of a request of each family."""
         self.answers.clear()
-        await asyncio.gather(*map(self.ask, range(NUM_FAMILIES)))
+        await asyncio.gather(*(self.ask(number, 16) for number in range(NUM_FAMILIES)))
         return any(one.engine == engine for one in self.answers.values())
 
 

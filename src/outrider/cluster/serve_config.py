@@ -78,6 +78,8 @@ def _engine(args: DeploymentArgs, scale: Scale) -> dict[str, Any]:
         "max_ongoing_requests": args.per_replica,
         "max_queued_requests": args.max_queued,
         "graceful_shutdown_timeout_s": scale.drain_seconds,
+        # Ray notices by this that a replica has ended.
+        "health_check_period_s": 2.0,
         "health_check_timeout_s": _HEALTH_SECONDS,
         "request_router_config": {
             "request_router_class": "outrider.cluster.prefix_router:PrefixRouter"
