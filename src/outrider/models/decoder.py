@@ -127,9 +127,6 @@ class Stack(Protocol):
         """Leave the first residual in `x_ND`."""
         ...
 
-    def begin(self, plan: PackedPlan, wanted_M: Tensor) -> None:
-        """Called before a pass operator by operator in which `wanted_M` want logits."""
-
     def layer(self, depth: int, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         """Add layer `depth` to `x_ND`; `kv` is its part of the arena, (k_GSD, v_GSD)."""
         ...
@@ -146,8 +143,11 @@ class Stack(Protocol):
 class Passes:
     """Runs a stack of a model's size over a PagedKV that it owns.
 
-    `logits_MV` is room for the logits of one step, which returns the first rows of it.
+    `logits_MV` is room for the logits of one step, which returns the first rows of it. `announce`
+    is told of a pass that is no native call, with the rows that want logits, before it runs.
     """
+
+    announce: Callable[[PackedPlan, Tensor], None] | None = None
 
     def __init__(self, spec: ModelSpec, *, up_size: int, place: Placement, room: Room) -> None:
         self._room = room
@@ -199,7 +199,8 @@ class Passes:
             if forward is not None and not told:
                 forward(plan, wanted_M, logits_MV)
                 return StepOutput(logits_MV, None)
-            stack.begin(plan, wanted_M)
+            if self.announce is not None:
+                self.announce(plan, wanted_M)
             hidden_NKD = self._forward(stack, plan, told or kept)
             if kept and not told and hidden_NKD is not None:
                 self.kv.keep_hidden(plan.slots_N, hidden_NKD)

@@ -55,11 +55,8 @@ class LlamaModel(PassDecoder):
     """CausalLM over a PagedKV that it owns. Reads every weight when built.
 
     With a `comm` of several ranks it holds one rank's share of weights and KV. Rank 0 alone is
-    asked for passes, and the others `follow`: `announce` tells them of those that are no native
-    call.
+    asked for passes, and the others `follow`.
     """
-
-    announce: Callable[[PackedPlan, Tensor], None] | None = None
 
     def __init__(
         self,
@@ -180,9 +177,9 @@ class LlamaModel(PassDecoder):
         that share no memory have to meet between the layers."""
         return self._forward if self.kernels is self._made_by else None
 
-    def begin(self, plan: PackedPlan, wanted_M: Tensor) -> None:
-        if self.announce is not None:
-            self.announce(plan, wanted_M)
+    def lead(self, announce: Callable[[PackedPlan, Tensor], None]) -> None:
+        """Tell other ranks of passes that are no native call, which does so itself."""
+        self._passes.announce = announce
 
     def follow(self, plan: PackedPlan, wanted_M: Tensor) -> None:
         """Run along, with the share of a rank but 0, a pass that rank 0 planned."""

@@ -89,7 +89,8 @@ class ShardedLM:
     def __init__(self, model: LlamaModel, comm: Comm, ranks: Peers) -> None:
         self._model, self._ranks = model, ranks
         self._orders = Orders(comm, ranks)
-        model.announce, model.state.on_copy = self._orders.announce, self._orders.copy_slots
+        model.lead(self._orders.announce)
+        model.state.on_copy = self._orders.copy_slots
 
     @property
     def spec(self) -> ModelSpec:
