@@ -282,7 +282,9 @@ class Load:
             async with self._client.stream("POST", "/v1/completions", json=body) as got:
                 answer.status = got.status_code
                 if got.status_code == 200:
-                    answer.engine = int(got.headers["x-outrider-engine"])
+                    # Unknown of one that heard a comment before its first token.
+                    told = got.headers.get("x-outrider-engine")
+                    answer.engine = None if told is None else int(told)
                     await _read(got, answer)
         except httpx.HTTPError:
             answer.is_whole = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,9 @@ def request(number: int, *, family: int) -> Any:
     blocks = list(blocks_of([family] * 32 + [number] * 16))
     context = SimpleNamespace(should_backoff=False)
     metadata = SimpleNamespace(internal_request_id=f"{family}-{number}")
-    return SimpleNamespace(kwargs={"blocks": blocks}, routing_context=context, metadata=metadata)
+    return SimpleNamespace(
+        kwargs={"blocks": blocks}, routing_context=context, metadata=metadata, future=Future()
+    )
 
 
 def ranks(of: PrefixRouter, asked: Any, replicas: Any = REPLICAS) -> list[list[str]]:
@@ -60,6 +63,20 @@ def test_it_does_not_wait_where_others_are_idle() -> None:
         # Ray tells of a request that a replica refused as well, which was not routed.
         routes.on_request_completed("b", "1-refused")
     assert ranks(routes, request(9, family=1))[0] == ["b"]
+
+
+def test_a_burst_counts_before_it_arrives() -> None:
+    routes = router()
+    routes.on_request_routed(request(0, family=1), "b", None)
+    burst = [request(number, family=1) for number in range(1, 5)]
+    first = [ranks(routes, asked)[0] for asked in burst]
+    assert first[:2] == [["b"], ["b"]]
+    assert all(rank != ["b"] for rank in first[2:])
+    # Who has left on the way is none, and who is asked for again is one.
+    burst[0].future.cancel()
+    assert ranks(routes, burst[1])[0] == ["b"]
+    assert ranks(routes, request(9, family=1))[0] == ["b"]
+    assert ranks(routes, request(10, family=1))[0] != ["b"]
 
 
 def test_a_replica_that_is_gone_is_forgotten() -> None:

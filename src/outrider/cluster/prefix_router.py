@@ -17,15 +17,23 @@ from outrider.sched.routing import KnownBlocks, best_known
 
 
 class Seen:
-    """A replica as this router has seen it."""
+    """A replica as this router has seen it: requests that it runs, and those that were chosen for
+    it and are on their way, of which a burst has many."""
 
     def __init__(self) -> None:
         self.known = KnownBlocks()
-        self.requests: set[str] = set()
+        self.running: set[str] = set()
+        self.coming: dict[str, PendingRequest] = {}
 
     @property
     def num_in_flight(self) -> int:
-        return len(self.requests)
+        coming = self.coming.values()
+        return len(self.running) + sum(not one.future.cancelled() for one in coming)
+
+    def forget(self, request_id: str) -> None:
+        self.running.discard(request_id)
+        self.coming.pop(request_id, None)
+        self.coming = {n: one for n, one in self.coming.items() if not one.future.cancelled()}
 
 
 class PrefixRouter(RequestRouter):
@@ -48,10 +56,14 @@ class PrefixRouter(RequestRouter):
         if pending_request is None:
             return [two]
         pending_request.routing_context.should_backoff = True
-        blocks = _blocks(pending_request)
+        blocks, request_id = _blocks(pending_request), _id(pending_request)
+        for seen in present.values():
+            # Asked again of one that a replica refused.
+            seen.forget(request_id)
         chosen = best_known(list(present.values()), blocks)
         if not chosen.known.num_known(blocks):
             return [two]
+        chosen.coming[request_id] = pending_request
         first = [one for one in candidate_replicas if present[one.replica_id] is chosen]
         return [first, two]
 
@@ -59,13 +71,19 @@ class PrefixRouter(RequestRouter):
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
         del result
+        for one in self._seen.values():
+            one.forget(_id(pending_request))
         seen = self._seen.setdefault(replica_id, Seen())
         seen.known.note(_blocks(pending_request))
-        seen.requests.add(pending_request.metadata.internal_request_id)
+        seen.running.add(_id(pending_request))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         if (seen := self._seen.get(replica_id)) is not None:
-            seen.requests.discard(internal_request_id)
+            seen.forget(internal_request_id)
+
+
+def _id(request: PendingRequest) -> str:
+    return request.metadata.internal_request_id
 
 
 def _blocks(request: PendingRequest) -> Sequence[int]:
