@@ -83,10 +83,15 @@ def test_args_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_release_of_ray_that_does_not_fit_is_named(
     found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "version", lambda _: found)
+    releases = iter([found, "2.60.3"])
+
+    def version(name: str) -> str:
+        assert name == "ray"
+        return next(releases)
+
+    monkeypatch.setattr(settings, "version", version)
     with pytest.raises(MachineError, match=f"Ray {found} does not fit"):
         check_ray()
-    monkeypatch.setattr(settings, "version", lambda _: "2.60.3")
     check_ray()
 
 
