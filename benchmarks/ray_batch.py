@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any
 
-from common import TARGET, Report, first_prompts, note, study
+from common import TARGET, Report, note, study
 from ray_cluster import descendants, shared_bytes, title
 
 # An actor of Ray Data's that maps blocks.
@@ -40,14 +40,13 @@ class Killed:
 def ray_batch(options: Namespace, report: Report) -> bool:
     """Are the answers of actors on Ray, one of which is killed, those of one process?"""
     num_lines = 100 if options.quick else options.lines
-    prompts = first_prompts(64)
     with TemporaryDirectory() as name:
         folder = Path(name)
         source, one, many = (folder / name for name in ("in.jsonl", "one.jsonl", "many.jsonl"))
         with source.open("w", encoding="utf-8") as file:
             for number in range(num_lines):
-                prompt = f"{prompts[number % len(prompts)]}\n# {number}\n"
-                line = {"prompt": prompt, "max_tokens": 8, "temperature": 0.8 * (number % 2)}
+                prompt = f"def part_{number}(self, items):\n    "
+                line = {"prompt": prompt, "max_tokens": 16, "temperature": 0.8 * (number % 2)}
                 file.write(json.dumps(line) + "\n")
         begun = perf_counter()
         subprocess.run(command(source, one), check=True, stderr=subprocess.DEVNULL)
