@@ -13,6 +13,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.batch_files import AnswerFile, raw_lines
 from outrider.api.batch_lines import Answers
 from outrider.api.batch_run import Batch
+from outrider.api.request import RequestHandle
 from outrider.core.budget import JobTrace
 
 pytestmark = pytest.mark.weights
@@ -50,7 +51,7 @@ class Batches:
                 pass
             # What a process that is killed leaves is gone with it.
             for request in batch._running:  # pyright: ignore[reportPrivateUsage]
-                if request.handle is not None:
+                if isinstance(request.handle, RequestHandle):
                     self.llm.cancel(request.handle)
         return [json.loads(line) for line in self.target.read_text("utf-8").splitlines()]
 
