@@ -330,7 +330,7 @@ async def _open(port: int, rate: float, seconds: float) -> tuple[Answers, float,
 def _long(options: Namespace, report: Report) -> None:
     flags = ("--threads", "2", "--batch-size", "8")
     with _served(options.target, *flags) as (port, window):
-        seconds = 1.0 if options.quick else min(8.0, window / 1_000)
+        seconds = 1.0 if options.quick else min(8.0, window / 1_500)
         for turn in range(1 if options.quick else options.repeats):
             found = asyncio.run(_beside_long(port, window, turn, seconds))
             note(report, part="long", turn=turn, **found)

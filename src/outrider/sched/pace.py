@@ -3,8 +3,8 @@
 Decisions between jobs (admission, cancelling, Ctrl-C) wait for the longest job, and so do the other
 requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few one-row passes
 of a model that is so large that a pass takes long anyway. Where texts are read while they are
-written, a prompt that takes longer than that is read in chunks that take no longer than the rounds
-beside them: others then get tokens about half as fast meanwhile. What a round takes changes
+written, a prompt that takes longer than that is read in chunks that take half as long as the rounds
+beside them: others then get tokens about two thirds as fast meanwhile. What a round takes changes
 with texts, drafts and the machine, so every eighth pass reads one token and times it anew.
 """
 
@@ -18,9 +18,9 @@ from outrider.sched.jobs import Job, ReadyQueues, Stage
 CHUNK_SECONDS = 0.2
 # A round of a drafter and a pass is longer than a pass of one row: three are about four of those.
 NUM_ROUNDS = 3
-# Of a long prompt beside rounds, in the time of these; with less than 1 a pass that is slow by
-# chance is still within twice a round.
-SHARE_BESIDE = 0.8
+# Of a long prompt beside rounds, in the time of these. Rounds differ and a chunk's time is guessed:
+# with a half the slow ones are still within twice the slow rounds that nothing is read beside.
+SHARE_BESIDE = 0.5
 # Fewer tokens would leave the weights that a pass reads without use.
 LEAST_CHUNK = 16
 # Beside rounds, which read the weights anyway, as many as kernels take together.
@@ -29,7 +29,8 @@ PASSES_A_TRIAL = 8
 _MANY = 2**31
 _PASS = (Stage.PREFILL, Stage.VERIFY)
 # Of so many passes that read the fastest counts, for another process may have slowed the others
-# down; of rounds, which differ by what was drafted, the middle one.
+# down; beside rounds, where a pass that is slow is a harm, the middle one. So it does of rounds,
+# which differ by what was drafted.
 _NUM_REMEMBERED = 3
 
 
@@ -41,6 +42,8 @@ class PromptPace:
         # Seconds, and of how many sequences.
         self._rounds: deque[tuple[float, int]] = deque(maxlen=_NUM_REMEMBERED)
         self._num_beside = 0
+        # Of the prompts that wait now, one was too long for a chunk when it came.
+        self._has_long = False
 
     @property
     def limit(self) -> int | None:
@@ -53,9 +56,14 @@ class PromptPace:
         while they are written."""
         most, num_rounds = self.limit, len(pool.draft)
         longest = max([work.num_tokens for work in pool.prefill], default=0)
-        beside = self._tokens_in(SHARE_BESIDE * self._round_seconds(num_rounds), LEAST_BESIDE)
-        if most is None or beside is None or longest <= most or not self._rounds:
+        if most is None or not self._rounds:
             return most
+        # What is left of a long prompt is as long for those beside it as its beginning was.
+        self._has_long = longest > most or (self._has_long and longest > 0)
+        if not self._has_long:
+            return most
+        seconds = SHARE_BESIDE * self._round_seconds(num_rounds)
+        beside = max(int(seconds / median(self._reads)), LEAST_BESIDE)
         self._num_beside += 1
         return min(most, beside) if self._num_beside % PASSES_A_TRIAL else 1
 
@@ -65,8 +73,9 @@ class PromptPace:
         num_rounds = read.count(1)
         num_tokens = sum(read) - num_rounds
         if num_tokens >= (LEAST_BESIDE if num_rounds else LEAST_CHUNK):
-            # Rounds may take less by now than they did: so much of a job is the chunk's at least.
-            least = SHARE_BESIDE / (1 + SHARE_BESIDE) * seconds
+            # Rounds may take less by now than they did: the chunk had most of its share of the job
+            # at least.
+            least = 0.75 * SHARE_BESIDE / (1 + SHARE_BESIDE) * seconds
             own = max(seconds - self._round_seconds(num_rounds), least)
             self._reads.append((own if num_rounds else seconds) / num_tokens)
         elif not num_tokens and Stage.VERIFY in job.stages:
