@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from doubles.kinds import Kind, stored
+from outrider.core.errors import MachineError
 from outrider.core.protocols import CausalLM
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import Room
@@ -91,9 +92,11 @@ class ThreadRanks:
         self.told: list[list[int]] = []
         self._leads, *others = comms
         self._orders: list[SimpleQueue[bytes]] = [SimpleQueue() for _ in models]
+        over = threading.Event()
         for model, comm, orders in zip(models, others, self._orders, strict=True):
-            threading.Thread(target=_follow, args=(model, comm, orders), daemon=True).start()
-        weakref.finalize(self, _stop, self._leads, self._orders)
+            given = model, comm, orders, over
+            threading.Thread(target=_follow, args=given, daemon=True).start()
+        weakref.finalize(self, _stop, self._leads, self._orders, over)
         self._lost: str | None = None
 
     def tell(self, message: Sequence[int]) -> None:
@@ -116,18 +119,31 @@ class ThreadRanks:
         return RankError(reason)
 
 
-def _follow(model: LlamaModel, comm: Comm, orders: SimpleQueue[bytes]) -> None:
-    place = torch.device("cpu")
+def _follow(
+    model: LlamaModel, comm: Comm, orders: SimpleQueue[bytes], over: threading.Event
+) -> None:
+    try:
+        for message in _messages(model, comm, orders):
+            apply(message, model, torch.device("cpu"))
+    except MachineError:
+        # Rank 0 may end while another one returns from the last pass.
+        if not over.is_set():
+            raise
+
+
+def _messages(model: LlamaModel, comm: Comm, orders: SimpleQueue[bytes]) -> Iterator[list[int]]:
     if comm.memory is not None:
         while (message := comm.memory.next_message(model.native_share)) is not None:
-            apply(message, model, place)
-    while comm.memory is None and (data := orders.get()):
+            yield message
+        return
+    while data := orders.get():
         received = array("q")
         received.frombytes(data[HEADER.size :])
-        apply(received.tolist(), model, place)
+        yield received.tolist()
 
 
-def _stop(comm: Comm, orders: Sequence[SimpleQueue[bytes]]) -> None:
+def _stop(comm: Comm, orders: Sequence[SimpleQueue[bytes]], over: threading.Event) -> None:
+    over.set()
     comm.end()
     for queue in orders:
         queue.put(b"")

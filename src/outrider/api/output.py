@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.api.memory import MemoryWatch
-from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.result import DRAFTER_FAILED, GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
@@ -176,7 +176,7 @@ class OutputStream:
         """What happened to the request on its way, if anything did."""
         seq, found = self.seq, list[str]()
         if seq.no_drafts:
-            found.append(f"speculation was turned off: {seq.no_drafts}")
+            found.append(DRAFTER_FAILED + seq.no_drafts)
         if seq.rested:
             found.append(f"speculation rested: {seq.rested}")
         if self.was_cancelled and seq.finish is None:

@@ -29,6 +29,8 @@ from outrider.metrics.summary import (
 
 # Events of a reader that does not ask for them; more become one.
 MOST_EVENTS = 16
+# The note of a request whose drafter failed begins so, and ends with the reason.
+DRAFTER_FAILED = "speculation was turned off: "
 _TRACED = {item.name for item in fields(RoundTrace)}
 _NODE = [item.name for item in fields(NodeTrace)]
 
@@ -180,6 +182,11 @@ class GenerationResult:
 
     def __repr__(self) -> str:
         return f"<GenerationResult {self.text!r}: {self.finish_reason}, {self.summary()}>"
+
+    @property
+    def drafter_failed(self) -> bool:
+        """Whether its drafter failed, so that the target alone wrote the rest."""
+        return any(note.startswith(DRAFTER_FAILED) for note in self.notes)
 
     @property
     def num_tokens(self) -> int:

@@ -115,6 +115,8 @@ class Metrics(Collector):
             counts["prompt_tokens", model] += usage.prompt_tokens
             counts["prefix_cache_queries", model] += usage.prompt_tokens
             counts["prefix_cache_hits", model] += usage.cached_tokens
+        if result.drafter_failed:
+            counts["failures", model, stats.drafter] += 1
         if stats.num_drafted:
             self._observe_drafts(result, model)
 
@@ -257,6 +259,11 @@ _COUNTERS = {
     "accepted_tokens": (
         "spec_decode_num_accepted_tokens",
         "Drafted tokens that the target accepted.",
+        ["model_name", "drafter"],
+    ),
+    "failures": (
+        "spec_decode_num_failures",
+        "Requests that went on without drafts, since their drafter failed.",
         ["model_name", "drafter"],
     ),
     "per_pos": (

@@ -94,6 +94,14 @@ def test_a_request_is_counted_under_vllms_names() -> None:
     assert value(metrics, "e2e_request_latency_seconds_sum", model_name="tiny") == 1.0
 
 
+def test_a_drafter_that_failed_is_counted() -> None:
+    metrics = made()
+    metrics.observe(done(result()))
+    metrics.observe(done(result(notes=("speculation was turned off: no memory", "cancelled"))))
+    own = {"model_name": "tiny", "drafter": "model"}
+    assert value(metrics, "spec_decode_num_failures_total", **own) == 1
+
+
 def test_gauges_are_those_of_the_engine_at_this_moment() -> None:
     metrics = made()
     own = {"model_name": "tiny", "engine": "0"}

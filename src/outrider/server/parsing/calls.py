@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NoReturn, TypeAlias, cast
@@ -265,6 +266,16 @@ def _types(schema: object) -> Iterator[str]:
             yield from _types({"type": mapping(choice).get("type")})
     if entry.get("nullable"):
         yield "null"
+
+
+def before_begun(body: str) -> int:
+    """Where an object begins that has no end, behind whole ones; 0 if there is none."""
+    at = 0
+    with suppress(*NOT_CALLS):
+        while body.startswith("{", at):
+            _, at = _DECODER.raw_decode(body, at)
+            at = len(body) - len(body[at:].lstrip(_BLANKS))
+    return at if body.startswith("{", at) else 0
 
 
 def _values(body: str) -> Iterator[Any]:

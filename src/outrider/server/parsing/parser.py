@@ -19,7 +19,7 @@ from outrider.server.events import (
     ToolDelta,
     ToolOpen,
 )
-from outrider.server.parsing.calls import NOT_CALLS, Call, Schemas
+from outrider.server.parsing.calls import NOT_CALLS, Call, Schemas, before_begun
 from outrider.server.parsing.delimiter import Delimiter, Match, Pending
 from outrider.server.parsing.fields import Field, OutputFormat
 
@@ -191,17 +191,24 @@ class FormatParser:
         self._watched_now = self._watched()
         if region.flow is not None:
             region.flow.end(strip=region.given.strip)
-        elif not self._called(region):
-            self._around.add_raw(region.raw + delimiter)
+        elif not self._called(region, region.text):
+            text = region.text
+            # Where the answer was cut off amid a call, those before it are whole.
+            size = 0 if delimiter else before_begun(text)
+            if not size or not self._called(region, text[:size]):
+                self._around.add_raw(region.raw + delimiter)
+            else:
+                self._around.at_start = True
+                self._around.add(text[size:])
             return
         self._around.at_start = True
 
-    def _called(self, region: _Region) -> bool:
-        """Whether the text of `region` was calls, which are told of."""
+    def _called(self, region: _Region, text: str) -> bool:
+        """Whether `text` of `region` was calls, which are told of."""
         if region.given.read is None:
             return False
         try:
-            calls = region.given.read(region.text, region.groups, self._schemas)
+            calls = region.given.read(text, region.groups, self._schemas)
             parts = [part for i, call in enumerate(calls) for part in self._call(i, call)]
         except NOT_CALLS:
             return False

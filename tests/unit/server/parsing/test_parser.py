@@ -204,6 +204,25 @@ OUTPUTS: dict[str, tuple[OutputFormat, str, list[tuple[str, ...]]]] = {
         [("text", 'A file:\n{"name": "Bob"}\n')],
     ),
     "generic and more": (GENERIC, f"{JSON} I hope.", [("text", f"{JSON} I hope.")]),
+    "generic cut amid a call": (
+        GENERIC,
+        f'{{"name": "now"}}\n{JSON}\n{JSON[:30]}',
+        [
+            *call(0, "now"),
+            *call(1, "weather", city="Zürich", days=2),
+            ("text", JSON[:30]),
+        ],
+    ),
+    "generic cut behind another": (
+        GENERIC,
+        f'{{"name": "Bob"}}\n{JSON[:30]}',
+        [("text", f'{{"name": "Bob"}}\n{JSON[:30]}')],
+    ),
+    "llama cut amid a call": (
+        LLAMA,
+        f'{{"name": "now"}}; {JSON[:30]}',
+        [*call(0, "now"), ("text", JSON[:30])],
+    ),
     "gemma": (
         GEMMA,
         "<start_function_call>call:weather{city:<escape>Zürich<escape>,days:2}<end_function_call>",
