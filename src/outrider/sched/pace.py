@@ -3,9 +3,10 @@
 Decisions between jobs (admission, cancelling, Ctrl-C) wait for the longest job, and so do the other
 requests of its pass. So a chunk takes at most `CHUNK_SECONDS`, or the time of a few one-row passes
 of a model that is so large that a pass takes long anyway. Where texts are read while they are
-written, a prompt that takes longer than that is read in chunks that take half as long as the rounds
-beside them: others then get tokens about two thirds as fast meanwhile. What a round takes changes
-with texts, drafts and the machine, so every eighth pass reads one token and times it anew.
+written, a prompt that takes longer than that, and than `LONG_ROUNDS` rounds, is read in chunks
+that take half as long as the rounds beside them: others then get tokens about two thirds as fast.
+What a round takes changes with texts, drafts and the machine, so every eighth pass reads one token
+and times it anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from outrider.sched.jobs import Job, ReadyQueues, Stage
 CHUNK_SECONDS = 0.2
 # A round of a drafter and a pass is longer than a pass of one row: three are about four of those.
 NUM_ROUNDS = 3
+# Others wait as long as for so many rounds at most; small chunks cost more than large ones, so
+# prompts that take less are read in few.
+LONG_ROUNDS = 16
 # Of a long prompt beside rounds, in the time of these. Rounds differ and a chunk's time is guessed:
 # with a half the slow ones are still within twice the slow rounds that nothing is read beside.
 SHARE_BESIDE = 0.5
@@ -59,11 +63,12 @@ class PromptPace:
         if most is None or not self._rounds:
             return most
         # What is left of a long prompt is as long for those beside it as its beginning was.
-        self._has_long = longest > most or (self._has_long and longest > 0)
+        round_seconds = self._round_seconds(num_rounds)
+        is_long = longest * min(self._reads) > max(CHUNK_SECONDS, LONG_ROUNDS * round_seconds)
+        self._has_long = is_long or (self._has_long and longest > 0)
         if not self._has_long:
             return most
-        seconds = SHARE_BESIDE * self._round_seconds(num_rounds)
-        beside = max(int(seconds / median(self._reads)), LEAST_BESIDE)
+        beside = max(int(SHARE_BESIDE * round_seconds / median(self._reads)), LEAST_BESIDE)
         self._num_beside += 1
         return min(most, beside) if self._num_beside % PASSES_A_TRIAL else 1
 

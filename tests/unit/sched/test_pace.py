@@ -14,6 +14,7 @@ from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
 from outrider.sched.pace import (
     LEAST_BESIDE,
     LEAST_CHUNK,
+    LONG_ROUNDS,
     NUM_ROUNDS,
     PASSES_A_TRIAL,
     SHARE_BESIDE,
@@ -177,13 +178,14 @@ def test_a_prompt_that_is_slow_to_read_goes_in_steps_of_a_few_tokens() -> None:
 def test_short_prompts_and_prompts_alone_are_read_at_once() -> None:
     most = int(CHUNK_SECONDS / READ)
     assert paced().limit_beside(pool_of(most, 4)) == most
+    assert paced().limit_beside(pool_of(int(LONG_ROUNDS * ROUND / READ), 4)) == most
     assert PromptPace(READ).limit_beside(pool_of(2_000, 4)) == most
     assert paced().limit == most
 
 
 def test_the_end_of_a_long_prompt_is_read_as_its_beginning_was() -> None:
     pace, most = paced(), int(CHUNK_SECONDS / READ)
-    beside = pace.limit_beside(pool_of(2 * most, 4))
+    beside = pace.limit_beside(pool_of(3 * most, 4))
     assert beside is not None
     assert beside < most
     assert pace.limit_beside(pool_of(most // 2, 4)) == beside
