@@ -29,9 +29,6 @@ from outrider.drafters.process.frames import (
     TICK_SECONDS,
     Frame,
     Kind,
-    SharedProbs,
-    anonymous_file,
-    num_bytes,
     receive,
     send,
 )
@@ -52,6 +49,7 @@ from outrider.drafters.process.messages import (
     read_terms,
 )
 from outrider.drafters.process.options import ChildOptions
+from outrider.drafters.process.shared import SharedProbs, anonymous_file, num_bytes
 
 ids = st.integers(0, 2**31 - 1)
 seq_ids = st.integers(0, 2**63 - 1)

@@ -24,7 +24,7 @@ from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.process.frames import Frame, Kind, SharedProbs, receive, send
+from outrider.drafters.process.frames import Frame, Kind, receive, send
 from outrider.drafters.process.messages import (
     Answer,
     Asked,
@@ -38,6 +38,7 @@ from outrider.drafters.process.messages import (
     read_terms,
 )
 from outrider.drafters.process.options import ChildOptions
+from outrider.drafters.process.shared import SharedProbs
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model, prepare_torch
 

@@ -1,20 +1,15 @@
-"""Inter-process frames: a fixed header and packed numbers, and distributions in shared memory.
+"""Inter-process frames: a fixed header and packed numbers.
 
 A frame is eight bytes (a mark, its kind, the length of its body) and the body: struct fields and
 lists of int32, each behind its length, little-endian. No frame names a type or runs code, and each
 read is checked against the length, so a broken peer causes a DrafterError at worst. Struct
 suffices: nothing below the command line may need another serialisation library.
-
-Shapes:  L = places for distributions, N = nodes of a draft, V = vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import socket
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -23,8 +18,6 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from outrider.core.errors import DrafterError
 
@@ -178,55 +171,3 @@ def _check(deadline: float) -> None:
 
 def _cut_off() -> DrafterError:
     return DrafterError("a drafter's process ended in the middle of a message.")
-
-
-@dataclass(frozen=True, slots=True)
-class SharedProbs:
-    """float32 throughout, whatever the draft model computes in.
-
-    The memory is an anonymous file, mapped by both processes. It has no name, so nothing is left
-    behind however a process ends. Each distribution has a row of fixed size in `probs_LV`; an
-    answer names the rows of its distributions. The process writes them only while it is asked for
-    drafts, and the engine copies what it got before it asks again, so no row is written while it is
-    read.
-    """
-
-    probs_LV: Tensor
-
-    @classmethod
-    def over(cls, file: int, num_distributions: int, vocab_size: int) -> SharedProbs:
-        """Over `file`, of the size that `anonymous_file` gave it. It may be closed after that."""
-        memory = mmap.mmap(file, num_bytes(num_distributions, vocab_size))
-        flat = torch.frombuffer(memory, dtype=torch.float32, count=num_distributions * vocab_size)
-        return cls(flat.view(num_distributions, vocab_size))
-
-    def write(self, first: int, probs_NV: Tensor) -> None:
-        self._rows(first, len(probs_NV)).copy_(probs_NV)
-
-    def read(self, first: int, count: int, device: str) -> Tensor:
-        """A copy on `device`. Raises DrafterError if there are no such rows."""
-        return self._rows(first, count).to(device, copy=True)
-
-    def _rows(self, first: int, count: int) -> Tensor:
-        if not 0 <= first <= first + count <= len(self.probs_LV):
-            raise DrafterError(
-                f"a drafter's process names distributions {first} to {first + count} of shared "
-                f"memory that holds {len(self.probs_LV)}."
-            )
-        return self.probs_LV[first : first + count]
-
-
-def num_bytes(num_distributions: int, vocab_size: int) -> int:
-    # An empty mapping is an error.
-    return max(num_distributions * vocab_size * 4, 1)
-
-
-def anonymous_file(size: int) -> int:
-    """A descriptor of `size` bytes that no name leads to. Pages are taken when first written."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("outrider-distributions")
-    else:
-        with tempfile.TemporaryFile() as opened:
-            file = os.dup(opened.fileno())
-    os.truncate(file, size)
-    return file

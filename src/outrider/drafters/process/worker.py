@@ -22,14 +22,12 @@ from outrider.drafters.process.frames import (
     TICK_SECONDS,
     Frame,
     Kind,
-    SharedProbs,
-    anonymous_file,
-    num_bytes,
     receive,
     send,
 )
 from outrider.drafters.process.messages import Hello, read_failure
 from outrider.drafters.process.options import ChildOptions
+from outrider.drafters.process.shared import SharedProbs, anonymous_file, num_bytes
 
 # -P: the folder in which the user works is no place to import from.
 CHILD = (sys.executable, "-P", "-m", "outrider.drafters.process")

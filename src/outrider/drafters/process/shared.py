@@ -1,0 +1,68 @@
+"""Distributions in memory that the engine and a drafter's process share.
+
+Shapes:  L = places for distributions, N = nodes of a draft, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import DrafterError
+
+
+@dataclass(frozen=True, slots=True)
+class SharedProbs:
+    """float32 throughout, whatever the draft model computes in.
+
+    The memory is an anonymous file, mapped by both processes. It has no name, so nothing is left
+    behind however a process ends. Each distribution has a row of fixed size in `probs_LV`; an
+    answer names the rows of its distributions. The process writes them only while it is asked for
+    drafts, and the engine copies what it got before it asks again, so no row is written while it is
+    read.
+    """
+
+    probs_LV: Tensor
+
+    @classmethod
+    def over(cls, file: int, num_distributions: int, vocab_size: int) -> SharedProbs:
+        """Over `file`, of the size that `anonymous_file` gave it. It may be closed after that."""
+        memory = mmap.mmap(file, num_bytes(num_distributions, vocab_size))
+        flat = torch.frombuffer(memory, dtype=torch.float32, count=num_distributions * vocab_size)
+        return cls(flat.view(num_distributions, vocab_size))
+
+    def write(self, first: int, probs_NV: Tensor) -> None:
+        self._rows(first, len(probs_NV)).copy_(probs_NV)
+
+    def read(self, first: int, count: int, device: str) -> Tensor:
+        """A copy on `device`. Raises DrafterError if there are no such rows."""
+        return self._rows(first, count).to(device, copy=True)
+
+    def _rows(self, first: int, count: int) -> Tensor:
+        if not 0 <= first <= first + count <= len(self.probs_LV):
+            raise DrafterError(
+                f"a drafter's process names distributions {first} to {first + count} of shared "
+                f"memory that holds {len(self.probs_LV)}."
+            )
+        return self.probs_LV[first : first + count]
+
+
+def num_bytes(num_distributions: int, vocab_size: int) -> int:
+    # An empty mapping is an error.
+    return max(num_distributions * vocab_size * 4, 1)
+
+
+def anonymous_file(size: int) -> int:
+    """A descriptor of `size` bytes that no name leads to. Pages are taken when first written."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("outrider-distributions")
+    else:
+        with tempfile.TemporaryFile() as opened:
+            file = os.dup(opened.fileno())
+    os.truncate(file, size)
+    return file
