@@ -48,9 +48,9 @@ def gguf_requests(options: Namespace, report: Report) -> bool | None:
     On each workload the best variant of both is chosen on prompts that are not counted; then both
     plain and both best write the same prompts in turns, texts until they end. Ours is `LLM` of this
     process; llama.cpp counts its own seconds. Ratios are of seconds a token, prompt by prompt, ours
-    the faster where above 1. One thread writes plain chat alone. transformers takes part where
-    --real, a folder that scripts/real_model writes, has the file's weights in bfloat16. Cells that
-    --output has are not measured again.
+    the faster where above 1. One thread writes plain chat alone. transformers takes part as well,
+    plain and with prompt lookup, where --real, a folder that scripts/real_model writes, has the
+    file's weights in bfloat16. Cells that --output has are not measured again.
     """
     if not options.files:
         raise ConfigError("no file is named.", hint="--files MODEL.gguf")
@@ -73,7 +73,7 @@ def _measure(file: Path, threads: int, options: Namespace, report: Report) -> No
             if cell not in done:
                 prompts = [_encoded(llm, text, workload) for text in _texts(workload, options)]
                 about = {"cell": cell, "file": file.name, "threads": threads, "workload": workload}
-                note(report, **about, **cell_of(sides, prompts, workload, options))
+                note(report, **about, **cell_of(sides, prompts, options))
                 if options.output:
                     write_json(options.output, report)
 
@@ -96,19 +96,22 @@ def _encoded(llm: LLM, text: str, workload: str) -> list[int]:
 
 
 def cell_of(
-    sides: Mapping[str, Side], prompts: Sequence[Sequence[int]], workload: str, options: Namespace
+    sides: Mapping[str, Side], prompts: Sequence[Sequence[int]], options: Namespace
 ) -> dict[str, Any]:
     max_tokens = LEAST_TOKENS if options.quick else options.max_tokens
     trials, work = prompts[:NUM_TRIALS], prompts[NUM_TRIALS:]
     cpu = Cpu()
     cpu.start()
-    of_all = {who: [name for name in sides if name.split()[0] == who] for who in (OURS, LLAMA)}
-    tried = {who: _tried(sides, of_all[who], trials, max_tokens) for who in of_all}
-    racers = {f"{who} {PLAIN}": f"{who} {PLAIN}" for who in of_all}
-    for who, took in tried.items():
-        racers[f"{who} {BEST}"] = min(took, key=lambda name: took[name])
-    if workload == "chat" and TRANSFORMERS in sides:
-        racers[TRANSFORMERS] = TRANSFORMERS
+    entered = (OURS, LLAMA, TRANSFORMERS)
+    of_all = {who: [name for name in sides if name.split()[0] == who] for who in entered}
+    of_all = {who: names for who, names in of_all.items() if names}
+    tried = {who: _tried(sides, names, trials, max_tokens) for who, names in of_all.items()}
+    racers: dict[str, str] = {}
+    for who, names in of_all.items():
+        plain = [name for name in names if name.split()[1] == PLAIN]
+        took = _tried(sides, plain, trials, max_tokens) if plain[1:] else dict.fromkeys(plain, 0.0)
+        for kind, found in ((PLAIN, took), (BEST, tried[who])):
+            racers[f"{who} {kind}"] = min(found, key=lambda name, found=found: found[name])
     turns = {name: dict[int, Turn]() for name in dict.fromkeys(racers.values())}
     for number, ids in enumerate(work):
         for name in rotated(list(turns), number):
@@ -134,9 +137,14 @@ def cell_of(
 
 
 def _pairs(racers: Mapping[str, str]) -> list[tuple[str, str]]:
-    found = [(f"{OURS} {kind}", f"{LLAMA} {kind}") for kind in (PLAIN, BEST)]
-    found += [(f"{who} {BEST}", f"{who} {PLAIN}") for who in (OURS, LLAMA)]
-    return found + [(f"{OURS} {PLAIN}", TRANSFORMERS)] * (TRANSFORMERS in racers)
+    owners = list(dict.fromkeys(racer.rsplit(" ", 1)[0] for racer in racers))
+    found = [
+        (f"{OURS} {kind}", f"{who} {kind}")
+        for who in owners
+        for kind in (PLAIN, BEST)
+        if who != OURS
+    ]
+    return found + [(f"{who} {BEST}", f"{who} {PLAIN}") for who in owners]
 
 
 def _tried(

@@ -51,6 +51,12 @@ THEIR_VARIANTS: Sequence[tuple[str, int, Mapping[str, Any]]] = (
     ("model", 8, {"p_min": 0.5}),
     ("model", 6, {"p_min": 0.5, "kind": "ngram-map-k"}),
 )
+# Drafter, K and dtype of transformers' side: which dtype is faster depends on the CPU.
+REFERENCE_VARIANTS: Sequence[tuple[str, int, str]] = (
+    ("none", 0, "bfloat16"),
+    ("none", 0, "float32"),
+    *(("ngram", k, dtype) for dtype in ("bfloat16", "float32") for k in (4, 8)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +105,13 @@ def sides_of(
             sides |= _loaded(llama, setup)
         real = real_folder(options.real)
         if _are_like(plain, real):
-            setup = Setup(
-                TRANSFORMERS, str(real), "", "bf16", PLAIN, 0, threads, {"dtype": "bfloat16"}
-            )
-            sides |= _loaded(
-                stack.enter_context(peer_of(TRANSFORMERS, options.peers, place)), setup
-            )
+            library = stack.enter_context(peer_of(TRANSFORMERS, options.peers, place))
+            for drafter, k, dtype in REFERENCE_VARIANTS:
+                if drafter == PLAIN or every:
+                    name = " ".join([TRANSFORMERS, drafter, *([f"k={k}"] if k else []), dtype])
+                    kept = {"dtype": dtype}
+                    setup = Setup(name, str(real), "", "bf16", drafter, k, threads, kept)
+                    sides |= _loaded(library, setup)
         for side in sides.values():
             side([5, 6, 7], _NUM_WARM)
         yield plain, sides

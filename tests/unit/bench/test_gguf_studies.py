@@ -83,7 +83,7 @@ def test_the_best_of_both_write_the_same_prompts(requests: ModuleType) -> None:
     calls = {name: list[int]() for name in seconds}
     sides = {name: side(requests, spent, calls[name]) for name, spent in seconds.items()}
     options = Namespace(quick=False, max_tokens=64)
-    cell = requests.cell_of(sides, [[number] for number in range(8)], "chat", options)
+    cell = requests.cell_of(sides, [[number] for number in range(8)], options)
     assert cell["chosen"] == {"ours": "ours suffix", "llama.cpp": "llama.cpp none"}
     # Who is far behind after one trial is not asked again, and nobody twice for one prompt.
     assert calls["ours ngram k=4"] == calls["llama.cpp ngram"] == [requests.TRIAL_TOKENS]
@@ -99,3 +99,27 @@ def test_the_best_of_both_write_the_same_prompts(requests: ModuleType) -> None:
     assert (best["bar"], best["met"]) == (1.5, True)
     (alone,) = requests.bars_of([cell | about | {"threads": 1}])
     assert alone["ratio"] == one["ratio"]
+
+
+def test_transformers_takes_part_where_it_is_there(requests: ModuleType) -> None:
+    """The faster dtype decodes plainly, and is not asked twice where nothing else is."""
+    seconds = {
+        "ours none": 0.02,
+        "llama.cpp none": 0.04,
+        "transformers none bfloat16": 0.2,
+        "transformers none float32": 0.1,
+        "transformers ngram k=4 float32": 0.05,
+    }
+    sides = {name: side(requests, spent, []) for name, spent in seconds.items()}
+    options = Namespace(quick=False, max_tokens=64)
+    cell = requests.cell_of(sides, [[number] for number in range(4)], options)
+    assert cell["chosen"]["transformers"] == "transformers ngram k=4 float32"
+    rates = cell["tokens_per_second"]
+    assert list(rates) == [
+        f"{who} {kind}"
+        for who in ("ours", "llama.cpp", "transformers")
+        for kind in ("none", "best")
+    ]
+    assert rates["transformers none"] == pytest.approx(64 / (0.5 + 63 * 0.1), abs=0.01)
+    ratio = cell["ratios"]["ours best over transformers best"]["value"]
+    assert ratio == pytest.approx((0.5 + 63 * 0.05) / (0.5 + 63 * 0.02))
