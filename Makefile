@@ -1,11 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench docs docs-serve clean
 
 help:
 	@echo "make demo    complete a prompt with the embedded pair and print its own speed-up"
 	@echo "make test    run the tests of units and of exactness (no GPU, no network)"
 	@echo "make check   format, lint, types, import layers and all tests: what CI runs"
 	@echo "make bench   run the benchmarks and write their results"
+	@echo "make docs    build the documentation's site; make docs-serve shows it"
 	@echo "make clean   remove the environment, caches and builds"
 
 demo:
@@ -16,6 +17,10 @@ check:
 	@scripts/check
 bench:
 	@scripts/bench
+docs:
+	@scripts/docs
+docs-serve:
+	@scripts/docs serve
 clean:
-	@rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .docs-venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
