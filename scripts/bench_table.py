@@ -1,7 +1,7 @@
-"""Writes README's table of measured figures from benchmarks/results: `scripts/bench_table`.
+"""Writes the table of docs/measured.md from benchmarks/results: `scripts/bench_table`.
 
 Each result file is NAME[-VARIANT]-MACHINE.json; a column is a machine, a row is a figure that some
-machine has. `--check` only compares, and exits with 1 if README is out of date. Left out are
+machine has. `--check` only compares, and exits with 1 if the page is out of date. Left out are
 results of `--quick` runs and machines called `local`. Needs Python alone.
 """
 
@@ -17,7 +17,7 @@ from textwrap import wrap
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+PAGE, RESULTS = ROOT / "docs" / "measured.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- Written by scripts/bench_table; do not edit. -->", "<!-- End of the table. -->"
 # A variant is a tier or a shape, perhaps with a number format.
 _VARIANT = r"(?P<variant>(a|r|b-0\.4b|b|0\.4b)(-[a-z]+\d+)?)"
@@ -35,8 +35,8 @@ MARK = " †"
 # When int4 became another format; older figures of it are marked.
 INT4_CHANGED = "2026-11-23T18:40:00"
 INT4_MARK = " ‡"
-# How the prose of README is broken.
-_PAGE: dict[str, Any] = {"width": 100, "break_long_words": False, "break_on_hyphens": False}
+# How the prose of the page is broken.
+_PROSE: dict[str, Any] = {"width": 100, "break_long_words": False, "break_on_hyphens": False}
 
 Report = Mapping[str, Any]
 # Pairs of a row's label and its figure.
@@ -236,7 +236,7 @@ def block(folder: Path) -> str:
         lines.append("")
         told = " ".join(figure for found in table.values() for figure in found.values())
         for mark, note in _OLDER.items():
-            lines += [*wrap(f"{mark.strip()} {note}", **_PAGE), ""] if mark in told else []
+            lines += [*wrap(f"{mark.strip()} {note}", **_PROSE), ""] if mark in told else []
     return "\n".join([*lines, END])
 
 
@@ -255,9 +255,9 @@ def prose(machines: Mapping[str, str], names: Sequence[str]) -> list[str]:
         "the same target inflated to 0.4 billion weights; figures of the one say little about the "
         "other. Decoding is greedy, and both sides of a ratio take turns in one run. A share of "
         "the ceiling above 100 % says that the bare read beside it was disturbed. "
-        f"{told}. [Results](benchmarks/results/), [how they are made](docs/benchmarks.md)."
+        f"{told}. [Results](../benchmarks/results/), [how they are made](benchmarks.md)."
     )
-    return [*wrap(text, **_PAGE), ""]
+    return [*wrap(text, **_PROSE), ""]
 
 
 def row(cells: Sequence[str]) -> str:
@@ -265,23 +265,25 @@ def row(cells: Sequence[str]) -> str:
 
 
 def replaced(text: str, new: str) -> str:
-    """README with its block replaced. Raises SystemExit if it has none."""
+    """The page with its block replaced. Raises SystemExit if it has none."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"README.md lacks the line {BEGIN} or {END}")
+        raise SystemExit(f"docs/measured.md lacks the line {BEGIN} or {END}")
     return before + new + after
 
 
 def main(words: Sequence[str]) -> int:
-    text = README.read_text("utf-8")
+    text = PAGE.read_text("utf-8")
     new = replaced(text, block(RESULTS))
     if "--check" in words:
         if text == new:
             return 0
-        print("README's table is out of date: run scripts/bench_table", file=sys.stderr)
+        print(
+            "the table of docs/measured.md is out of date: run scripts/bench_table", file=sys.stderr
+        )
         return 1
-    README.write_text(new, "utf-8")
+    PAGE.write_text(new, "utf-8")
     return 0
 
 

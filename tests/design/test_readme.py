@@ -1,0 +1,113 @@
+"""README is short, and its figures and pictures are made of committed results by a script."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+TEXT = README.read_text("utf-8")
+PICTURES = sorted((ROOT / "docs" / "pictures").glob("readme-*.svg"))
+MAX_LINES, MAX_PICTURE_BYTES = 180, 60_000
+PART = re.compile(r"<!--(\w+)-->.*?<!--/\1-->", re.DOTALL)
+FIGURE = re.compile(r"\d\s*(×|%|ms\b|s\b|times|tokens|tok/s|µs|[KMG]B\b)")
+STUDY = "benchmarks/results/gguf_requests-r-2core-zen3.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of all that README's figures are made of."""
+    kept = [*ROOT.glob("scripts/readme*.py"), *ROOT.glob("docs/pictures/readme-*"), README]
+    for study in ("gguf_requests-r-", "serving_beside-", "parity-"):
+        kept += ROOT.glob(f"benchmarks/results/{study}*.json")
+    for path in kept:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(folder / "scripts" / "readme.py"), *words]
+    return subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    """Change a JSON file in place."""
+    report = json.loads(path.read_text("utf-8"))
+    change(report)
+    path.write_text(json.dumps(report), "utf-8")
+
+
+def test_figures_and_pictures_are_up_to_date() -> None:
+    done = run(ROOT, "--check")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/pictures/{p.name}" for p in PICTURES)])
+def test_a_figure_that_was_edited_is_found(folder: Path, name: str) -> None:
+    path = folder / name
+    path.write_text(re.sub(r"(?<=of )\d(?=\d* \w)|(?<=\d)\d(?= →)", "0", path.read_text("utf-8")))
+    done = run(folder, "--check")
+    assert (done.returncode, done.stderr) == (1, f"{name} is out of date: run scripts/readme\n")
+
+
+def test_new_results_make_figures_stale(folder: Path) -> None:
+    def slower(report: Any) -> None:
+        for cell in report["cells"]:
+            cell["ratios"]["ours best over llama.cpp best"]["value"] = 0.5
+
+    edit(folder / STUDY, slower)
+    assert run(folder, "--check").returncode == 1
+    assert run(folder).returncode == 0
+    assert run(folder, "--check").returncode == 0
+    assert "| Both at their best, against llama.cpp | 0.50 to 0.50 |" in (
+        folder / "README.md"
+    ).read_text("utf-8")
+
+
+def test_transformers_is_shown_once_it_was_measured(folder: Path) -> None:
+    def measure(report: Any) -> None:
+        for cell in report["cells"]:
+            cell["tokens_per_second"] |= {"transformers none": 12.0, "transformers best": 13.0}
+            cell["ratios"]["ours best over transformers best"] = {"value": 8.25}
+
+    edit(folder / STUDY, measure)
+    assert run(folder).returncode == 0
+    text = (folder / "README.md").read_text("utf-8")
+    assert "| Both at their best, against transformers | 8.25 to 8.25 |" in text
+    (speed,) = re.findall(r"<!--speed-->.*?<!--/speed-->", text, re.DOTALL)
+    assert len(re.findall(r"^\|", speed, re.MULTILINE)) == 2 + 5
+    chart = (folder / "docs/pictures/readme-speed.svg").read_text("utf-8")
+    assert chart.count("12 → 13") == 4
+
+
+def test_it_is_short_and_begins_with_the_two_commands() -> None:
+    assert len(TEXT.splitlines()) <= MAX_LINES
+    commands = re.findall(r"^```\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    assert commands[0] == "make demo\nmake test\n"
+
+
+def test_no_figure_is_written_by_hand() -> None:
+    assert FIGURE.search("13 ms") is not None
+    assert [found.group() for found in FIGURE.finditer(PART.sub("", TEXT))] == []
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+def test_a_picture_is_small_and_follows_the_theme(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert path.stat().st_size < MAX_PICTURE_BYTES
+    assert "prefers-color-scheme:dark" in text
+    assert ElementTree.fromstring(text).find("{http://www.w3.org/2000/svg}title") is not None
+    # Readers of a page that shows a picture load nothing from elsewhere.
+    assert re.findall(r"https?://[^\s\"<]+", text) == ["http://www.w3.org/2000/svg"]
