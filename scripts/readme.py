@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import readme_chart
 import readme_stream
@@ -22,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 README, RESULTS, KEPT = ROOT / "README.md", ROOT / "benchmarks" / "results", ROOT / "docs/pictures"
 RUN, PLAN = KEPT / "readme-stream.json", KEPT / "readme-plan.txt"
 STREAM, CHART = KEPT / "readme-stream.svg", KEPT / "readme-speed.svg"
+# A share of the CPU that others may have while both runs are made without a word about it.
+BUSY = 0.1
 MODEL, DOMAINS = "SmolLM2-135M-Instruct", "code,conversation"
 # Parts of README that are written here stand between two comments.
 PART = re.compile(r"(?P<begin><!--(?P<name>\w+)-->)(?P<text>.*?)(?P<end><!--/(?P=name)-->)", re.S)
@@ -43,7 +46,9 @@ def plan() -> str:
     a_round = why.partition("\nWith ")[0]
     advised = next(words for words in others if words.startswith("Run it:"))
     shown = "\n\n".join([command, about, verdict, a_round, "[...]", advised])
-    return f"\n```\n{shown}\n```\n"
+    share = float(_run()["foreign_cpu_share"])
+    busy = f"\nOther programs used {share:.0%} of the CPU meanwhile.\n" if share > BUSY else ""
+    return f"\n```\n{shown}\n```\n{busy}"
 
 
 def equal() -> str:
@@ -76,19 +81,23 @@ def made() -> dict[Path, str]:
 
 def record() -> None:
     """Runs both, and keeps what they gave. Raises SystemExit without the real model."""
+    from outrider.bench.machine import Neighbours
     from outrider.core.env import cache_folder
 
     folder = (cache_folder() or Path()) / "real"
     if not (folder / MODEL).is_dir():
         raise SystemExit("there is no real model: run scripts/real_model")
-    RUN.write_text(json.dumps(readme_stream.record(), separators=(",", ":")) + "\n", "utf-8")
     words = ["outrider", "plan", MODEL, "--domains", DOMAINS]
     program = [sys.executable, "-m", *words]
-    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=True)
+    with Neighbours() as neighbours:
+        run = readme_stream.record()
+        done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=True)
+    run["foreign_cpu_share"] = neighbours.share
+    RUN.write_text(json.dumps(run, separators=(",", ":")) + "\n", "utf-8")
     PLAN.write_text(f"{' '.join(words)}\n\n{done.stdout.strip()}\n", "utf-8")
 
 
-def _run() -> Mapping[str, object]:
+def _run() -> Mapping[str, Any]:
     return json.loads(RUN.read_text("utf-8"))
 
 

@@ -98,6 +98,13 @@ def test_it_is_short_and_begins_with_the_two_commands() -> None:
     assert commands[0] == "make demo\nmake test\n"
 
 
+def test_a_figure_within_a_sentence_does_not_begin_its_line() -> None:
+    """There the comment before it would end the paragraph."""
+    inline = [found.start() for found in PART.finditer(TEXT) if "\n" not in found.group()]
+    assert inline
+    assert all(TEXT[start - 1] != "\n" for start in inline)
+
+
 def test_no_figure_is_written_by_hand() -> None:
     assert FIGURE.search("13 ms") is not None
     assert [found.group() for found in FIGURE.finditer(PART.sub("", TEXT))] == []
