@@ -95,7 +95,10 @@ def _randomise(model: Any, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=rng)
-        weight.data = 0.15 * noise if weight.dim() > 1 else weight.data.nan_to_num() + 0.1 * noise
+        # Vectors that a family draws by itself, or leaves as memory was, differ each time.
+        is_given = bool((weight.data == weight.data.flatten()[0]).all())
+        given = weight.data if is_given else torch.zeros_like(weight.data)
+        weight.data = 0.15 * noise if weight.dim() > 1 else given + 0.1 * noise
 
 
 def write_hf(

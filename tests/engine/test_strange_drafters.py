@@ -227,6 +227,7 @@ def test_an_interrupt_out_of_a_drafter_is_no_fault_of_it() -> None:
         rig.outputs([PROMPT], greedy(8))
 
 
+@pytest.mark.deep
 @pytest.mark.wide
 def test_all_answers_are_refused_without_assertions_too() -> None:
     """In a process whose assertions are off, its own included: it counts."""

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from checks.faults import until
 from doubles.child_programs import all_gone
 from doubles.kinds import close_to, stored
 from outrider.api.llm import LLM
@@ -184,7 +185,8 @@ on_linux = pytest.mark.skipif(not Path("/proc/self/net").exists(), reason="asks 
 
 
 def check_no_ports(model: ShardedLM, before: set[str]) -> None:
-    assert inet_sockets("self") == before
+    # What other tests left in this process may ask somebody meanwhile, for a moment.
+    until(lambda: inet_sockets("self") <= before)
     for process_id in model.process_ids:
         assert not inet_sockets(process_id)
 

@@ -82,14 +82,14 @@ def test_rows_are_copied_outside_of_it(
     arena, _ = watched
     store: Any = arena.state
     copied: list[int] = []
-    copy = store._copy
+    copy = store.copy_slots
 
     def at_copy(source: list[int], target: list[int]) -> None:
         assert not store._lock._is_owned()
         copied.append(len(source))
         copy(source, target)
 
-    monkeypatch.setattr(store, "_copy", at_copy)
+    monkeypatch.setattr(store, "copy_slots", at_copy)
     arena.open(0, ())
     arena.step([StepRow(0, (1, 2, 3, 4), (-1, -1, 1, 2))])
     arena.commit({0: (1, 2, 3)})

@@ -50,6 +50,7 @@ def test_a_taste_of_this_commit_against_itself(
     assert CELL in capsys.readouterr().out
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.weights
 def test_a_sleep_and_another_token_are_found(against: ModuleType, tmp_path: Path) -> None:

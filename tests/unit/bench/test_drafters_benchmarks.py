@@ -13,6 +13,7 @@ from parity_matrix import measured, with_drafters
 pytestmark = pytest.mark.wide
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.weights
 def test_parity_is_run_with_every_drafter_that_finds_what_it_needs(

@@ -16,7 +16,7 @@ from outrider.cli.batch import duration
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
-NUM_LINES, NUM_KILLS = 2000, 5
+NUM_LINES, NUM_KILLS = 800, 2
 
 
 def write(path: Path, records: Sequence[object]) -> None:
@@ -32,7 +32,7 @@ def lines(path: Path) -> list[bytes]:
 def test_a_batch_that_is_killed_answers_every_line_once(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """Five times, and once with an answer that was only half written."""
+    """Twice, and once with an answer that was only half written."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write(source, [{"prompt": f"x{number} = ", "id": number} for number in range(NUM_LINES)])
     command = [sys.executable, "-m", "outrider", "batch", str(source), str(target)]

@@ -222,6 +222,7 @@ def test_without_a_writable_cache_it_builds_once_elsewhere(
     assert num_builds(tmp_path) == 1
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a Zen is an x86-64")
 @pytest.mark.parametrize("heads", [Heads(2, 2, 80), Heads(5, 1, 6)], ids=str)
