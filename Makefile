@@ -22,5 +22,5 @@ docs:
 docs-serve:
 	@scripts/docs serve
 clean:
-	@rm -rf .venv .docs-venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .docs-venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .cache
 	@find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
