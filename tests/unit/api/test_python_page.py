@@ -1,4 +1,4 @@
-"""The examples of README, docs/python.md and docs/features.md run as they stand."""
+"""The examples of README and of pages that show Python run as they stand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
 EXAMPLES = {
     f"{page} {number}": code
-    for page in ("README.md", "docs/python.md", "docs/features.md")
+    for page in ("README.md", "docs/get-started.md", "docs/python.md", "docs/features.md")
     for number, code in enumerate(
         re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S)
     )
