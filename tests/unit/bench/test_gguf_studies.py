@@ -6,7 +6,7 @@ import importlib
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,3 +123,19 @@ def test_transformers_takes_part_where_it_is_there(requests: ModuleType) -> None
     assert rates["transformers none"] == pytest.approx(64 / (0.5 + 63 * 0.1), abs=0.01)
     ratio = cell["ratios"]["ours best over transformers best"]["value"]
     assert ratio == pytest.approx((0.5 + 63 * 0.05) / (0.5 + 63 * 0.02))
+
+
+def test_a_file_in_bfloat16_is_like_its_folder_though_its_norms_are_wider(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)  # pyright: ignore[reportUnknownMemberType]
+    sides = importlib.import_module("gguf_sides")
+    number = 134_515_008
+
+    def read_spec(_: str) -> SimpleNamespace:
+        return SimpleNamespace(num_parameters=number)
+
+    monkeypatch.setattr(sides, "read_spec", read_spec)
+    for weight_bytes, is_like in ((269_100_288, True), (143_000_000, False), (4 * number, False)):
+        spec = SimpleNamespace(weight_bytes=weight_bytes, num_parameters=number)
+        assert sides._are_like(SimpleNamespace(spec=spec), tmp_path) is is_like
