@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.kernels.native.grouped import NativeInt4
 from outrider.kernels.reference import quantise as module
 from outrider.kernels.reference.linear import GROUP
 from outrider.kernels.reference.quantise import Groups, quantise
@@ -103,3 +106,28 @@ def test_numbers_of_8_bits_are_the_nearest() -> None:
     step_OI = groups.factors_FOG[0].repeat_interleave(GROUP, dim=1)
     # A scale that float16 rounded down has no code for the largest number.
     assert bool(((numbers(groups) - weight_OI).abs() <= 0.57 * step_OI).all())
+
+
+def hostile(num_out: int, num_in: int, seed: int) -> Tensor:
+    """Groups of every size, some of one number, some with what is no number."""
+    weight_OI = randn(num_out, num_in, seed=seed)
+    weight_OI *= 10.0 ** randn(num_out, 1, seed=seed + 1).mul(5).clamp(-30, 30)
+    weight_OI += 10.0 ** randn(num_out, 1, seed=seed + 2).mul(3).clamp(-30, 30)
+    weight_OI[::7] = weight_OI[::7, :1]
+    weight_OI[3::11, ::GROUP] = torch.tensor([torch.nan, torch.inf, -torch.inf, 3e38])[seed % 4]
+    weight_OI[5::13] = 0.0
+    return weight_OI
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 32), (3, 50), (70, 96), (40, 2100)], ids=str)
+def test_native_chooses_as_numpy_does(
+    bits: int, dtype: torch.dtype, shape: tuple[int, int], native_library: ctypes.CDLL
+) -> None:
+    native = NativeInt4(native_library, 2)
+    for seed in range(4):
+        for made_OI in (randn(*shape, seed=seed), hostile(*shape, seed)):
+            weight_OI = made_OI.to(dtype)
+            expected = quantise(weight_OI, bits).blocks()
+            assert np.array_equal(native.chosen(weight_OI, bits), expected)

@@ -13,16 +13,24 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_int32, c_void_p
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.errors import ContractError, given
 from outrider.kernels.native import cpu
 from outrider.kernels.native.cpu import VECTORS
-from outrider.kernels.native.ops import NativeLinear, address, function, struct_fields
+from outrider.kernels.native.ops import (
+    SUFFIXES,
+    NativeLinear,
+    address,
+    function,
+    struct_fields,
+)
 from outrider.kernels.plan import BlockRows, Linear, PackedLinear, PackedTable
 from outrider.kernels.reference.grouped import BITS, HEAD_BITS
-from outrider.kernels.reference.quantise import quantise
+from outrider.kernels.reference.linear import GROUP
 
 # As in csrc/groups.h.
 MOST_PARTS = 8
@@ -30,6 +38,7 @@ MOST_PARTS = 8
 _ALIGNMENT = 64
 # GGUF's numbers of the types of 4 and 8 bits, Q4_1 and Q8_0.
 _KINDS = {4: 3, 8: 8}
+_BLOCK_BYTES = {4: 20, 8: 34}
 
 
 class _Rows(Structure):
@@ -113,6 +122,7 @@ class NativeInt4:
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         self._blocks = NativeGrouped(library, num_threads)
+        self._quantise = function(library, "quantise")
         self.linear, self.table = self._blocks.linear, self._blocks.table
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
@@ -123,5 +133,16 @@ class NativeInt4:
 
     def _packed(self, weight_OI: Tensor, bits: int) -> PackedLinear:
         num_out, num_in = weight_OI.shape
-        rows = BlockRows(quantise(weight_OI, bits).blocks(), _KINDS[bits], num_out, num_in)
+        rows = BlockRows(self.chosen(weight_OI, bits), _KINDS[bits], num_out, num_in)
         return given(self._blocks.pack([rows]), "layout of these blocks")
+
+    def chosen(self, weight_OI: Tensor, bits: int) -> NDArray[np.uint8]:
+        """The blocks of reference/quantise.py, bit for bit."""
+        num_out, num_in = weight_OI.shape
+        weight_OI = weight_OI.detach().cpu().contiguous()
+        if weight_OI.dtype not in SUFFIXES:
+            weight_OI = weight_OI.float()
+        blocks = np.empty(num_out * -(-num_in // GROUP) * _BLOCK_BYTES[bits], np.uint8)
+        dtype, at = list(SUFFIXES).index(weight_OI.dtype), weight_OI.data_ptr()
+        self._quantise(self._blocks.team, dtype, at, bits, blocks.ctypes.data, num_out, num_in)
+        return blocks

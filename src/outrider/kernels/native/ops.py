@@ -108,6 +108,7 @@ _SIGNATURES = {
     "pack": "pppii",
     "pack_grouped": "pipppii",
     "pick": "ppdl:l",
+    "quantise": "pipipii",
     "rank": "ppilifpp:i",
     "ranks": "piid:p",
     "ranks_bytes": "i:l",

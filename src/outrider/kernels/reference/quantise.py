@@ -1,4 +1,5 @@
-"""Chooses codes of 4 and 8 bits for weights, in NumPy on the CPU: every machine chooses alike.
+"""Chooses codes of 4 and 8 bits for weights, in NumPy on the CPU: every machine chooses alike. The
+native kernels have the same bits (csrc/quantise.cpp).
 
 Every GROUP inputs of an output have a scale, and those of 4 bits a minimum, that float16 holds:
 
@@ -114,7 +115,7 @@ def _four(x_MC: Floats) -> Part:
     scale_M[is_bad_M | np.isnan(min_M)] = np.nan
     x_CM -= np.where(np.isnan(min_M), np.float32(0), min_M)
     x_CM *= _inverse(scale_M)
-    codes_CM = np.rint(x_CM, out=x_CM).astype(np.int8).clip(0, MOST_CODE)
+    codes_CM = np.rint(x_CM, out=x_CM).clip(0, MOST_CODE, out=x_CM).astype(np.int8)
     return codes_CM.T, np.stack([scale_M, min_M])
 
 

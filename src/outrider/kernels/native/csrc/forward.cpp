@@ -67,9 +67,6 @@ struct Layer {
     const Mixture* mixture;
 };
 
-// What the embedding and kept states are made of: the place in SUFFIXES of ops.py.
-enum Dtype { FLOAT32, BFLOAT16, FLOAT16 };
-
 struct Decoder {
     Team* team;
     void (*rope_append)(const Pass*, float* qkv, const float* cos, const float* sin, void* keys,

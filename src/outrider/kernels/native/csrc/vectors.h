@@ -33,6 +33,9 @@ typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t BitVec __attribute__((vector_size(LANES * 4)));
 typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
 
+// Their numbers are the places in SUFFIXES of ops.py.
+enum Dtype { FLOAT32, BFLOAT16, FLOAT16 };
+
 struct BFloat16 {
     uint16_t bits;
 };
