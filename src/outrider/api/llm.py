@@ -26,9 +26,9 @@ from outrider.api.text_stream import TextStream
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import Turns
 from outrider.core.budget import JobTrace
-from outrider.core.config import EXACT_SAMPLERS, EngineConfig
+from outrider.core.config import EngineConfig
 from outrider.core.constraint import AllowedTokens
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import size, with_options
 from outrider.core.interrupts import deferred, deliver
@@ -147,7 +147,7 @@ class LLM:
     @property
     def exact(self) -> bool:
         """Whether texts follow the target's own distribution: not with a lossy sampler."""
-        return not KINDS[self.drafter].drafts or self.config.sampler in EXACT_SAMPLERS
+        return not drafter_named(self.drafter).drafts or self.config.claims_exact
 
     @property
     def free_tokens(self) -> int:

@@ -17,7 +17,7 @@ from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, COPY, KINDS
+from outrider.core.drafter_kinds import AUTO, COPY, KINDS, drafter_named
 from outrider.core.errors import CheckpointError, ConfigError, VocabularyError
 from outrider.core.fields import is_changed
 from outrider.core.resolve import ResolvedConfig, resolve
@@ -47,7 +47,7 @@ def resolve_pair(
 
     `draft` is not looked for if the drafter has no use for it. A target may have heads within its
     own files. Raises ConfigError for heads of a target that processes share."""
-    named = None if config.drafter == AUTO else KINDS[config.drafter]
+    named = None if config.drafter == AUTO else drafter_named(config.drafter)
     folder = given = None
     if config.k > 0 and (named is None or named.reads_draft):
         if draft is not None:

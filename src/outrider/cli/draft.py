@@ -26,7 +26,7 @@ from outrider.cli.output import prose, screen_table, table
 from outrider.cli.plan_page import bounds_record
 from outrider.cli.suggestions import Suggestion, suggestions
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.drafter_kinds import drafter_named
 from outrider.core.env import cache_folder
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
@@ -110,7 +110,7 @@ def known_of(
     options, notes = call.options, list[str]()
     here = [one for one in found if one.ready and one.drafter in available()]
     # What takes no time to load comes first, a copy of the target last.
-    here.sort(key=lambda one: _LOADED_LATE.index(KINDS[one.drafter].source))
+    here.sort(key=lambda one: _LOADED_LATE.index(drafter_named(one.drafter).source))
     ready = [one.contestant for one in here]
     contestants = contestants_named(",".join(ready)) if ready else [PLAIN]
     drafts = None

@@ -35,7 +35,7 @@ from outrider.cli.run_options import GenerateOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.cli.structure import structure_of
 from outrider.cli.verdict import details, headline, is_cut, say_toy
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
@@ -56,7 +56,7 @@ def generate(call: Call[GenerateOptions]) -> int:
     structure = structure_of(shown)
     llm = open_llm(resolved)
     prompt, is_message = given_prompt(llm, text, shown, resolved.program().target)
-    if shown.compare and not KINDS[llm.drafter].drafts:
+    if shown.compare and not drafter_named(llm.drafter).drafts:
         raise ConfigError("--compare: speculation is off already.", hint="choose a --drafter")
     page = RoundsPage(llm, resolved)
     page.turn(shown.html, flag="--html")

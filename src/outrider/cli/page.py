@@ -159,7 +159,8 @@ def _details(item: Setting) -> str:
         return "on by default" if item.default else "off by default"
     if item.kind is tuple:
         return "may be repeated"
-    return f"{item.accepts}; default {item.default}"
+    accepts = " | ".join((item.accepts, *item.meta.others()))
+    return f"{accepts}; default {item.default}"
 
 
 def _verb_rows(verbs: Iterable[Verb]) -> list[Row]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 from outrider import __version__
 from outrider.cli.output import say
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS, OFF
+from outrider.core.drafter_kinds import AUTO, OFF, drafter_named
 from outrider.core.env import variables_with
 from outrider.core.errors import ConfigError
 from outrider.core.foreign import VARIABLES_OF_OTHERS, notes_on
@@ -135,8 +135,8 @@ def _check_flags(resolved: Resolved) -> None:
             f"--draft names a model, got {draft.value!r}.",
             hint=f"`outrider generate PROMPT --k {draft.value}` drafts so many tokens a round",
         )
-    kind = KINDS.get(str(drafter.value))
-    modelless = kind is not None and not kind.reads_draft
+    name = str(drafter.value)
+    modelless = name != AUTO and not drafter_named(name).reads_draft
     if named and modelless and drafter.origin == drafter.setting.flag:
         raise ConfigError(
             f"--draft names a model, and --drafter {drafter.value} reads none.",
@@ -148,7 +148,7 @@ def without_draft(engine: EngineConfig) -> EngineConfig:
     """No draft model: plain decoding, unless another drafter was asked for by name."""
     if engine.drafter == AUTO:
         return replace(engine, drafter=OFF)
-    kind = KINDS[engine.drafter]
+    kind = drafter_named(engine.drafter)
     if kind.folder is not None and not kind.in_target:
         raise ConfigError(
             f"--drafter {engine.drafter} needs a draft model or heads, and --draft is none.",

@@ -18,6 +18,7 @@ from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_o
 from outrider.bench.studies.drafters_lineup import available
 from outrider.cli.draft_fit import SMALL_FILES
 from outrider.cli.models import LocalModel, local_models, small_files
+from outrider.core.drafter_kinds import PLUGINS
 from outrider.core.errors import CheckpointError
 from outrider.models.families import DECODER_FAMILIES
 from outrider.models.json_object import JsonObject
@@ -53,6 +54,7 @@ def suggestions(target: str) -> list[Suggestion]:
         partial(_pairs, here),
         partial(_local, here),
         _without_files,
+        _from_packages,
         _training,
     ]
     found: dict[tuple[str, str | None], Suggestion] = {}
@@ -165,6 +167,19 @@ def _without_files(target: str, folder: Path) -> Iterator[Suggestion]:
                 ready=True,
                 reason=reason,
                 command=_generate(target, f"--drafter {drafter}"),
+            )
+
+
+def _from_packages(target: str, folder: Path) -> Iterator[Suggestion]:
+    del folder
+    for kind in PLUGINS.every():
+        if kind.looks_up and not kind.must_have:
+            yield Suggestion(
+                drafter=kind.name,
+                draft=None,
+                ready=True,
+                reason=f"comes with package {PLUGINS.package(kind.name)}, and drafts from the text",
+                command=_generate(target, f"--drafter {kind.name}"),
             )
 
 

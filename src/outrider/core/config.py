@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.core.drafter_kinds import AUTO, KINDS
+from outrider.core.drafter_kinds import AUTO, KINDS, PLUGINS
 from outrider.core.env import MOST_THREADS
 from outrider.core.fields import WHOLE, check_fields, documented, setting
+from outrider.core.plugins import ControllerKind, Plugins, RuleKind
 
 DRAFTERS = (AUTO, *KINDS)
 WATCHDOGS = ("request", "engine", "off")
@@ -24,7 +25,9 @@ QUANTISE = ("none", "int8", "int4")
 QUANTISE_COSTS = {"int8": (0.0328, 0.8754), "int4": (0.002, 0.964)}
 EXACT_SAMPLERS = ("block", "token", "match", "coupled")
 LOSSY_SAMPLERS = ("typical", "p_min", "threshold", "top_k", "nucleus")
+RULES = Plugins("rule", RuleKind, (*EXACT_SAMPLERS, *LOSSY_SAMPLERS))
 CONTROLLERS = ("auto", "fixed", "band", "slo", "goodput")
+OTHER_CONTROLLERS = Plugins("controller", ControllerKind, CONTROLLERS)
 SCHEDULES = ("single", "pd", "pdv", "ssd", "auto")
 LANE_ORDERS = ("depth", "fixed", "slo", "learned")
 FALLBACKS = ("jit", "ngram", "none", "auto")
@@ -44,6 +47,7 @@ class EngineConfig:
         "What proposes tokens; auto takes the draft model or heads if there are any, else a copy "
         "of the target beside look-ups where that pays, else ngram.",
         choices=DRAFTERS,
+        others=PLUGINS.names,
     )
     k: int = setting(4, "Draft at most this many tokens at once.", minimum=0, maximum=64)
     tree_nodes: int = setting(
@@ -83,7 +87,8 @@ class EngineConfig:
         "block",
         "Acceptance rule. Exact: block accepts most, coupled and match tie text to the seed. "
         "Lossy, for study: the last five.",
-        choices=(*EXACT_SAMPLERS, *LOSSY_SAMPLERS),
+        choices=RULES.built_in,
+        others=RULES.names,
         harmless=EXACT_SAMPLERS,
     )
     leniency: float = setting(
@@ -94,6 +99,7 @@ class EngineConfig:
         "What chooses the draft length up to k: band follows acceptance, slo latency too, goodput "
         "what a draft costs and brings here; auto is goodput with --schedule auto, else fixed.",
         choices=CONTROLLERS,
+        others=OTHER_CONTROLLERS.names,
     )
     min_k: int = setting(
         1, "Shortest draft that band chooses; slo, from 2 on.", minimum=0, maximum=64
@@ -351,3 +357,10 @@ class EngineConfig:
         if self.controller != "auto":
             return self.controller
         return "goodput" if self.schedule == "auto" else "fixed"
+
+    @property
+    def claims_exact(self) -> bool:
+        """Whether its acceptance rule says that it keeps the target's distribution."""
+        if self.sampler in RULES.built_in:
+            return self.sampler in EXACT_SAMPLERS
+        return RULES.load(self.sampler).exact

@@ -1,17 +1,19 @@
 """The drafters, a line each: what the rest of the program may know of a drafter by its name.
 
-A drafter is added by a file with its class and a function that builds it, and by a line of KINDS;
-`builder` names that function, as "module:function". Nothing else compares a drafter's name. The
-table imports no PyTorch, since the command line shows the names, and no drafter: the module of one
-is imported when an engine is built with it.
+A drafter is added by a file with its class and a function that builds it, and by a line of KINDS,
+or by another package (plugins.py); `builder` names that function, as "module:function". Nothing
+else compares a drafter's name. The table imports no PyTorch, since the command line shows the
+names, and no drafter: the module of one is imported when an engine is built with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
+
+from outrider.core.errors import ConfigError
+from outrider.core.plugins import Plugins
 
 # What drafts are made from: the text and tables alone, a draft model, heads of the drafter's own
 # kind, a copy of the target, or whatever --draft names, if it names anything.
@@ -100,9 +102,15 @@ class DrafterKind:
         return "drafter_home" in self.settings
 
     def build(self, context: Any) -> Any:
-        """The drafter, built by its own function from a BuildContext (drafters/catalog.py)."""
-        module, _, function = self.builder.partition(":")
-        return getattr(import_module(module), function)(context)
+        """The drafter, built by its own function from a BuildContext (drafters/catalog.py). Raises
+        ConfigError if another package's fails, or gives what has another name."""
+        drafter = PLUGINS.build(self, context)
+        if self.name not in KINDS and drafter.name != self.name:
+            raise ConfigError(
+                f"drafter {self.name!r} was built, and calls itself {drafter.name!r}.",
+                hint=f"the `name` that {self.builder} gives must be {self.name!r}",
+            )
+        return drafter
 
 
 def _table(*kinds: DrafterKind) -> dict[str, DrafterKind]:
@@ -228,3 +236,25 @@ KINDS: Mapping[str, DrafterKind] = _table(
         settings=("skip_layers",),
     ),
 )  # fmt: skip
+
+PLUGINS = Plugins("drafter", DrafterKind, (AUTO, *KINDS))
+# What one from another package may be made from; formats of heads and copies are known by name.
+_OUTSIDE_SOURCES = ("text", "model")
+
+
+def drafter_named(name: str) -> DrafterKind:
+    """Raises ConfigError for a name that nobody has, or a package that is broken."""
+    if name in KINDS:
+        return KINDS[name]
+    kind = PLUGINS.load(name)
+    if kind.source not in _OUTSIDE_SOURCES:
+        raise ConfigError(
+            f"drafter {name!r} says that its source is {kind.source!r}, which no package can add.",
+            hint=f"its description may say {' or '.join(_OUTSIDE_SOURCES)}",
+        )
+    return kind
+
+
+def every_drafter() -> list[DrafterKind]:
+    """Those that are built in, then those of other packages."""
+    return [*KINDS.values(), *PLUGINS.every()]

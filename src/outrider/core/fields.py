@@ -2,8 +2,7 @@
 
 A field made with `setting` carries its help text, its bounds and its choices. The settings registry
 (settings.py) reads them, so a name, a default or a bound is written once. A `FieldKind` reads a
-value from text or from a parsed file, and raises ValueError or OverflowError for what it cannot
-read.
+value from text or a parsed file, and raises ValueError or OverflowError for what it cannot read.
 """
 
 from __future__ import annotations
@@ -70,15 +69,17 @@ Class = TypeVar("Class")
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What a `setting` field says of itself. Bounds are inclusive. `count` limits how many entries
-    a list or mapping has, `each` the bytes of an entry. Where a setting names models or files,
-    starts processes or changes the distribution of the text, `harmless` are the values that a file
-    may say which nobody named; None is all of them. `kind` is the type of its values where neither
-    default nor annotation says it. What is `per_request` has no flag, variable or key of a file."""
+    a list or mapping has, `each` the bytes of an entry. `others` are choices that installed
+    packages add. Where a setting names models or files, starts processes or changes the
+    distribution of the text, `harmless` are the values that a file may say which nobody named; None
+    is all of them. `kind` is the type of its values where neither default nor annotation says it.
+    What is `per_request` has no flag, variable or key of a file."""
 
     help: str
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    others: Callable[[], tuple[str, ...]] = tuple
     count: Limit | None = None
     each: Limit | None = None
     harmless: tuple[object, ...] | None = None
@@ -199,10 +200,9 @@ def check_value(name: str, value: object, meta: Meta) -> None:
     or too long, or is not Unicode."""
     if isinstance(value, str):
         _num_bytes(name, value)
-        if meta.choices and value not in meta.choices:
-            raise ConfigError(
-                f"{name}: unknown value {shown(value)}.", hint=did_you_mean(value, meta.choices)
-            )
+        if meta.choices and value not in meta.choices and value not in meta.others():
+            hint = did_you_mean(value, (*meta.choices, *meta.others()))
+            raise ConfigError(f"{name}: unknown value {shown(value)}.", hint=hint)
     elif isinstance(value, tuple):
         _check_texts(name, cast("tuple[str, ...]", value), meta)
     elif isinstance(value, int | float) and not isinstance(value, bool):

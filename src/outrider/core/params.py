@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
-from outrider.core.drafter_kinds import KINDS, OFF
+from outrider.core.drafter_kinds import KINDS, OFF, PLUGINS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import (
     BAD_WORD_BYTES,
@@ -141,6 +141,7 @@ class SamplingParams:
         "engine's own drafter, which it is where this is unset.",
         kind=str,
         choices=tuple(KINDS),
+        others=PLUGINS.names,
         per_request=True,
     )
     sampler: str | None = setting(

@@ -17,6 +17,8 @@ from outrider.core.drafter_kinds import (
     WITH_COPY,
     WITHOUT_DRAFT,
     DrafterKind,
+    drafter_named,
+    every_drafter,
 )
 from outrider.core.errors import ConfigError
 from outrider.core.params import RequestSpeculation, SamplingParams
@@ -119,7 +121,7 @@ class ResolvedConfig:
         if wants_none:
             return RequestSpeculation(OFF, sampler, 0)
         drafter = self._drafter_of(params)
-        kind = KINDS[drafter] if drafter else self.drafter
+        kind = drafter_named(drafter) if drafter else self.drafter
         is_guided = bool(params.prediction) and kind.drafts and "prediction" not in kind.reads
         return RequestSpeculation(drafter, sampler, params.k, is_guided)
 
@@ -133,7 +135,7 @@ class ResolvedConfig:
                 f"drafter {wanted!r}: this engine drafts nothing, so it has no room for drafts.",
                 hint="load the engine with a drafter and a k above 0, or leave drafter out",
             )
-        if wanted not in self.choosable:
+        if wanted not in self._parts and not drafter_named(wanted).looks_up:
             raise ConfigError(
                 f"drafter {wanted!r} cannot be chosen by a request here: it needs a model or "
                 "heads, and this engine has none for it.",
@@ -145,12 +147,17 @@ class ResolvedConfig:
     def choosable(self) -> tuple[str, ...]:
         """Drafters that a request may choose: the engine's own, what is a part of it, and those
         that need no model. An engine that drafts nothing has no room for drafts."""
-        own = [self.drafter.name]
         if not self.draft_size:
             return (OFF,)
+        others = [kind.name for kind in every_drafter() if kind.looks_up]
+        return tuple(dict.fromkeys((*self._parts, *others)))
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        """The engine's own drafter, and the model or heads that are a part of it."""
         if self.drafter.source == "draft" and self.given is not None:
-            own.append(self.given.name)
-        return (*own, *(name for name, kind in KINDS.items() if kind.looks_up and name not in own))
+            return self.drafter.name, self.given.name
+        return (self.drafter.name,)
 
     def _sampler_of(self, params: SamplingParams) -> str:
         """The rule that `params` ask for; "" where the engine's own decides alike."""
@@ -182,7 +189,7 @@ def _drafter(config: EngineConfig, given: str | None) -> DrafterKind:
         return KINDS[OFF]
     if config.drafter == AUTO:
         return KINDS[WITH_COPY if given == COPY else given or WITHOUT_DRAFT]
-    wanted = KINDS[config.drafter]
+    wanted = drafter_named(config.drafter)
     if wanted.without_draft and given is None:
         return KINDS[wanted.without_draft]
     if wanted.folder is not None and wanted.folder != given:
@@ -208,7 +215,7 @@ def _schedule(config: EngineConfig, drafter: DrafterKind) -> str:
 
 def _no_source(drafter: DrafterKind, given: DrafterKind | None) -> ConfigError:
     """What a drafter reads is missing, or --draft names something else."""
-    needed = drafter.needs_words
+    needed = drafter.needs_words or "a draft model"
     if given is None:
         made = "draft" if drafter.folder == MODEL else drafter.name
         return ConfigError(

@@ -12,8 +12,8 @@ from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import BandController, FixedController, SloController
 from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.budget import Budget, Choice, JobTrace, RoundTrace
-from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.config import OTHER_CONTROLLERS, EngineConfig
+from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError, within_memory
 from outrider.core.protocols import Controller, DraftAhead, Drafter, HasMembers
 from outrider.core.resolve import ResolvedConfig
@@ -149,7 +149,7 @@ def _chosen(resolved: ResolvedConfig, models: LoadedModels, drafter: Drafter, na
     """What a request that chose `name` is drafted for by: a part of the engine's own `drafter`, or
     one that needs no model."""
     part = drafter.member(name) if isinstance(drafter, HasMembers) else None
-    return BuildContext(resolved, models, KINDS[name]).build() if part is None else part
+    return BuildContext(resolved, models, drafter_named(name)).build() if part is None else part
 
 
 def _residents(
@@ -248,6 +248,10 @@ def _controller(resolved: ResolvedConfig) -> Controller:
         return FixedController(Budget(k, num_nodes=num_nodes, choice=Choice("fixed")))
     if name == "goodput":
         return GoodputController(k=k, num_nodes=num_nodes)
+    if name not in OTHER_CONTROLLERS.built_in:
+        most = Budget(k, num_nodes=num_nodes)
+        own = OTHER_CONTROLLERS.build(OTHER_CONTROLLERS.load(name), most)
+        return GuardedController(own, most)
     if config.min_k > k:
         raise ConfigError(
             f"min_k={config.min_k} is above k={k}, the longest draft.",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from outrider.core.drafter_kinds import KINDS, DrafterKind
+from outrider.core.drafter_kinds import DrafterKind, drafter_named
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
@@ -76,7 +76,7 @@ class Candidate:
     @classmethod
     def of(cls, name: str, drafter: str, target: ModelSpec, num_bytes: int = 0) -> Candidate:
         """`num_bytes` are those of its draft model or heads."""
-        kind = KINDS[drafter]
+        kind = drafter_named(drafter)
         head = target.vocab_size * target.hidden_size * target.bytes_per_weight
         if kind.source == "copy":
             return replace(cls.copy_of(target, kind, _COPY_BITS), name=name)

@@ -53,10 +53,10 @@ class RuleProof:
         return f"{self.worst_case}: total variation {self.worst:.1e}"
 
 
-def algebra(effort: Effort, *, seed: int) -> Part:
-    """Every exact rule, on the fixed cases and on generated ones."""
+def algebra(effort: Effort, *, seed: int, own: str) -> Part:
+    """Every exact rule, and the user's `own`, on the fixed cases and on generated ones."""
     proofs: list[RuleProof] = []
-    for sampler in exact_samplers():
+    for sampler in exact_samplers(own):
         yield f"{sampler.name}: {len(FIXED)} fixed cases"
         proofs.append(prove_rule(sampler, FIXED))
         cases = generated(seed)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outrider import __version__
-from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
+from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.errors import ConfigError
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import pick_device, resolve
@@ -84,6 +84,9 @@ class Certificate:
         models = [self.about[role] for role in ("target", "draft")]
         named = [str(model["name"]) for model in models if model]
         again = " ".join(["outrider verify", *named, *_flags(self.about["settings"])])
+        sampler = self.about["settings"].get("sampler", EXACT_SAMPLERS[0])
+        if names & {"algebra", "ensemble"} and sampler not in EXACT_SAMPLERS:
+            return f"mend rule {sampler!r} in its own package, then the same command again"
         if names & {"algebra", "ensemble"}:
             return "pip install --force-reinstall outrider, then the same command again"
         if names & {"parity", "acceptance"}:
@@ -117,7 +120,7 @@ def _flags(settings: Mapping[str, object]) -> list[str]:
 def check_certifiable(subject: ParitySubject) -> None:
     """Raise ConfigError for a sampler that does not claim to change nothing."""
     sampler = subject.config.sampler
-    if sampler in LOSSY_SAMPLERS:
+    if not subject.config.claims_exact:
         raise ConfigError(
             f"{sampler} is lossy; nothing to certify.",
             hint=f"choose an exact sampler: --sampler {' | '.join(EXACT_SAMPLERS)}",
@@ -162,7 +165,7 @@ def certify(subject: ParitySubject, effort: Effort) -> Iterator[ProofStep | Chec
     # Made first: prompts that fit no window are an error before the work, not after half of it.
     job = task(subject, max_tokens=effort.greedy_tokens)
     parts: Sequence[Part] = (
-        algebra(effort, seed=seed),
+        algebra(effort, seed=seed, own=subject.config.sampler),
         ensemble(effort, seed=seed, own=subject.config.sampler),
         parity(job),
         mutants(seed=seed),

@@ -251,6 +251,8 @@ class Sampler:
     draw: DrawNode
 
 
-def exact_samplers() -> list[Sampler]:
-    """Each of EngineConfig's exact samplers, wired as engine/build.py wires it."""
-    return [Sampler(name, rule_for(name), draw_for(name)) for name in EXACT_SAMPLERS]
+def exact_samplers(own: str = EXACT_SAMPLERS[0]) -> list[Sampler]:
+    """Each of EngineConfig's exact samplers, and `own`, which may be another package's, wired as
+    engine/build.py wires it."""
+    names = dict.fromkeys((*EXACT_SAMPLERS, own))
+    return [Sampler(name, rule_for(name), draw_for(name)) for name in names]

@@ -110,9 +110,11 @@ class PairTrials:
 def pair_trials(
     sampler: Sampler, pair: WeightPair, *, seed: int, num_walked: int, num_texts: int
 ) -> PairTrials:
-    """Walked texts, and `num_texts` on tensors."""
+    """Walked texts, and `num_texts` on tensors, where the rule is written on tensors as well."""
     walked: list[Text] = []
     trial = walked_trial(sampler, pair, seed=seed, num_texts=num_walked, keep=walked)
+    if sampler.name not in MANY:
+        return PairTrials((trial,), 0, 0)
     counts, first = _many(sampler.name, pair, seed=seed, num_texts=num_texts, keep=len(walked))
     name = f"{sampler.name}, {pair.name}, on tensors"
     many = ChiSquareTrial(name, num_texts, p_value(counts, pair.text_distribution()))
@@ -267,7 +269,7 @@ def ensemble(effort: Effort, *, seed: int, own: str) -> Part:
     """`own` is the sampler that the user chose; it is walked more often than the others."""
     drawn: list[PairTrials] = []
     trials: list[ChiSquareTrial] = []
-    for sampler in exact_samplers():
+    for sampler in exact_samplers(own):
         num_walked = effort.num_walked_own if sampler.name == own else effort.num_walked
         for pair in PAIRS:
             yield f"{sampler.name}: {pair.name}"

@@ -26,7 +26,7 @@ from outrider.api.self_copy import copy_pays
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.draft import common_prefix
-from outrider.core.drafter_kinds import COPY, KINDS
+from outrider.core.drafter_kinds import COPY, drafter_named
 from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
@@ -97,12 +97,12 @@ def subject_of(
         config = replace(config, drafter="ngram")
     named = {"auto": draft_of(target, config.drafter), "none": None}.get(draft, draft)
     found = ParitySubject(target, named, config, params)
-    if not KINDS[found.drafter].drafts:
+    if not drafter_named(found.drafter).drafts:
         raise ConfigError(
             "speculation is off, so there is nothing to certify.",
             hint="choose a drafter (--drafter auto) and a draft length (--k 4)",
         )
-    if "prediction" in KINDS[found.drafter].must_have and not params.prediction:
+    if "prediction" in drafter_named(found.drafter).must_have and not params.prediction:
         raise ConfigError(
             f"drafter {found.drafter!r} drafts nothing without a guess of the text, so there is "
             "nothing to certify.",
@@ -260,7 +260,7 @@ class ParityTask:
 
 
 def _generate(llm: LLM, prompts: Sequence[Ids], cell: ParityCell) -> list[GenerationResult]:
-    guess = cell.params.prediction if "prediction" in KINDS[cell.drafter].must_have else ""
+    guess = cell.params.prediction if "prediction" in drafter_named(cell.drafter).must_have else ""
     params = replace(cell.params, prediction=guess)
     if cell.together == BATCH:
         return llm.generate(prompts, params)

@@ -16,7 +16,7 @@ from outrider.core.fields import WHOLE
 from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, refused
 from outrider.server.port import EngineCard
-from outrider.server.site import LEARNS_OF_ALL, Site
+from outrider.server.site import Site, learns_of_all
 
 # Of SamplingParams: what a body says under the same name and with the same meaning.
 _SAME = (
@@ -177,7 +177,7 @@ def _speculation(
     if given.drafter is not None and given.drafter not in card.drafters:
         known = ", ".join(card.drafters)
         raise refused("speculative.drafter", f"this server has {known}.")
-    if keeps_apart and given.drafter in LEARNS_OF_ALL:
+    if keeps_apart and given.drafter and learns_of_all(given.drafter):
         why = "it drafts from what others asked. The server's --shared-prefixes allows it."
         raise refused("speculative.drafter", why)
     if given.tree is not None:

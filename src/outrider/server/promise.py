@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError
 from outrider.server.port import Promise
 
@@ -27,7 +27,7 @@ def promise_of(llm: LLM) -> Promise | None:
     from outrider.planner.suppose import Candidate, sheet_like, supposed
 
     config = llm.config
-    if not KINDS[llm.drafter].drafts or not config.k:
+    if not drafter_named(llm.drafter).drafts or not config.k:
         return None
     weights = {name: held for name, held in llm.memory.items() if name.startswith("weights of ")}
     of_drafter = sum(weights.values()) - weights.get("weights of the target", 0)

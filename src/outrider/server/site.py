@@ -15,6 +15,7 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from outrider.api.result import GenerationResult
+from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
 from outrider.core.params import SamplingParams
@@ -170,10 +171,15 @@ def request_id_of(request: Request) -> str:
     return request.scope.get("outrider.request_id", "")
 
 
+def learns_of_all(drafter: str) -> bool:
+    """Whether it drafts from what any request said or wrote. Another package's may."""
+    return drafter in LEARNS_OF_ALL or drafter not in KINDS
+
+
 def check_apart(site: Site, drafter: str) -> None:
     """Raises ConfigError where keys are to be kept apart and an engine's own drafter would tell
     one what others said: its drafts are of their texts."""
-    if site.keeps_apart and drafter in LEARNS_OF_ALL:
+    if site.keeps_apart and learns_of_all(drafter):
         raise ConfigError(
             f"several keys, and the drafter {drafter} drafts for each from what all said.",
             hint="--drafter ngram keeps to each text; --shared-prefixes lets keys share",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from outrider.core.config import RULES
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.sampling import PLAIN, Sampling
@@ -47,15 +48,16 @@ LOSSY: Mapping[str, _Lossy] = {
 def rule_for(sampler: str, leniency: float = 0.0, sampling: Sampling = PLAIN) -> AcceptanceRule:
     """The rule called `sampler`; `leniency` is a lossy rule's threshold, 0 its usual one.
 
-    Raises ConfigError if the rule has no such threshold.
+    Raises ConfigError if the rule has no such threshold, or its package is broken.
     """
-    if sampler in EXACT:
+    if sampler not in LOSSY:
         if leniency:
+            is_what = "is exact and" if sampler in EXACT else "is another package's and"
             raise ConfigError(
-                f"sampler {sampler!r} is exact and has no threshold, but leniency is {leniency:g}.",
+                f"sampler {sampler!r} {is_what} has no threshold, but leniency is {leniency:g}.",
                 hint=f"leave leniency out, or choose a lossy sampler: {', '.join(LOSSY)}",
             )
-        return EXACT[sampler](sampling)
+        return EXACT[sampler](sampling) if sampler in EXACT else _of_package(sampler, sampling)
     kind = LOSSY[sampler]
     if leniency > kind.largest:
         raise ConfigError(
@@ -64,3 +66,14 @@ def rule_for(sampler: str, leniency: float = 0.0, sampling: Sampling = PLAIN) ->
             hint=f"lower --leniency; its usual value is {kind.usual:g}",
         )
     return lossy.LossyRule(sampler, kind.passes, leniency or kind.usual)
+
+
+def _of_package(sampler: str, sampling: Sampling) -> AcceptanceRule:
+    kind = RULES.load(sampler)
+    rule: AcceptanceRule = RULES.build(kind, sampling)
+    if rule.exact is not kind.exact:
+        raise ConfigError(
+            f"rule {sampler!r} says exact={rule.exact}, and its description exact={kind.exact}.",
+            hint="make both say the same: exact where it keeps the target's distribution",
+        )
+    return rule

@@ -259,7 +259,7 @@ def test_users_settings_reach_the_parts(outrider: Command, script: Script) -> No
     shown = outrider("verify", *words, "--max-tokens", "5")
     assert shown.code == 0
     effort = replace(Effort(), greedy_tokens=5)
-    assert script.calls["algebra"] == {"Effort": effort, "seed": 7}
+    assert script.calls["algebra"] == {"Effort": effort, "seed": 7, "own": "match"}
     assert script.calls["ensemble"] == {"Effort": effort, "seed": 7, "own": "match"}
     assert script.calls["mutants"] == {"seed": 7}
     subject = script.calls["parity"]["ParityTask"].subject

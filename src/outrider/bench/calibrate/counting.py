@@ -18,7 +18,7 @@ from outrider.bench.calibrate.probe import Probe, ahead_of, written_until
 from outrider.bench.calibrate.replay import Replayed, Text, can_replay, replayed
 from outrider.bench.calibrate.rounds import Request, Timed, passes_of
 from outrider.core.config import EXACT_SAMPLERS
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.drafter_kinds import drafter_named
 from outrider.core.params import SamplingParams
 
 # What plain decoding, where its texts are replayed and where not, and a drafter that is replayed
@@ -159,7 +159,7 @@ def _ids(results: Sequence[GenerationResult]) -> list[tuple[int, ...]]:
 
 def _miss_seconds(engine: TimedEngine, results: Sequence[GenerationResult]) -> float:
     """Median seconds of asking for a draft where none was found; 0 where one always is."""
-    if KINDS[engine.contestant.drafter].source != "text":
+    if drafter_named(engine.contestant.drafter).source != "text":
         return 0.0
     traces = (trace for result in results for trace in result.rounds)
     misses = [

@@ -18,7 +18,7 @@ from outrider.bench.calibrate.probe import Ahead, ahead_of
 from outrider.core.budget import Budget
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import common_prefix
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.drafter_kinds import drafter_named
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering
 from outrider.core.rng import KeyedRng
@@ -58,7 +58,7 @@ class Replayed:
 
 def can_replay(engine: TimedEngine, params: SamplingParams) -> bool:
     """Whether the drafter of `engine` reads the text alone and chooses what it drafts."""
-    kind = KINDS[engine.contestant.drafter]
+    kind = drafter_named(engine.contestant.drafter)
     exact = engine.llm.config.sampler in EXACT_SAMPLERS
     chooses = kind.source == "text" or (kind.source == "model" and params.greedy)
     return exact and chooses and engine.llm.proposer.needs == DraftNeeds()
@@ -79,7 +79,7 @@ def replayed(
     asked = _Asked(drafter, params, deepest)
     texts = [text for text in texts if text.written]
     found: list[tuple[Ahead, ...]] = []
-    if KINDS[engine.contestant.drafter].source == "text":
+    if drafter_named(engine.contestant.drafter).source == "text":
         found += [tuple(asked.everywhere(text)) for text in texts if go_on()]
     else:
         for first in range(0, len(texts), at_once):

@@ -23,7 +23,7 @@ from outrider.bench.machine import weights_digest
 from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_of
 from outrider.bench.turns import facts_of
 from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, KINDS, DrafterKind
+from outrider.core.drafter_kinds import AUTO, KINDS, DrafterKind, every_drafter
 from outrider.core.drafter_kinds import OFF as NONE
 from outrider.core.errors import (
     CapacityError,
@@ -66,13 +66,13 @@ PLAIN = Contestant(name=OFF, drafter=NONE)
 
 
 def known(drafter: str) -> DrafterKind:
-    """One that is not in the table is taken to need nothing; loading says what it lacks."""
-    return KINDS.get(drafter, KINDS[NONE])
+    """One that nobody knows is taken to need nothing; loading says what it lacks."""
+    return next((kind for kind in every_drafter() if kind.name == drafter), KINDS[NONE])
 
 
 def available() -> tuple[str, ...]:
     """Every drafter that drafts."""
-    return tuple(name for name, kind in KINDS.items() if kind.drafts)
+    return tuple(kind.name for kind in every_drafter() if kind.drafts)
 
 
 def is_common(drafter: str) -> bool:

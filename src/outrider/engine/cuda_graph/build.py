@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outrider.core.config import LOSSY_SAMPLERS, EngineConfig
-from outrider.core.drafter_kinds import KINDS
+from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
+from outrider.core.drafter_kinds import KINDS, OFF
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.model import ModelDrafter
@@ -52,7 +52,7 @@ def captured_round(
     refused = _policy_refusal(config, stages.drafter.name)
     if target is None:
         refused = refused or "the target's layers are not ours to run one by one"
-    elif KINDS[stages.drafter.name].drafts and drafting is None:
+    elif stages.drafter.name != OFF and drafting is None:
         refused = refused or "the draft model's layers are not ours to run one by one"
     elif any(_chooses(model) for model in (target, drafting and drafting.model)):
         refused = refused or "which experts a token goes through is read by the host"
@@ -84,10 +84,12 @@ def captured_round(
 
 
 def _policy_refusal(config: EngineConfig, drafter: str) -> str | None:
-    if not KINDS[drafter].is_captured:
+    if drafter not in KINDS or not KINDS[drafter].is_captured:
         return f"drafter {drafter!r} proposes on the host"
     if config.sampler in LOSSY_SAMPLERS:
         return f"sampler {config.sampler!r} is lossy"
+    if config.sampler not in EXACT_SAMPLERS:
+        return f"sampler {config.sampler!r} is another package's"
     return None
 
 
