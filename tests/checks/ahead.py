@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from checks.distribution import assert_same_distribution
-from checks.drafters import row
 from checks.engine_distribution import FILTERS, PROMPT, VOCAB, target_distribution
 from doubles.ahead import AheadRig, Ways, ahead_drafter
 from doubles.every_branch import Distribution, EveryBranch, Tokens, distribution
@@ -21,6 +20,7 @@ from outrider.drafters.ahead.forecast import Saguaro
 from outrider.drafters.ahead.table import PreparedRound, SpeculationCache
 from outrider.drafters.growth import ChangeProbs, DraftSampler
 from outrider.drafters.model import ModelDrafter
+from outrider.testing import row
 from outrider.verify.exact import TokenRule
 
 Kind = Callable[..., CausalLM]

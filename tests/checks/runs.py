@@ -15,7 +15,6 @@ from checks.distribution import (
     check_tree_distribution,
     num_accepted,
 )
-from checks.drafters import GREEDY, VOCAB, check_memory, row
 from checks.engine import PROMPT, check_greedy
 from checks.engine_distribution import (
     FILTERS,
@@ -34,6 +33,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import draw_for, race_node
 from outrider.engine.stepwise import StepwiseLM
+from outrider.testing import GREEDY, VOCAB, check_memory, row
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
 from outrider.verify.rules import EXACT, rule_for

@@ -5,21 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from checks.drafters import (
-    GREEDY,
-    SAMPLED,
-    VOCAB,
-    MakeDrafter,
-    assert_same,
-    check_memory,
-    check_shape,
-    fresh_draft,
-    row,
-)
-from checks.effort import examples
 from checks.engine import PROMPT, check_greedy, greedy
 from doubles.ahead import Ways, ahead_drafter
 from doubles.counting import CyclingController, Guessing
@@ -29,10 +15,12 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from doubles.vocabularies import Digits, Mute, Renaming
 from outrider.core.params import SamplingParams
+from outrider.core.protocols import Drafter
 from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
+from outrider.testing import VOCAB, MakeDrafter, ProposalContract
 
 MODELS: Mapping[str, Kind] = {
     "hybrid": ToyHybrid,
@@ -67,50 +55,17 @@ DRAFTERS: Mapping[str, MakeDrafter] = {
     "mute bridge": lambda: bridge(Mute()),
 }
 every_drafter = pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.keys())
-both_ways = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-texts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 
 
-@every_drafter
-@both_ways
-@examples(20)
-@given(text=texts, depth=st.integers(0, 6))
-def test_drafts_keep_to_budget_and_vocabulary(
-    make: MakeDrafter, params: SamplingParams, text: list[int], depth: int
-) -> None:
-    draft = fresh_draft(make, text, depth, params)
-    check_shape(draft, depth, params)
-    assert_same(draft, fresh_draft(make, text, depth, params))
+class TestProposals(ProposalContract):
+    """What authors of other packages run on their drafters."""
 
+    @pytest.fixture(autouse=True, params=DRAFTERS.values(), ids=list(DRAFTERS))
+    def chosen(self, request: pytest.FixtureRequest) -> None:
+        self.chosen_make: MakeDrafter = request.param
 
-@every_drafter
-@both_ways
-def test_memory_follows_any_history(make: MakeDrafter, params: SamplingParams) -> None:
-    check_memory(make, params)
-
-
-@every_drafter
-@both_ways
-def test_rows_are_drafted_independently(make: MakeDrafter, params: SamplingParams) -> None:
-    """A batch with different depths and lengths gives each row what it gets alone."""
-    drafter = make()
-    asked = [((1, 2, 1), 4), ((0,), 1), ((3, 3, 3, 3, 3, 3, 3), 0), ((2, 0, 2, 0), 6)]
-    for seq_id, (text, _) in enumerate(asked):
-        drafter.open(seq_id, text)
-    rows = [row(i, text, depth=depth, params=params) for i, (text, depth) in enumerate(asked)]
-    for draft, (text, depth) in zip(drafter.propose(rows), asked, strict=True):
-        assert_same(draft, fresh_draft(make, text, depth, params))
-    assert drafter.propose([]) == []
-
-
-@every_drafter
-def test_ids_may_be_used_again_after_closing(make: MakeDrafter) -> None:
-    drafter = make()
-    for text in ((1, 2, 1, 2), (3, 0, 3), (1, 2, 1, 2)):
-        drafter.open(7, text)
-        draft = drafter.propose([row(7, text, depth=3)])[0]
-        assert_same(draft, fresh_draft(make, text, 3, GREEDY))
-        drafter.close(7)
+    def make(self) -> Drafter:
+        return self.chosen_make()
 
 
 @every_drafter

@@ -19,7 +19,6 @@ from checks.ahead import (
     rig_ahead,
     text_in_turns,
 )
-from checks.drafters import row
 from checks.effort import examples
 from checks.engine import greedy
 from doubles.ahead import AheadRig, Ways, ahead_drafter
@@ -36,6 +35,7 @@ from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.ahead.forecast import Policy, Saguaro
 from outrider.engine.draft_rows import ahead_row
+from outrider.testing import row
 from outrider.verify.exact import BlockRule, TokenRule
 
 Kind = Callable[..., CausalLM]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from checks.drafters import GREEDY, SAMPLED, VOCAB, MakeDrafter, check_memory, row
 from checks.engine import PROMPT, check_greedy
 from checks.faults import gone, pid_of, serving, until
 from doubles.child_programs import TOY, command, toy_options
@@ -26,6 +25,7 @@ from outrider.core.rng import KeyedRng
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.process.worker import RestartBackoff
+from outrider.testing import GREEDY, SAMPLED, VOCAB, MakeDrafter, check_memory, row
 
 pytestmark = [
     pytest.mark.wide,

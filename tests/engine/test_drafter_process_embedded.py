@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from checks.drafters import GREEDY, row
 from checks.faults import pid_of
 from outrider import LLM, EngineConfig
 from outrider.core.budget import Budget
@@ -29,6 +28,7 @@ from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.process.options import ChildOptions
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.testing import GREEDY, row
 
 pytestmark = [
     pytest.mark.wide,

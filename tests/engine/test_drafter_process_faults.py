@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from checks.drafters import row
 from checks.faults import gone, pid_of, until
 from doubles.child_programs import LIAR, TESTS, command, toy_options
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, DrafterError
 from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.process.worker import RestartBackoff
+from outrider.testing import row
 
 pytestmark = [
     pytest.mark.wide,

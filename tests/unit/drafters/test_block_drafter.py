@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from checks.drafters import GREEDY
 from doubles.rig import SAMPLER
 from doubles.toy_heads import ToyBlock, state_row, states_of
 from outrider.core.budget import Budget
 from outrider.drafters.block import BlockContext, Guess
 from outrider.drafters.parallel_heads import BlockDrafter, ParallelHeadSampler
+from outrider.testing import GREEDY
 
 TEXT = (1, 2, 0, 4, 3)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from checks.drafters import GREEDY, SAMPLED, VOCAB, row
 from doubles.counting import CountingLM
 from doubles.rig import SAMPLER, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
@@ -17,6 +16,7 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.bridge import BridgeDrafter, Translator
+from outrider.testing import GREEDY, SAMPLED, VOCAB, row
 
 
 def small(num_slots: int = 256) -> CountingLM:

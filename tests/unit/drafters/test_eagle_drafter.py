@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from checks.distribution import TOLERANCE
-from checks.drafters import GREEDY, SAMPLED, assert_same
 from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.rig import BRANCHING
 from doubles.toy_heads import ToyNet, states_of
@@ -28,6 +27,7 @@ from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.estimate.worth import LEAST_WORTH
+from outrider.testing import GREEDY, SAMPLED, check_same
 
 VOCAB = 5
 LIMITS = HeadLimits(chunk=3, reach=5, window=1000, first=1)
@@ -83,7 +83,7 @@ def test_memory_follows_any_history(params: SamplingParams) -> None:
         drafts = dict(zip(ids, asked.propose(rows), strict=True))
         for one in rows:
             draft = drafts[one.seq_id]
-            assert_same(draft, fresh_draft(one))
+            check_same(draft, fresh_draft(one))
             assert draft.max_depth <= one.budget.depth
             assert 0 < len(draft) <= one.budget.size
         assert [net.state.num_staged(i) for i in (0, 1)] == [0, 0]
@@ -157,7 +157,7 @@ def test_rows_are_drafted_independently(params: SamplingParams) -> None:
     for one in rows:
         asked.open(one.seq_id, one.tokens)
     for draft, one in zip(asked.propose(rows), rows, strict=True):
-        assert_same(draft, fresh_draft(one))
+        check_same(draft, fresh_draft(one))
     assert asked.propose([]) == []
 
 
@@ -170,7 +170,7 @@ def test_nothing_is_drafted_before_the_target_has_read_the_text(length: int) -> 
     for hidden in (early, None):
         unread = DraftRow(0, TEXT, None, one.budget, GREEDY, one.rng, hidden=hidden)
         assert asked.propose([unread]) == [Draft.empty()]
-    assert_same(asked.propose([one])[0], fresh_draft(one))
+    check_same(asked.propose([one])[0], fresh_draft(one))
     assert asked.propose([one]) == [Draft.empty()], "the text has nothing new"
 
 
@@ -205,7 +205,7 @@ def test_a_net_that_fails_keeps_text_alone(at: int) -> None:
         asked.propose([row(0, TEXT)])
     assert net.state.num_staged(0) == 0
     longer = row(0, (*TEXT, 2))
-    assert_same(asked.propose([longer])[0], fresh_draft(longer))
+    check_same(asked.propose([longer])[0], fresh_draft(longer))
 
 
 def test_logits_that_are_no_numbers_are_told() -> None:

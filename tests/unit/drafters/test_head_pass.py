@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from checks.drafters import assert_same
 from doubles.eagle_heads import EagleFolder
 from doubles.rig import first_maximum
 from doubles.tiny_checkpoints import random_llama, variant, write_checkpoint
@@ -47,6 +46,7 @@ from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
+from outrider.testing import check_same
 
 SIZE, VOCAB = 64, 96
 IDS = (3, 4, 9, 17, 40, 41, 95)
@@ -237,7 +237,7 @@ def test_a_draft_at_once_is_the_loop_s(
         rows = [row(name, i, texts[i], depth=rng.randint(1, 6), params=kinds[i]) for i in ids]
         drafts = at_once.propose(rows)
         for draft, other, one in zip(drafts, loop.propose(rows), rows, strict=True):
-            assert_same(draft, other)
+            check_same(draft, other)
             assert len(draft) == one.budget.depth
         for i, draft in zip(ids, drafts, strict=True):
             texts[i] += [*draft.tokens[: rng.randint(0, len(draft))], rng.randrange(VOCAB)]
@@ -260,10 +260,10 @@ def test_what_a_call_cannot_choose_the_loop_chooses(
     at_once, loop, counted = drafters(name, targets("float32"), tmp_path / "plain")
     params = replace(DRAWN, presence_penalty=1.5)
     shaped = row(name, 0, TEXT, params=params, shaper=LogitsProcessor(params, prompt_length=3))
-    assert_same(only(shaped, at_once), only(shaped, loop))
+    check_same(only(shaped, at_once), only(shaped, loop))
     own = KeyedRng(3, 0, len(TEXT), choose=partial(inverse_cdf))
     foreign = row(name, 0, TEXT, params=DRAWN, rng=own)
-    assert_same(only(foreign, at_once), only(foreign, loop))
+    check_same(only(foreign, at_once), only(foreign, loop))
     assert (counted.asked, counted.answered) == (2, 0)
     assert only(row(name, 0, TEXT), at_once).tokens
     assert counted.answered == 1
@@ -271,7 +271,7 @@ def test_what_a_call_cannot_choose_the_loop_chooses(
     racing = replace(SAMPLER, draw=race_node)
     at_once, loop, counted = drafters(name, targets("float32"), tmp_path / "racing", racing)
     drawn = row(name, 0, TEXT, params=DRAWN)
-    assert_same(only(drawn, at_once), only(drawn, loop))
+    check_same(only(drawn, at_once), only(drawn, loop))
     assert (counted.asked, counted.answered) == (1, 0)
 
 
@@ -302,7 +302,7 @@ def test_full_memory_costs_the_draft_alone(
     with pytest.raises(CapacityError):
         at_once.propose([row("llama", 0, TEXT, depth=6)])
     longer = row("llama", 0, (*TEXT, 1), depth=2)
-    assert_same(at_once.propose([longer])[0], only(longer, loop))
+    check_same(at_once.propose([longer])[0], only(longer, loop))
     at_once.close(0)
 
 

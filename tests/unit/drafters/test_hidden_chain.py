@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from checks.distribution import TOLERANCE
-from checks.drafters import GREEDY, SAMPLED, assert_same
 from doubles.every_branch import EveryBranch, Tokens, distribution
 from doubles.rig import first_maximum
 from doubles.toy_heads import LAYER, ToyNet, states_of
@@ -24,6 +23,7 @@ from outrider.core.rng import KeyedRng, Rng
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
+from outrider.testing import GREEDY, SAMPLED, check_same
 
 VOCAB = 5
 LIMITS = HeadLimits(chunk=3, reach=5, window=1000)
@@ -85,7 +85,7 @@ def test_memory_follows_any_history(params: SamplingParams, depth: int, first: i
         rows = [row(i, texts[i], depth=rng.randint(1, 5), params=params) for i in ids]
         drafts = dict(zip(ids, asked.propose(rows), strict=True))
         for one in rows:
-            assert_same(drafts[one.seq_id], fresh_draft(depth, limits, one))
+            check_same(drafts[one.seq_id], fresh_draft(depth, limits, one))
             assert len(drafts[one.seq_id]) == one.budget.depth
         for block in blocks:
             assert [block.state.num_staged(i) for i in (0, 1)] == [0, 0]
@@ -143,7 +143,7 @@ def test_rows_are_drafted_independently() -> None:
     for one in rows:
         asked.open(one.seq_id, one.tokens)
     for draft, one in zip(asked.propose(rows), rows, strict=True):
-        assert_same(draft, fresh_draft(2, LIMITS, one))
+        check_same(draft, fresh_draft(2, LIMITS, one))
     assert asked.propose([]) == []
 
 
@@ -160,7 +160,7 @@ def test_nothing_is_drafted_before_the_target_has_read_the_text(length: int) -> 
     for hidden in (early, None):
         unread = DraftRow(0, TEXT, None, one.budget, GREEDY, one.rng, hidden=hidden)
         assert asked.propose([unread]) == [Draft.empty()]
-    assert_same(asked.propose([one])[0], fresh_draft(1, LIMITS, one))
+    check_same(asked.propose([one])[0], fresh_draft(1, LIMITS, one))
 
 
 def test_a_text_is_drafted_for_once() -> None:
@@ -169,7 +169,7 @@ def test_a_text_is_drafted_for_once() -> None:
     assert len(asked.propose([row(0, TEXT)])[0]) == 4
     assert asked.propose([row(0, TEXT)]) == [Draft.empty()]
     longer = row(0, (*TEXT, 2))
-    assert_same(asked.propose([longer])[0], fresh_draft(1, LIMITS, longer))
+    check_same(asked.propose([longer])[0], fresh_draft(1, LIMITS, longer))
 
 
 @pytest.mark.parametrize(("window", "wanted"), [(6, 1), (8, 3), (5, 0), (3, 0), (100, 4)])
@@ -229,7 +229,7 @@ def test_what_failed_beside_others_can_be_asked_for_alone(depth: int, at: int) -
     with pytest.raises(RuntimeError, match="broken"):
         asked.propose(rows)
     for one, wanted in zip(rows, others.propose(rows), strict=True):
-        assert_same(asked.propose([one])[0], wanted)
+        check_same(asked.propose([one])[0], wanted)
 
 
 def test_logits_that_are_no_numbers_are_told() -> None:

@@ -9,12 +9,12 @@ from types import FrameType
 
 import pytest
 
-from checks.drafters import row
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.drafter_builders import lookup_members
+from outrider.testing import row
 
 NUM_TOKENS = 1500
 WINDOW = 250

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from checks.drafters import VOCAB, row
 from doubles.counting import CountingLM
 from doubles.rig import model_drafter
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import StepRow
+from outrider.testing import VOCAB, row
 
 
 def counting() -> CountingLM:

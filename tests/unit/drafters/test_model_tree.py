@@ -11,7 +11,6 @@ from itertools import product
 import pytest
 import torch
 
-from checks.drafters import GREEDY, SAMPLED, VOCAB, assert_same, check_shape, row
 from checks.state import fresh_logits
 from doubles.counting import CountingLM
 from doubles.rig import BRANCHING
@@ -26,6 +25,7 @@ from outrider.core.protocols import CausalLM, DraftRow
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import SHARPNESS
 from outrider.drafters.model import ModelDrafter
+from outrider.testing import GREEDY, SAMPLED, VOCAB, check_same, check_shape, row
 
 Make = Callable[[], CausalLM]
 MODELS: dict[str, Make] = {
@@ -74,7 +74,7 @@ def test_memory_follows_any_history(make: Make, params: SamplingParams, chunk: i
             check_shape(draft, budget.depth, params)
             assert len(draft) <= budget.size
             if seq_id in drafts:
-                assert_same(draft, fresh(make, text, budget, params))
+                check_same(draft, fresh(make, text, budget, params))
             text.extend(Outcome(seq_id, draft, _verdict(rng, draft)).tokens)
     for seq_id in (0, 1):
         drafter.close(seq_id)
@@ -142,7 +142,7 @@ def test_memory_that_is_full_leaves_the_drafter_able_to_go_on() -> None:
         drafter.propose([tree_row(TEXT, 4, 60, GREEDY)])
     small = Budget(2, num_nodes=5)
     draft = drafter.propose([tree_row(TEXT, 2, 5, GREEDY)])[0]
-    assert_same(draft, fresh(MODELS["attention"], TEXT, small, GREEDY))
+    check_same(draft, fresh(MODELS["attention"], TEXT, small, GREEDY))
 
 
 def test_drafts_are_shaped_as_the_target_is_along_each_path() -> None:

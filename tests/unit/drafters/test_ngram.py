@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.drafters import check_lookup, row
+from checks.drafters import check_lookup
 from outrider.core.errors import ConfigError
 from outrider.drafters.ngram import CopyAcceptance, NgramDrafter, NgramIndex
+from outrider.testing import row
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 

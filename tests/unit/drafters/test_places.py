@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from checks.drafters import GREEDY, SAMPLED, VOCAB, assert_same, check_shape, fresh_draft, row
 from doubles.rig import SAMPLER
 from doubles.toy_heads import LAYER, GivenStates, ToyBlock, ToyHeads, state_row
 from outrider.core.budget import Budget
@@ -25,6 +24,7 @@ from outrider.drafters.parallel_heads import (
     TreeKind,
     num_sure,
 )
+from outrider.testing import GREEDY, SAMPLED, VOCAB, check_same, check_shape, fresh_draft, row
 
 TEXT = (1, 2, 0, 4, 3)
 
@@ -71,7 +71,7 @@ def test_rows_are_drafted_independently(
     asked = [((1, 2, 1), 3), ((0, 2), 1), ((3, 3, 3, 3, 3), 0), ((2, 0, 2, 0), 2)]
     rows = [row(i, text, depth=depth, params=params) for i, (text, depth) in enumerate(asked)]
     for draft, (text, depth) in zip(drafter.propose(rows), asked, strict=True):
-        assert_same(draft, fresh_draft(lambda: GivenStates(make()), text, depth, params))
+        check_same(draft, fresh_draft(lambda: GivenStates(make()), text, depth, params))
     assert drafter.propose([]) == []
 
 

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.drafters import VOCAB, row
 from checks.effort import examples
 from doubles.drafters import RowDrafter
 from doubles.rig import model_drafter
@@ -50,6 +49,7 @@ from outrider.drafters.process.messages import (
 )
 from outrider.drafters.process.options import ChildOptions
 from outrider.drafters.process.shared import SharedProbs, anonymous_file, num_bytes
+from outrider.testing import VOCAB, row
 
 ids = st.integers(0, 2**31 - 1)
 seq_ids = st.integers(0, 2**63 - 1)

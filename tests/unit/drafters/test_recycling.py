@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.drafters import row
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftRow
 from outrider.core.tree import ROOT
 from outrider.drafters.recycling import WIDTH, RecyclingDrafter
+from outrider.testing import row
 
 VOCAB = 20
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from checks.drafters import GREEDY, SAMPLED, assert_same
 from doubles.rig import BRANCHING
 from doubles.tiny_checkpoints import random_llama, variant, write_checkpoint
 from doubles.toy_hybrid import ToyHybrid
@@ -38,6 +37,7 @@ from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
+from outrider.testing import GREEDY, SAMPLED, check_same
 from unit.drafters.test_head_pass import EAGLES, TEXT, VOCAB, loaded, row
 
 BATCH = 3
@@ -125,7 +125,7 @@ def test_a_tree_at_once_is_the_one_that_grows(name: str, tmp_path: Path) -> None
         ]
         drafts = at_once.propose(rows)
         for i, one, other in zip(ids, drafts, levels.propose(rows), strict=True):
-            assert_same(one, other)
+            check_same(one, other)
             branched += len(one) > one.max_depth > 1
             texts[i] += [*_some_path(one, rng), rng.randrange(VOCAB)]
         if isinstance(at_once, ModelDrafter) and isinstance(levels, ModelDrafter):
@@ -161,12 +161,12 @@ def test_what_a_call_cannot_do_grows_by_levels(name: str, tmp_path: Path) -> Non
     shaped = replace(
         asked(name, 0, TEXT, budget, params), shaper=LogitsProcessor(params, prompt_length=3)
     )
-    assert_same(only(at_once, shaped), only(levels, shaped))
+    check_same(only(at_once, shaped), only(levels, shaped))
     drawn = asked(name, 0, TEXT, budget, SAMPLED)
-    assert_same(only(at_once, drawn), only(levels, drawn))
+    check_same(only(at_once, drawn), only(levels, drawn))
     assert (counted.asked, counted.made) == (2, 0)
     huge = asked(name, 0, TEXT, Budget(3, num_nodes=300))
-    assert_same(only(at_once, huge), only(levels, huge))
+    check_same(only(at_once, huge), only(levels, huge))
     assert (counted.asked, counted.made) == (3, 0)
     assert only(at_once, asked(name, 0, TEXT, budget)).tokens
     assert counted.made == 1
@@ -197,7 +197,7 @@ def test_memory_for_the_widest_levels_need_not_be_there(tmp_path: Path) -> None:
     """What a call would need at worst is more than what the tree takes."""
     at_once, levels, counted = of_models(tmp_path, num_slots=48)
     one = asked("model", 0, TEXT, Budget(4, num_nodes=18))
-    assert_same(only(at_once, one), only(levels, one))
+    check_same(only(at_once, one), only(levels, one))
     assert (counted.asked, counted.made) == (1, 0)
 
 
@@ -243,7 +243,7 @@ def test_logits_that_are_no_numbers_are_told(tmp_path: Path) -> None:
     with pytest.raises(NumericsError, match="the heads gave logits"):
         only(at_once, bad)
     assert (counted.asked, counted.made) == (1, 0)
-    assert_same(only(at_once, told), only(levels, told))
+    check_same(only(at_once, told), only(levels, told))
 
 
 def test_models_without_a_native_pass_have_no_such_call() -> None:

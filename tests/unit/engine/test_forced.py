@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from checks.drafters import row
 from outrider.core.draft import Draft
 from outrider.core.errors import CallbackError, ConfigError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.engine.forced import with_forced
+from outrider.testing import row
 
 PROMPT = (4, 4)
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.drafters import row
 from checks.effort import examples
 from doubles.clocks import FakeClock
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.drafters.ahead.forecast import Fallback, crossover
+from outrider.testing import row
 
 
 @dataclass(slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from checks.drafters import row
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftRow
 from outrider.drafters.ahead.table import ForcedHits, PreparedRound, SpeculationCache
+from outrider.testing import row
 
 DRAFT = (5, 6, 7)
 BRANCH = Draft.chain((1, 2, 3), torch.arange(12.0).view(3, 4))

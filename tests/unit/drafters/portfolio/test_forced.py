@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from checks.drafters import row
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.drafters.portfolio import ForcedDrafter
 from outrider.drafters.proposals import ScoredDraft
+from outrider.testing import row
 
 VOCAB = 6
 PROMPT = (4, 4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from checks.drafters import row
 from doubles.clocks import FakeClock
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
@@ -20,6 +19,7 @@ from outrider.drafters.portfolio_model import (
     ModelMember,
 )
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft
+from outrider.testing import row
 
 K = 6
 Text = Sequence[int]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from checks.drafters import row
 from doubles.drafters import RowDrafter
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow
 from outrider.drafters.portfolio import ReplayScored
 from outrider.estimate.worth import LEAST_KEPT
+from outrider.testing import row
 
 
 def shadow(guess: Callable[[Sequence[int]], Sequence[int]]) -> ReplayScored:

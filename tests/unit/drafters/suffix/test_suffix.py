@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.drafters import row
 from outrider.core.budget import Budget
 from outrider.core.protocols import DraftRow
 from outrider.core.tree import ROOT
 from outrider.drafters.proposals import ScoredDraft, least_kept
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.testing import row
 
 LINE = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
 

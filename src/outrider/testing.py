@@ -1,0 +1,280 @@
+"""The contract of a drafter, as tests that its author runs: docs/extending.md shows how.
+
+A test file subclasses `DrafterContract`, and pytest runs what the class inherits; pytest itself is
+not imported. The checks are functions that raise AssertionError with a sentence; our own drafters
+are tested by the same ones. They ask over a vocabulary of five tokens, so that texts repeat.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+
+from outrider.api.llm import LLM
+from outrider.core.budget import Budget
+from outrider.core.config import EngineConfig
+from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.drafter_kinds import drafter_named
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import Drafter, DraftRow
+from outrider.core.rng import KeyedRng
+from outrider.engine.drafting import check_draft
+from outrider.proof.distributions import EveryBranch, runs
+from outrider.proof.parity import PROMPTS
+
+VOCAB = 5
+MakeDrafter = Callable[[], Drafter]
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=1.3, top_k=4, seed=2)
+
+_NUM_TEXTS = 21
+_NUM_ROUNDS = 30
+_DRAWN = 2
+_ROUNDING = 1e-5
+_NUM_PROMPTS = 3
+_NUM_TOKENS = 40
+
+
+def _must(holds: bool, told: str) -> None:
+    if not holds:
+        raise AssertionError(told)
+
+
+def row(
+    seq_id: int,
+    text: Sequence[int],
+    *,
+    depth: int,
+    params: SamplingParams = GREEDY,
+    last: Outcome | None = None,
+) -> DraftRow:
+    """A request for a draft of `text`, as the engine makes it."""
+    rng = KeyedRng(params.rng_seed, 0, len(text))
+    return DraftRow(seq_id, list(text), last, Budget(depth), params, rng)
+
+
+def fresh_draft(
+    make: MakeDrafter,
+    text: Sequence[int],
+    depth: int,
+    params: SamplingParams = GREEDY,
+    *,
+    prompt: Sequence[int] | None = None,
+) -> Draft:
+    """The draft of a drafter that meets the whole text at once, as a prompt unless it has one."""
+    drafter = make()
+    drafter.open(0, text if prompt is None else prompt)
+    draft = drafter.propose([row(0, text, depth=depth, params=params)])[0]
+    drafter.close(0)
+    return draft
+
+
+def check_same(left: Draft, right: Draft, why: str = "") -> None:
+    """Two drafts are equal; distributions to the last few bits."""
+    shapes = f"{left.tokens} below {left.parents}, and {right.tokens} below {right.parents}"
+    same = (left.tokens, left.parents) == (right.tokens, right.parents)
+    _must(same, f"{why or 'two drafts differ'}: {shapes}")
+    a_NV, b_NV = left.probs_NV, right.probs_NV
+    _must((a_NV is None) == (b_NV is None), f"one of two drafts of {shapes} reports distributions")
+    if a_NV is not None and b_NV is not None:
+        _must(torch.allclose(a_NV, b_NV, atol=1e-6), f"{why or 'distributions'} differ")
+
+
+def check_shape(draft: Draft, depth: int, params: SamplingParams) -> None:
+    """Within budget and vocabulary; distributions are distributions, and give every drawn token
+    some mass."""
+    _must(draft.max_depth <= depth, f"{draft.max_depth} tokens in a row, where {depth} may be")
+    known = all(0 <= token < VOCAB for token in draft.tokens)
+    _must(known, f"{draft.tokens} has an id that is none of {VOCAB}")
+    if draft.probs_NV is None:
+        return
+    _must(not params.greedy, "greedy decoding draws nothing, and distributions are reported")
+    shape = tuple(draft.probs_NV.shape)
+    _must(shape == (len(draft), VOCAB), f"distributions of {shape} for {len(draft)} tokens")
+    sums_N = draft.probs_NV.sum(-1).double()
+    is_one = torch.allclose(sums_N, torch.ones(len(draft)).double())
+    _must(is_one and float(draft.probs_NV.min()) >= 0, f"these are no distributions: {sums_N}")
+    for probs_V, token in zip(draft.probs_NV, draft.tokens, strict=True):
+        _must(bool(probs_V[token] > 0), f"token {token} was drawn from what gives it no mass")
+
+
+def check_budgets(make: MakeDrafter, params: SamplingParams) -> None:
+    """Drafts keep to depth, size and vocabulary, and the same text has the same draft."""
+    rng = random.Random(7)
+    for number in range(_NUM_TEXTS):
+        text = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+        depth = number % 7
+        drafter, asked = make(), row(0, text, depth=depth, params=params)
+        drafter.open(0, text)
+        draft = drafter.propose([asked])[0]
+        drafter.close(0)
+        check_draft(drafter.name, asked, draft, VOCAB)
+        check_shape(draft, depth, params)
+        why = f"the draft of {text} differs when it is asked for again"
+        check_same(draft, fresh_draft(make, text, depth, params), why)
+
+
+def check_memory(make: MakeDrafter, params: SamplingParams) -> None:
+    """After any history, a drafter proposes what one that was not asked before would.
+
+    Rounds accept some, all or none of a draft, or go by without asking; two sequences alternate.
+    """
+    rng = random.Random(3)
+    drafter = make()
+    prompts = [(1, 2, 0, 1), (3,)]
+    texts = [list(prompt) for prompt in prompts]
+    lasts: list[Outcome | None] = [None, None]
+    for seq_id, text in enumerate(texts):
+        drafter.open(seq_id, text)
+    for _ in range(_NUM_ROUNDS):
+        asked = [seq_id for seq_id in (0, 1) if rng.random() < 0.7]
+        depth = rng.randint(1, 5)
+        rows = [row(i, texts[i], depth=depth, params=params, last=lasts[i]) for i in asked]
+        proposed = drafter.propose(rows) if asked else []
+        _must(len(proposed) == len(asked), f"{len(proposed)} drafts for {len(asked)} rows")
+        drafts = dict(zip(asked, proposed, strict=True))
+        for seq_id, text in enumerate(texts):
+            draft = drafts.get(seq_id, Draft.empty())
+            check_shape(draft, depth, params)
+            if seq_id in drafts:
+                again = fresh_draft(make, text, depth, params, prompt=prompts[seq_id])
+                check_same(draft, again, f"after {text} memory says another draft than the text")
+            # Chains: any number of tokens from the start is a path.
+            path = tuple(range(rng.randint(0, len(draft))))
+            outcome = Outcome(seq_id, draft, Verdict(path, rng.randrange(VOCAB)))
+            lasts[seq_id] = outcome
+            text.extend(outcome.tokens)
+    drafter.close(0)
+    drafter.close(1)
+
+
+def check_rows_alone(make: MakeDrafter, params: SamplingParams) -> None:
+    """A batch with different depths and lengths gives each row what it gets alone."""
+    drafter = make()
+    asked = [((1, 2, 1), 4), ((0,), 1), ((3, 3, 3, 3, 3), 0), ((2, 0, 2, 0), 6), ((1,), 3)]
+    for seq_id, (text, _) in enumerate(asked):
+        drafter.open(seq_id, text)
+    rows = [row(i, text, depth=depth, params=params) for i, (text, depth) in enumerate(asked)]
+    for draft, (text, depth) in zip(drafter.propose(rows), asked, strict=True):
+        alone = fresh_draft(make, text, depth, params)
+        check_same(draft, alone, f"{list(text)} has another draft in a batch than alone")
+    _must(drafter.propose([]) == [], "drafts for no rows")
+
+
+def check_draws(make: MakeDrafter) -> None:
+    """On every branch of its random numbers a drafter draws by the distributions that it reports;
+    one that reports none draws nothing. A wrong report is what a rule cannot see."""
+    for text in ((1, 2, 1), (0,)):
+        _check_draws(make, text)
+
+
+def _check_draws(make: MakeDrafter, text: tuple[int, ...]) -> None:
+    found: dict[tuple[int, ...], float] = {}
+    claimed: dict[tuple[int, ...], float] = {}
+
+    def drafted(rng: EveryBranch) -> tuple[int, ...]:
+        drafter = make()
+        drafter.open(0, text)
+        asked = replace(row(0, text, depth=_DRAWN, params=SAMPLED), rng=rng)
+        draft = drafter.propose([asked])[0]
+        drafter.close(0)
+        claimed[draft.tokens] = _chance(draft)
+        return draft.tokens
+
+    for tokens, weight in runs(drafted):
+        found[tokens] = found.get(tokens, 0.0) + weight
+    for tokens, weight in found.items():
+        told = f"after {text} it drafts {tokens} with {weight:.4f}, and reports"
+        _must(abs(weight - claimed[tokens]) < _ROUNDING, f"{told} {claimed[tokens]:.4f}")
+
+
+def _chance(draft: Draft) -> float:
+    if draft.probs_NV is None:
+        return 1.0
+    return math.prod(float(p_V[t]) for p_V, t in zip(draft.probs_NV, draft.tokens, strict=True))
+
+
+def check_ids_again(make: MakeDrafter) -> None:
+    """The number of a sequence that was closed may come again, with another text."""
+    drafter = make()
+    for text in ((1, 2, 1, 2), (3, 0, 3), (1,), (1, 2, 1, 2)):
+        drafter.open(7, text)
+        draft = drafter.propose([row(7, text, depth=3)])[0]
+        why = f"{list(text)} has another draft under a number that was used before"
+        check_same(draft, fresh_draft(make, text, 3, GREEDY), why)
+        drafter.close(7)
+
+
+def check_texts(name: str) -> None:
+    """The embedded model writes with the installed drafter `name` what it writes without: one text
+    at a time and several, short and long drafts, drafts of changing length, trees where it can, and
+    at a temperature under the rule that ties a text to its seed."""
+    kind = drafter_named(name)
+    base = EngineConfig(k=4, sampler="coupled")
+    ways: list[dict[str, Any]] = [
+        {"k": 1},
+        {"k": 4, "batch_size": 1},
+        {"k": 6, "controller": "band"},
+    ]
+    if kind.branches:
+        ways.append({"k": 4, "tree_nodes": 12})
+    texts = [
+        SamplingParams(max_tokens=_NUM_TOKENS),
+        SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.8, seed=5),
+    ]
+    plain = [_written("none", base, params) for params in texts]
+    for way, (params, wanted) in product(ways, zip(texts, plain, strict=True)):
+        found = _written(name, replace(base, **way), params)
+        _must(found == wanted, f"with {way} at temperature {params.temperature} the text differs")
+
+
+def _written(drafter: str, config: EngineConfig, params: SamplingParams) -> list[tuple[int, ...]]:
+    with LLM(config=replace(config, drafter=drafter)) as llm:
+        results = llm.generate(PROMPTS[:_NUM_PROMPTS], params)
+    for result in results:
+        _must(not result.drafter_failed, f"the engine gave the drafter up: {result.notes}")
+    return [result.token_ids for result in results]
+
+
+class ProposalContract:
+    """What a drafter proposes. A subclass whose name begins with Test says how to `make` one."""
+
+    def make(self) -> Drafter:
+        """A new drafter each time; over VOCAB tokens, where it has to know."""
+        raise NotImplementedError
+
+    def test_drafts_keep_to_budget_and_vocabulary(self) -> None:
+        for params in (GREEDY, SAMPLED):
+            check_budgets(self.make, params)
+
+    def test_memory_follows_any_history(self) -> None:
+        for params in (GREEDY, SAMPLED):
+            check_memory(self.make, params)
+
+    def test_rows_are_drafted_independently(self) -> None:
+        for params in (GREEDY, SAMPLED):
+            check_rows_alone(self.make, params)
+
+    def test_draws_follow_the_distributions_that_are_reported(self) -> None:
+        check_draws(self.make)
+
+    def test_ids_may_be_used_again_after_closing(self) -> None:
+        check_ids_again(self.make)
+
+
+class DrafterContract(ProposalContract):
+    """That, and what an engine writes with it. `name` is the name of its entry point."""
+
+    name = ""
+
+    def test_it_is_installed_under_its_name(self) -> None:
+        _must(drafter_named(self.name).name == self.make().name, "it calls itself otherwise")
+
+    def test_text_is_the_targets_own(self) -> None:
+        check_texts(self.name)
