@@ -19,7 +19,7 @@ from outrider.api.llm import LLM
 from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.drafter_kinds import drafter_named
+from outrider.core.drafter_kinds import PLUGINS, drafter_named
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng
@@ -272,7 +272,7 @@ class DrafterContract(ProposalContract):
     name = ""
 
     def test_it_is_installed_under_its_name(self) -> None:
-        _must(drafter_named(self.name).name == self.make().name, "it calls itself otherwise")
+        _must(PLUGINS.load(self.name).name == self.make().name, "it calls itself otherwise")
 
     def test_text_is_the_targets_own(self) -> None:
         check_texts(self.name)

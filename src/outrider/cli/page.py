@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from outrider.cli.options import CONFIG_TEXT, SET_TEXT, Verb, setting_flags
 from outrider.cli.verbs import GROUPS, VERBS
@@ -159,7 +160,9 @@ def _details(item: Setting) -> str:
         return "on by default" if item.default else "off by default"
     if item.kind is tuple:
         return "may be repeated"
-    accepts = " | ".join((item.accepts, *item.meta.others()))
+    accepts = item.accepts
+    with suppress(ConfigError):  # Two packages with one name are no reason to show no help.
+        accepts = " | ".join((accepts, *item.meta.others()))
     return f"{accepts}; default {item.default}"
 
 

@@ -88,23 +88,17 @@ class Plugins(Generic[Kind]):
 
     def names(self) -> tuple[str, ...]:
         """Raises ConfigError if a package takes a name that is built in, or another package's."""
-        found = installed(f"outrider.{self.noun}s")
-        for name, entries in found.items():
-            if name in self.built_in or len(entries) > 1:
-                other = "built in" if name in self.built_in else f"that of {_package(entries[0])}"
-                raise ConfigError(
-                    f"package {_package(entries[-1])} names a {self.noun} {name!r}, and that name "
-                    f"is {other}.",
-                    hint=f"pip uninstall {_project(entries[-1])}, or have it renamed there",
-                )
-        return tuple(found)
+        for name in self._installed:
+            self._check_name(name)
+        return tuple(self._installed)
 
     def load(self, name: str) -> Kind:
         """Its description. Raises ConfigError if there is none, or the package is broken."""
-        if name not in self.names():
-            known = (*self.built_in, *self.names())
+        if name not in self._installed:
+            known = (*self.built_in, *self._installed)
             raise ConfigError(f"unknown {self.noun} {name!r}.", hint=did_you_mean(name, known))
-        entry = self._entry(name)
+        self._check_name(name)
+        entry = self._installed[name][0]
         kind = self._of_package(name, entry.load)
         if not isinstance(kind, self.kind) or kind.name != name:
             raise self._broken(name, f"{entry.value} is no {self.kind.__name__} of that name")
@@ -112,12 +106,12 @@ class Plugins(Generic[Kind]):
 
     def package(self, name: str) -> str:
         """The package that brings it, and its version."""
-        return _package(self._entry(name))
+        return _package(self._installed[name][0])
 
     def every(self) -> list[Kind]:
         """All that load. A broken one is left out, with a warning."""
         found: list[Kind] = []
-        for name in self.names():
+        for name in self._installed:
             try:
                 found.append(self.load(name))
             except ConfigError as error:
@@ -142,14 +136,25 @@ class Plugins(Generic[Kind]):
             raise self._broken(name, f"{type(error).__name__}: {words_of(error)}") from error
 
     def _broken(self, name: str, why: str) -> ConfigError:
-        entry = self._entry(name)
         return ConfigError(
-            f"{self.noun} {name!r} of package {_package(entry)} cannot be used: {why}.",
-            hint=f"pip install --upgrade {_project(entry)}, or ask its author",
+            f"{self.noun} {name!r} of package {self.package(name)} cannot be used: {why}.",
+            hint=f"pip install --upgrade {_project(self._installed[name][0])}, or ask its author",
         )
 
-    def _entry(self, name: str) -> EntryPoint:
-        return installed(f"outrider.{self.noun}s")[name][0]
+    def _check_name(self, name: str) -> None:
+        entries = self._installed[name]
+        if name not in self.built_in and len(entries) == 1:
+            return
+        other = "built in" if name in self.built_in else f"that of {_package(entries[0])}"
+        raise ConfigError(
+            f"package {_package(entries[-1])} names a {self.noun} {name!r}, and that name is "
+            f"{other}.",
+            hint=f"pip uninstall {_project(entries[-1])}, or have it renamed there",
+        )
+
+    @property
+    def _installed(self) -> Mapping[str, tuple[EntryPoint, ...]]:
+        return installed(f"outrider.{self.noun}s")
 
 
 def _project(entry: EntryPoint) -> str:

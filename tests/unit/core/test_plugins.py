@@ -114,6 +114,8 @@ def test_a_built_in_name_cannot_be_taken(install: Install, name: str) -> None:
     with pytest.raises(ConfigError, match=f"package {name} 1.2 names a drafter '{name}'") as told:
         EngineConfig(drafter="echoing")
     assert f"pip uninstall {name}" in str(told.value.hint)
+    # A list of all does without it.
+    assert [kind.name for kind in every_drafter()] == [*KINDS]
     assert path.exists()
 
 
