@@ -47,3 +47,8 @@ def test_a_server_whose_own_drafter_learns_of_all_does_not_start() -> None:
         check_apart(Site(port=port, names=("m",), keeps_apart=True), "suffix")
     check_apart(Site(port=port, names=("m",)), "suffix")
     check_apart(Site(port=port, names=("m",), keeps_apart=True), "ngram")
+
+
+def test_a_drafter_of_another_package_may_learn_of_all() -> None:
+    with pytest.raises(ConfigError, match="several keys, and the drafter bigram"):
+        check_apart(Site(port=Learning(), names=("m",), keeps_apart=True), "bigram")
