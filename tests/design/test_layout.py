@@ -117,6 +117,7 @@ def test_importing_the_package_does_nothing() -> None:
 
 def test_scripts_are_valid_shell() -> None:
     names = "setup lib.sh demo test check lint bench docs study real_model wheel arm64_check"
+    names += " release_check"
     for name in names.split():
         done = subprocess.run(["sh", "-n", str(ROOT / "scripts" / name)], check=False, timeout=60)
         assert done.returncode == 0

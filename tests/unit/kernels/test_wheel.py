@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider import __version__
 from outrider.core import env
 from outrider.kernels import registry
 from outrider.kernels.native.levels import levels_here, library_name
@@ -55,14 +56,14 @@ def checkout() -> set[str]:
 @pytest.mark.slow
 def test_an_sdist_has_the_whole_checkout_and_the_pure_wheel_the_package(tmp_path: Path) -> None:
     tracked, made = checkout(), make(tmp_path, "--pure")
-    with tarfile.open(made["0.1.0.tar.gz"]) as archive:
+    with tarfile.open(made[f"{__version__}.tar.gz"]) as archive:
         names = {one.name.partition("/")[2] for one in archive.getmembers() if one.isfile()}
     added = {name for name in names - tracked if ".egg-info/" not in name}
     assert (tracked - names, added) == (set(), {"PKG-INFO", "setup.cfg"})
     with zipfile.ZipFile(made["any.whl"]) as wheel:
         inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
-        about = wheel.read("outrider-0.1.0.dist-info/METADATA").decode()
-        assert "outrider-0.1.0.dist-info/licenses/LICENSE" in wheel.namelist()
+        about = wheel.read(f"outrider-{__version__}.dist-info/METADATA").decode()
+        assert f"outrider-{__version__}.dist-info/licenses/LICENSE" in wheel.namelist()
     package = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
     assert inside == package
     for line in ("License-Expression: MIT", "Keywords: ", "Classifier: Development Status"):
@@ -83,9 +84,9 @@ def test_a_wheel_with_kernels_lists_every_file_and_says_which_system_it_needs(
     platform_wheel: Path,
 ) -> None:
     with zipfile.ZipFile(platform_wheel) as wheel:
-        record = wheel.read("outrider-0.1.0.dist-info/RECORD").decode()
+        record = wheel.read(f"outrider-{__version__}.dist-info/RECORD").decode()
         listed = {line.split(",")[0]: line.split(",")[1:] for line in record.splitlines()}
-        about = wheel.read("outrider-0.1.0.dist-info/WHEEL").decode()
+        about = wheel.read(f"outrider-{__version__}.dist-info/WHEEL").decode()
         assert listed.keys() == set(wheel.namelist())
         for name, (digest, size) in listed.items():
             data = wheel.read(name)

@@ -1,0 +1,131 @@
+"""What a release says of itself: one version, files that an sdist has, forms that ask."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from outrider import __version__
+from outrider.cli.verbs import VERBS, names
+
+ROOT = Path(__file__).parents[2]
+FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
+FILES = (
+    "SECURITY.md",
+    "CITATION.cff",
+    "CODE_OF_CONDUCT.md",
+    "CHANGELOG.md",
+    "bill-of-materials.json",
+    "requirements.lock",
+    "deploy/Containerfile",
+    "scripts/release_check",
+    *(f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("bug", "slow", "text-differs", "config")),
+)
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module."""
+    path = ROOT / "scripts" / "release_check.py"
+    spec = importlib.util.spec_from_file_location("release_check", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "release_check", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("CITATION.cff", r"^version: (\S+)$"),
+        ("CHANGELOG.md", r"^## (\d[\w.]*)"),
+        ("docs/index.md", r"^  version = \{(.+)\},$"),
+        ("docs/install.md", r"^pip install outrider-(.+?)-py3-none-"),
+        ("deploy/kubernetes.yaml", r"image: registry.example/outrider:(\S+)$"),
+    ],
+)
+def test_the_version_is_the_packages_wherever_it_is_told(name: str, pattern: str) -> None:
+    found = re.findall(pattern, text(name), re.MULTILINE)
+    assert found[:1] == [__version__]
+
+
+def test_pyproject_takes_the_version_from_the_package() -> None:
+    assert 'version = { attr = "outrider.__version__" }' in text("pyproject.toml")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_readers_look_for_exists_and_is_in_the_sdist(name: str) -> None:
+    """By the lines of MANIFEST.in; that an sdist has the whole checkout is a wide test."""
+    assert (ROOT / name).is_file()
+    lines = [line.split() for line in text("MANIFEST.in").splitlines() if line[:1] not in ("", "#")]
+    grafted = [folder for word, *rest in lines if word == "graft" for folder in rest]
+    included = [pattern for word, *rest in lines if word == "include" for pattern in rest]
+    if "/" in name:
+        assert any(name.startswith(f"{folder}/") for folder in grafted)
+    else:
+        assert any(fnmatch(name, pattern) for pattern in included)
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("bug", "outrider doctor --json"),
+        ("slow", "outrider doctor --json"),
+        ("text-differs", "outrider verify"),
+    ],
+)
+def test_a_form_requires_the_output_that_shows_the_cause(name: str, command: str) -> None:
+    form: dict[str, Any] = yaml.safe_load((FORMS / f"{name}.yml").read_text("utf-8"))
+    fields: list[dict[str, Any]] = [one for one in form["body"] if one["type"] != "markdown"]
+    asked = [one for one in fields if f"`{command}" in one["attributes"]["label"]]
+    assert [one["validations"]["required"] for one in asked] == [True]
+    assert len({one["id"] for one in fields}) == len(fields)
+    assert set(re.findall(r"`outrider (\S+)", str(form))) <= set(names(VERBS))
+
+
+def wheel(folder: Path, version: str, *, listed: bool = True) -> Path:
+    """The least that is a wheel of Outrider."""
+    path = folder / f"outrider-{__version__}-py3-none-any.whl"
+    info = f"outrider-{__version__}.dist-info"
+    about = "\n".join(
+        [
+            "Metadata-Version: 2.4",
+            "Name: outrider",
+            f"Version: {version}",
+            "Description-Content-Type: text/markdown",
+            "",
+            "# Outrider",
+        ]
+    )
+    content = {"outrider/__init__.py": "", f"{info}/METADATA": about}
+    told = [*content] if listed else [f"{info}/METADATA"]
+    record = "".join(f"{name},sha256=x,{len(content[name])}\n" for name in told)
+    content[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_the_check_takes_a_true_wheel_and_refuses_what_is_none(tmp_path: Path, check: Any) -> None:
+    check.check_metadata(wheel(tmp_path, __version__))
+    with pytest.raises(check.ReleaseError, match="says that it is outrider 9"):
+        check.check_metadata(wheel(tmp_path, "9"))
+    with pytest.raises(check.ReleaseError, match="RECORD"):
+        check.check_metadata(wheel(tmp_path, __version__, listed=False))
+    with pytest.raises(check.ReleaseError, match="'no version' is invalid for 'version'"):
+        check.check_metadata(wheel(tmp_path, "no version"))
