@@ -63,7 +63,11 @@ def test_a_file_is_refused_with_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", "nowhere", "./a/b", "a/b/c", "../x", "a b/c", "a/..", "https://x.y/z", "a\0b/c"]
 )
-def test_a_name_that_can_mean_nothing_is_refused(name: str) -> None:
+def test_a_name_that_can_mean_nothing_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(CheckpointError, match="no model") as caught:
         resolve(name)
     assert caught.value.hint is not None
