@@ -31,7 +31,7 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 COMMANDS = sorted(set(documented()))
-# Of the package that docs/extending.md installs; tests/unit/cli/test_outside_package.py runs them with it.
+# Of the package that docs/extending.md installs: test_outside_package.py runs them with it.
 OUTSIDE = {"bigram", "lookalike", "halves"}
 
 
