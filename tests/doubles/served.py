@@ -85,9 +85,9 @@ def events(got: httpx.Response) -> Iterator[Any]:
 
 
 @contextmanager
-def served(*flags: str) -> Generator[Served]:
-    """A server of the embedded pair, until the end of the block."""
-    words = ("serve", "outrider/embedded", "--port", "0", "--json", "--threads", "1", *flags)
+def served(*flags: str, model: str = "outrider/embedded") -> Generator[Served]:
+    """A server, of the embedded pair where no model is named, until the end of the block."""
+    words = ("serve", model, "--port", "0", "--json", "--threads", "1", *flags)
     with subprocess.Popen(
         [sys.executable, "-m", "outrider", *words], stdout=subprocess.PIPE, text=True
     ) as process:
