@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -61,3 +63,14 @@ def test_tools(model):
     (call,) = bound.invoke("Name a town.").tool_calls[:1]
     assert call["name"] == "Town"
     assert set(call["args"]) == {"name", "size"}
+
+
+def test_the_example_runs(served, monkeypatch, capsys):
+    example = Path(__file__).parents[2] / "examples" / "langchain_chat.py"
+    monkeypatch.setattr("sys.argv", [str(example), served.url])
+    found = runpy.run_path(str(example), run_name="__main__")
+    out = capsys.readouterr().out.splitlines()
+    assert isinstance(found["town"], found["Town"])
+    assert f"town: {found['town']}" in out
+    given = found["call"]["args"]
+    assert out[-1] == f"call: weather {given} = {found['weather'].invoke(given)}"
