@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import yaml
 
-START_SECONDS, END_SECONDS = 300.0, 60.0
+START_SECONDS, END_SECONDS = 300.0, 180.0
 CONFIG = "serve.yaml"
 _ENGINE = "ServeReplica:outrider:Engine"
 # A busy machine may take minutes for what Ray gives 30 seconds.

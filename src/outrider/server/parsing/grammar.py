@@ -18,6 +18,9 @@ Choice: TypeAlias = Literal["auto", "required"]
 Tool: TypeAlias = Mapping[str, Any]
 
 _ANY = "ANY: /(.|\\n)*/"
+# \s would take blanks of Unicode, which JSON does not.
+_ANY_BLANKS = r"[\x20\t\r\n]*"
+_JSON_BLANKS = r"[\x20\t\r\n]{0,9}"
 # Without a bound a weak model writes nothing but blanks.
 _BLANKS = {"whitespace_pattern": r"( |\n{1,2}[\x20\t]{0,20})?"}
 
@@ -84,13 +87,17 @@ def _llama(tools: Sequence[Tool]) -> _Written:
 
 def _generic(tools: Sequence[Tool]) -> _Written:
     """An object is a call from the name of a tool on: text may have others, as {"name": "Bob"}."""
-    rules = [r'MIDDLE: /\s{0,9},\s{0,9}"arguments"\s{0,9}:\s{0,9}/', r"END: /\s{0,9}\}/"]
+    rules = [
+        rf'MIDDLE: /{_JSON_BLANKS},{_JSON_BLANKS}"arguments"{_JSON_BLANKS}:{_JSON_BLANKS}/',
+        rf"END: /{_JSON_BLANKS}\}}/",
+    ]
     for i, (name, schema) in enumerate(map(_name_and_schema, tools)):
         written = json.dumps(name, ensure_ascii=False)
         rules.append(f"rest_{i}: MIDDLE {_json(schema)} END")
         begin = '{"name": ' + written
         rules.append(f"call_{i}: {_text(begin)}")
-        rules.append(rf'begun_{i}[lazy]: ANY /\{{\s*"name"\s*:\s*/ {_text(written)}')
+        begun = rf'/\{{{_ANY_BLANKS}"name"{_ANY_BLANKS}:{_ANY_BLANKS}/'
+        rules.append(f"begun_{i}[lazy]: ANY {begun} {_text(written)}")
     each = range(len(tools))
     call = " | ".join(f"call_{i} rest_{i}" for i in each)
     called = " | ".join(f"begun_{i} rest_{i}" for i in each)

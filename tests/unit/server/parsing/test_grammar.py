@@ -80,6 +80,14 @@ def test_calls_that_are_demanded_are_all_there_is() -> None:
         assert not is_written(text, "required")
 
 
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2002", "\u3000", "\x0b"])
+@pytest.mark.parametrize("where", [', "arg', '": {"a', "}}"])
+def test_blanks_are_those_of_json(blank: str, where: str) -> None:
+    """A demanded call with others would be shown as text."""
+    assert is_written(ADD.replace(where, f"{where[0]} {where[1:]}"), "required")
+    assert not is_written(ADD.replace(where, f"{where[0]}{blank}{where[1:]}"), "required")
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_one_call_alone_is_one(choice: Choice) -> None:
     assert is_written(ADD, choice, parallel=False)
