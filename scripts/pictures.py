@@ -13,6 +13,8 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
+from generated import kept
+
 from outrider.estimate.theory import expected_tokens, speed_up
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
@@ -351,13 +353,7 @@ def main() -> int:
         picture = Picture(title, height)
         draw(picture)
         texts[FOLDER / f"{name}.svg"] = picture.svg()
-    if sys.argv[1:] == ["--check"]:
-        same = all(p.is_file() and p.read_text(encoding="utf-8") == t for p, t in texts.items())
-        return 0 if same else 1
-    FOLDER.mkdir(exist_ok=True)
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
-    return 0
+    return kept(texts, check=sys.argv[1:] == ["--check"], again="scripts/pictures.py")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 import readme_chart
 import readme_stream
+from generated import kept
 
 ROOT = Path(__file__).parent.parent
 README, RESULTS, KEPT = ROOT / "README.md", ROOT / "benchmarks" / "results", ROOT / "docs/pictures"
@@ -108,19 +109,7 @@ def _from_root(path: Path) -> str:
 def main(words: Sequence[str]) -> int:
     if "--record" in words:
         record()
-    stale = [
-        path
-        for path, text in made().items()
-        if not path.exists() or path.read_text("utf-8") != text
-    ]
-    if "--check" in words:
-        for path in stale:
-            print(f"{_from_root(path)} is out of date: run scripts/readme", file=sys.stderr)
-        return 1 if stale else 0
-    new = made()
-    for path in stale:
-        path.write_text(new[path], "utf-8")
-    return 0
+    return kept(made(), check="--check" in words, again="scripts/readme")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, cast
 
+from generated import kept
+
 from outrider.cli.options import Verb, setting_flags
 from outrider.cli.verbs import GROUPS, VERBS
 from outrider.core.fields import meta_of
@@ -259,12 +261,7 @@ def main() -> int:
         FOLDER / "http.md": http(),
         FOLDER / "metrics.md": metrics(),
     }
-    if sys.argv[1:] == ["--check"]:
-        same = all(p.is_file() and p.read_text(encoding="utf-8") == t for p, t in texts.items())
-        return 0 if same else 1
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
-    return 0
+    return kept(texts, check=sys.argv[1:] == ["--check"], again="scripts/reference_pages.py")
 
 
 if __name__ == "__main__":

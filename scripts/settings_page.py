@@ -13,6 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 
+from generated import kept
+
 from outrider.core.config import EngineConfig
 from outrider.core.env import OTHER_VARIABLES
 from outrider.core.fields import LIMITS, meta_of
@@ -145,12 +147,7 @@ def options() -> str:
 
 def main() -> int:
     texts = {PAGE: render(), OPTIONS: options()}
-    if sys.argv[1:] == ["--check"]:
-        same = all(p.is_file() and p.read_text(encoding="utf-8") == t for p, t in texts.items())
-        return 0 if same else 1
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
-    return 0
+    return kept(texts, check=sys.argv[1:] == ["--check"], again="scripts/settings_page.py")
 
 
 if __name__ == "__main__":

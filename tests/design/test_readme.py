@@ -27,7 +27,12 @@ STUDY = "benchmarks/results/gguf_requests-r-2core-zen3.json"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A copy of all that README's figures are made of."""
-    kept = [*ROOT.glob("scripts/readme*.py"), *ROOT.glob("docs/pictures/readme-*"), README]
+    kept = [
+        *ROOT.glob("scripts/readme*.py"),
+        ROOT / "scripts" / "generated.py",
+        *ROOT.glob("docs/pictures/readme-*"),
+        README,
+    ]
     for study in ("gguf_requests-r-", "serving_beside-", "parity-"):
         kept += ROOT.glob(f"benchmarks/results/{study}*.json")
     for path in kept:
