@@ -53,7 +53,7 @@ class PromptPace:
     def limit(self) -> int | None:
         """Prompt tokens of a job at most; None while nothing says that any number is too many."""
         most = max(CHUNK_SECONDS, NUM_ROUNDS * self._round_seconds(0))
-        return self._tokens_in(most, LEAST_CHUNK)
+        return _tokens_in(most, min(self._reads), LEAST_CHUNK) if self._reads else None
 
     def limit_beside(self, pool: ReadyQueues) -> int | None:
         """The same for a job that also has the rounds that wait in `pool`, of texts which are read
@@ -68,7 +68,7 @@ class PromptPace:
         self._has_long = is_long or (self._has_long and longest > 0)
         if not self._has_long:
             return most
-        beside = max(int(SHARE_BESIDE * round_seconds / median(self._reads)), LEAST_BESIDE)
+        beside = _tokens_in(SHARE_BESIDE * round_seconds, median(self._reads), LEAST_BESIDE)
         self._num_beside += 1
         return min(most, beside) if self._num_beside % PASSES_A_TRIAL else 1
 
@@ -86,14 +86,13 @@ class PromptPace:
         elif not num_tokens and Stage.VERIFY in job.stages:
             self._rounds.append((seconds, num_rounds))
 
-    def _tokens_in(self, seconds: float, least: int) -> int | None:
-        if not self._reads:
-            return None
-        return max(int(min(seconds / min(self._reads), _MANY)), least)
-
     def _round_seconds(self, num_rounds: int) -> float:
         """Of so many sequences; 0 while none is known. Of more than were seen it takes as much
         longer, for rows are computed, and no shorter of fewer, for weights are read once."""
         if not self._rounds:
             return 0.0
         return median([took * max(1, num_rounds / num) for took, num in self._rounds])
+
+
+def _tokens_in(seconds: float, each: float, least: int) -> int:
+    return max(int(min(seconds / each, _MANY)), least)
