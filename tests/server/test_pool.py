@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,18 @@ def test_mistakes_are_told_where_the_result_is_asked_for(pool: EnginePool) -> No
         request.result()
     with pytest.raises(ConfigError):
         pool.encode("")
-    assert pool.generate("x", GREEDY)[0].text
+    with pytest.raises(ConfigError, match="outside the vocabulary"):
+        pool.generate([[10**6], ""], GREEDY)
+
+
+def test_generate_is_that_of_an_llm(pool: EnginePool) -> None:
+    prompts = [PROMPTS[0], [10**6], PROMPTS[1], ""]
+    params = [replace(DRAWN, n=2), GREEDY, GREEDY, GREEDY]
+    with LLM(threads=1, batch_size=4) as llm:
+        expected = llm.generate(prompts, params, max_tokens=8)
+    results = pool.generate(prompts, params, max_tokens=8)
+    assert [(one.text, one.error) for one in results] == [(o.text, o.error) for o in expected]
+    assert len({one.text for one in results[:2]}) == 2
 
 
 def test_an_engine_that_cannot_be_started_is_told_and_nothing_runs_on() -> None:

@@ -148,6 +148,7 @@ FOREIGN: tuple[Foreign, ...] = (
     *_all("fused_round", "enable_cuda_graphs"),
     *_all("dtype", "target_dtype draft_dtype", "one for both models"),
     *_all("", "implementation", "the scripted model is a class for tests, not a setting"),
+    *_all("", "replicas data_parallel_size", "outrider.server.pool.EnginePool"),
     *_all("", "trust_remote_code", "no checkpoint's code is ever run"),
     *_all("", "hf_token", "HF_TOKEN in the environment, or hf auth login"),
 )

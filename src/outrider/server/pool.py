@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar, Unpack, cast
 
 from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
 from outrider.api.result import GenerationResult
-from outrider.api.structure import StructureOptions
+from outrider.api.structure import (
+    RequestOptions,
+    StructureOptions,
+    sampling_of,
+    structure_in,
+)
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import with_options
 from outrider.core.options import EngineOptions
-from outrider.core.params import SamplingParams
+from outrider.core.params import SamplingParams, params_for_each
 from outrider.server.frames import Load
 from outrider.server.placement import Placement, device_of, placements
 from outrider.server.port import ChatPrompt, EngineCard, EngineLostError, EngineRequest
@@ -38,20 +44,20 @@ class PooledRequest:
 
     def __init__(self) -> None:
         self.has_read, self.done = False, False
+        self.error: Exception | None = None
         self._result: GenerationResult | None = None
-        self._error: Exception | None = None
 
     def events(self) -> tuple[()]:
         """Of those that an `LLM` would keep for its caller, none."""
         return ()
 
     def end(self, result: GenerationResult | None, error: Exception | None) -> None:
-        self._result, self._error, self.done = result, error, True
+        self._result, self.error, self.done = result, error, True
 
     def result(self) -> GenerationResult:
         """Raises what the request failed of."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         if self._result is None:
             raise ConfigError("the request has not ended.", hint="EnginePool.advance until it has")
         return self._result
@@ -163,17 +169,46 @@ class EnginePool:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
-        **structure: Unpack[StructureOptions],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[GenerationResult]:
-        """A result for each prompt. Raises what one failed of."""
-        waiting = [self.encode(prompt) for prompt in several_prompts(prompts)]
-        requests: list[PooledRequest] = []
-        while len(requests) < len(waiting) or not all(one.done for one in requests):
-            while len(requests) < len(waiting) and self.has_free_place:
-                requests.append(self.submit(waiting[len(requests)], params, **structure))
-            self.advance()
-        return [request.result() for request in requests]
+        """As `LLM.generate`: `n` results for each prompt, in order; one that cannot be run has a
+        result with its `error`, and the first error is raised where all of them have one."""
+        batch, structure = several_prompts(prompts), structure_in(options)
+        each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
+        asked = [
+            (prompt, replace(wanted, n=1), sample)
+            for prompt, wanted in zip(batch, each, strict=True)
+            for sample in range(wanted.n)
+        ]
+        waiting, begun = deque(asked), list[PooledRequest]()
+        while waiting or not all(one.done for one in begun):
+            while waiting and self.has_free_place:
+                begun.append(self._asked(*waiting.popleft(), structure))
+            if not all(one.done for one in begun):
+                self.advance()
+        errors = [one.error for one in begun]
+        first = next(filter(None, errors), None)
+        if first is not None and all(errors):
+            raise first
+        return [self._result(one) for one in begun]
+
+    def _asked(
+        self, prompt: Prompt, params: SamplingParams, sample: int, structure: StructureOptions
+    ) -> PooledRequest:
+        """Ended at once where the prompt cannot be run."""
+        try:
+            return self.submit(self.encode(prompt), params, sample=sample, **structure)
+        except OutriderError as error:
+            failed = PooledRequest()
+            failed.end(None, error)
+            return failed
+
+    def _result(self, request: PooledRequest) -> GenerationResult:
+        if isinstance(request.error, OutriderError):
+            card = self.card
+            return GenerationResult.failed(request.error, drafter=card.drafter, k=card.k)
+        return request.result()
 
     def close(self) -> None:
         """End the engines, and what runs."""
