@@ -353,7 +353,7 @@ def main() -> int:
         picture = Picture(title, height)
         draw(picture)
         texts[FOLDER / f"{name}.svg"] = picture.svg()
-    return kept(texts, check=sys.argv[1:] == ["--check"], again="scripts/pictures.py")
+    return kept(texts, sys.argv[1:], again="scripts/pictures.py")
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def _from_root(path: Path) -> str:
 def main(words: Sequence[str]) -> int:
     if "--record" in words:
         record()
-    return kept(made(), check="--check" in words, again="scripts/readme")
+    return kept(made(), words, again="scripts/readme", others=["--record"])
 
 
 if __name__ == "__main__":

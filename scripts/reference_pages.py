@@ -261,7 +261,7 @@ def main() -> int:
         FOLDER / "http.md": http(),
         FOLDER / "metrics.md": metrics(),
     }
-    return kept(texts, check=sys.argv[1:] == ["--check"], again="scripts/reference_pages.py")
+    return kept(texts, sys.argv[1:], again="scripts/reference_pages.py")
 
 
 if __name__ == "__main__":

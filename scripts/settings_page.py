@@ -147,7 +147,7 @@ def options() -> str:
 
 def main() -> int:
     texts = {PAGE: render(), OPTIONS: options()}
-    return kept(texts, check=sys.argv[1:] == ["--check"], again="scripts/settings_page.py")
+    return kept(texts, sys.argv[1:], again="scripts/settings_page.py")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ PROVENANCE = {"cores": 4, "cpu": "A processor", "utc": "2026-12-01T00:00:00+00:0
 def folder(tmp_path: Path) -> Path:
     """A copy of the script in a project that has no results yet."""
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
+    for script in (SCRIPT, SCRIPT.with_name("generated.py")):
+        (tmp_path / "scripts" / script.name).write_bytes(script.read_bytes())
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
     begin, end = (
         "<!-- Written by scripts/bench_table; do not edit. -->",
@@ -38,6 +39,16 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def result(folder: Path, name: str, **facts: Any) -> None:
     path = folder / "benchmarks" / "results" / f"{name}.json"
     path.write_text(json.dumps({"provenance": PROVENANCE} | facts))
+
+
+def test_an_argument_that_is_not_known_changes_nothing(folder: Path) -> None:
+    before = (folder / "docs" / "measured.md").read_text()
+    done = run(folder, "--chek")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "scripts/bench_table: unknown argument --chek; known: --check\n",
+    )
+    assert (folder / "docs" / "measured.md").read_text() == before
 
 
 def test_the_table_is_up_to_date() -> None:
