@@ -1,16 +1,17 @@
-"""The contract of a drafter, as tests that its author runs: docs/extending.md shows how.
+"""The contracts of a drafter and of an acceptance rule, as tests that their authors run:
+docs/extending.md shows how.
 
-A test file subclasses `DrafterContract`, and pytest runs what the class inherits; pytest itself is
-not imported. The checks are functions that raise AssertionError with a sentence; our own drafters
-are tested by the same ones. They ask over a vocabulary of five tokens, so that texts repeat.
+A test file subclasses `DrafterContract` or `RuleContract`, and pytest runs what the class inherits;
+pytest itself is not imported. The checks are functions that raise AssertionError with a sentence;
+our own drafters are tested by the same ones. They ask over five tokens, so that texts repeat.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,20 +25,21 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng
 from outrider.engine.drafting import check_draft
-from outrider.proof.distributions import EveryBranch, runs
+from outrider.proof.algebra import prove_rule
+from outrider.proof.cases import FIXED, generated
+from outrider.proof.check import Effort
+from outrider.proof.distributions import exact_samplers
 from outrider.proof.parity import PROMPTS
+from outrider.proof.reports import SAMPLED, TEXTS, MakeDrafter, drawings, misreports
 
 VOCAB = 5
-MakeDrafter = Callable[[], Drafter]
 GREEDY = SamplingParams()
-SAMPLED = SamplingParams(temperature=1.3, top_k=4, seed=2)
 
 _NUM_TEXTS = 21
 _NUM_ROUNDS = 30
-_DRAWN = 2
-_ROUNDING = 1e-5
 _NUM_PROMPTS = 3
 _NUM_TOKENS = 40
+_NUM_CASES = Effort().num_generated
 
 
 def _must(holds: bool, told: str) -> None:
@@ -76,13 +78,24 @@ def fresh_draft(
 
 def check_same(left: Draft, right: Draft, why: str = "") -> None:
     """Two drafts are equal; distributions to the last few bits."""
-    shapes = f"{left.tokens} below {left.parents}, and {right.tokens} below {right.parents}"
+    shapes = f"{_words(left)}, and {_words(right)}"
     same = (left.tokens, left.parents) == (right.tokens, right.parents)
     _must(same, f"{why or 'two drafts differ'}: {shapes}")
     a_NV, b_NV = left.probs_NV, right.probs_NV
     _must((a_NV is None) == (b_NV is None), f"one of two drafts of {shapes} reports distributions")
     if a_NV is not None and b_NV is not None:
         _must(torch.allclose(a_NV, b_NV, atol=1e-6), f"{why or 'distributions'} differ")
+
+
+def _words(draft: Draft) -> str:
+    is_chain = draft.parents == Draft.chain(draft.tokens).parents
+    return str(draft.tokens) if is_chain else f"{draft.tokens} with parents {draft.parents}"
+
+
+def _proposed(drafter: Drafter, rows: Sequence[DraftRow]) -> list[Draft]:
+    drafts = drafter.propose(rows)
+    _must(len(drafts) == len(rows), f"propose gave {len(drafts)} drafts for {len(rows)} rows")
+    return drafts
 
 
 def check_shape(draft: Draft, depth: int, params: SamplingParams) -> None:
@@ -111,7 +124,7 @@ def check_budgets(make: MakeDrafter, params: SamplingParams) -> None:
         depth = number % 7
         drafter, asked = make(), row(0, text, depth=depth, params=params)
         drafter.open(0, text)
-        draft = drafter.propose([asked])[0]
+        draft = _proposed(drafter, [asked])[0]
         drafter.close(0)
         check_draft(drafter.name, asked, draft, VOCAB)
         check_shape(draft, depth, params)
@@ -135,15 +148,15 @@ def check_memory(make: MakeDrafter, params: SamplingParams) -> None:
         asked = [seq_id for seq_id in (0, 1) if rng.random() < 0.7]
         depth = rng.randint(1, 5)
         rows = [row(i, texts[i], depth=depth, params=params, last=lasts[i]) for i in asked]
-        proposed = drafter.propose(rows) if asked else []
-        _must(len(proposed) == len(asked), f"{len(proposed)} drafts for {len(asked)} rows")
+        proposed = _proposed(drafter, rows) if asked else []
         drafts = dict(zip(asked, proposed, strict=True))
         for seq_id, text in enumerate(texts):
             draft = drafts.get(seq_id, Draft.empty())
             check_shape(draft, depth, params)
             if seq_id in drafts:
                 again = fresh_draft(make, text, depth, params, prompt=prompts[seq_id])
-                check_same(draft, again, f"after {text} memory says another draft than the text")
+                why = f"after {text} it drafts otherwise than a new drafter that reads this text"
+                check_same(draft, again, f"{why}, so it remembers what the text does not have")
             # Chains: any number of tokens from the start is a path.
             path = tuple(range(rng.randint(0, len(draft))))
             outcome = Outcome(seq_id, draft, Verdict(path, rng.randrange(VOCAB)))
@@ -160,43 +173,18 @@ def check_rows_alone(make: MakeDrafter, params: SamplingParams) -> None:
     for seq_id, (text, _) in enumerate(asked):
         drafter.open(seq_id, text)
     rows = [row(i, text, depth=depth, params=params) for i, (text, depth) in enumerate(asked)]
-    for draft, (text, depth) in zip(drafter.propose(rows), asked, strict=True):
+    for draft, (text, depth) in zip(_proposed(drafter, rows), asked, strict=True):
         alone = fresh_draft(make, text, depth, params)
         check_same(draft, alone, f"{list(text)} has another draft in a batch than alone")
-    _must(drafter.propose([]) == [], "drafts for no rows")
+    _proposed(drafter, [])
 
 
 def check_draws(make: MakeDrafter) -> None:
     """On every branch of its random numbers a drafter draws by the distributions that it reports;
     one that reports none draws nothing. A wrong report is what a rule cannot see."""
-    for text in ((1, 2, 1), (0,)):
-        _check_draws(make, text)
-
-
-def _check_draws(make: MakeDrafter, text: tuple[int, ...]) -> None:
-    found: dict[tuple[int, ...], float] = {}
-    claimed: dict[tuple[int, ...], float] = {}
-
-    def drafted(rng: EveryBranch) -> tuple[int, ...]:
-        drafter = make()
-        drafter.open(0, text)
-        asked = replace(row(0, text, depth=_DRAWN, params=SAMPLED), rng=rng)
-        draft = drafter.propose([asked])[0]
-        drafter.close(0)
-        claimed[draft.tokens] = _chance(draft)
-        return draft.tokens
-
-    for tokens, weight in runs(drafted):
-        found[tokens] = found.get(tokens, 0.0) + weight
-    for tokens, weight in found.items():
-        told = f"after {text} it drafts {tokens} with {weight:.4f}, and reports"
-        _must(abs(weight - claimed[tokens]) < _ROUNDING, f"{told} {claimed[tokens]:.4f}")
-
-
-def _chance(draft: Draft) -> float:
-    if draft.probs_NV is None:
-        return 1.0
-    return math.prod(float(p_V[t]) for p_V, t in zip(draft.probs_NV, draft.tokens, strict=True))
+    for text in TEXTS:
+        for told in misreports(text, drawings(make, text), secret=True):
+            _must(False, told)
 
 
 def check_ids_again(make: MakeDrafter) -> None:
@@ -272,7 +260,23 @@ class DrafterContract(ProposalContract):
     name = ""
 
     def test_it_is_installed_under_its_name(self) -> None:
+        known = PLUGINS.names()
+        told = f"no installed package has an entry point {self.name!r} in the group"
+        _must(self.name in known, f"{told} outrider.drafters: pip install yours, then test it")
         _must(PLUGINS.load(self.name).name == self.make().name, "it calls itself otherwise")
 
     def test_text_is_the_targets_own(self) -> None:
         check_texts(self.name)
+
+
+class RuleContract:
+    """The first check of `outrider verify --sampler NAME`, by itself: by enumeration an installed
+    rule keeps the target's distribution. `name` is the name of its entry point."""
+
+    name = ""
+
+    def test_it_keeps_the_targets_distribution(self) -> None:
+        proof = prove_rule(
+            exact_samplers(self.name)[-1], [*FIXED, *islice(generated(0), _NUM_CASES)]
+        )
+        _must(proof.holds, f"{proof.rule}, {proof.finding}")

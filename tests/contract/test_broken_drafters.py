@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import DrafterError
 from outrider.core.protocols import Drafter, DraftNeeds, DraftRow
 from outrider.core.rng import Role
+from outrider.proof.reports import report_check
 from outrider.testing import VOCAB, ProposalContract
 
 Contract = ProposalContract
@@ -80,6 +82,37 @@ def drawn_in_secret(row: DraftRow) -> Draft:
     )
 
 
+def drawn_as_the_target_draws(row: DraftRow) -> Draft:
+    """Its report is right, and the rule's next draw would be the same number."""
+    if row.params.greedy or not row.budget.depth:
+        return Draft.empty()
+    even_V = torch.full((VOCAB,), 0.2)
+    return Draft.chain((row.rng.pick(even_V, 0, Role.NEXT),), even_V[None])
+
+
+def dropped(row: DraftRow) -> Draft:
+    """Draws evenly, reports that, and takes back a token that it does not like."""
+    if row.params.greedy or not row.budget.depth:
+        return Draft.empty()
+    even_V = torch.full((VOCAB,), 0.2)
+    token = row.rng.pick(even_V, 0, Role.DRAFT)
+    return Draft.chain((token,), even_V[None]) if token else Draft.empty()
+
+
+def sharpened(row: DraftRow) -> Draft:
+    """Draws what followed the last token by its count, and reports squares of counts."""
+    followed = [b for a, b in pairwise(row.tokens) if a == row.tokens[-1]]
+    if row.params.greedy or not followed or not row.budget.depth:
+        return Draft.empty()
+    counts_V = torch.bincount(torch.tensor(followed), minlength=VOCAB).float()
+    token = row.rng.pick(counts_V, 0, Role.DRAFT)
+    return Draft.chain((token,), (counts_V**2 / (counts_V**2).sum())[None])
+
+
+def raises(row: DraftRow) -> Draft:
+    raise AttributeError(f"no table of {row.seq_id}")
+
+
 EVEN, SKEWED = [0.2] * VOCAB, [0.4, 0.15, 0.15, 0.15, 0.15]
 
 
@@ -102,6 +135,14 @@ EVEN, SKEWED = [0.2] * VOCAB, [0.4, 0.15, 0.15, 0.15, 0.15]
             lambda: RowDrafter(drawn_in_secret),
             Contract.test_draws_follow_the_distributions_that_are_reported,
         ),
+        (
+            lambda: RowDrafter(drawn_as_the_target_draws),
+            Contract.test_draws_follow_the_distributions_that_are_reported,
+        ),
+        (
+            lambda: RowDrafter(sharpened),
+            Contract.test_draws_follow_the_distributions_that_are_reported,
+        ),
     ],
 )
 def test_it_is_caught(
@@ -122,3 +163,23 @@ def test_a_right_one_is_not(make: Callable[[], Drafter], monkeypatch: pytest.Mon
     for name in dir(contract):
         if name.startswith("test_"):
             getattr(contract, name)()
+
+
+@pytest.mark.parametrize(
+    ("make", "holds"),
+    [
+        (Follower, True),
+        (lambda: sampling(EVEN), True),
+        (lambda: RowDrafter(drawn_in_secret), True),
+        (lambda: sampling(SKEWED), False),
+        (lambda: RowDrafter(drawn_as_the_target_draws), False),
+        (lambda: RowDrafter(sharpened), False),
+        (lambda: RowDrafter(dropped), False),
+        (lambda: RowDrafter(raises), None),
+    ],
+)
+def test_the_certificate_names_what_misleads_a_rule(
+    make: Callable[[], Drafter], holds: bool | None
+) -> None:
+    check = report_check("own", make)
+    assert (check.holds, bool(check.problems)) == (holds, holds is False)

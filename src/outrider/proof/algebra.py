@@ -23,7 +23,16 @@ from outrider.proof.distributions import Distribution, EveryBranch, Sampler, exa
 # Sums of a few thousand products of float64 shares are off by far less.
 TOLERANCE = 1e-9
 # How a broken rule may fail besides emitting a wrong distribution.
-DEFECTS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+DEFECTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _PORTION = 170
 
 

@@ -23,6 +23,7 @@ from outrider.proof.ensemble import ensemble
 from outrider.proof.mutants import mutants
 from outrider.proof.parity import ParitySubject, fingerprint, task
 from outrider.proof.parity_part import parity
+from outrider.proof.reports import own_reports
 
 PARTS = ("exact algebra", "chi-square ensemble", "same text", "planted bugs")
 
@@ -85,6 +86,9 @@ class Certificate:
         named = [str(model["name"]) for model in models if model]
         again = " ".join(["outrider verify", *named, *_flags(self.about["settings"])])
         sampler = self.about["settings"].get("sampler", EXACT_SAMPLERS[0])
+        if "reports" in names:
+            drafter = self.about["settings"].get("drafter")
+            return f"mend drafter {drafter!r} in its own package, then the same command again"
         if names & {"algebra", "ensemble"} and sampler not in EXACT_SAMPLERS:
             return f"mend rule {sampler!r} in its own package, then the same command again"
         if names & {"algebra", "ensemble"}:
@@ -160,7 +164,8 @@ def about(subject: ParitySubject, settings: Mapping[str, object]) -> dict[str, A
 
 
 def certify(subject: ParitySubject, effort: Effort) -> Iterator[ProofStep | Check]:
-    """Run the parts; each check comes as soon as it is known."""
+    """Run the parts; each check comes as soon as it is known, that of a drafter which another
+    package brings before them."""
     seed = subject.params.rng_seed
     # Made first: prompts that fit no window are an error before the work, not after half of it.
     job = task(subject, max_tokens=effort.greedy_tokens)
@@ -170,6 +175,7 @@ def certify(subject: ParitySubject, effort: Effort) -> Iterator[ProofStep | Chec
         parity(job),
         mutants(seed=seed),
     )
+    yield from own_reports(subject.config)
     for number, part in enumerate(parts, start=1):
         yield from _run(number, part)
 

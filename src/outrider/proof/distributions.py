@@ -198,6 +198,11 @@ class EveryBranch:
         return found
 
     @property
+    def roles(self) -> frozenset[Role]:
+        """What its numbers decided."""
+        return frozenset(role for _, _, role in self._keys)
+
+    @property
     def weight(self) -> float:
         return math.prod(weights[choice] for choice, weights in self.taken)
 

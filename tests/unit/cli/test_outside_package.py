@@ -13,6 +13,7 @@ import pytest
 
 from doubles.command_line import Command
 from outrider import LLM
+from outrider.core.config import EngineConfig
 from outrider.core.plugins import installed
 from outrider.proof import algebra, check, mutants, parity
 from outrider.proof.algebra import prove_rule
@@ -20,6 +21,7 @@ from outrider.proof.cases import FIXED
 from outrider.proof.check import Effort
 from outrider.proof.distributions import exact_samplers
 from outrider.proof.parity import PROMPTS
+from outrider.proof.reports import own_reports
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
@@ -81,7 +83,7 @@ def test_the_command_line_finds_it(outrider: Command) -> None:
 def test_its_own_tests_pass() -> None:
     tests = str(TEMPLATE / "tests")
     shown = ran("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tests, tests)
-    assert "8 passed" in shown
+    assert "9 passed" in shown
 
 
 @pytest.mark.usefixtures("beside")
@@ -129,3 +131,9 @@ def test_a_rule_that_claims_too_much_gets_no_certificate(beside: Path, outrider:
     assert "problem: lookalike, disjoint supports: total variation 1.0e+00" in told
     assert "NOT CERTIFIED: exact algebra and chi-square ensemble and same text failed." in told
     assert "next: mend rule 'lookalike' in its own package" in told
+
+
+@pytest.mark.parametrize(("chosen", "holds"), [("bigram", [True]), ("ngram", [])])
+def test_its_drafter_is_enumerated(beside: Path, chosen: str, holds: list[bool]) -> None:
+    del beside
+    assert [check.holds for check in own_reports(EngineConfig(drafter=chosen))] == holds

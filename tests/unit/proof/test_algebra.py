@@ -82,8 +82,13 @@ def test_a_rule_that_accepts_nothing_is_exact() -> None:
     assert proof_of(accept_none)[0]
 
 
+def misspelt(row: VerifyRow) -> Verdict:
+    raise AttributeError(f"no verdict of {len(row.draft)}")
+
+
 def test_a_rule_that_falls_over_is_a_finding() -> None:
     assert proof_of(fall_over) == (False, "chain: IndexError: no row 1")
+    assert "AttributeError" in proof_of(misspelt)[1]
 
 
 def test_a_lossy_rule_is_found() -> None:
