@@ -101,7 +101,10 @@ class LoadedPair(LoadedModels):
 
     def sharer_for(self, plan: LoadPlan) -> SharedWeights | None:
         """The target, if `plan` has the same one and it can give its weights."""
-        names = ("dtype", "device", "quantise", "force_reference", "threads", "tensor_parallel")
+        names = (
+            *("dtype", "kv_dtype", "device", "quantise"),
+            *("force_reference", "threads", "tensor_parallel"),
+        )
         own, other = self.plan.settings, plan.settings
         alike = all(getattr(own, name) == getattr(other, name) for name in names)
         if plan.folder != self.plan.folder or not alike:
@@ -207,7 +210,7 @@ def _load_target(
     other = None if there is None else there.beside(room)
     if other is not None:
         return other, None
-    options = replace(_options(config, room), quantise=config.quantise)
+    options = replace(_options(config, room), quantise=config.quantise, kv_dtype=config.kv_dtype)
     if config.tensor_parallel == 1:
         return load_model(plan.folder, options, name=name), None
     # Imported here: few use it, and it brings PyTorch's communication along.

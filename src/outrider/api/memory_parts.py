@@ -22,7 +22,7 @@ from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_config
-from outrider.models.loading import DTYPES, pick_device
+from outrider.models.loading import DTYPES, pick_device, spec_of_config
 from outrider.models.weight_files import StoredWeights
 from outrider.models.weights import stored_in
 
@@ -127,7 +127,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
     target = _Model(
         "target",
         replace(
-            spec_of_config(plan.target, config.dtype),
+            spec_of_config(plan.target, config.dtype, config.kv_dtype),
             quantise=config.quantise,
             stored_bytes=_stored_bytes(files.target, config, config.quantise, in_float32, device),
         ),
@@ -171,11 +171,6 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
         Part("temporary memory", _WORKING_BYTES, device),
         Part("threads", extra, device, "addresses"),
     )
-
-
-def spec_of_config(config: DecoderConfig, dtype: str) -> ModelSpec:
-    width = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32).itemsize
-    return config.spec("", bytes_per_weight=width, bytes_per_kv=width)
 
 
 def _in_float32(model: DecoderConfig, config: EngineConfig, device: str) -> bool:
@@ -228,7 +223,9 @@ def _copy_parts(target: _Model, quantise: str) -> Iterator[Part]:
 def _heads_parts(
     plan: LoadPlan, heads: HeadsToLoad, target: _Model, stored: StoredWeights
 ) -> Iterator[Part]:
-    spec, room = target.spec, heads.room
+    # Their own keys and values are of the weights' precision.
+    spec = replace(target.spec, kv_dtype="auto")
+    room = heads.room
     weights = stored.num_bytes * spec.bytes_per_weight // 2
     if heads.folder == plan.folder:
         weights = spec.num_parameters * spec.bytes_per_weight // spec.num_layers

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from outrider.api.companions import companion_of
 from outrider.api.self_copy import copy_pays
 from outrider.api.tokenizer import Tokenizer, first_differences
@@ -34,7 +32,7 @@ from outrider.models.heads import (
     verifier_of,
 )
 from outrider.models.hf_config import FAMILIES, read_config
-from outrider.models.loading import DTYPES, pick_device
+from outrider.models.loading import pick_device, spec_of_config
 from outrider.models.loading import resolve as find_model
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
@@ -343,8 +341,9 @@ def _check_sizes(target: int, draft: int) -> None:
 
 
 def _default_slots(model: DecoderConfig, config: EngineConfig, window: int) -> int:
-    size = DTYPES.get(config.dtype, torch.float32).itemsize
-    spec = model.spec("", bytes_per_weight=size, bytes_per_kv=size)
+    # Not known before the weights are looked at: the widest.
+    dtype = "float32" if config.dtype == AUTO else config.dtype
+    spec = spec_of_config(model, dtype, config.kv_dtype)
     room = whole_pages(window, config.page_size)
     return arena_slots(
         spec,

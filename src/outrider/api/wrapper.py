@@ -27,9 +27,17 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
+from outrider.kernels.kv_rows import floats
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_config
-from outrider.models.loading import DTYPES, LoadOptions, load_model, pick_device, resolve
+from outrider.models.loading import (
+    DTYPES,
+    LoadOptions,
+    load_model,
+    pick_device,
+    resolve,
+    spec_of_config,
+)
 
 _NEEDS = DraftNeeds()
 # Logits of a whole prompt are kept, unlike in the engine; this bounds what one pass computes.
@@ -171,13 +179,14 @@ class ModelWrapper:
 
     def key_values(self, cache: Cache) -> list[tuple[Tensor, Tensor]]:
         """Copies of each layer's keys and values, of shape [1, G, T, D]."""
-        rows_L2GTD = self.model.state.read(self._alive(cache))
+        rows = self.model.state.read(self._alive(cache))
+        rows_L2GTD = floats(rows) if rows.dtype == torch.int8 else rows
         return [(layer[0][None], layer[1][None]) for layer in rows_L2GTD]
 
     def kv_shapes(self, cache: Cache) -> list[tuple[int, int, int, int]]:
         """Each layer's [batch, KV heads, tokens, head size], the same for keys and values."""
-        num_layers, _, num_heads, _, head_dim = self.model.state.arena.shape
-        return [(1, num_heads, cache.length, head_dim)] * num_layers
+        num_layers, _, num_heads, _, _ = self.model.state.arena.shape
+        return [(1, num_heads, cache.length, self.model.spec.head_dim)] * num_layers
 
     def close(self, cache: Cache) -> None:
         """Free the memory of `cache` now; what was forked from it lives on."""
@@ -261,13 +270,19 @@ def listed(ids: Sequence[int] | Tensor) -> list[int]:
 
 
 def load_wrapper(
-    model_id: str, dtype: str = "auto", device: str = "auto", *, quantise: str = "none"
+    model_id: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    *,
+    quantise: str = "none",
+    kv_dtype: str = "auto",
 ) -> tuple[ModelWrapper, Tokenizer]:
     """A model by alias, folder or hub id, ready for `forward`, and its tokenizer.
 
     `dtype` is auto (the checkpoint's own), float32, bfloat16 or float16; `quantise` is none, int8
-    or int4, for its matrices, which a `dtype` of int8 or int4 means as well. The arena holds two
-    full windows, of 4096 tokens at most. Raises ConfigError, CheckpointError or MachineError.
+    or int4, for its matrices, which a `dtype` of int8 or int4 means as well; `kv_dtype` is auto or
+    int8, for keys and values. The arena holds two full windows, of 4096 tokens at most. Raises
+    ConfigError, CheckpointError or MachineError.
     """
     if dtype in _QUANTISED:
         if quantise not in ("none", dtype):
@@ -283,16 +298,17 @@ def load_wrapper(
     tokenizer = Tokenizer.load(folder)
     config = read_config(folder)
     own = config.dtype if dtype == "auto" else dtype
-    width = DTYPES.get(own, torch.float32).itemsize
     num_slots = arena_slots(
-        config.spec(model_id, bytes_per_weight=width, bytes_per_kv=width),
+        spec_of_config(config, own, kv_dtype),
         sequences=_NUM_CACHES,
         window=min(config.max_tokens, _MAX_CONTEXT),
         device=pick_device(device),
         states=RecurrentCapacity(),
     )
     room = Room(num_slots=num_slots, page_size=_PAGE_SIZE, max_rows=_MAX_ROWS, max_logits=_MAX_ROWS)
-    options = LoadOptions(room=room, dtype=dtype, device=device, quantise=quantise)
+    options = LoadOptions(
+        room=room, dtype=dtype, device=device, quantise=quantise, kv_dtype=kv_dtype
+    )
     # Decoders of every family keep their KV in an arena.
     model = cast("PagedModel", load_model(folder, options, name=model_id))
     return ModelWrapper(model, tokenizer), tokenizer

@@ -28,9 +28,9 @@ from outrider.core.draft import common_prefix
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 
-# Of the model's matrices, or of all its weights.
-QUANTISED = ("int8", "int4")
-FORMATS = ("float32", "bfloat16", "float16", *QUANTISED)
+# Of the model's matrices, of its keys and values, or of all.
+QUANTISED, KV_INT8 = ("int8", "int4"), "kv-int8"
+FORMATS = ("float32", "bfloat16", "float16", *QUANTISED, KV_INT8)
 PLAIN = "plain"
 RULES = (*EXACT_SAMPLERS, *LOSSY_SAMPLERS)
 # Rules under which sampled text is plain decoding's own for the same seed.
@@ -67,11 +67,18 @@ class Nats:
 
 
 def load_judge(target: str, form: str, device: str = "auto") -> ModelWrapper:
-    """`target` in a format of FORMATS; int8 and int4 are of the checkpoint's own dtype. Raises
-    ConfigError, CheckpointError or MachineError."""
+    """`target` in a format of FORMATS; what is not quantised is of the checkpoint's own dtype.
+    Raises ConfigError, CheckpointError or MachineError."""
+    return load_wrapper(target, device=device, **settings_of(form))[0]
+
+
+def settings_of(form: str) -> dict[str, str]:
+    """What a format of FORMATS means, as fields of EngineConfig."""
+    if form == KV_INT8:
+        return {"dtype": "auto", "quantise": "none", "kv_dtype": "int8"}
     if form in QUANTISED:
-        return load_wrapper(target, "auto", device, quantise=form)[0]
-    return load_wrapper(target, form, device, quantise="none")[0]
+        return {"dtype": "auto", "quantise": form}
+    return {"dtype": form, "quantise": "none"}
 
 
 def read(judge: Judge, ids: Sequence[int], start: int = 1) -> Nats:

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from outrider.api.llm import LLM
-from outrider.bench.quality import QUANTISED, FormatRow
+from outrider.bench.quality import FormatRow, settings_of
 from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
@@ -31,9 +31,8 @@ class SelfDrafts:
             yield replace(row, **found)
 
     def _kept(self, form: str, copy: str) -> float | None:
-        held = {"dtype": "auto", "quantise": form} if form in QUANTISED else {"dtype": form}
-        config = replace(self.engine, quantise="none", drafter="quantised-self", sampler="block")
-        config = replace(config, self_quantise=copy, **held)
+        config = replace(self.engine, drafter="quantised-self", sampler="block")
+        config = replace(config, self_quantise=copy, **settings_of(form))
         try:
             with closing(LLM(self.target, config=config)) as llm:
                 results = llm.generate(list(self.prompts), self.params.seeded(0))

@@ -9,7 +9,7 @@ call for different sequences at once; one lock guards the shared page accounts.
 
 Shapes:  L = layers, G = KV heads, S = slots, D = head size, N = packed tokens, B = sequences,
          P = page-table columns, E = extra keys, K = captured layers (then D is the hidden size),
-         M = rows that are left of a prompt.
+         M = rows that are left of a prompt, R = elements of a stored row.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from outrider.core.errors import ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
+from outrider.kernels.kv_rows import row_size
 from outrider.kernels.native.cpu import zeros
 from outrider.kernels.plan import PackedPlan
 
@@ -103,9 +104,10 @@ class _SequencePages:
 
 
 class PagedKV:
-    """HiddenStore over one arena tensor of shape [L, 2, G, S, D], allocated and written once.
+    """HiddenStore over one arena tensor of shape [L, 2, G, S, R], allocated and written once. A row
+    has the D elements of a head, or the bytes of kernels/kv_rows.py where the spec says int8.
 
-    Of each token `num_hidden` hidden states are kept.
+    Of each token `num_hidden` hidden states are kept, of `dtype`.
 
     Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later
     tokens follow the remaining rows, at their positions in the text.
@@ -126,8 +128,10 @@ class PagedKV:
         num_hidden: int = 0,
     ) -> None:
         num_pages = -(-num_slots // page_size)
-        shape = (spec.num_layers, 2, spec.num_kv_heads, num_pages * page_size, spec.head_dim)
-        self.arena = zeros(shape, dtype=dtype, device=device)
+        kept = torch.int8 if spec.kv_dtype == "int8" else dtype
+        width = row_size(spec.head_dim, kept)
+        shape = (spec.num_layers, 2, spec.num_kv_heads, num_pages * page_size, width)
+        self.arena = zeros(shape, dtype=kept, device=device)
         self.layers = tuple((layer[0], layer[1]) for layer in self.arena)
         hidden = (num_pages * page_size, num_hidden, spec.hidden_size)
         self.hidden_SKD = zeros(hidden, dtype=dtype, device=device)
@@ -192,7 +196,7 @@ class PagedKV:
             self._pool.release(self._sequences.pop(seq_id).pages)
 
     def read(self, seq_id: int) -> Tensor:
-        """A copy of the committed keys and values, of shape [L, 2, G, rows, D]."""
+        """A copy of the committed keys and values, of shape [L, 2, G, rows, R]."""
         return self.arena[:, :, :, self.slots(seq_id)]
 
     def tokens(self, seq_id: int) -> Sequence[int]:
@@ -209,26 +213,26 @@ class PagedKV:
         """Committed tokens without rows of their own: logical length less physical length."""
         return self._sequences[seq_id].num_dropped
 
-    def replace(self, seq_id: int, rows_L2GMD: Tensor) -> None:
+    def replace(self, seq_id: int, rows_L2GMR: Tensor) -> None:
         """Hold M rows in place of all committed ones, M of them at most, on pages of its own.
 
         Rows of one place need not be of one token: each head may keep others. What was shared stays
         as it was for others, and findable; this sequence's pages are found by nobody any more.
         Nothing may be staged. Raises CapacityError, with nothing changed, where there is no room.
         """
-        seq, num_rows = self._sequences[seq_id], rows_L2GMD.shape[3]
+        seq, num_rows = self._sequences[seq_id], rows_L2GMR.shape[3]
         if seq.num_staged:
             raise ContractError("nodes are staged")
         if num_rows > seq.num_rows:
             raise ContractError("more rows than the sequence has")
-        if rows_L2GMD.is_cuda:
+        if rows_L2GMR.is_cuda:
             # They are still being read from pages that another stream may be given.
             torch.cuda.current_stream(self._device).synchronize()
         with self._lock:
             pages = self._pool.exchange(seq.pages, -(-num_rows // self._page_size))
             other = _SequencePages(pages, seq.tokens, num_dropped=len(seq.tokens) - num_rows)
             self._sequences[seq_id] = other
-        self.arena.index_copy_(3, self.slots(seq_id), rows_L2GMD)
+        self.arena.index_copy_(3, self.slots(seq_id), rows_L2GMR)
 
     def hidden(self, seq_id: int, start: int, stop: int) -> Tensor:
         seq = self._sequences[seq_id]

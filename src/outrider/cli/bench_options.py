@@ -184,7 +184,7 @@ class QualityOptions(OutputOption):
     formats: str = setting(
         "float32,bfloat16,int8,int4",
         "Number formats of the target, between commas; the first is what others are compared with. "
-        "Also float16; none leaves perplexity out.",
+        "Also float16 and kv-int8, of keys and values alone; none leaves perplexity out.",
     )
     self_drafts: str = setting(
         "none",

@@ -20,6 +20,7 @@ HEAD_INITS = ("tie", "copy", "random")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 QUANTISE = ("none", "int8", "int4")
+KV_DTYPES = ("auto", "int8")
 # What they cost SmolLM2-135M-Instruct (benchmarks/results/quality-r-2core-zen3.json): by how much
 # perplexity grows, and the share of places where the first choice stays.
 QUANTISE_COSTS = {"int8": (0.0328, 0.8754), "int4": (0.002, 0.964)}
@@ -115,6 +116,12 @@ class EngineConfig:
     )
     dtype: str = setting(
         "auto", "Precision of weights and KV; auto is the checkpoint's own.", choices=DTYPES
+    )
+    kv_dtype: str = setting(
+        "auto",
+        "Precision of the target's keys and values, on CPUs: int8 takes half the memory of 16 "
+        "bits, and is another model's text; auto is that of --dtype.",
+        choices=KV_DTYPES,
     )
     quantise: str = setting(
         "none",

@@ -111,6 +111,7 @@ FOREIGN: tuple[Foreign, ...] = (
     *_all("stop", "-r --reverse-prompt --stop-strings"),
     *_all("quantise", "--quantization --quantize", "int8 or int4"),
     *_all("quantise", "--load-in-8bit", "int8"),
+    *_all("kv_dtype", "--kv-cache-dtype --cache-type-k --cache-type-v -ctk -ctv", "int8 or auto"),
     *_all("quantise", "--load-in-4bit", "int4"),
     *_all("batch_size", "--max-num-seqs -np --parallel"),
     *_all("tensor_parallel", "--tensor-parallel-size -tp"),

@@ -58,6 +58,10 @@ class EngineOptions(TypedDict, total=False):
     dtype: str
     """Precision of weights and KV; auto is the checkpoint's own."""
 
+    kv_dtype: str
+    """Precision of the target's keys and values, on CPUs: int8 takes half the memory of 16 bits,
+    and is another model's text; auto is that of --dtype."""
+
     quantise: str
     """Hold the target's matrices in 8 or 4 bits: faster, less memory, another model's text
     (perplexity of SmolLM2-135M: +3.3% and +0.2%)."""

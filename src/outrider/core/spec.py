@@ -17,7 +17,8 @@ class ModelSpec:
 
     `quantise`, int8 or int4, says how its matrices are held; the table of tokens is not one of
     them, but the output head of int4 is the table too if they are `tied`. Where all are held as a
-    quantised file has them, `stored_bytes` is what they take. Every parameter counts once, though a
+    quantised file has them, `stored_bytes` is what they take. `kv_dtype` is auto, of keys and
+    values of `bytes_per_kv` each, or int8 (kernels/kv_rows.py). Every parameter counts once, though a
     tied output head is held apart from the table. Some layers see the last `window` tokens alone,
     if that is not 0. Of a hybrid `num_kv_layers` attend; the states of the others take
     `state_bytes` a sequence, and what one token does to them `input_bytes`. Of a mixture each token
@@ -40,6 +41,7 @@ class ModelSpec:
     bytes_per_kv: int
     stop_ids: tuple[int, ...] = ()
     quantise: str = "none"
+    kv_dtype: str = "auto"
     window: int = 0
     num_kv_layers: int | None = None
     state_bytes: int = 0
@@ -53,7 +55,10 @@ class ModelSpec:
     @property
     def kv_bytes_per_token(self) -> int:
         num_layers = self.num_layers if self.num_kv_layers is None else self.num_kv_layers
-        return 2 * num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_kv
+        row = self.head_dim * self.bytes_per_kv
+        if self.kv_dtype == "int8":
+            row = self.head_dim + self.head_dim // 16
+        return 2 * num_layers * self.num_kv_heads * row
 
     @property
     def weight_bytes(self) -> int:

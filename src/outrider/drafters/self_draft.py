@@ -197,15 +197,15 @@ class SelfDraftSpec:
         return target.cheaper(self._quantised(target, depths))
 
     def _quantised(self, target: LlamaModel, depths: Sequence[int]) -> CheaperParts:
-        config, arena = target.config, target.state.arena
+        config, states = target.config, target.state.hidden_SKD
         kernels = choose(
-            device=arena.device,
-            dtype=arena.dtype,
+            device=states.device,
+            dtype=states.dtype,
             force_reference=self.force_reference,
             threads=self.threads,
             quantise=self.quantise,
         )
-        place = Placement(target.spec.name, arena.dtype, arena.device, self.quantise)
+        place = Placement(target.spec.name, states.dtype, states.device, self.quantise)
         own = target.layers
         held = _HeldBlocks.of(target)
         if held is not None:
@@ -260,7 +260,7 @@ class _HeldBlocks:
         return kernels.pack(self._floats(head)) if kernels.table is None else head
 
     def _floats(self, packed: PackedLinear) -> Tensor:
-        return self.table(packed, self.target.state.arena.dtype).floats()
+        return self.table(packed, self.target.state.hidden_SKD.dtype).floats()
 
 
 def _dense(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:

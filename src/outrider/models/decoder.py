@@ -28,6 +28,7 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec, RecurrentCapacity
+from outrider.kernels.kv_rows import floats, head_dim_of
 from outrider.kernels.native.forward import Forward, ForwardBuffers
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
@@ -371,9 +372,9 @@ def _copied(all_GSD: Tensor, slots_T: Tensor, page_size: int) -> Tensor:
 
 def _chosen(scratch: Scratch, k_GTD: Tensor, keep: Keep) -> Tensor:
     """By the queries that a layer left in `scratch`, turned as the keys are."""
-    num_kv_heads, _, head_dim = k_GTD.shape
+    num_kv_heads, head_dim = k_GTD.shape[0], head_dim_of(k_GTD)
     heads_WED = scratch.qkv_NE.view(keep.window, -1, head_dim)
-    return kept_keys(heads_WED[:, : -2 * num_kv_heads], k_GTD, keep, head_dim**-0.5)
+    return kept_keys(heads_WED[:, : -2 * num_kv_heads], floats(k_GTD), keep, head_dim**-0.5)
 
 
 def _gathered(k_GSD: Tensor, v_GSD: Tensor, slots_GM: Tensor) -> Tensor:

@@ -19,7 +19,9 @@ import torch
 
 from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
+from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.kinds import for_kinds
+from outrider.kernels.kv_rows import GROUP
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
@@ -67,6 +69,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadOptions:
     """`auto` is the checkpoint's own dtype, and the first device of cuda, mps and cpu. `quantise`
     is none, int8 or int4, for the matrices that are multiplied by; other weights keep their dtype.
+    `kv_dtype` is that of keys and values: auto, which is `dtype`, or int8.
     """
 
     room: Room
@@ -75,6 +78,7 @@ class LoadOptions:
     force_reference: bool = False
     threads: int = 0
     quantise: str = "none"
+    kv_dtype: str = "auto"
 
 
 def prepare_torch(*, deterministic: bool, threads: int) -> None:
@@ -121,6 +125,11 @@ def load_model(
                 "decoders are quantised.",
                 hint=f"leave --quantise at none, or choose one of: {', '.join(FAMILIES)}",
             )
+        if options.kv_dtype != "auto":
+            raise ConfigError(
+                f"kv_dtype: models of type {family} run through transformers, over floats.",
+                hint="leave --kv-dtype at auto",
+            )
         # Imported here: such a family alone needs transformers, an optional dependency.
         from outrider.models.adapter.model import load_adapter
 
@@ -140,7 +149,15 @@ def load_model(
             quantise=AS_STORED if stays else options.quantise,
         )
         held = 0 if kernels.pack_blocks is None else stored.held_bytes
-        place = Placement(name or folder.name, dtype, device, options.quantise, held)
+        check_kv_dtype(options.kv_dtype, config, device)
+        place = Placement(
+            name or folder.name,
+            dtype,
+            device,
+            options.quantise,
+            held,
+            options.kv_dtype,
+        )
         match config:
             case GPT2Config():
                 return GPT2Model(config, weights, kernels=kernels, place=place, room=options.room)
@@ -219,6 +236,31 @@ def pick_dtype(name: str, own: str, folder: Path) -> torch.dtype:
             hint=f"choose one with --dtype: {', '.join(DTYPES)}",
         )
     return DTYPES[own]
+
+
+def spec_of_config(config: DecoderConfig, dtype: str, kv_dtype: str = "auto") -> ModelSpec:
+    """What it will be once loaded; `auto` is as for LoadOptions."""
+    width = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32).itemsize
+    return replace(config.spec("", bytes_per_weight=width, bytes_per_kv=width), kv_dtype=kv_dtype)
+
+
+def check_kv_dtype(name: str, config: DecoderConfig, device: torch.device) -> None:
+    """Raise ConfigError where keys and values cannot be held so."""
+    if name == "auto":
+        return
+    if name != "int8":
+        raise ConfigError(f"kv_dtype: unknown value {name!r}.", hint="auto or int8")
+    if device.type == "cuda":
+        raise ConfigError(
+            "kv_dtype int8: the kernels for CUDA read floats alone.",
+            hint="leave --kv-dtype at auto, or use --device cpu",
+        )
+    if config.head_dim % GROUP:
+        raise ConfigError(
+            f"kv_dtype int8: it scales {GROUP} numbers of a head together, and heads of this "
+            f"model have {config.head_dim}.",
+            hint="leave --kv-dtype at auto",
+        )
 
 
 def resolve(name: str) -> Path:

@@ -241,18 +241,24 @@ EVERYTHING = slice(None)
 class Placement:
     """The precision of weights and KV, and where they live; `name` is the model's, for reports.
     `quantise`, int8 or int4, says that the matrices are held so; blocks of a file that stay as they
-    are take `stored_bytes`."""
+    are take `stored_bytes`. Keys and values have `kv_dtype`, auto or int8."""
 
     name: str
     dtype: torch.dtype
     device: torch.device
     quantise: str = "none"
     stored_bytes: int = 0
+    kv_dtype: str = "auto"
 
     def spec(self, config: DecoderConfig) -> ModelSpec:
         size = self.dtype.itemsize
         plain = config.spec(self.name, bytes_per_weight=size, bytes_per_kv=size)
-        return replace(plain, quantise=self.quantise, stored_bytes=self.stored_bytes)
+        return replace(
+            plain,
+            quantise=self.quantise,
+            stored_bytes=self.stored_bytes,
+            kv_dtype=self.kv_dtype,
+        )
 
 
 class WeightReader:

@@ -33,6 +33,7 @@ def numerics_of(llm: LLM) -> str:
         _hardware(llm.device),
         f"model {model_digest(llm.folder)}",
         f"{config.dtype} {config.quantise}",
+        f"kv {config.kv_dtype}",
         *kept,
         *kernels,
     ])  # fmt: skip

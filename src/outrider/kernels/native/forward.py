@@ -218,7 +218,7 @@ class NativeForward:
         self._no_bias_D = parts.buffers.x_ND.new_zeros(hidden_size) if traits.centred else None
         self._decoder = _Decoder(
             ops.team,
-            *ops.functions(),
+            *ops.functions(parts.kv[0][0].dtype),
             embedding,
             lookup,
             pointer(parts.final_norm_D),

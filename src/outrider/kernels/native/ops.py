@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError, given
+from outrider.kernels.kv_rows import head_dim_of
 from outrider.kernels.native import cpu
 from outrider.kernels.native.cpu import DOTS, ENDINGS, TILES, VECTORS
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan
@@ -207,8 +208,11 @@ class NativeOps(NativeLinear):
         suffix = f"_{SUFFIXES[dtype]}"
         self._dtype, self._step = dtype, _STEPS[kind]
         self._pack = function(library, "pack", suffix + ENDINGS[kind])
-        self._rope_append = function(library, "rope_append", suffix)
-        self._attention = function(library, "attention", suffix)
+        # By the dtype of the arena: that of the weights, or int8.
+        self._over = {
+            kind: tuple(function(library, op, f"_{name}") for op in ("rope_append", "attention"))
+            for kind, name in ((dtype, SUFFIXES[dtype]), (torch.int8, "int8"))
+        }
         self._rms_norm = function(library, "rms_norm")
         self._layer_norm = function(library, "layer_norm")
         self._head_norm = function(library, "head_norm")
@@ -292,7 +296,8 @@ class NativeOps(NativeLinear):
         if qkv_NE.shape[0] != plan.num_tokens:
             raise ContractError("the plan is of another number of tokens")
         self.describe(plan, qkv_NE.shape[1], k_GSD)
-        self._rope_append(
+        rope_append, _ = self._over[k_GSD.dtype]
+        rope_append(
             self._pass_address,
             qkv_NE.data_ptr(),
             cos_TH.data_ptr(),
@@ -313,8 +318,8 @@ class NativeOps(NativeLinear):
         if qkv_NE.shape[0] != plan.num_tokens:
             raise ContractError("the plan is of another number of tokens")
         self.describe(plan, qkv_NE.shape[1], k_GSD)
-        look = LookStruct.of(how)
-        self._attention(
+        look, (_, attention) = LookStruct.of(how), self._over[k_GSD.dtype]
+        attention(
             self._pass_address,
             qkv_NE.data_ptr(),
             k_GSD.data_ptr(),
@@ -345,11 +350,11 @@ class NativeOps(NativeLinear):
 
     def blank(self, row_size: int, k_GSD: Tensor, page_size: int) -> PassStruct:
         """A pass of this shape over an arena like `k_GSD`, that packs no token yet."""
-        num_kv_heads, _, head_dim = k_GSD.shape
+        num_kv_heads, head_dim = k_GSD.shape[0], head_dim_of(k_GSD)
         head_stride, slot_stride, inner = k_GSD.stride()
         if inner != 1:
             raise ContractError("elements of a row are not adjacent")
-        if k_GSD.dtype != self._dtype:
+        if k_GSD.dtype not in self._over:
             raise ContractError("keys are of another dtype than the kernels")
         return PassStruct(
             self.team,
@@ -362,9 +367,10 @@ class NativeOps(NativeLinear):
             page_size,
         )
 
-    def functions(self) -> tuple[int, int]:
-        """The addresses of `rope_append` and `attention`."""
-        return address(self._rope_append), address(self._attention)
+    def functions(self, dtype: torch.dtype) -> tuple[int, int]:
+        """The addresses of `rope_append` and `attention` over an arena of `dtype`."""
+        rope_append, attention = self._over[dtype]
+        return address(rope_append), address(attention)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.clock import host_ints
+from outrider.kernels.kv_rows import floats
 from outrider.kernels.plan import AttentionKind, PackedPlan
 
 
@@ -59,8 +60,8 @@ class TorchAttention:
             self._groups[kind.window] = groups
         for group in groups:
             q_nO = qkv_NE[:, : out_NO.shape[1]].index_select(0, group.rows_n)
-            k_GUD = k_GSD.index_select(1, group.slots_U).float()
-            v_GUD = v_GSD.index_select(1, group.slots_U).float()
+            k_GUD = floats(k_GSD.index_select(1, group.slots_U))
+            v_GUD = floats(v_GSD.index_select(1, group.slots_U))
             mixed_nO = _attend(q_nO, k_GUD, v_GUD, group.mask_nU, kind)
             out_NO.index_copy_(0, group.rows_n, mixed_nO)
 

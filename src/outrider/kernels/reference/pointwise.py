@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.core.clock import host_ints
+from outrider.kernels.kv_rows import head_dim_of, stored
 from outrider.kernels.plan import PackedPlan
 
 
@@ -97,7 +98,7 @@ def rope_append(
     qkv_NE: Tensor, cos_TH: Tensor, sin_TH: Tensor, plan: PackedPlan, k_GSD: Tensor, v_GSD: Tensor
 ) -> None:
     """Rotates the query and key heads of `qkv_NE` in place and writes keys and values."""
-    num_kv_heads, _, head_dim = k_GSD.shape
+    num_kv_heads, head_dim = k_GSD.shape[0], head_dim_of(k_GSD)
     heads_NAD = qkv_NE.view(plan.num_tokens, -1, head_dim)
     rotated_NAD = heads_NAD[:, :-num_kv_heads]
     cos_N1H, sin_N1H = cos_TH[plan.positions_N, None], sin_TH[plan.positions_N, None]
@@ -106,8 +107,9 @@ def rope_append(
     new_high_NAH = high_NAH * cos_N1H + low_NAH * sin_N1H
     low_NAH.copy_(new_low_NAH)
     high_NAH.copy_(new_high_NAH)
-    k_GSD[:, plan.slots_N] = rotated_NAD[:, -num_kv_heads:].transpose(0, 1).to(k_GSD.dtype)
-    v_GSD[:, plan.slots_N] = heads_NAD[:, -num_kv_heads:].transpose(0, 1).to(v_GSD.dtype)
+    for rows_GSD, new_NAD in ((k_GSD, rotated_NAD), (v_GSD, heads_NAD)):
+        new_GND = new_NAD[:, -num_kv_heads:].transpose(0, 1)
+        rows_GSD[:, plan.slots_N] = stored(new_GND, rows_GSD.dtype)
 
 
 def argmax(logits_MV: Tensor) -> list[int]:

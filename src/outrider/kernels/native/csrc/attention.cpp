@@ -87,16 +87,17 @@ class Item {
         read_queries();
         const bool whole = dim_ == padded_dim_;
         const bool once = !std::is_same_v<T, float> && num_queries() >= MIN_WIDEN_QUERIES;
-        if (whole && !once) {
-            attend_with<T>([](auto& stored, const int32_t* slots, int count, Block<T>* block) {
-                point_at(stored, slots, count, block);
-            });
-        } else {
-            attend_with<float>(
-                [this](auto& stored, const int32_t* slots, int count, Block<float>* block) {
-                    widen(stored, slots, count, space_, block);
+        if constexpr (!std::is_same_v<T, Int8>) {
+            if (whole && !once) {
+                attend_with<T>([](auto& stored, const int32_t* slots, int count, Block<T>* block) {
+                    point_at(stored, slots, count, block);
                 });
+                return write_out();
+            }
         }
+        attend_with<float>([this](auto& stored, const int32_t* slots, int count, Block<float>* block) {
+            widen(stored, slots, count, space_, block);
+        });
         write_out();
     }
 
@@ -276,5 +277,10 @@ void outrider_attention_bfloat16(const Pass* pass, const float* qkv, BFloat16* k
 void outrider_attention_float16(const Pass* pass, const float* qkv, Float16* keys, Float16* values,
                                 const Look* look, float* out) {
     attention<Float16>(*pass, {qkv, out, *look}, {*pass, keys, values});
+}
+
+void outrider_attention_int8(const Pass* pass, const float* qkv, Int8* keys, Int8* values,
+                             const Look* look, float* out) {
+    attention<Int8>(*pass, {qkv, out, *look}, {*pass, keys, values});
 }
 }

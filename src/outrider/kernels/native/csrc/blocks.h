@@ -13,6 +13,14 @@ namespace outrider {
 
 constexpr int BLOCK_ROWS = 64;
 
+// A byte of a row of integers: `dim` integers of 8 bits, then a float16 scale for each 32 of them
+// (kernels/kv_rows.py). Such a row is always widened.
+struct Int8 {
+    int8_t bits;
+
+    static constexpr int GROUP = 32;
+};
+
 template <class R>
 struct Layout;
 
@@ -39,6 +47,12 @@ struct Layout<BFloat16> {
         to[1] = high_halves(pairs);
     }
     static int place(int d) { return d / STEP * STEP + d % 2 * LANES + d % STEP / 2; }
+};
+
+template <>
+struct Layout<Int8> {
+    static constexpr int STEP = Int8::GROUP;
+    static int place(int d) { return d; }
 };
 
 // Keys or values of one head in one layer. A padded row is a whole number of steps.
@@ -99,6 +113,29 @@ void widen(const Stored<T>& stored, const int32_t* slots, int count, float* spac
         case 2: widen_rows<T, 2>(stored, slots, space, block); break;
         case 4: widen_rows<T, 4>(stored, slots, space, block); break;
         default: widen_rows<T, 0>(stored, slots, space, block);
+    }
+    block->repeat_last();
+}
+
+inline void widen_row(const Int8* row, int dim, float* to) {
+    const Int8* scales = row + dim;
+    for (int first = 0; first < dim; first += Int8::GROUP, scales += sizeof(Float16)) {
+        const Vec scale = splat(from_float16(load_halves(scales, 1))[0]);
+        for (int d = first; d < first + Int8::GROUP; d += LANES) {
+            ByteVec codes;
+            std::memcpy(&codes, row + d, sizeof(codes));
+            const IntVec wide = __builtin_convertvector(codes, IntVec);
+            store(to + d, __builtin_convertvector(wide, Vec) * scale);
+        }
+    }
+}
+
+inline void widen(const Stored<Int8>& stored, const int32_t* slots, int count, float* space,
+                  Block<float>* block) {
+    block->count = count;
+    for (int i = 0; i < count; ++i, space += stored.padded_dim) {
+        widen_row(stored.row(slots[i]), stored.dim, space);
+        block->rows[i] = space;
     }
     block->repeat_last();
 }

@@ -8,8 +8,6 @@
 
 namespace outrider {
 
-typedef int8_t ByteVec __attribute__((vector_size(LANES)));
-
 constexpr int GROUP = 32;
 // Rows lie an odd number of cache lines apart: at a power of two, the rows of a tile would push
 // each other out of the first-level cache.

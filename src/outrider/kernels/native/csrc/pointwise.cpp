@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "blocks.h"
 #include "pass.h"
 #include "team.h"
 #include "vectors.h"
@@ -132,6 +133,31 @@ void copy(const float* from, int size, T* to) {
         store_some(to + i, load_some(from + i, size - i), size - i);
 }
 
+// As the arena of integers has them (blocks.h). What is no finite number makes all of its group none.
+__attribute__((noinline)) void copy(const float* from, int size, Int8* to) {
+    constexpr float LARGEST = 127.0f, TO_INTEGER = 12582912.0f;
+    Int8* scales = to + size;
+    for (int first = 0; first < size; first += Int8::GROUP, scales += sizeof(Float16)) {
+        Vec most = {}, none = {};
+        for (int i = first; i < first + Int8::GROUP; i += LANES) {
+            const Vec x = load(from + i);
+            most = larger(larger(x, -x), most);
+            none += x * 0.0f;
+        }
+        const float scale = largest_lane(most) / LARGEST + sum_of_lanes(none);
+        const HalfVec half = to_float16(splat(scale));
+        store_halves(scales, half, 1);
+        const float kept = from_float16(half)[0];
+        const Vec inverse = splat(kept > 0.0f ? 1.0f / kept : 0.0f);
+        for (int i = first; i < first + Int8::GROUP; i += LANES) {
+            const Vec x = smaller(larger(load(from + i) * inverse, splat(-LARGEST)), splat(LARGEST));
+            const BitVec shifted = cast<BitVec>(x + TO_INTEGER);
+            const ByteVec codes = __builtin_convertvector(shifted, ByteVec);
+            std::memcpy(to + i, &codes, sizeof(codes));
+        }
+    }
+}
+
 template <class T>
 void rope_append(const Pass& pass, float* qkv, const float* cos_table, const float* sin_table,
                  const Arena<T>& arena) {
@@ -142,7 +168,12 @@ void rope_append(const Pass& pass, float* qkv, const float* cos_table, const flo
         const float *cos = cos_table + angle, *sin = sin_table + angle;
         for (int h = 0; h < pass.num_heads; ++h, row += dim) rotate(row, cos, sin, half, row);
         for (int g = 0; g < pass.num_kv_heads; ++g, row += dim)
-            rotate(row, cos, sin, half, arena.key(g, slot));
+            if constexpr (std::is_same_v<T, Int8>) {
+                rotate(row, cos, sin, half, row);
+                copy(row, dim, arena.key(g, slot));
+            } else {
+                rotate(row, cos, sin, half, arena.key(g, slot));
+            }
         for (int g = 0; g < pass.num_kv_heads; ++g, row += dim)
             copy(row, dim, arena.value(g, slot));
     });
@@ -230,5 +261,10 @@ void outrider_rope_append_bfloat16(const Pass* pass, float* qkv, const float* co
 void outrider_rope_append_float16(const Pass* pass, float* qkv, const float* cos, const float* sin,
                                   Float16* keys, Float16* values) {
     rope_append<Float16>(*pass, qkv, cos, sin, {*pass, keys, values});
+}
+
+void outrider_rope_append_int8(const Pass* pass, float* qkv, const float* cos, const float* sin,
+                               Int8* keys, Int8* values) {
+    rope_append<Int8>(*pass, qkv, cos, sin, {*pass, keys, values});
 }
 }

@@ -31,6 +31,7 @@ constexpr int LANES = 4, BLOCK_VECS = 2, MAX_ROWS = 6;
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t BitVec __attribute__((vector_size(LANES * 4)));
+typedef int8_t ByteVec __attribute__((vector_size(LANES)));
 typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
 
 // Their numbers are the places in SUFFIXES of ops.py.
