@@ -16,14 +16,14 @@ class ModelSpec:
     """Sizes of a decoder. `max_tokens` is its window; `stop_ids` end a text it writes.
 
     `quantise`, int8 or int4, says how its matrices are held; the table of tokens is not one of
-    them, but the output head of int4 is the table too if they are `tied`. Where all are held as a
-    quantised file has them, `stored_bytes` is what they take. `kv_dtype` is auto, of keys and
-    values of `bytes_per_kv` each, or int8 (kernels/kv_rows.py). Every parameter counts once, though a
-    tied output head is held apart from the table. Some layers see the last `window` tokens alone,
-    if that is not 0. Of a hybrid `num_kv_layers` attend; the states of the others take
-    `state_bytes` a sequence, and what one token does to them `input_bytes`. Of a mixture each token
-    uses `num_active_experts` of `num_experts` in every layer that has them; all experts together
-    are `expert_parameters`.
+    them, but the output head of int4 is the table too if they are `tied`. Where all are held as
+    a quantised file has them, `stored_bytes` is what they take. `kv_dtype` is auto, of keys and
+    values of `bytes_per_kv` each, or int8 (kernels/kv_rows.py). Every parameter counts once,
+    though a tied output head is held apart from the table. Some layers see the last `window`
+    tokens alone, if that is not 0. Of a hybrid `num_kv_layers` attend; the states of the others
+    take `state_bytes` a sequence, and what one token does to them `input_bytes`. Of a mixture
+    each token uses `num_active_experts` of `num_experts` in every layer that has them; all
+    experts together are `expert_parameters`.
     """
 
     name: str

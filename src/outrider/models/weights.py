@@ -253,12 +253,8 @@ class Placement:
     def spec(self, config: DecoderConfig) -> ModelSpec:
         size = self.dtype.itemsize
         plain = config.spec(self.name, bytes_per_weight=size, bytes_per_kv=size)
-        return replace(
-            plain,
-            quantise=self.quantise,
-            stored_bytes=self.stored_bytes,
-            kv_dtype=self.kv_dtype,
-        )
+        held = {key: getattr(self, key) for key in ("quantise", "stored_bytes", "kv_dtype")}
+        return replace(plain, **held)
 
 
 class WeightReader:
