@@ -239,9 +239,9 @@ EVERYTHING = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The precision of weights and KV, and where they live; `name` is the model's, for reports.
-    `quantise`, int8 or int4, says that the matrices are held so; blocks of a file that stay as they
-    are take `stored_bytes`. Keys and values have `kv_dtype`, auto or int8."""
+    """Precision of weights and KV (`kv_dtype`, auto or int8), and where they live; `name` is the
+    model's, for reports. `quantise`, int8 or int4, says that the matrices are held so; blocks of a
+    file that stay as they are take `stored_bytes`."""
 
     name: str
     dtype: torch.dtype
