@@ -31,7 +31,7 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Floats [..., D] as an arena of `dtype` has them, [..., R]."""
     if dtype != torch.int8:
         return x.to(dtype)
-    groups = x.float().unflatten(-1, (-1, GROUP))
+    groups = x.float().reshape(*x.shape[:-1], -1, GROUP)
     # What is no finite number makes all of its group none.
     scale = groups.abs().amax(-1, keepdim=True) / LARGEST + (groups * 0).sum(-1, keepdim=True)
     half = scale.half()
@@ -47,5 +47,5 @@ def floats(rows: Tensor) -> Tensor:
         return rows.float()
     head_dim = head_dim_of(rows)
     scales = rows[..., head_dim:].contiguous().view(torch.float16).float()
-    codes = rows[..., :head_dim].unflatten(-1, (-1, GROUP))
+    codes = rows[..., :head_dim].reshape(*rows.shape[:-1], -1, GROUP)
     return (codes * scales[..., None]).flatten(-2)

@@ -41,8 +41,8 @@ from outrider.models.weight_files import (
 HEAD = "lm_head.weight"
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
-# Bytes read of a file before its pages are let go of, which count as memory of this process. A
-# mapping of GGUF is told so; one of safetensors is made anew, and goes with its last tensor.
+# Bytes read of a file before its pages, which count as this process's memory, are let go of. A GGUF
+# mapping is told so; one of safetensors is made anew, and goes with its last tensor.
 _MAX_READ = {True: 1 << 22, False: 1 << 25}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -239,9 +239,8 @@ EVERYTHING = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Precision of weights and KV (`kv_dtype`, auto or int8), and where they live; `name` is the
-    model's, for reports. `quantise`, int8 or int4, says that the matrices are held so; blocks of a
-    file that stay as they are take `stored_bytes`."""
+    """Precision of weights and KV, and where they live; reports call the model `name`. Matrices
+    are held as `quantise` says, blocks of a file that stay as they are take `stored_bytes`."""
 
     name: str
     dtype: torch.dtype
@@ -251,8 +250,8 @@ class Placement:
     kv_dtype: str = "auto"
 
     def spec(self, config: DecoderConfig) -> ModelSpec:
-        size = self.dtype.itemsize
-        plain = config.spec(self.name, bytes_per_weight=size, bytes_per_kv=size)
+        width = self.dtype.itemsize
+        plain = config.spec(self.name, bytes_per_weight=width, bytes_per_kv=width)
         held = {key: getattr(self, key) for key in ("quantise", "stored_bytes", "kv_dtype")}
         return replace(plain, **held)
 
