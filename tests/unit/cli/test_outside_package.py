@@ -67,7 +67,7 @@ def beside(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def ran(*words: str) -> str:
     done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *words], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
