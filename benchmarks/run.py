@@ -44,6 +44,7 @@ STUDIES = {
     "served_soak": "served_soak",
     "served_faults": "served_faults",
     "served_promises": "served_promises",
+    "kv_formats": "kv_formats",
     "gguf": "gguf",
     "gguf_requests": "gguf_requests",
     "gguf_texts": "gguf_texts",
