@@ -45,9 +45,7 @@ def kv_formats(options: Namespace, report: Report) -> None:
     with ExitStack() as stack, Neighbours() as neighbours:
         sides = {
             kind: stack.enter_context(
-                closing(
-                    LLM(target, kv_dtype=kind, drafter="none", arena_tokens=sum(contexts) + 512)
-                )
+                closing(LLM(target, kv_dtype=kind, drafter="none", arena_tokens=room))
             )
             for kind in FORMATS
         }
