@@ -49,10 +49,21 @@ def test_pages_fit_a_phone_and_ask_nobody_else(browser: Any, site: str) -> None:
     told: list[str] = []
     context = browser.new_context(viewport=PHONE, color_scheme="dark", reduced_motion="reduce")
     page = context.new_page()
-    page.on("pageerror", lambda error: told.append(str(error)))
-    page.on("console", lambda said: told.append(said.text) if said.type == "error" else None)
     hosts: set[str] = set()
-    page.on("request", lambda asked: hosts.add(urlsplit(asked.url).hostname or ""))
+
+    def failed(error: object) -> None:
+        told.append(str(error))
+
+    def said(message: Any) -> None:
+        if message.type == "error":
+            told.append(message.text)
+
+    def asked(request: Any) -> None:
+        hosts.add(urlsplit(str(request.url)).hostname or "")
+
+    page.on("pageerror", failed)
+    page.on("console", said)
+    page.on("request", asked)
     widths: dict[str, list[int]] = {}
     for name in PAGES:
         page.goto(site + name)
