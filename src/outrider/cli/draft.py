@@ -61,6 +61,11 @@ class Ranked:
         return not self.suggestion.ready, -gain
 
     @property
+    def may_pay(self) -> bool:
+        """Whether it is worth a try: not where even the best that is likely is slower."""
+        return self.option is None or self.option.high > 1
+
+    @property
     def row(self) -> tuple[str, ...]:
         one, option = self.suggestion, self.option
         found = ("", "", "") if option is None else _figures(option)
@@ -177,7 +182,7 @@ def suggest(call: Call[DraftSuggestOptions]) -> int:
         "",
         *([] if known is None else _told(known)),
         "\nTry them:",
-        *(f"  {one.suggestion.command}" for one in every),
+        *(f"  {one.suggestion.command}" for one in every if one.may_pay),
         f"\nMeasure those that are here:\n  {command}",
     ]
     record = {

@@ -63,7 +63,11 @@ def test_the_embedded_target_has_a_pair_and_its_text(outrider: Command) -> None:
     assert "outrider train draft my-draft" in found["model", "my-draft"]["command"]
     assert f"model={EMBEDDED[1]}" in record["measure"]
     shown = outrider("draft", "suggest", EMBEDDED[0], "--seconds", "0").out
-    assert "Try them:" in shown
+    tried = shown.partition("Try them:")[2].partition("Measure")[0]
+    for one in record["suggestions"]:
+        is_slower = one["expected"] is not None and one["expected"]["high"] <= 1
+        assert (one["command"] in tried) is not is_slower
+    assert any(one["expected"] and one["expected"]["high"] <= 1 for one in record["suggestions"])
     assert record["measure"] in shown
 
 
