@@ -1,7 +1,6 @@
 """README's chart and its five figures: a real model beside llama.cpp and transformers.
 
 They are made of the newest results of the studies `gguf_requests` and `serving_beside` of tier R.
-transformers is in the picture, and in a row, as soon as a result has it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ PLAIN, BEST = "none", "best"
 FORMAT = "BF16"
 # Of the eight requests that a small server may have at once.
 IN_FLIGHT = 8
-NUM_ROWS = 5
 LEFT, GUTTER, ROW, BAR = 18, 112, 22, 14
 # What a bar's figures may take, to its right.
 FIGURES = 72
@@ -89,7 +87,7 @@ def draw(folder: Path) -> str:
 
 def rows(folder: Path) -> list[tuple[str, str, str]]:
     """What is compared, the figure, and what it means."""
-    return list(_rows(folder))[:NUM_ROWS]
+    return list(_rows(folder))
 
 
 def table(folder: Path) -> str:
@@ -123,12 +121,11 @@ def _rows(folder: Path) -> Iterator[tuple[str, str, str]]:
         _span(cells, "ours none over llama.cpp none"),
         "the part of it that is faster kernels and no drafts",
     )
-    if "ours best over transformers best" in cells[0]["ratios"]:
-        yield (
-            "Both at their best, against transformers",
-            _span(cells, "ours best over transformers best"),
-            "what a script that calls `generate` gains",
-        )
+    yield (
+        "Both at their best, against transformers",
+        _span(cells, "ours best over transformers best"),
+        "what a script that calls `generate` gains",
+    )
     yield (
         "With drafts, against our own plain decoding",
         _span(cells, "ours best over ours none"),
@@ -141,12 +138,6 @@ def _rows(folder: Path) -> Iterator[tuple[str, str, str]]:
         f"{busy['ratios']['best, per_token']['value']:.2f}",
         "what a small server gets: passes are shared, and the first token comes after "
         f"{firsts[0] / 1e3:.2f} s, not {firsts[1] / 1e3:.1f} s",
-    )
-    others = [cell for cell in report["cells"] if "Q8_0" in cell["file"] and cell["threads"] == 2]
-    yield (
-        "Both at their best, against llama.cpp, Q8_0",
-        _span(others, "ours best over llama.cpp best"),
-        "the first row again, with weights in 8 bits",
     )
 
 
@@ -168,7 +159,7 @@ def _caption(report: Report, cells: Sequence[Report]) -> tuple[str, str]:
     origin = report["provenance"]
     return (
         f"SmolLM2-135M-Instruct in {FORMAT}, {origin['cores']} cores of {origin['cpu']}, no GPU,",
-        f"{cells[0]['num_prompts']} prompts of each kind, both engines in turns; "
+        f"{cells[0]['num_prompts']} prompts of each kind, all engines in turns; "
         f"{str(origin['utc'])[:10]}.",
     )
 
