@@ -212,6 +212,62 @@ void attention(int dim, const Look& look, Attention call) {
     same(got, alone, what + ": a token beside others");
 }
 
+// Rows of integers: what is written, and that they are read as float32 reads the same numbers.
+void int8(int dim, const Look& look) {
+    const Case c(dim);
+    const int bytes = dim + dim / Int8::GROUP * 2, num_rows = Case::KV * Case::SLOTS;
+    const auto code = [&](const float* x, Int8* to) {
+        for (int group = 0; group < dim / Int8::GROUP; ++group, x += Int8::GROUP) {
+            float most = 0;
+            for (int i = 0; i < Int8::GROUP; ++i) most = std::max(most, std::fabs(x[i]));
+            const Float16 scale = Plain<Float16>::stored(most / 127.0f);
+            const float inverse = 1.0f / Plain<Float16>::read(scale);
+            for (int i = 0; i < Int8::GROUP; ++i)
+                to[group * Int8::GROUP + i].bits = static_cast<int8_t>(
+                    std::nearbyint(std::clamp(x[i] * inverse, -127.0f, 127.0f)));
+            std::memcpy(to + dim + 2 * group, &scale, sizeof(scale));
+        }
+    };
+    const auto coded = [&](const Floats& x) {
+        std::vector<Int8> rows(num_rows * bytes);
+        for (int row = 0; row < num_rows; ++row) code(&x[row * dim], &rows[row * bytes]);
+        return rows;
+    };
+    const auto floats = [&](const std::vector<Int8>& rows) {
+        Floats found;
+        for (int row = 0; row < num_rows; ++row)
+            for (int i = 0; i < dim; ++i) {
+                Float16 scale;
+                std::memcpy(&scale, &rows[row * bytes + dim + i / Int8::GROUP * 2], sizeof(scale));
+                found.push_back(rows[row * bytes + i].bits * Plain<Float16>::read(scale));
+            }
+        return found;
+    };
+    auto keys = coded(normals(num_rows * dim)), values = coded(normals(num_rows * dim));
+    auto want_keys = keys, want_values = values;
+    Floats x = normals(c.count() * c.row_size());
+    const Floats still(200 * dim / 2, 1.0f), zero(200 * dim / 2);
+    for (int n = 0; n < c.count(); ++n)
+        for (int g = 0; g < Case::KV; ++g) {
+            const float* key = &x[n * c.row_size() + (Case::HEADS + g) * dim];
+            const int at = (g * Case::SLOTS + c.slots[n]) * bytes;
+            code(key, &want_keys[at]);
+            code(key + Case::KV * dim, &want_values[at]);
+        }
+    Pass pass = c.pass(three, 0, c.count()), wide = pass;
+    pass.head_stride = int64_t{Case::SLOTS} * bytes, pass.slot_stride = bytes;
+    outrider_rope_append_int8(&pass, x.data(), still.data(), zero.data(), keys.data(),
+                              values.data());
+    same(floats(keys), floats(want_keys), "rope_append int8, keys");
+    same(floats(values), floats(want_values), "rope_append int8, values");
+    Floats got(c.count() * Case::HEADS * dim), want(got.size());
+    Floats wide_keys = floats(keys), wide_values = floats(values);
+    outrider_attention_int8(&pass, x.data(), keys.data(), values.data(), &look, got.data());
+    outrider_attention_float32(&wide, x.data(), wide_keys.data(), wide_values.data(), &look,
+                               want.data());
+    same(got, want, "attention int8");
+}
+
 void sampling(int64_t size) {
     const std::string of = " of " + std::to_string(size);
     const Floats logits = normals(2 * size, 3.0f);
@@ -368,6 +424,7 @@ int main() {
             attention<float>(dim, look, outrider_attention_float32);
             attention<BFloat16>(dim, look, outrider_attention_bfloat16);
             attention<Float16>(dim, look, outrider_attention_float16);
+            if (dim % Int8::GROUP == 0) int8(dim, look);
         }
     }
     for (int64_t size : {1, 17, 513, 50257}) sampling(size);

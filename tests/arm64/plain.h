@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "blocks.h"
 #include "groups.h"
 #include "pass.h"
 #include "team.h"
@@ -70,6 +71,8 @@ void outrider_attention_float32(const Pass*, const float*, float*, float*, const
 void outrider_attention_bfloat16(const Pass*, const float*, BFloat16*, BFloat16*, const Look*,
                                  float*);
 void outrider_attention_float16(const Pass*, const float*, Float16*, Float16*, const Look*, float*);
+void outrider_rope_append_int8(const Pass*, float*, const float*, const float*, Int8*, Int8*);
+void outrider_attention_int8(const Pass*, const float*, Int8*, Int8*, const Look*, float*);
 void outrider_softmax(Team*, const float*, float, float*, int, int64_t);
 int64_t outrider_pick(Team*, const float*, double, int64_t);
 double outrider_leftover(Team*, const float*, const float*, int64_t, double, float*, int64_t);

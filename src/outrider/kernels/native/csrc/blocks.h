@@ -117,25 +117,36 @@ void widen(const Stored<T>& stored, const int32_t* slots, int count, float* spac
     block->repeat_last();
 }
 
+// GROUPS > 0 says that a row has exactly that many, LANES at most.
+template <int GROUPS>
 inline void widen_row(const Int8* row, int dim, float* to) {
+    const int num_groups = GROUPS > 0 ? GROUPS : dim / Int8::GROUP;
     const Int8* scales = row + dim;
-    for (int first = 0; first < dim; first += Int8::GROUP, scales += sizeof(Float16)) {
-        const Vec scale = splat(from_float16(load_halves(scales, 1))[0]);
-        for (int d = first; d < first + Int8::GROUP; d += LANES) {
-            ByteVec codes;
-            std::memcpy(&codes, row + d, sizeof(codes));
-            const IntVec wide = __builtin_convertvector(codes, IntVec);
-            store(to + d, __builtin_convertvector(wide, Vec) * scale);
-        }
+    for (int first = 0; first < num_groups; first += LANES, scales += LANES * sizeof(Float16)) {
+        const int count = num_groups - first < LANES ? num_groups - first : LANES;
+        const Vec factors = from_float16(load_halves(scales, count));
+        for (int i = 0; i < count; ++i, row += Int8::GROUP, to += Int8::GROUP)
+            for (int d = 0; d < Int8::GROUP; d += LANES)
+                store(to + d, from_bytes(row + d) * splat(factors[i]));
+    }
+}
+
+template <int GROUPS>
+void widen_int8(const Stored<Int8>& stored, const int32_t* slots, float* space,
+                Block<float>* block) {
+    for (int i = 0; i < block->count; ++i, space += stored.padded_dim) {
+        widen_row<GROUPS>(stored.row(slots[i]), stored.dim, space);
+        block->rows[i] = space;
     }
 }
 
 inline void widen(const Stored<Int8>& stored, const int32_t* slots, int count, float* space,
                   Block<float>* block) {
     block->count = count;
-    for (int i = 0; i < count; ++i, space += stored.padded_dim) {
-        widen_row(stored.row(slots[i]), stored.dim, space);
-        block->rows[i] = space;
+    switch (stored.dim / Int8::GROUP) {
+        case 2: widen_int8<2>(stored, slots, space, block); break;
+        case 4: widen_int8<4>(stored, slots, space, block); break;
+        default: widen_int8<0>(stored, slots, space, block);
     }
     block->repeat_last();
 }

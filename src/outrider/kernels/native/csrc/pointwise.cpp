@@ -149,12 +149,13 @@ __attribute__((noinline)) void copy(const float* from, int size, Int8* to) {
         store_halves(scales, half, 1);
         const float kept = from_float16(half)[0];
         const Vec inverse = splat(kept > 0.0f ? 1.0f / kept : 0.0f);
-        for (int i = first; i < first + Int8::GROUP; i += LANES) {
-            const Vec x = smaller(larger(load(from + i) * inverse, splat(-LARGEST)), splat(LARGEST));
-            const BitVec shifted = cast<BitVec>(x + TO_INTEGER);
-            const ByteVec codes = __builtin_convertvector(shifted, ByteVec);
-            std::memcpy(to + i, &codes, sizeof(codes));
+        uint32_t shifted[Int8::GROUP];
+        for (int i = 0; i < Int8::GROUP; i += LANES) {
+            const Vec x = load(from + first + i) * inverse;
+            const Vec code = smaller(larger(x, splat(-LARGEST)), splat(LARGEST)) + TO_INTEGER;
+            std::memcpy(shifted + i, &code, sizeof(code));
         }
+        for (int i = 0; i < Int8::GROUP; ++i) to[first + i].bits = static_cast<int8_t>(shifted[i]);
     }
 }
 

@@ -226,6 +226,25 @@ inline float largest_lane(Vec vec) {
     return largest;
 }
 
+// LANES integers of 8 bits as floats. Compilers take such a conversion apart, byte by byte.
+inline Vec from_bytes(const void* from) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(from));
+    return cast<Vec>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(from));
+    return cast<Vec>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+#elif defined(__aarch64__)
+    uint64_t bytes = 0;
+    std::memcpy(&bytes, from, LANES);
+    return cast<Vec>(vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes))))));
+#else
+    ByteVec bytes;
+    std::memcpy(&bytes, from, sizeof(bytes));
+    return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
+#endif
+}
+
 // e^x to about 1e-7 relative, lane by lane: 2^n times a polynomial on [-ln2/2, ln2/2]. Exactly 0
 // below -87.3 (so -inf weighs nothing) and at most e^88 above; NaN stays NaN.
 inline Vec exp(Vec x) {
