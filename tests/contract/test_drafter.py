@@ -20,7 +20,8 @@ from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.testing import VOCAB, MakeDrafter, ProposalContract
+from outrider.proof.reports import MakeDrafter
+from outrider.testing import VOCAB, ProposalContract
 
 MODELS: Mapping[str, Kind] = {
     "hybrid": ToyHybrid,

@@ -16,7 +16,6 @@ from outrider.api.memory_parts import (
     files_of,
     memory_parts,
     needed,
-    spec_of_config,
     tables_bytes,
     target_room,
 )
@@ -26,7 +25,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size
 from outrider.models.hf_config import FAMILIES
-from outrider.models.loading import pick_device
+from outrider.models.loading import pick_device, spec_of_config
 
 # Of an arena that nobody gave a size, the share of its memory that tables of positions and lists of
 # pages may take. Models of any size stay far below it; windows that no model has do not.

@@ -16,7 +16,8 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.bridge import BridgeDrafter, Translator
-from outrider.testing import GREEDY, SAMPLED, VOCAB, row
+from outrider.proof.reports import SAMPLED
+from outrider.testing import GREEDY, VOCAB, row
 
 
 def small(num_slots: int = 256) -> CountingLM:

@@ -27,7 +27,8 @@ from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.estimate.worth import LEAST_WORTH
-from outrider.testing import GREEDY, SAMPLED, check_same
+from outrider.proof.reports import SAMPLED
+from outrider.testing import GREEDY, check_same
 
 VOCAB = 5
 LIMITS = HeadLimits(chunk=3, reach=5, window=1000, first=1)

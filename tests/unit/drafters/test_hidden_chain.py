@@ -23,7 +23,8 @@ from outrider.core.rng import KeyedRng, Rng
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.testing import GREEDY, SAMPLED, check_same
+from outrider.proof.reports import SAMPLED
+from outrider.testing import GREEDY, check_same
 
 VOCAB = 5
 LIMITS = HeadLimits(chunk=3, reach=5, window=1000)

@@ -25,7 +25,8 @@ from outrider.core.protocols import CausalLM, DraftRow
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import SHARPNESS
 from outrider.drafters.model import ModelDrafter
-from outrider.testing import GREEDY, SAMPLED, VOCAB, check_same, check_shape, row
+from outrider.proof.reports import SAMPLED
+from outrider.testing import GREEDY, VOCAB, check_same, check_shape, row
 
 Make = Callable[[], CausalLM]
 MODELS: dict[str, Make] = {

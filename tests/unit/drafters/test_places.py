@@ -24,7 +24,8 @@ from outrider.drafters.parallel_heads import (
     TreeKind,
     num_sure,
 )
-from outrider.testing import GREEDY, SAMPLED, VOCAB, check_same, check_shape, fresh_draft, row
+from outrider.proof.reports import SAMPLED
+from outrider.testing import GREEDY, VOCAB, check_same, check_shape, fresh_draft, row
 
 TEXT = (1, 2, 0, 4, 3)
 

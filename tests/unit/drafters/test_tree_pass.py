@@ -37,7 +37,8 @@ from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.testing import GREEDY, SAMPLED, check_same
+from outrider.proof.reports import SAMPLED
+from outrider.testing import GREEDY, check_same
 from unit.drafters.test_head_pass import EAGLES, TEXT, VOCAB, loaded, row
 
 BATCH = 3
