@@ -88,6 +88,9 @@ class Deployment:
 @contextmanager
 def deployed(*flags: str, model: str = "outrider/embedded") -> Generator[Deployment]:
     """Two replicas of a thread each, ready, until the end of the block."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that starts this in the background has it ignore Ctrl-C, and its children too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     port = free_port()
     words = ("cluster", "config", model, "--threads", "1", "--port", str(port), *flags)
     with TemporaryDirectory() as name:
