@@ -208,6 +208,9 @@ LESS: dict[tuple[str, ...], str] = {
     ("bench", "k"): "--max-tokens 8 --no-plots",
     ("bench", "drafters"): "--no-plots",
     ("bench", "engines"): "--no-plots",
+    ("draft",): "--seconds 2",
+    ("draft", "check"): "",
+    ("draft", "suggest"): "",
 }
 
 
