@@ -55,13 +55,22 @@ def test_operators_are_those_of_floats_on_what_is_stored(
     length = int(case.plan.positions_N.max()) + 1
     angles_TH = randn(length, heads.head_dim // 2)
     tables = (angles_TH.cos(), angles_TH.sin())
-    k_GSD, v_GSD = case.k_GSD.clone(), case.v_GSD.clone()
-    k_GSR, v_GSR = stored(k_GSD, torch.int8), stored(v_GSD, torch.int8)
+    k_GSR, v_GSR = stored(case.k_GSD, torch.int8), stored(case.v_GSD, torch.int8)
+    want_k_GSR, want_v_GSR = k_GSR.clone(), v_GSR.clone()
     q_NE, qkv_NE = case.qkv_NE.clone(), case.qkv_NE.clone()
     kernels.rope_append(q_NE, *tables, case.plan, k_GSR, v_GSR)
+    # What is stored are the keys that it turned in place, as float32 turns them, and the values.
+    heads_NAD = q_NE.view(case.plan.num_tokens, -1, heads.head_dim)
+    slots_N = case.plan.slots_N.long()
+    for want_GSR, first in ((want_k_GSR, heads.num_heads), (want_v_GSR, -heads.num_kv_heads)):
+        new_NGD = heads_NAD[:, first:][:, : heads.num_kv_heads]
+        want_GSR[:, slots_N] = stored(new_NGD.transpose(0, 1), torch.int8)
+    assert torch.equal(k_GSR, want_k_GSR)
+    assert torch.equal(v_GSR, want_v_GSR)
+    k_GSD, v_GSD = case.k_GSD.clone(), case.v_GSD.clone()
     wide.rope_append(qkv_NE, *tables, case.plan, k_GSD, v_GSD)
-    assert torch.equal(k_GSR, stored(k_GSD, torch.int8))
-    assert torch.equal(v_GSR, stored(v_GSD, torch.int8))
+    turned_NGD = heads_NAD[:, heads.num_heads : -heads.num_kv_heads]
+    torch.testing.assert_close(turned_NGD.transpose(0, 1), k_GSD[:, slots_N])
     found: list[Tensor] = []
     for one, keys, values in ((kernels, k_GSR, v_GSR), (wide, floats(k_GSR), floats(v_GSR))):
         out_NO = torch.full((case.plan.num_tokens, heads.num_heads * heads.head_dim), torch.nan)
