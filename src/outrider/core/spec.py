@@ -9,6 +9,8 @@ from typing import Protocol, Self
 # minimum of two bytes each, in a head of 8 bits a scale.
 QUANTISED_BYTES = {"int8": 1.0, "int4": 0.625}
 HEAD_BYTES = {"int8": 1.0, "int4": 1.0625}
+# Keys and values of int8 that share a scale of two bytes.
+KV_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class ModelSpec:
         num_layers = self.num_layers if self.num_kv_layers is None else self.num_kv_layers
         row = self.head_dim * self.bytes_per_kv
         if self.kv_dtype == "int8":
-            row = self.head_dim + self.head_dim // 16
+            row = self.head_dim + 2 * self.head_dim // KV_GROUP
         return 2 * num_layers * self.num_kv_heads * row
 
     @property

@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GROUP = 32
+from outrider.core.spec import KV_GROUP as GROUP
+
 LARGEST = 127
 
 

@@ -19,9 +19,8 @@ import torch
 
 from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
-from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.core.spec import KV_GROUP, DecoderConfig, ModelSpec
 from outrider.kernels.kinds import for_kinds
-from outrider.kernels.kv_rows import GROUP
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
@@ -255,9 +254,9 @@ def check_kv_dtype(name: str, config: DecoderConfig, device: torch.device) -> No
             "kv_dtype int8: the kernels for CUDA read floats alone.",
             hint="leave --kv-dtype at auto, or use --device cpu",
         )
-    if config.head_dim % GROUP:
+    if config.head_dim % KV_GROUP:
         raise ConfigError(
-            f"kv_dtype int8: it scales {GROUP} numbers of a head together, and heads of this "
+            f"kv_dtype int8: it scales {KV_GROUP} numbers of a head together, and heads of this "
             f"model have {config.head_dim}.",
             hint="leave --kv-dtype at auto",
         )

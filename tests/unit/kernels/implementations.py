@@ -17,6 +17,11 @@ from outrider.kernels.registry import Kernels, choose
 CPU = torch.device("cpu")
 IMPLEMENTATIONS = ("reference", "native-1", "native-2")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Of the embedded target, with the nodes of their trees; 0 is a chain.
+DRAFTERS = (
+    *(("model", 0), ("ngram", 0), ("suffix", 0), ("lookup", 8), ("eagle", 0), ("eagle", 8)),
+    *(("medusa", 0), ("mtp", 0), ("quantised-self", 0), ("layer-skip", 0)),
+)
 ROW_COUNTS = (*range(1, 18), 32, 64, 100)
 IN_SOFTWARE = " ".join(
     f"-DOUTRIDER_{name}" for name in ("SOFTWARE_TILES", "SOFTWARE_PAIRS", "PLAIN_DOTS")

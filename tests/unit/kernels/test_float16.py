@@ -14,7 +14,7 @@ from outrider.core import env
 from outrider.kernels.native import build, levels
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.ops import NativeOps
-from unit.kernels.implementations import kernels_named, randn
+from unit.kernels.implementations import DRAFTERS, kernels_named, randn
 from unit.kernels.paged_cases import Heads, chain, make_pass
 
 EVERY_16 = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.float16)
@@ -111,11 +111,7 @@ def texts(quantise: str, drafter: str, nodes: int = 0) -> list[tuple[int, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.weights
-@pytest.mark.parametrize(
-    ("drafter", "nodes"),
-    [("model", 0), ("ngram", 0), ("suffix", 0), ("lookup", 8), ("eagle", 0), ("eagle", 8),
-     ("medusa", 0), ("mtp", 0), ("quantised-self", 0), ("layer-skip", 0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("drafter", "nodes"), DRAFTERS)
 def test_greedy_text_is_the_same_with_every_drafter(drafter: str, nodes: int) -> None:
     assert texts("none", drafter, nodes) == texts("none", "none")
 

@@ -13,7 +13,7 @@ from outrider.core.errors import ConfigError
 from outrider.kernels.kv_rows import floats, head_dim_of, row_size, stored
 from outrider.models.families import GPT2Config
 from outrider.models.loading import check_kv_dtype
-from unit.kernels.implementations import DTYPES, IMPLEMENTATIONS, kernels_named, randn
+from unit.kernels.implementations import DRAFTERS, DTYPES, IMPLEMENTATIONS, kernels_named, randn
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 
 HEADS = (Heads(4, 2, 64), Heads(3, 1, 32), Heads(8, 2, 128), Heads(5, 1, 96))
@@ -110,11 +110,7 @@ def texts(
 
 @pytest.mark.slow
 @pytest.mark.weights
-@pytest.mark.parametrize(
-    ("drafter", "nodes"),
-    [("model", 0), ("ngram", 0), ("suffix", 0), ("lookup", 8), ("eagle", 0), ("eagle", 8),
-     ("medusa", 0), ("mtp", 0), ("quantised-self", 0), ("layer-skip", 0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("drafter", "nodes"), DRAFTERS)
 def test_greedy_text_is_the_same_with_every_drafter(drafter: str, nodes: int) -> None:
     assert texts(drafter, nodes) == texts("none")
 

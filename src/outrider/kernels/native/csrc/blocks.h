@@ -127,7 +127,7 @@ inline void widen_row(const Int8* row, int dim, float* to) {
         const Vec factors = from_float16(load_halves(scales, count));
         for (int i = 0; i < count; ++i, row += Int8::GROUP, to += Int8::GROUP)
             for (int d = 0; d < Int8::GROUP; d += LANES)
-                store(to + d, from_bytes(row + d) * splat(factors[i]));
+                store(to + d, floats(integers(row + d, true)) * splat(factors[i]));
     }
 }
 

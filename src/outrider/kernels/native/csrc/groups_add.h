@@ -144,27 +144,6 @@ inline Vec halves(const uint8_t* from, int v, bool is_brain) {
     return is_brain ? cast<Vec>(__builtin_convertvector(bits, BitVec) << 16) : from_float16(bits);
 }
 
-typedef uint8_t ByteLanes __attribute__((vector_size(LANES)));
-
-inline IntVec integers(const uint8_t* from, int v, bool is_signed) {
-    from += v * LANES;
-    // Compilers widen bytes of generic vectors one by one.
-#if defined(__AVX512F__)
-    const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return cast<IntVec>(is_signed ? _mm512_cvtepi8_epi32(some) : _mm512_cvtepu8_epi32(some));
-#elif defined(__AVX2__)
-    const __m128i some = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-    return cast<IntVec>(is_signed ? _mm256_cvtepi8_epi32(some) : _mm256_cvtepu8_epi32(some));
-#else
-    ByteLanes some;
-    std::memcpy(&some, from, sizeof(some));
-    if (is_signed) return __builtin_convertvector(cast<ByteVec>(some), IntVec);
-    return __builtin_convertvector(some, IntVec);
-#endif
-}
-
-inline Vec floats(IntVec integers) { return __builtin_convertvector(integers, Vec); }
-
 // What one unit of a tile works on: codes and factors of a block, inputs of the rows.
 template <int ROWS>
 struct Place {
@@ -217,7 +196,7 @@ ALWAYS_INLINE void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
         unrolled<BLOCK_VECS>([&](auto v) {
             IntVec scale;
             if constexpr (F.sets == 2)
-                scale = integers(at.scales + set * UNIT_BLOCK, v, F.is_signed);
+                scale = integers(at.scales + set * UNIT_BLOCK + v * LANES, F.is_signed);
             unrolled<ROWS>([&](auto r) {
                 if constexpr (F.sets == 2) part[r][v] += scaled<BITS[F.codes]>(sums[r][v], scale);
                 else part[r][v] += widened<BITS[F.codes]>(sums[r][v]);
@@ -250,17 +229,18 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
     unrolled<BLOCK_VECS>([&](auto v) {
         Vec scale = heads[v];
         if constexpr (F.scales != SUPER) scale = halves(at.scales, v, F.scales == BRAIN);
-        else if constexpr (F.sets == 1) scale *= floats(integers(at.scales, v, F.is_signed));
+        else if constexpr (F.sets == 1)
+            scale *= floats(integers(at.scales + v * LANES, F.is_signed));
         if constexpr (!F.has_min && F.sets == 2)
             unrolled<2>([&](auto set) {
                 const auto factor =
-                    cast<BitVec>(integers(at.scales + set * UNIT_BLOCK, v, F.is_signed));
+                    cast<BitVec>(integers(at.scales + set * UNIT_BLOCK + v * LANES, F.is_signed));
                 unrolled<ROWS>([&](auto r) {
                     part[r][v] += factor * by.begins[set * by.num_rows + r].modulo();
                 });
             });
         if constexpr (F.has_zeros()) {
-            const auto zeros = cast<BitVec>(integers(at.scales + F.zeros_at(), v, false));
+            const auto zeros = cast<BitVec>(integers(at.scales + F.zeros_at() + v * LANES, false));
             unrolled<ROWS>([&](auto r) { part[r][v] += zeros * by.begins[r].modulo(); });
         }
         unrolled<ROWS>([&](auto r) {
@@ -273,7 +253,7 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
                 if constexpr (F.scales != SUPER) min = halves(mins, v, false);
                 else
                     min = heads[BLOCK_VECS + v] *
-                          floats(-integers(mins + set * UNIT_BLOCK, v, F.is_signed));
+                          floats(-integers(mins + set * UNIT_BLOCK + v * LANES, F.is_signed));
                 unrolled<ROWS>([&](auto r) {
                     Vec& sum = sums[r][own + v];
                     sum = fused(min, splat(by.begins[set * by.num_rows + r].total), sum);

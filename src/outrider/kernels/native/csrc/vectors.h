@@ -32,6 +32,7 @@ typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t BitVec __attribute__((vector_size(LANES * 4)));
 typedef int8_t ByteVec __attribute__((vector_size(LANES)));
+typedef uint8_t ByteLanes __attribute__((vector_size(LANES)));
 typedef uint16_t HalfVec __attribute__((vector_size(LANES * 2)));
 
 // Their numbers are the places in SUFFIXES of ops.py.
@@ -226,24 +227,28 @@ inline float largest_lane(Vec vec) {
     return largest;
 }
 
-// LANES integers of 8 bits as floats. Compilers take such a conversion apart, byte by byte.
-inline Vec from_bytes(const void* from) {
+// LANES integers of 8 bits. Compilers widen bytes of generic vectors one by one.
+inline IntVec integers(const void* from, bool is_signed) {
 #if defined(__AVX512F__)
-    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(from));
-    return cast<Vec>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+    const __m128i some = _mm_loadu_si128(static_cast<const __m128i*>(from));
+    return cast<IntVec>(is_signed ? _mm512_cvtepi8_epi32(some) : _mm512_cvtepu8_epi32(some));
 #elif defined(__AVX2__)
-    const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(from));
-    return cast<Vec>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+    const __m128i some = _mm_loadl_epi64(static_cast<const __m128i*>(from));
+    return cast<IntVec>(is_signed ? _mm256_cvtepi8_epi32(some) : _mm256_cvtepu8_epi32(some));
 #elif defined(__aarch64__)
-    uint64_t bytes = 0;
-    std::memcpy(&bytes, from, LANES);
-    return cast<Vec>(vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes))))));
+    uint64_t some = 0;
+    std::memcpy(&some, from, LANES);
+    if (is_signed) return cast<IntVec>(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(some)))));
+    return cast<IntVec>(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(some)))));
 #else
-    ByteVec bytes;
-    std::memcpy(&bytes, from, sizeof(bytes));
-    return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
+    ByteLanes some;
+    std::memcpy(&some, from, sizeof(some));
+    if (is_signed) return __builtin_convertvector(cast<ByteVec>(some), IntVec);
+    return __builtin_convertvector(some, IntVec);
 #endif
 }
+
+inline Vec floats(IntVec integers) { return __builtin_convertvector(integers, Vec); }
 
 // e^x to about 1e-7 relative, lane by lane: 2^n times a polynomial on [-ln2/2, ln2/2]. Exactly 0
 // below -87.3 (so -inf weighs nothing) and at most e^88 above; NaN stays NaN.
