@@ -60,15 +60,25 @@ class Deployment:
             sleep(0.1)
 
     def deploy(self, config: Mapping[str, Any]) -> None:
-        """As by `serve deploy`, which gives it to Ray and does not wait."""
+        """As by `serve deploy`; returns as soon as Ray has it, and is not done with it."""
         (dashboard,) = set(
             re.findall(r"http://[\d.:]+(?= ?\x1b|\s)", self.log.split("dashboard at")[1][:80])
         )
         file = self._folder / "next.yaml"
         file.write_text(yaml.safe_dump(dict(config)), "utf-8")
-        subprocess.run(
-            [_serve(), "deploy", str(file), "--address", dashboard], check=True, env=_VARIABLES
-        )
+        log = self._folder / "next.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [_serve(), "deploy", str(file), "--address", dashboard],
+                stdout=output,
+                stderr=output,
+                env=_VARIABLES | {"PYTHONUNBUFFERED": "1"},
+            )
+        # The command itself ends so much later that short requests may have ended before it.
+        while process.poll() is None and "successfully" not in log.read_text("utf-8"):
+            sleep(0.01)
+        if process.poll():
+            raise RuntimeError(log.read_text("utf-8"))
 
     def end(self) -> int:
         """As by Ctrl-C; the exit code."""

@@ -211,13 +211,14 @@ async def _drain(deployment: Deployment, expected: list[str], num_tokens: int) -
                 await asyncio.sleep(0.01)
             deploying = asyncio.create_task(asyncio.to_thread(deployment.deploy, config))
             number = NUM_FAMILIES
-            # Until Ray has heard of it, and one round more.
+            # As many as before at any time, until Ray has heard of it.
             while not deploying.done():
-                load.begin(number % len(expected))
-                number += 1
-                await asyncio.sleep(1.0)
+                for _ in range(NUM_FAMILIES - load.num_under_way):
+                    load.begin(number)
+                    number += 1
+                await asyncio.sleep(0.02)
+            held.append(load.num_under_way)
             await deploying
-            held.append(sum(not one.has_ended for one in load.answers.values()))
             await load.rest()
             # Of an application that is gone Ray says 404.
             gone = 0 if config["applications"] else load.num_refused
@@ -254,7 +255,7 @@ def _homes(engines: dict[int, int | None]) -> dict[str, Any]:
 
 
 class Load:
-    """Requests by their numbers, and what became of them."""
+    """Requests by their numbers, and what became of them. Prompts and seeds come again."""
 
     def __init__(self, client: httpx.AsyncClient, expected: list[str], num_tokens: int) -> None:
         self._client, self._expected, self._num_tokens = client, expected, num_tokens
@@ -270,12 +271,13 @@ class Load:
 
     async def ask(self, number: int, num_tokens: int = 0) -> None:
         answer = self.answers[number] = Answer()
+        seed = number % len(self._prompts)
         body = {
-            "prompt": self._prompts[number],
+            "prompt": self._prompts[seed],
             "max_tokens": num_tokens or self._num_tokens,
             "ignore_eos": True,
             "temperature": 0.8,
-            "seed": number,
+            "seed": seed,
             "stream": True,
         }
         try:
@@ -292,11 +294,16 @@ class Load:
 
     def verdict(self) -> dict[str, int]:
         """`wrong` are all that did not end in order with the text of the call."""
-        told = [(self._expected[number], one) for number, one in self.answers.items()]
+        num = len(self._expected)
+        told = [(self._expected[number % num], one) for number, one in self.answers.items()]
         return {
             "wrong": sum(not one.is_whole or one.text != text for text, one in told),
             "broken": sum(not one.is_whole for _, one in told),
         }
+
+    @property
+    def num_under_way(self) -> int:
+        return sum(not one.has_ended for one in self.answers.values())
 
     @property
     def num_refused(self) -> int:
