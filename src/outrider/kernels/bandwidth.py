@@ -2,9 +2,8 @@
 
 A pass reads every weight once, so these are the ceilings of decoding. Each thread has its own share
 of the bytes (csrc/stream.cpp), so a size for all threads is that for one times their number where
-the cache is a core's own, and the same where it is shared. Medians of turns that rotate.
-
-How fast this machine reads a model's weights, if it does nothing else with them.
+the cache is a core's own, and the same where it is shared. Medians of turns that rotate; each turn
+first brings its bytes to where they are read from.
 """
 
 from __future__ import annotations
@@ -39,17 +38,18 @@ class BandwidthReader:
         self._team = team(built.library, threads or num_physical_cores())
         self._stream = function(built.library, "stream")
 
-    def read(self, tensors: Sequence[Tensor]) -> int:
-        """All bytes of contiguous CPU tensors, once; their exclusive or, of 8 bytes."""
+    def read(self, tensors: Sequence[Tensor], times: int = 1) -> int:
+        """All bytes of contiguous CPU tensors, each so many times in a row; the exclusive or, of 8
+        bytes, of the last time's."""
         found = 0
         for tensor in tensors:
-            found ^= self._stream(self._team, tensor.data_ptr(), tensor.nbytes)
+            found ^= self._stream(self._team, tensor.data_ptr(), tensor.nbytes, times)
         return found
 
 
-NUM_TURNS = 7
+WARM_TURNS, NUM_TURNS = 2, 7
 # A turn reads at least this much, so that starting the team counts for little.
-MIN_TURN_BYTES = 16 << 20
+MIN_TURN_BYTES = 64 << 20
 MIN_MEMORY_BYTES, MAX_MEMORY_BYTES = 64 << 20, 192 << 20
 
 
@@ -63,14 +63,6 @@ class Ceiling:
     gb_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    level: str
-    threads: int
-    data: Tensor
-    times: int
-
-
 def ceilings(
     threads: Sequence[int], *, clock: Callable[[], float] = perf_counter
 ) -> tuple[Ceiling, ...]:
@@ -78,25 +70,27 @@ def ceilings(
 
     Raises MachineError without a compiler.
     """
+    numbers = tuple(dict.fromkeys(threads))
+    readers = {number: BandwidthReader(number) for number in numbers}
     sizes = level_sizes(cache_bytes())
-    most = max(num_bytes * (max(threads) if level == "L2" else 1) for level, num_bytes in sizes)
+    most = max(num_bytes * (max(numbers) if level == "L2" else 1) for level, num_bytes in sizes)
     data = torch.ones(most, dtype=torch.uint8)
-    works: list[_Work] = []
+    found: list[Ceiling] = []
+    # A level at a time, or what a larger one left in the caches would slow it.
     for level, num_bytes in sizes:
-        for number in dict.fromkeys(threads):
-            own = num_bytes * (number if level == "L2" else 1)
-            works.append(_Work(level, number, data[:own], -(-MIN_TURN_BYTES // own)))
-    readers = {number: BandwidthReader(number) for number in threads}
-    seconds: list[list[float]] = [[] for _ in works]
-    for turn in range(NUM_TURNS + 1):
-        for place in range(len(works)):
-            index = (turn + place) % len(works)
-            work = works[index]
-            before = clock()
-            readers[work.threads].read([work.data] * work.times)
-            if turn:
-                seconds[index].append(clock() - before)
-    return tuple(map(_ceiling, works, seconds))
+        own = {n: data[: num_bytes * (n if level == "L2" else 1)] for n in numbers}
+        times = {n: -(-MIN_TURN_BYTES // own[n].nbytes) for n in numbers}
+        seconds: dict[int, list[float]] = {n: [] for n in numbers}
+        for turn in range(WARM_TURNS + NUM_TURNS):
+            for n in numbers if turn % 2 else reversed(numbers):
+                before = clock()
+                readers[n].read([own[n]], times[n])
+                seconds[n].append(clock() - before)
+        for n in numbers:
+            median = statistics.median(seconds[n][WARM_TURNS:])
+            rate = own[n].nbytes * times[n] / median / 1e9
+            found.append(Ceiling(level, own[n].nbytes, n, round(rate, 2)))
+    return tuple(found)
 
 
 def level_sizes(caches: dict[int, int]) -> list[tuple[str, int]]:
@@ -105,9 +99,3 @@ def level_sizes(caches: dict[int, int]) -> list[tuple[str, int]]:
     memory = min(max(2 * last, MIN_MEMORY_BYTES), MAX_MEMORY_BYTES)
     inner = [(f"L{level}", size // 2) for level, size in caches.items() if level > 1]
     return [*(found for found in inner if found[1] < memory), ("memory", memory)]
-
-
-def _ceiling(work: _Work, seconds: Sequence[float]) -> Ceiling:
-    num_bytes = work.data.nbytes * work.times
-    rate = num_bytes / statistics.median(seconds) / 1e9
-    return Ceiling(work.level, work.data.nbytes, work.threads, round(rate, 2))

@@ -126,7 +126,7 @@ _SIGNATURES = {
     "silu_mul": "pppii",
     "soft_cap": "ppfii",
     "softmax": "ppfpil",
-    "stream": "ppl:u",
+    "stream": "ppli:u",
     "team": "i:p",
     "top_k": "pplpil",
     "tree_drafts": "p:i",
