@@ -20,11 +20,13 @@ namespace outrider {
 
 namespace {
 
-// Queries of an item, and scores it may keep: enough sharing, few enough to stay in the cache.
-constexpr int MAX_QUERIES = 32;
-constexpr int64_t MAX_SCORES = 1 << 17;
+// Queries of an item, and scores it may keep: enough sharing, few enough to stay in the caches.
+constexpr int MAX_QUERIES = 64;
+constexpr int64_t MAX_SCORES = 1 << 19;
 // From here on, widening a block once pays.
-constexpr int MIN_WIDEN_QUERIES = 3;
+constexpr int MIN_WIDEN_QUERIES = 2 * TILE_QUERIES + 1;
+// Of a thread.
+constexpr int FEW_ITEMS = 4;
 // Multiply-adds below which a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 17;
 
@@ -69,6 +71,7 @@ class Item {
         : pass_(pass), call_(call), tokens_(tokens), head_(head), dim_(pass.head_dim),
           padded_dim_((dim_ + Layout<T>::STEP - 1) / Layout<T>::STEP * Layout<T>::STEP),
           group_(pass.num_heads / pass.num_kv_heads),
+          block_rows_(std::clamp(BLOCK_FLOATS / padded_dim_ / LANES * LANES, LANES, BLOCK_ROWS)),
           keys_{arena.key(head, 0), pass.slot_stride, dim_, padded_dim_},
           values_{arena.value(head, 0), pass.slot_stride, dim_, padded_dim_},
           first_shared_(0), end_shared_(pass.visible[tokens.first]) {
@@ -89,14 +92,14 @@ class Item {
         const bool once = !std::is_same_v<T, float> && num_queries() >= MIN_WIDEN_QUERIES;
         if constexpr (!std::is_same_v<T, Int8>) {
             if (whole && !once) {
-                attend_with<T>([](auto& stored, const int32_t* slots, int count, Block<T>* block) {
-                    point_at(stored, slots, count, block);
+                attend_with<T>([](auto& stored, const Slots& slots, Block<T>* block) {
+                    point_at(stored, slots, block);
                 });
                 return write_out();
             }
         }
-        attend_with<float>([this](auto& stored, const int32_t* slots, int count, Block<float>* block) {
-            widen(stored, slots, count, space_, block);
+        attend_with<float>([this](auto& stored, const Slots& slots, Block<float>* block) {
+            widen(stored, slots, space_, block);
         });
         write_out();
     }
@@ -124,10 +127,9 @@ class Item {
     template <class R, class Read>
     void attend_with(const Read& read) {
         Block<R> block;
-        each_block([&](Tokens tokens, const int32_t* slots, int t, int count) {
-            read(keys_, slots, count, &block);
-            for (int q = 0; q < queries(tokens); ++q)
-                score(first_query(tokens)[q], t, block, padded_dim_, call_.look.scale);
+        each_block([&](Tokens tokens, const Slots& slots, int t) {
+            read(keys_, slots, &block);
+            score(first_query(tokens), queries(tokens), t, block, padded_dim_, call_.look.scale);
         });
         const float* sinks = call_.look.sinks;
         for (int q = 0; q < num_queries(); ++q)
@@ -136,8 +138,8 @@ class Item {
                        pass_.num_keys(tokens_.first + q / group_) - queries_[q].first,
                        call_.look.cap,
                        sinks == nullptr ? nullptr : sinks + head_ * group_ + q % group_);
-        each_block([&](Tokens tokens, const int32_t* slots, int t, int count) {
-            read(values_, slots, count, &block);
+        each_block([&](Tokens tokens, const Slots& slots, int t) {
+            read(values_, slots, &block);
             mix(first_query(tokens), queries(tokens), t, block, padded_dim_);
         });
     }
@@ -145,8 +147,8 @@ class Item {
     Query* first_query(Tokens tokens) { return queries_ + (tokens.first - tokens_.first) * group_; }
     int queries(Tokens tokens) const { return (tokens.last - tokens.first) * group_; }
 
-    // Calls use(tokens, slots, t, count) for blocks of keys at logical positions from t, in order
-    // for each token: those before what all tokens share, what they share, each token's own last.
+    // Calls use(tokens, slots, t) for blocks of keys at logical positions from t, in order for each
+    // token: those before what all tokens share, what they share, each token's own last.
     template <class Use>
     void each_block(const Use& use) {
         for (int n = tokens_.first; n < tokens_.last; ++n) {
@@ -171,8 +173,10 @@ class Item {
 
     template <class Use>
     void blocks(Tokens tokens, int first, int last, const Use& use) {
-        for (int t = first; t < last; t += BLOCK_ROWS)
-            use(tokens, slots_ + t - first, t, std::min(BLOCK_ROWS, last - t));
+        for (int t = first, count; t < last; t += count) {
+            count = std::min(block_rows_, last - t);
+            use(tokens, {slots_ + t - first, count, std::min(block_rows_, last - t - count)}, t);
+        }
     }
 
     // Lists the slots of positions [first, last) of token n's sequence.
@@ -210,7 +214,7 @@ class Item {
     const Pass& pass_;
     const Call& call_;
     const Tokens tokens_;
-    const int head_, dim_, padded_dim_, group_;
+    const int head_, dim_, padded_dim_, group_, block_rows_;
     const Stored<T> keys_, values_;
     int first_shared_, end_shared_;
     float* space_;
@@ -245,9 +249,13 @@ void attention(const Pass& pass, const Call& call, const Arena<T>& arena) {
     const int group = pass.num_heads / pass.num_kv_heads;
     const int64_t fitting = std::min<int64_t>(MAX_QUERIES, MAX_SCORES / max_keys) / group;
     const int64_t fair = (pass.num_tokens * pass.num_kv_heads + num_threads - 1) / num_threads;
-    const int most = static_cast<int>(std::max<int64_t>(1, std::min(fitting, fair)));
+    int most = static_cast<int>(std::max<int64_t>(1, std::min(fitting, fair)));
     auto* groups = static_cast<Tokens*>(team.shared().take(sizeof(Tokens) * pass.num_tokens));
-    const int items = group_tokens(pass, most, groups) * pass.num_kv_heads;
+    int items = group_tokens(pass, most, groups) * pass.num_kv_heads;
+    // A few items that threads cannot share evenly are halved.
+    for (; most > 1 && items % num_threads != 0 && items < FEW_ITEMS * num_threads;
+         items = group_tokens(pass, most, groups) * pass.num_kv_heads)
+        most = (most + 1) / 2;
     team.run(items, split ? 1 : items, [&](int first, int last, int thread) {
         for (int i = first; i < last; ++i) {
             const Tokens tokens = groups[i / pass.num_kv_heads];

@@ -5,13 +5,16 @@
 // queries or anew for each changes no bit.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "vectors.h"
 
 namespace outrider {
 
-constexpr int BLOCK_ROWS = 64;
+// At most; widened ones share the first-level cache with queries and weights.
+constexpr int BLOCK_ROWS = 64, BLOCK_FLOATS = 4096;
+constexpr int LINE = 64;
 
 // A byte of a row of integers: `dim` integers of 8 bits, then a float16 scale for each 32 of them
 // (kernels/kv_rows.py). Such a row is always widened.
@@ -65,6 +68,20 @@ struct Stored {
     const T* row(int32_t slot) const { return base + slot * stride; }
 };
 
+// The slots of a block's rows, and how many of the next block's lie behind them.
+struct Slots {
+    const int32_t* at;
+    int count, ahead;
+};
+
+// Memory is asked for the next block's rows while this one is read.
+template <class T>
+inline void prefetch(const Stored<T>& stored, const Slots& slots, int row, int64_t bytes) {
+    if (row >= slots.ahead) return;
+    const char* from = reinterpret_cast<const char*>(stored.row(slots.at[slots.count + row]));
+    for (int64_t line = 0; line < bytes; line += LINE) __builtin_prefetch(from + line);
+}
+
 // Rows in logical order; the last also stands in for what a vector of scores lacks.
 template <class R>
 struct Block {
@@ -77,19 +94,23 @@ struct Block {
 };
 
 template <class T>
-void point_at(const Stored<T>& stored, const int32_t* slots, int count, Block<T>* block) {
-    block->count = count;
-    for (int i = 0; i < count; ++i) block->rows[i] = stored.row(slots[i]);
+void point_at(const Stored<T>& stored, const Slots& slots, Block<T>* block) {
+    block->count = slots.count;
+    for (int i = 0; i < slots.count; ++i) {
+        block->rows[i] = stored.row(slots.at[i]);
+        prefetch(stored, slots, i, stored.dim * sizeof(T));
+    }
     block->repeat_last();
 }
 
 // STEPS > 0 says that a row has exactly that many whole steps.
 template <class T, int STEPS>
-void widen_rows(const Stored<T>& stored, const int32_t* slots, float* space, Block<float>* block) {
+void widen_rows(const Stored<T>& stored, const Slots& slots, float* space, Block<float>* block) {
     using L = Layout<T>;
     const int whole = STEPS > 0 ? STEPS * L::STEP : stored.dim / L::STEP * L::STEP;
     for (int i = 0; i < block->count; ++i, space += stored.padded_dim) {
-        const T* row = stored.row(slots[i]);
+        const T* row = stored.row(slots.at[i]);
+        prefetch(stored, slots, i, stored.dim * sizeof(T));
         block->rows[i] = space;
         Vec vecs[L::VECS];
         for (int d = 0; d < whole; d += L::STEP) {
@@ -106,9 +127,8 @@ void widen_rows(const Stored<T>& stored, const int32_t* slots, float* space, Blo
 
 // `space` holds the widened rows of a block.
 template <class T>
-void widen(const Stored<T>& stored, const int32_t* slots, int count, float* space,
-           Block<float>* block) {
-    block->count = count;
+void widen(const Stored<T>& stored, const Slots& slots, float* space, Block<float>* block) {
+    block->count = slots.count;
     switch (stored.dim == stored.padded_dim ? stored.dim / Layout<T>::STEP : 0) {
         case 2: widen_rows<T, 2>(stored, slots, space, block); break;
         case 4: widen_rows<T, 4>(stored, slots, space, block); break;
@@ -132,17 +152,18 @@ inline void widen_row(const Int8* row, int dim, float* to) {
 }
 
 template <int GROUPS>
-void widen_int8(const Stored<Int8>& stored, const int32_t* slots, float* space,
+void widen_int8(const Stored<Int8>& stored, const Slots& slots, float* space,
                 Block<float>* block) {
     for (int i = 0; i < block->count; ++i, space += stored.padded_dim) {
-        widen_row<GROUPS>(stored.row(slots[i]), stored.dim, space);
+        prefetch(stored, slots, i, stored.stride);
+        widen_row<GROUPS>(stored.row(slots.at[i]), stored.dim, space);
         block->rows[i] = space;
     }
 }
 
-inline void widen(const Stored<Int8>& stored, const int32_t* slots, int count, float* space,
+inline void widen(const Stored<Int8>& stored, const Slots& slots, float* space,
                   Block<float>* block) {
-    block->count = count;
+    block->count = slots.count;
     switch (stored.dim / Int8::GROUP) {
         case 2: widen_int8<2>(stored, slots, space, block); break;
         case 4: widen_int8<4>(stored, slots, space, block); break;
@@ -162,47 +183,76 @@ struct Query {
     float* score(int t) const { return scores + (t - first); }
 };
 
-template <class R>
-inline void read_vecs(const R* from, int vecs, Vec* to) {
-    for (int v = 0; v < vecs; v += Layout<R>::VECS) Layout<R>::read(from + v * LANES, to + v);
-}
+// Queries that share a read of a row, as many as the registers have sums for.
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+constexpr int TILE_QUERIES = 4;
+#else
+constexpr int TILE_QUERIES = 3;
+#endif
 
-// Lane-wise products of COUNT rows with the query, summed; for LANES rows, lane i is row i's score.
-// VECS > 0 says that a row has exactly that many vectors.
-template <class R, int VECS, int COUNT>
-inline Vec dots(const float* query, const R* const* rows, int padded_dim) {
-    if constexpr (COUNT == 1) {
-        const int vecs = VECS > 0 ? VECS : padded_dim / LANES;
-        Vec sum = {};
-        for (int v = 0; v < vecs; v += Layout<R>::VECS) {
-            Vec parts[Layout<R>::VECS];
-            Layout<R>::read(*rows + v * LANES, parts);
-            for (int p = 0; p < Layout<R>::VECS; ++p)
-                sum = fused(load(query + (v + p) * LANES), parts[p], sum);
-        }
-        return sum;
+// Lane-wise products of COUNT rows with each query, summed over the row; for LANES rows, lane i is
+// row i's score.
+template <class R, int QUERIES, int COUNT>
+inline void dots(const Query* queries, const R* const* rows, int padded_dim, Vec* to) {
+    constexpr int VECS = Layout<R>::VECS, AT_ONCE = QUERIES == 1 && LANES > 4 ? 8 : 4;
+    if constexpr (COUNT > AT_ONCE) {
+        Vec others[QUERIES];
+        dots<R, QUERIES, COUNT / 2>(queries, rows, padded_dim, to);
+        dots<R, QUERIES, COUNT / 2>(queries, rows + COUNT / 2, padded_dim, others);
+        for (int q = 0; q < QUERIES; ++q) to[q] = quarter_sums(to[q], others[q]);
     } else {
-        return pair_sums(dots<R, VECS, COUNT / 2>(query, rows, padded_dim),
-                         dots<R, VECS, COUNT / 2>(query, rows + COUNT / 2, padded_dim));
+        Vec sums[QUERIES][COUNT] = {};
+        for (int d = 0; d < padded_dim; d += VECS * LANES) {
+            Vec query[QUERIES][VECS];
+            for (int q = 0; q < QUERIES; ++q)
+                for (int p = 0; p < VECS; ++p) query[q][p] = load(queries[q].vector + d + p * LANES);
+            for (int i = 0; i < COUNT; ++i) {
+                Vec parts[VECS];
+                Layout<R>::read(rows[i] + d, parts);
+                for (int p = 0; p < VECS; ++p)
+                    for (int q = 0; q < QUERIES; ++q)
+                        sums[q][i] = fused(query[q][p], parts[p], sums[q][i]);
+            }
+        }
+        for (int q = 0; q < QUERIES; ++q) {
+            to[q] = four_sums(sums[q]);
+            if constexpr (COUNT == 8) to[q] = quarter_sums(to[q], four_sums(sums[q] + 4));
+        }
     }
-}
-
-template <class R, int VECS>
-void score_rows(const Query& query, int t, const Block<R>& block, int padded_dim, float scale) {
-    float* scores = query.score(t);
-    for (int i = 0; i < block.count; i += LANES)
-        store(scores + i,
-              dots<R, VECS, LANES>(query.vector, block.rows + i, padded_dim) * scale);
 }
 
 // Scores for logical positions from t.
-template <class R>
-void score(const Query& query, int t, const Block<R>& block, int padded_dim, float scale) {
-    switch (padded_dim) {
-        case 4 * LANES: return score_rows<R, 4>(query, t, block, padded_dim, scale);
-        case 8 * LANES: return score_rows<R, 8>(query, t, block, padded_dim, scale);
-        default: return score_rows<R, 0>(query, t, block, padded_dim, scale);
+template <class R, int QUERIES>
+void score_tile(const Query* queries, int t, const Block<R>& block, int padded_dim, float scale) {
+    for (int i = 0; i < block.count; i += LANES) {
+        Vec found[QUERIES];
+        dots<R, QUERIES, LANES>(queries, block.rows + i, padded_dim, found);
+        for (int q = 0; q < QUERIES; ++q) store(queries[q].score(t) + i, found[q] * scale);
     }
+}
+
+// Calls use(first, count) with `num` queries in tiles, none of which is one alone where that can be
+// helped; `count` is a constant.
+template <class Use>
+inline void each_tile(int num, const Use& use) {
+    for (int q = 0, count; q < num; q += count) {
+        count = std::min(num - q, TILE_QUERIES);
+        if (num - q == TILE_QUERIES + 1) --count;
+        switch (count) {
+            case 1: use(q, std::integral_constant<int, 1>{}); break;
+            case 2: use(q, std::integral_constant<int, 2>{}); break;
+            case 3: use(q, std::integral_constant<int, 3>{}); break;
+            default: use(q, std::integral_constant<int, TILE_QUERIES>{});
+        }
+    }
+}
+
+template <class R>
+void score(const Query* queries, int num, int t, const Block<R>& block, int padded_dim,
+           float scale) {
+    each_tile(num, [&](int first, auto count) {
+        score_tile<R, count>(queries + first, t, block, padded_dim, scale);
+    });
 }
 
 // Adds the weighted rows, in order, to VECS vectors of QUERIES queries.
@@ -214,31 +264,33 @@ void mix_vecs(const Query* queries, int t, const Block<R>& block, int at) {
     for (int q = 0; q < QUERIES; ++q)
         for (int v = 0; v < VECS; ++v) sums[q][v] = load(queries[q].mixed + at + v * LANES);
     for (int i = 0; i < block.count; ++i) {
-        Vec row[VECS];
-        read_vecs(block.rows[i] + at, VECS, row);
-        for (int q = 0; q < QUERIES; ++q)
-            for (int v = 0; v < VECS; ++v)
-                sums[q][v] = fused(row[v], splat(weights[q][i]), sums[q][v]);
+        Vec weight[QUERIES];
+        for (int q = 0; q < QUERIES; ++q) weight[q] = splat(weights[q][i]);
+        // A part at a time: the registers that sums leave are few.
+        for (int v = 0; v < VECS; v += Layout<R>::VECS) {
+            Vec parts[Layout<R>::VECS];
+            Layout<R>::read(block.rows[i] + at + v * LANES, parts);
+            for (int p = 0; p < Layout<R>::VECS; ++p)
+                for (int q = 0; q < QUERIES; ++q)
+                    sums[q][v + p] = fused(parts[p], weight[q], sums[q][v + p]);
+        }
     }
     for (int q = 0; q < QUERIES; ++q)
         for (int v = 0; v < VECS; ++v) store(queries[q].mixed + at + v * LANES, sums[q][v]);
 }
 
-template <class R, int QUERIES>
-void mix_queries(const Query* queries, int t, const Block<R>& block, int padded_dim) {
-    constexpr int FEW = Layout<R>::VECS;
-    int at = 0;
-    for (; at + 4 * LANES <= padded_dim; at += 4 * LANES)
-        mix_vecs<R, QUERIES, 4>(queries, t, block, at);
-    for (; at < padded_dim; at += FEW * LANES) mix_vecs<R, QUERIES, FEW>(queries, t, block, at);
-}
-
 template <class R>
 void mix(const Query* queries, int num, int t, const Block<R>& block, int padded_dim) {
-    int q = 0;
-    for (; q + 4 <= num; q += 4) mix_queries<R, 4>(queries + q, t, block, padded_dim);
-    for (; q + 2 <= num; q += 2) mix_queries<R, 2>(queries + q, t, block, padded_dim);
-    for (; q < num; ++q) mix_queries<R, 1>(queries + q, t, block, padded_dim);
+    constexpr int FEW = Layout<R>::VECS;
+    each_tile(num, [&](int first, auto count) {
+        // One query alone needs as many sums to hide the latency of an addition.
+        constexpr int MANY = count == 1 ? 8 : 4;
+        int at = 0;
+        for (; at + MANY * LANES <= padded_dim; at += MANY * LANES)
+            mix_vecs<R, count, MANY>(queries + first, t, block, at);
+        for (; at < padded_dim; at += FEW * LANES)
+            mix_vecs<R, count, FEW>(queries + first, t, block, at);
+    });
 }
 
 }  // namespace outrider

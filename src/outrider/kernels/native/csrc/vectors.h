@@ -216,6 +216,41 @@ inline Vec pair_sums(Vec a, Vec b) {
 #endif
 }
 
+// The tree of pair_sums for several vectors at once, with fewer shuffles. Of four vectors, the sums
+// of each quarter of four lanes: lane i of a quarter is vector i's.
+inline Vec four_sums(const Vec* of) {
+#if defined(__AVX512F__)
+#define OUTRIDER_EVEN 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30
+#define OUTRIDER_ODD 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31
+#elif defined(__AVX__)
+#define OUTRIDER_EVEN 0, 2, 8, 10, 4, 6, 12, 14
+#define OUTRIDER_ODD 1, 3, 9, 11, 5, 7, 13, 15
+#else
+#define OUTRIDER_EVEN 0, 2, 4, 6
+#define OUTRIDER_ODD 1, 3, 5, 7
+#endif
+    const Vec first =
+        OUTRIDER_PICK(of[0], of[1], OUTRIDER_EVEN) + OUTRIDER_PICK(of[0], of[1], OUTRIDER_ODD);
+    const Vec second =
+        OUTRIDER_PICK(of[2], of[3], OUTRIDER_EVEN) + OUTRIDER_PICK(of[2], of[3], OUTRIDER_ODD);
+    return OUTRIDER_PICK(first, second, OUTRIDER_EVEN) + OUTRIDER_PICK(first, second, OUTRIDER_ODD);
+#undef OUTRIDER_EVEN
+#undef OUTRIDER_ODD
+}
+
+// Sums of neighbouring quarters of `a`, then of `b`; a vector of one quarter has none.
+inline Vec quarter_sums(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return OUTRIDER_PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+         + OUTRIDER_PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+#elif defined(__AVX__)
+    return OUTRIDER_PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11)
+         + OUTRIDER_PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+#else
+    return a + b;
+#endif
+}
+
 inline float sum_of_lanes(Vec vec) {
     for (int width = LANES; width > 1; width /= 2) vec = pair_sums(vec, vec);
     return vec[0];
