@@ -95,10 +95,13 @@ constexpr int narrow_eights(int bits) {
     return !is_narrow(bits) || bits <= 4 ? 4 : bits == 5 ? 2 : 1;
 }
 
+// Compilers would take a chain of additions apart and keep all products until its end.
 #if defined(__AVX512BW__)
 inline BitVec add_narrow(BitVec sums, BitVec weights, BitVec inputs) {
     const __m512i products = _mm512_maddubs_epi16(cast<__m512i>(weights), cast<__m512i>(inputs));
-    return cast<BitVec>(_mm512_add_epi16(cast<__m512i>(sums), products));
+    __m512i sum = _mm512_add_epi16(cast<__m512i>(sums), products);
+    asm("" : "+v"(sum));
+    return cast<BitVec>(sum);
 }
 inline BitVec sum_pairs(BitVec sums, BitVec factors) {
     return cast<BitVec>(_mm512_madd_epi16(cast<__m512i>(sums), cast<__m512i>(factors)));
@@ -106,7 +109,9 @@ inline BitVec sum_pairs(BitVec sums, BitVec factors) {
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 inline BitVec add_narrow(BitVec sums, BitVec weights, BitVec inputs) {
     const __m256i products = _mm256_maddubs_epi16(cast<__m256i>(weights), cast<__m256i>(inputs));
-    return cast<BitVec>(_mm256_add_epi16(cast<__m256i>(sums), products));
+    __m256i sum = _mm256_add_epi16(cast<__m256i>(sums), products);
+    asm("" : "+x"(sum));
+    return cast<BitVec>(sum);
 }
 inline BitVec sum_pairs(BitVec sums, BitVec factors) {
     return cast<BitVec>(_mm256_madd_epi16(cast<__m256i>(sums), cast<__m256i>(factors)));

@@ -192,7 +192,8 @@ ALWAYS_INLINE void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
     }
     for (int e = 0; e < EIGHTS; e += TOGETHER) {
         BitVec sums[ROWS][BLOCK_VECS] = {};
-        for (int i = e; i < e + TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + i, table, sums);
+#pragma GCC unroll 4
+        for (int i = 0; i < TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + e + i, table, sums);
         unrolled<BLOCK_VECS>([&](auto v) {
             IntVec scale;
             if constexpr (F.sets == 2)
