@@ -184,11 +184,7 @@ struct Query {
 };
 
 // Queries that share a read of a row, as many as the registers have sums for.
-#if defined(__AVX512F__) || defined(__ARM_NEON)
-constexpr int TILE_QUERIES = 4;
-#else
-constexpr int TILE_QUERIES = 3;
-#endif
+constexpr int TILE_QUERIES = NUM_REGISTERS == 32 ? 4 : 3;
 
 // Lane-wise products of COUNT rows with each query, summed over the row; for LANES rows, lane i is
 // row i's score.

@@ -92,8 +92,11 @@ constexpr std::array<AddSlice<W>, MAX_ROWS> one_block(std::integer_sequence<int,
     return {add_slice<W, ROWS + 1, 1>...};
 }
 
-// Blocks that so few rows take at once: enough chains to hide the latency of an addition.
-constexpr int blocks_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+// Blocks that so few rows take at once: enough chains to hide the latency of an addition, as many as
+// registers hold.
+constexpr int blocks_at_once(int rows) {
+    return rows == 1 ? 4 : rows == 2 || (rows == 3 && NUM_REGISTERS == 32) ? 2 : 1;
+}
 
 template <class W>
 AddSlice<W> kernel_for(int rows, int blocks) {

@@ -28,6 +28,12 @@ constexpr int LANES = 4, BLOCK_VECS = 4, MAX_ROWS = 6;
 constexpr int LANES = 4, BLOCK_VECS = 2, MAX_ROWS = 6;
 #endif
 
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int NUM_REGISTERS = 32;
+#else
+constexpr int NUM_REGISTERS = 16;
+#endif
+
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t BitVec __attribute__((vector_size(LANES * 4)));
