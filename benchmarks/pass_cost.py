@@ -10,7 +10,7 @@ import statistics
 from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -39,17 +39,19 @@ from torch import Tensor
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
+from outrider.kernels.arithmetic import arithmetic_ceilings
 from outrider.kernels.bandwidth import BandwidthReader
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
+from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.weights import Placement
 
 ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 32)
-CONTEXTS, QUICK_CONTEXTS = (256, 1000), (32,)
+CONTEXTS, QUICK_CONTEXTS = (256, 1000, 8000), (32,)
 SCHEMES = ("none", "int8", "int4")
 CPU = torch.device("cpu")
 APPENDED_AT = (256, 2048, 8192, 32_768)
@@ -61,12 +63,15 @@ CALLS = 8
 
 @study(tiers=True, target=None, hybrid=False, quantise=SCHEMES, repeats=15)
 def verify_cost(options: Namespace, report: Report) -> None:
-    """What a pass over several rows costs, against one row and against reading the weights.
+    """What a pass over several rows costs, against one row and against what the machine allows.
 
-    Passes of 1 to 32 rows, at two context lengths, and a bare read of the same weights take turns
-    in one run, so they share the machine's mood. `ms` is a pass as the engine's stages ask for it,
-    plan included; `bare_ms` is the native call alone, which is all of it in a fused round. Ratios
-    are of medians. The target is tier B, made anew unless a model is named by --target or --model.
+    Passes of 1 to 32 rows, at 256, 1,000 and 8,000 tokens where the model's window allows, and a
+    bare read of the same weights take turns in one run, so they share the machine's mood. `ms` is a
+    pass as the engine's stages ask for it, plan included; `bare_ms` is the native call alone, which
+    is all of it in a fused round. Ratios are of medians. Shares are of the time that reading the
+    weights takes, and of the time that their multiplications take if nothing else is done
+    (`arithmetic`; attention is not counted). The target is tier B, made anew unless a model is
+    named by --target or --model.
 
     With --hybrid the target is a gated-delta hybrid of random weights, once with each way to return
     to an earlier state. Each of its passes keeps one token, as plain decoding does, so that what
@@ -77,8 +82,10 @@ def verify_cost(options: Namespace, report: Report) -> None:
     if options.hybrid:
         _hybrid_cost(options, repeats, report)
         return
-    contexts = QUICK_CONTEXTS if options.quick else CONTEXTS
     with _target_folder(options) as folder:
+        window = read_config(folder).max_tokens
+        fitting = tuple(context for context in CONTEXTS if context + max(ROWS) <= window)
+        contexts = QUICK_CONTEXTS if options.quick else fitting
         room = Room(num_slots=sum(contexts) + 512, max_logits=max(ROWS))
         model = load_model(folder, LoadOptions(room=room, device="cpu", quantise=options.quantise))
         assert isinstance(model, LlamaModel)
@@ -86,6 +93,7 @@ def verify_cost(options: Namespace, report: Report) -> None:
             "target": options.target or "tier b",
             "num_parameters": model.spec.num_parameters,
             "kernels": kernel_names(model.kernels),
+            "arithmetic": [asdict(one) for one in arithmetic_ceilings([len(hardware_threads())])],
         }
         for context in contexts:
             _verify_cells(model, context, repeats, report)
@@ -111,6 +119,7 @@ def _verify_cells(model: LlamaModel, context: int, repeats: int, report: Report)
     times = medians(take_turns(contestants, repeats))
     model.state.close(context)
     num_bytes = sum(tensor.nbytes for tensor in weights)
+    row_seconds = _row_seconds(model, report)
     for rows in ROWS:
         bare = times["bare", rows]
         note(
@@ -118,8 +127,22 @@ def _verify_cells(model: LlamaModel, context: int, repeats: int, report: Report)
             **_cell(times, context, rows),
             bare_ms=round(1e3 * bare, 4),
             bare_against_one_row=round(bare / times["bare", 1], 3),
+            share_of_compute_ceiling=round(rows * row_seconds / bare, 3),
             read_gb_per_second=round(num_bytes / _read_seconds(times) / 1e9, 2),
         )
+
+
+def _row_seconds(model: LlamaModel, report: Report) -> float:
+    """What a row's products with all weights take at the ceiling of their arithmetic."""
+    flops = {one["arithmetic"]: 1e9 * one["gflops"] for one in report["arithmetic"]}
+    config, quantise = model.config, report["quantise"]
+    head = config.vocab_size * config.hidden_size
+    body = model.spec.num_parameters - (1 if config.tie_word_embeddings else 2) * head
+    if quantise == "none":
+        best = max(rate for name, rate in flops.items() if name.startswith("bfloat16"))
+        return 2 * (body + head) / best
+    # The output matrix of int4 has 8 bits.
+    return 2 * (body / flops[quantise] + head / flops["int8"])
 
 
 def _read_seconds(times: Mapping[tuple[str, int], float]) -> float:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from outrider import __version__
-from outrider.bench.calibrate.limits import ComputeCeiling, compute_ceiling
 from outrider.bench.calibrate.session import FOLDER, all_of
 from outrider.cache.capacity import free_bytes, total_bytes
 from outrider.cli.call import Call
@@ -33,12 +32,15 @@ from outrider.core.errors import MachineError, OutriderError
 from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
+from outrider.kernels.arithmetic import ArithmeticCeiling, arithmetic_ceilings
 from outrider.kernels.bandwidth import Ceiling, ceilings
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.native.tuning import forget
 from outrider.kernels.registry import Choice, Kernels, choose
 from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
+
+T = TypeVar("T")
 
 
 def doctor(call: Call[DoctorOptions]) -> int:
@@ -58,10 +60,9 @@ def _sections(report: Report) -> Iterator[str]:
     if report.ceilings:
         yield f"Read ceilings, GB/s (what decoding cannot exceed):\n{_ceilings(report)}"
     if report.compute:
-        found = report.compute
         yield (
-            "Compute ceiling (what verifying many rows cannot exceed): "
-            f"{found.gflops:.1f} GFLOP/s in {found.dtype}, {found.threads} threads"
+            "Compute ceilings of vectors, GFLOP/s (what verifying many rows cannot exceed):\n"
+            f"{_compute(report)}"
         )
     yield f"Memory:\n{_memory(report)}"
     yield f"What fewer bits cost SmolLM2-135M, whose weights lie near a 4-bit grid:\n{_costs()}"
@@ -81,13 +82,23 @@ def _kernels(report: Report) -> str:
 
 
 def _ceilings(report: Report) -> str:
-    """A row a level, a column a number of threads."""
-    threads = list(dict.fromkeys(ceiling.threads for ceiling in report.ceilings))
-    rates: dict[str, list[str]] = {}
-    for ceiling in report.ceilings:
-        rates.setdefault(ceiling.level, []).append(f"{ceiling.gb_per_second:.1f}")
-    header = ("level", *(f"{n} thread{'s' if n > 1 else ''}" for n in threads))
-    return screen_table([(level, *found) for level, found in rates.items()], header=header)
+    return _by_threads("level", [(c.level, c.threads, c.gb_per_second) for c in report.ceilings])
+
+
+def _compute(report: Report) -> str:
+    return _by_threads("weights", [(c.arithmetic, c.threads, c.gflops) for c in report.compute])
+
+
+def _by_threads(name: str, rates: Sequence[tuple[str, int, float]]) -> str:
+    """A row a name, a column a number of threads."""
+    threads = sorted({number for _, number, _ in rates})
+    rows: dict[str, dict[int, str]] = {}
+    for row, number, rate in rates:
+        rows.setdefault(row, {})[number] = f"{rate:.1f}"
+    header = (name, *(f"{n} thread{'s' if n > 1 else ''}" for n in threads))
+    return screen_table(
+        [(row, *(found.get(n, "") for n in threads)) for row, found in rows.items()], header=header
+    )
 
 
 def _costs() -> str:
@@ -118,13 +129,13 @@ def _memory(report: Report) -> str:
 @dataclass(frozen=True, slots=True)
 class Report:
     """Facts by name, the kernels chosen and their threads (None for the reference), ceilings of
-    reading and of arithmetic (None without native kernels), memory by model, and what is wrong."""
+    reading and of arithmetic (none without native kernels), memory by model, and what is wrong."""
 
     facts: Mapping[str, str]
     kernels: Sequence[Choice]
     threads: Choice | None
     ceilings: Sequence[Ceiling]
-    compute: ComputeCeiling | None
+    compute: Sequence[ArithmeticCeiling]
     fits: Sequence[Mapping[str, Any]]
     problems: Sequence[str]
 
@@ -134,7 +145,7 @@ class Report:
             "kernels": [asdict(choice) for choice in self.kernels],
             "threads": self.threads and asdict(self.threads),
             "ceilings": [asdict(ceiling) for ceiling in self.ceilings],
-            "compute": self.compute and asdict(self.compute),
+            "compute": [asdict(ceiling) for ceiling in self.compute],
             "memory": [dict(fit) for fit in self.fits],
             "quantise_costs": {
                 scheme: {"perplexity": more, "same_first_choice": same}
@@ -175,19 +186,19 @@ def examine(resolved: Resolved, *, measure: bool = False) -> Report:
         facts=_facts(device, kernels),
         kernels=kernels.choices,
         threads=kernels.threads,
-        ceilings=_ceiling_lines(kernels),
-        compute=None if kernels.threads is None else compute_ceiling(engine),
+        ceilings=_measured(kernels, ceilings),
+        compute=_measured(kernels, arithmetic_ceilings),
         fits=fits,
         problems=problems,
     )
 
 
-def _ceiling_lines(kernels: Kernels) -> Sequence[Ceiling]:
-    """None without native kernels, whose threads do the reading."""
+def _measured(kernels: Kernels, ask: Callable[[Sequence[int]], Sequence[T]]) -> Sequence[T]:
+    """None without native kernels, whose threads are timed."""
     if kernels.threads is None:
         return ()
     try:
-        return ceilings(sorted({1, int(kernels.threads.name), len(hardware_threads())}))
+        return ask(sorted({1, int(kernels.threads.name), len(hardware_threads())}))
     except MachineError:
         return ()
 

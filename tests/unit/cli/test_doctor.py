@@ -13,6 +13,7 @@ from doubles.command_line import Command
 from outrider.cli import doctor as examine
 from outrider.core.config import QUANTISE_COSTS
 from outrider.core.errors import MachineError
+from outrider.kernels.arithmetic import ArithmeticCeiling
 from outrider.kernels.bandwidth import Ceiling
 from outrider.kernels.native.tuning import KernelTiming, TunedKernel
 from outrider.kernels.registry import Choice, Kernels, choose
@@ -25,6 +26,10 @@ CEILINGS = (
     Ceiling("L2", 1 << 20, 2, 141.25),
     Ceiling("memory", 1 << 27, 1, 15.0),
     Ceiling("memory", 1 << 27, 2, 30.0),
+)
+COMPUTE = (
+    ArithmeticCeiling("bfloat16", 1, 102.25),
+    ArithmeticCeiling("int4", 2, 660.0),
 )
 
 
@@ -42,6 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(examine, "choose", chosen)
     monkeypatch.setattr(examine, "ceilings", lambda threads: CEILINGS)  # pyright: ignore
+    monkeypatch.setattr(examine, "arithmetic_ceilings", lambda threads: COMPUTE)  # pyright: ignore
 
 
 def read(outrider: Command, *words: str) -> Any:
@@ -85,9 +91,26 @@ def test_ceilings_are_a_table_of_levels_by_threads(outrider: Command) -> None:
     ]
 
 
+@pytest.mark.usefixtures("machine")
+def test_compute_ceilings_are_a_table_of_weights_by_threads(outrider: Command) -> None:
+    assert read(outrider)["compute"][0] == {
+        "arithmetic": "bfloat16",
+        "threads": 1,
+        "gflops": 102.25,
+    }
+    lines = outrider("doctor").out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("Compute ceilings"))
+    table = [line.split() for line in lines[start + 1 : start + 4]]
+    assert table == [
+        ["weights", "1", "thread", "2", "threads"],
+        ["bfloat16", "102.2"],
+        ["int4", "660.0"],
+    ]
+
+
 def test_the_reference_has_no_ceilings(outrider: Command) -> None:
     found = read(outrider, "--force-reference")
-    assert (found["threads"], found["ceilings"]) == (None, [])
+    assert (found["threads"], found["ceilings"], found["compute"]) == (None, [], [])
     assert "ceilings" not in outrider("doctor", "--force-reference").out
 
 
@@ -99,7 +122,8 @@ def test_what_cannot_be_read_has_no_ceilings(
         raise MachineError("no compiler.")
 
     monkeypatch.setattr(examine, "ceilings", refuse)
-    assert read(outrider)["ceilings"] == []
+    monkeypatch.setattr(examine, "arithmetic_ceilings", refuse)
+    assert (read(outrider)["ceilings"], read(outrider)["compute"]) == ([], [])
 
 
 def test_measure_forgets_what_was_measured(

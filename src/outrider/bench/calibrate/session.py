@@ -20,8 +20,8 @@ import torch
 
 from outrider import __version__
 from outrider.api.companions import num_weight_bytes
+from outrider.bench.calibrate.clocks import clocks
 from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
-from outrider.bench.calibrate.limits import clocks
 from outrider.bench.calibrate.probe import Probe
 from outrider.bench.calibrate.rounds import endless
 from outrider.bench.calibrate.timing import Costs, Wanted

@@ -108,6 +108,7 @@ _SIGNATURES = {
     "mixture": "pppi",
     "pack": "pppii",
     "pack_grouped": "pipppii",
+    "peak": "pil:l",
     "pick": "ppdl:l",
     "quantise": "pipipii",
     "rank": "ppilifpp:i",

@@ -1,4 +1,4 @@
-"""Limits of this machine: how fast its kernels multiply, and what its clocks are at the moment.
+"""What the clocks of this machine are at the moment, and what of it a container may have.
 
 What cannot be read is None. A container may have less than the machine: cgroup limits say so. Of a
 GPU the clock, the temperature and the power draw are asked through torch, which needs NVML.
@@ -7,16 +7,12 @@ GPU the clock, the temperature and the power draw are asked through torch, which
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import torch
 
-from outrider.bench.gemm.pair import Make, ProductTimer
-from outrider.core.config import EngineConfig
 from outrider.core.files import FileKind, read_text
-from outrider.lab.gemm import NonGemmCosts
 
 _CPU_MAX = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -74,33 +70,3 @@ def _asked(question: Callable[[], int]) -> float | None:
         return float(question())
     except (RuntimeError, ImportError, OSError):
         return None
-
-
-_TURNS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeCeiling:
-    """Operations a second of the best of some turns; two a multiplication and its addition."""
-
-    dtype: str
-    threads: int
-    gflops: float
-
-
-def compute_ceiling(engine: EngineConfig) -> ComputeCeiling:
-    """Of products with weights as `engine` holds them. A fraction of a second."""
-    timer = ProductTimer(
-        Make(
-            costs=NonGemmCosts(),
-            device=engine.device,
-            dtype=engine.dtype,
-            quantise=engine.quantise,
-            threads=engine.threads,
-        )
-    )
-    timer.peak_flops()
-    best = max(timer.peak_flops() for _ in range(_TURNS))
-    scheme = str(timer.dtype).removeprefix("torch.")
-    named = scheme if engine.quantise == "none" else engine.quantise
-    return ComputeCeiling(named, timer.num_threads, round(best / 1e9, 1))

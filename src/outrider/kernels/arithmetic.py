@@ -1,0 +1,59 @@
+"""How fast this machine multiplies and adds numbers that stay in registers.
+
+A pass over many rows does so much with each weight that this bounds it, not memory (bandwidth.py).
+For weights of each precision it is the instructions of their products alone (csrc/peak.cpp):
+nothing is loaded, and nothing is done to make numbers of weights.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from outrider.core import env
+from outrider.core.errors import MachineError
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.ops import function, team
+
+# In the order of `Kind` in csrc/peak.cpp.
+ARITHMETIC = ("bfloat16", "bfloat16 dots", "int8", "int4")
+NUM_TURNS, WARM_TURNS = 5, 2
+# A millisecond or a few.
+STEPS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticCeiling:
+    """Operations a second by `threads` threads; two a multiplication and its addition. `arithmetic`
+    is "bfloat16" (products in float32), "bfloat16 dots" (pairs by dot products, where the CPU has
+    them), "int8" or "int4"."""
+
+    arithmetic: str
+    threads: int
+    gflops: float
+
+
+def arithmetic_ceilings(
+    threads: Sequence[int], *, clock: Callable[[], float] = perf_counter
+) -> tuple[ArithmeticCeiling, ...]:
+    """One for each arithmetic that this CPU has and each of `threads`, in about a tenth of a
+    second. Raises MachineError without a compiler."""
+    built = built_kernels(env.compiler(), env.cache_folder())
+    if built.library is None:
+        raise MachineError(f"arithmetic cannot be timed: {built.refusal}.", hint="outrider doctor")
+    peak = function(built.library, "peak")
+    found: list[ArithmeticCeiling] = []
+    for kind, name in enumerate(ARITHMETIC):
+        for number in dict.fromkeys(threads):
+            address = team(built.library, number)
+            rates: list[float] = []
+            for _ in range(WARM_TURNS + NUM_TURNS):
+                before = clock()
+                num_operations = peak(address, kind, STEPS)
+                rates.append(num_operations / (clock() - before))
+            if any(rates):
+                rate = statistics.median(rates[WARM_TURNS:])
+                found.append(ArithmeticCeiling(name, number, round(rate / 1e9, 1)))
+    return tuple(found)
