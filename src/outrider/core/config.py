@@ -25,6 +25,8 @@ KV_DTYPES = ("auto", "int8")
 # perplexity grows, and the share of places where the first choice stays.
 QUANTISE_COSTS = {"int8": (0.0328, 0.8754), "int4": (0.002, 0.964)}
 EXACT_SAMPLERS = ("block", "token", "match", "coupled")
+# Those of them whose noise depends on seed, sample and place alone: a seed has one text.
+SEED_TIED_SAMPLERS = ("match", "coupled")
 LOSSY_SAMPLERS = ("typical", "p_min", "threshold", "top_k", "nucleus")
 RULES = Plugins("rule", RuleKind, (*EXACT_SAMPLERS, *LOSSY_SAMPLERS))
 CONTROLLERS = ("auto", "fixed", "band", "slo", "goodput")
@@ -98,7 +100,8 @@ class EngineConfig:
     controller: str = setting(
         "auto",
         "What chooses the draft length up to k: band follows acceptance, slo latency too, goodput "
-        "what a draft costs and brings here; auto is goodput with --schedule auto, else fixed.",
+        "what a draft costs and brings here; auto is goodput with --schedule auto and for look-ups "
+        "that nobody named, where that changes no text; else fixed.",
         choices=CONTROLLERS,
         others=OTHER_CONTROLLERS.names,
     )

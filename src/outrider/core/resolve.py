@@ -29,11 +29,13 @@ from outrider.core.tree import MAX_WIDTH
 class ResolvedConfig:
     """`settings` name their schedule and their controller, and `drafter` is the one that they mean.
     `given` is the drafter that a model, heads or a copy of the target that nobody named are by
-    themselves; None where there is none of them."""
+    themselves; None where there is none of them. With `keeps_lengths`, sampled texts that depend on
+    the lengths of drafts have those of `fixed`, so that a seed repeats them."""
 
     settings: EngineConfig
     drafter: DrafterKind
     given: DrafterKind | None = None
+    keeps_lengths: bool = False
 
     @property
     def k(self) -> int:
@@ -178,10 +180,16 @@ def resolve(config: EngineConfig, given: str | None) -> ResolvedConfig:
     in a process.
     """
     drafter = _drafter(config, given)
+    controller = config.resolved_controller
+    # Look-ups that nobody asked for stop where they do not pay.
+    unasked = config.drafter == config.controller == AUTO and drafter.name == WITHOUT_DRAFT
+    keeps_lengths = unasked and controller == "fixed"
     settings = replace(
-        config, schedule=_schedule(config, drafter), controller=config.resolved_controller
+        config,
+        schedule=_schedule(config, drafter),
+        controller="goodput" if keeps_lengths else controller,
     )
-    return ResolvedConfig(settings, drafter, KINDS[given] if given else None)
+    return ResolvedConfig(settings, drafter, KINDS[given] if given else None, keeps_lengths)
 
 
 def _drafter(config: EngineConfig, given: str | None) -> DrafterKind:

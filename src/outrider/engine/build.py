@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from outrider.control.goodput import GoodputController
-from outrider.control.heuristics import BandController, FixedController, SloController
+from outrider.control.heuristics import BandController, FixedController, FixedLengths, SloController
 from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.budget import Budget, Choice, JobTrace, RoundTrace
 from outrider.core.config import OTHER_CONTROLLERS, EngineConfig
@@ -134,7 +134,8 @@ def _stages(
         target=models.target if config.batched_verify else StepwiseLM(models.target),
         drafter=drafter,
         rule=rule_for(config.sampler, config.leniency, models.sampling),
-        controller=_watched(config, _controller(resolved)),
+        controller=_watched(resolved, _controller(resolved)),
+        fixed=FixedLengths(_fixed(resolved), config.sampler) if resolved.keeps_lengths else None,
         argmax=models.argmax,
         sink=sink,
         sampling=models.sampling,
@@ -233,11 +234,17 @@ def _window(resolved: ResolvedConfig, models: LoadedModels) -> int:
     return window if reach is None else min(window, reach)
 
 
-def _watched(config: EngineConfig, controller: Controller) -> Controller:
-    """Goodput leaves out by itself what does not pay."""
-    if config.watchdog == "off" or config.controller == "goodput" or config.k == 0:
+def _watched(resolved: ResolvedConfig, controller: Controller) -> Controller:
+    """Goodput leaves out by itself what does not pay, where it alone decides."""
+    config = resolved.settings
+    decides = config.controller == "goodput" and not resolved.keeps_lengths
+    if config.watchdog == "off" or decides or config.k == 0:
         return controller
     return Watchdog(controller, shared=config.watchdog == "engine")
+
+
+def _fixed(resolved: ResolvedConfig) -> Budget:
+    return Budget(resolved.k, num_nodes=resolved.num_nodes, choice=Choice("fixed"))
 
 
 def _controller(resolved: ResolvedConfig) -> Controller:
@@ -245,7 +252,7 @@ def _controller(resolved: ResolvedConfig) -> Controller:
     config, k, num_nodes = resolved.settings, resolved.k, resolved.num_nodes
     name = config.controller
     if k == 0 or name == "fixed":
-        return FixedController(Budget(k, num_nodes=num_nodes, choice=Choice("fixed")))
+        return FixedController(_fixed(resolved))
     if name == "goodput":
         return GoodputController(k=k, num_nodes=num_nodes)
     if name not in OTHER_CONTROLLERS.built_in:

@@ -18,6 +18,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from outrider.control.heuristics import FixedLengths
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import host_rows
 from outrider.core.draft import Outcome, Verdict
@@ -164,9 +165,9 @@ def _read(
 class Stages:
     """The reference `Round`. `argmax` is the greedy choice shared by drafts, verify and plain
     decoding: the first maximum wins. `sampling` makes distributions of logits. `sink` receives one
-    trace a sequence and round. A draft model has `draft_window` positions, if that is a bound.
-    `rules` are those that a request may choose instead of `rule`, `others` the drafters that some
-    chose."""
+    trace a sequence and round. `fixed` has a word in budgets, where it is given. A draft model has
+    `draft_window` positions, if that is a bound. `rules` are those that a request may choose
+    instead of `rule`, `others` the drafters that some chose."""
 
     target: CausalLM
     drafter: Drafter
@@ -175,6 +176,7 @@ class Stages:
     argmax: Callable[[Tensor], list[int]]
     sink: Callable[[RoundTrace], None]
     sampling: Sampling = PLAIN
+    fixed: FixedLengths | None = None
     compaction: Compaction | None = None
     draft_window: int | None = None
     rules: Mapping[str, AcceptanceRule] = field(default_factory=exact_rules)
@@ -192,7 +194,8 @@ class Stages:
     def allot(self, batch: Batch) -> None:
         """Give each sequence the budget of its next draft."""
         budgets = self.controller.budgets([seq.seq_id for seq in batch])
-        for seq, budget in zip(batch, budgets, strict=True):
+        for seq, given in zip(batch, budgets, strict=True):
+            budget = given if self.fixed is None else self.fixed.of(seq, given)
             most = seq.speculation.most(budget.depth)
             if self.draft_window is not None:
                 # The last token of a draft is never read by who drafts.

@@ -14,6 +14,7 @@ from msgspec import Struct
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
+from outrider.core.config import SEED_TIED_SAMPLERS
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 
@@ -55,10 +56,6 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     key: str = ""
     weight: float = 1.0
     written: Sequence[int] = ()
-
-
-# Rules whose noise depends on seed, sample and place alone.
-_BY_PLACE = ("match", "coupled")
 
 
 class ChatPrompt(Struct, frozen=True, kw_only=True):
@@ -115,7 +112,7 @@ class EngineCard(Struct, frozen=True, kw_only=True):
 
 def is_repeatable(card: EngineCard, params: SamplingParams) -> bool:
     """Whether the text is the same whatever drafts for it, and wherever it is begun anew."""
-    return card.exact and (params.greedy or (params.sampler or card.sampler) in _BY_PLACE)
+    return card.exact and (params.greedy or (params.sampler or card.sampler) in SEED_TIED_SAMPLERS)
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):

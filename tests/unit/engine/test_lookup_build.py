@@ -116,6 +116,47 @@ def test_who_is_watched(config: EngineConfig, kind: type) -> None:
     assert isinstance(cast(Stages, round_of(engine)).controller, kind)
 
 
+@pytest.mark.parametrize(
+    ("config", "controller", "keeps_lengths"),
+    [
+        (EngineConfig(), "goodput", True),
+        (EngineConfig(schedule="auto"), "goodput", False),
+        (EngineConfig(controller="goodput"), "goodput", False),
+        (EngineConfig(controller="fixed"), "fixed", False),
+        (EngineConfig(drafter="ngram"), "fixed", False),
+    ],
+)
+def test_look_ups_that_nobody_named_stop_where_they_do_not_pay(
+    config: EngineConfig, controller: str, keeps_lengths: bool
+) -> None:
+    resolved = resolve(config, None)
+    assert resolved.drafter.name == "ngram"
+    assert (resolved.settings.controller, resolved.keeps_lengths) == (controller, keeps_lengths)
+    # A draft model is somebody's wish, or comes with a controller of its own.
+    assert not resolve(config, MODEL).keeps_lengths
+
+
+def test_a_seed_repeats_a_text_that_look_ups_draft_for() -> None:
+    """The controller is told nonsense of costs in between, and may choose other lengths."""
+
+    def written(seed: int, between: int) -> list[int]:
+        engine, _ = built(EngineConfig(page_size=4), with_draft=False)
+        stages = cast(Stages, round_of(engine))
+        rig = Rig(engine.residents.target)
+        params = replace(greedy(40), temperature=0.9, seed=seed)
+        seq = rig.live(0, Request(PROMPT, params))
+        engine.submit(seq)
+        for step in range(200):
+            if not engine.has_work:
+                break
+            if between and step % 3 == 0:
+                stages.controller.budgets([900 + step])
+            engine.step()
+        return seq.tokens
+
+    assert written(3, 0) == written(3, 1) != written(4, 0)
+
+
 @pytest.mark.slow
 def test_a_dead_drafter_is_turned_off_with_a_reason_and_the_text_stays() -> None:
     """The draft model knows nothing of the target: hardly a token is kept, and rows are wasted."""
