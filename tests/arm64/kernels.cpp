@@ -391,7 +391,7 @@ void stream() {
     uint64_t want = 0;
     for (uint64_t word : data) want ^= word;
     const auto* bytes = reinterpret_cast<const char*>(data.data());
-    check(outrider_stream(three, bytes, 8 * static_cast<int64_t>(data.size())) == want, "stream");
+    check(outrider_stream(three, bytes, 8 * static_cast<int64_t>(data.size()), 2) == want, "stream");
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ struct DeltaPass {
 extern "C" {
 void* outrider_team(int num_threads);
 int outrider_block();
-uint64_t outrider_stream(Team*, const char*, int64_t);
+uint64_t outrider_stream(Team*, const char*, int64_t, int);
 double outrider_uniform(uint64_t, uint32_t, uint32_t, uint32_t, uint32_t);
 void outrider_pack_float32(Team*, const float*, float*, int, int);
 void outrider_pack_bfloat16(Team*, const BFloat16*, BFloat16*, int, int);

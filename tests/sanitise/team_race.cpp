@@ -19,7 +19,7 @@ using outrider::Team;
 extern "C" {
 void* outrider_team(int num_threads);
 void outrider_lane_team(void* team);
-uint64_t outrider_stream(Team* team, const char* data, int64_t bytes);
+uint64_t outrider_stream(Team* team, const char* data, int64_t bytes, int times);
 void outrider_rms_norm(Team* team, const float* x, const float* weight, float eps, float* out,
                        int num_rows, int size);
 void outrider_argmax(Team* team, const float* logits, int64_t* out, int num_rows, int64_t size);
@@ -59,7 +59,7 @@ void kernels(Team* team, int num_rows) {
 }
 
 void stream(Team* team, const std::vector<char>& data, uint64_t expected) {
-    check(outrider_stream(team, data.data(), data.size()) == expected, "a read of memory");
+    check(outrider_stream(team, data.data(), data.size(), 1) == expected, "a read of memory");
 }
 
 void lane(Team* shared, bool has_own, int seed, const std::vector<char>& data, uint64_t sum) {
@@ -93,7 +93,7 @@ int main() {
     std::vector<char> data(3 << 20);
     for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 2654435761u >> 13);
     auto* alone = static_cast<Team*>(outrider_team(1));
-    const uint64_t sum = outrider_stream(alone, data.data(), data.size());
+    const uint64_t sum = outrider_stream(alone, data.data(), data.size(), 1);
     for (int num_threads : {2, 4}) {
         auto* shared = static_cast<Team*>(outrider_team(num_threads));
 #ifdef PLANTED_RACE

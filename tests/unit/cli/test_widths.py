@@ -152,7 +152,7 @@ def test_the_page_of_doctor_fits(terminal: Terminal, monkeypatch: pytest.MonkeyP
         kernels=(Choice("linear", "native", (SENTENCE, SENTENCE), "tiles", SENTENCE),),
         threads=None,
         ceilings=(Ceiling("L2", 1 << 19, 1, 70.0),),
-        compute=None,
+        compute=(),
         fits=(
             {
                 "model": "outrider/embedded",
