@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from outrider.core import env
-from outrider.core.errors import MachineError
-from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.build import needed_library
 from outrider.kernels.native.ops import function, team
 
 # In the order of `Kind` in csrc/peak.cpp.
@@ -40,14 +38,12 @@ def arithmetic_ceilings(
 ) -> tuple[ArithmeticCeiling, ...]:
     """One for each arithmetic that this CPU has and each of `threads`, in less than half a
     second. Raises MachineError without a compiler."""
-    built = built_kernels(env.compiler(), env.cache_folder())
-    if built.library is None:
-        raise MachineError(f"arithmetic cannot be timed: {built.refusal}.", hint="outrider doctor")
-    peak = function(built.library, "peak")
+    library = needed_library("arithmetic cannot be timed")
+    peak = function(library, "peak")
     found: list[ArithmeticCeiling] = []
     for kind, name in enumerate(ARITHMETIC):
         for number in dict.fromkeys(threads):
-            address = team(built.library, number)
+            address = team(library, number)
             rates: list[float] = []
             for _ in range(NUM_TURNS):
                 before = clock()

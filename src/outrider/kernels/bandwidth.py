@@ -16,9 +16,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from outrider.core import env
-from outrider.core.errors import MachineError
-from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.build import needed_library
 from outrider.kernels.native.cpu import cache_bytes, num_physical_cores
 from outrider.kernels.native.ops import function, team
 
@@ -30,13 +28,9 @@ class BandwidthReader:
     """
 
     def __init__(self, threads: int = 0) -> None:
-        built = built_kernels(env.compiler(), env.cache_folder())
-        if built.library is None:
-            raise MachineError(
-                f"memory cannot be read at full speed: {built.refusal}.", hint="outrider doctor"
-            )
-        self._team = team(built.library, threads or num_physical_cores())
-        self._stream = function(built.library, "stream")
+        library = needed_library("memory cannot be read at full speed")
+        self._team = team(library, threads or num_physical_cores())
+        self._stream = function(library, "stream")
 
     def read(self, tensors: Sequence[Tensor], times: int = 1) -> int:
         """All bytes of contiguous CPU tensors, each so many times in a row; the exclusive or, of 8

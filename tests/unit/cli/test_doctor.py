@@ -50,6 +50,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "arithmetic_ceilings", lambda threads: COMPUTE)  # pyright: ignore
 
 
+def table_of(outrider: Command, title: str) -> list[list[str]]:
+    """The words of three lines below the one that begins with `title`."""
+    lines = outrider("doctor").out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(title))
+    return [line.split() for line in lines[start + 1 : start + 4]]
+
+
 def read(outrider: Command, *words: str) -> Any:
     shown = outrider("doctor", "--json", *words)
     assert shown.code == 0, shown.err
@@ -81,10 +88,7 @@ def test_ceilings_are_a_table_of_levels_by_threads(outrider: Command) -> None:
         "threads": 2,
         "gb_per_second": 141.25,
     }
-    lines = outrider("doctor").out.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("Read ceilings"))
-    table = [line.split() for line in lines[start + 1 : start + 4]]
-    assert table == [
+    assert table_of(outrider, "Read ceilings") == [
         ["level", "1", "thread", "2", "threads"],
         ["L2", "70.0", "141.2"],
         ["memory", "15.0", "30.0"],
@@ -98,10 +102,7 @@ def test_compute_ceilings_are_a_table_of_weights_by_threads(outrider: Command) -
         "threads": 1,
         "gflops": 102.25,
     }
-    lines = outrider("doctor").out.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("Compute ceilings"))
-    table = [line.split() for line in lines[start + 1 : start + 4]]
-    assert table == [
+    assert table_of(outrider, "Compute ceilings") == [
         ["weights", "1", "thread", "2", "threads"],
         ["bfloat16", "102.2"],
         ["int4", "660.0"],

@@ -9,6 +9,7 @@ import pytest
 from outrider.core.errors import MachineError
 from outrider.kernels import arithmetic
 from outrider.kernels.arithmetic import ARITHMETIC, ArithmeticCeiling, arithmetic_ceilings
+from outrider.kernels.native import build
 from outrider.kernels.native.build import Built
 
 
@@ -51,6 +52,6 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> Built:
         return Built(refusal="no C++ compiler found")
 
-    monkeypatch.setattr(arithmetic, "built_kernels", none)
+    monkeypatch.setattr(build, "built_kernels", none)
     with pytest.raises(MachineError, match="no C\\+\\+ compiler found"):
         arithmetic_ceilings((1,))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from outrider.core.errors import MachineError
-from outrider.kernels import bandwidth as ceiling
 from outrider.kernels.bandwidth import BandwidthReader
+from outrider.kernels.native import build
 from outrider.kernels.native.build import Built
 
 
@@ -37,6 +37,6 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> Built:
         return Built(refusal="no C++ compiler found")
 
-    monkeypatch.setattr(ceiling, "built_kernels", none)
+    monkeypatch.setattr(build, "built_kernels", none)
     with pytest.raises(MachineError, match="no C\\+\\+ compiler found"):
         BandwidthReader()

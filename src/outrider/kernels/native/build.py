@@ -29,6 +29,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from outrider.core import env
+from outrider.core.errors import MachineError
 from outrider.core.files import NotPrivateError, locked, private_folder, read_private, write_private
 from outrider.kernels.native.cpu import ENDINGS, cpu_identity, num_physical_cores
 from outrider.kernels.native.levels import FLAGS, SOURCES, sources_digest
@@ -90,6 +92,15 @@ def built_kernels(compiler: str | None, cache_dir: Path | None) -> Built:
     except OSError as error:
         refusal = f"no folder can hold the compiled kernels: {error}"
     return Built(refusal="; ".join(filter(None, (refusal, unbrought))))
+
+
+def needed_library(purpose: str) -> ctypes.CDLL:
+    """The library that the environment names; without one MachineError says that `purpose`, such as
+    "memory cannot be timed", and why."""
+    built = built_kernels(env.compiler(), env.cache_folder())
+    if built.library is None:
+        raise MachineError(f"{purpose}: {built.refusal}.", hint="outrider doctor")
+    return built.library
 
 
 def _installed(brought: Brought, cache_dir: Path | None) -> Built:

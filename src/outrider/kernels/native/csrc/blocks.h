@@ -14,7 +14,6 @@ namespace outrider {
 
 // At most; widened ones share the first-level cache with queries and weights.
 constexpr int BLOCK_ROWS = 64, BLOCK_FLOATS = 4096;
-constexpr int LINE = 64;
 
 // A byte of a row of integers: `dim` integers of 8 bits, then a float16 scale for each 32 of them
 // (kernels/kv_rows.py). Such a row is always widened.
@@ -79,7 +78,7 @@ template <class T>
 inline void prefetch(const Stored<T>& stored, const Slots& slots, int row, int64_t bytes) {
     if (row >= slots.ahead) return;
     const char* from = reinterpret_cast<const char*>(stored.row(slots.at[slots.count + row]));
-    for (int64_t line = 0; line < bytes; line += LINE) __builtin_prefetch(from + line);
+    for (int64_t line = 0; line < bytes; line += CACHE_LINE) __builtin_prefetch(from + line);
 }
 
 // Rows in logical order; the last also stands in for what a vector of scores lacks.

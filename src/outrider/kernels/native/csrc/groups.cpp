@@ -140,7 +140,7 @@ void linear(const Grouped& w, const float* x, const Output& to) {
     Team& team = w.team->here();
     std::lock_guard<std::mutex> lock(team.entry());
     const int units = units_of(w.num_in);
-    const int64_t rows = to.num_rows, stride = ((w.num_in + LINE - 1) / LINE | 1) * LINE;
+    const int64_t rows = to.num_rows, stride = ((w.num_in + CACHE_LINE - 1) / CACHE_LINE | 1) * CACHE_LINE;
     Job jobs[MOST_PARTS];
     int64_t num_begins = 0;
     int num_blocks = 0;

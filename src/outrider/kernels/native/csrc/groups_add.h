@@ -276,7 +276,7 @@ void add(const Tile& tile, const uint8_t* blocks, Vec* to) {
                     heads[b][v] = halves(block + F.head_at(u), v, false);
                 });
             const uint8_t* unit = block + F.unit_at(u);
-            for (int line = 0; line < F.unit_bytes(); line += LINE)
+            for (int line = 0; line < F.unit_bytes(); line += CACHE_LINE)
                 __builtin_prefetch(unit + line + PREFETCH_AHEAD);
             const Place<ROWS> at{unit + F.codes_at(), unit, x, u * UNIT};
             add_unit<F>(at, by, heads[b], table, b * BLOCK_VECS, sums);

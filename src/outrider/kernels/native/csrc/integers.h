@@ -9,9 +9,6 @@
 namespace outrider {
 
 constexpr int GROUP = 32;
-// Rows lie an odd number of cache lines apart: at a power of two, the rows of a tile would push
-// each other out of the first-level cache.
-constexpr int LINE = 64;
 // A row whose largest magnitude is below this is all zeros: 127 over it would be infinite.
 constexpr float TINY = 1e-30f;
 // Below this many inputs a second thread costs more than it saves.
@@ -83,7 +80,9 @@ inline void quantise_row(const float* x, int num_in, const Rows& rows, int row) 
 // In the team's shared memory, until the next call takes it.
 inline Rows quantised(Team& team, const Floats& from) {
     const int num_groups = (from.num_in + GROUP - 1) / GROUP;
-    const int64_t stride = ((num_groups * GROUP + LINE - 1) / LINE | 1) * LINE;
+    // Rows lie an odd number of cache lines apart: at a power of two, the rows of a tile would push
+    // each other out of the first-level cache.
+    const int64_t stride = ((num_groups * GROUP + CACHE_LINE - 1) / CACHE_LINE | 1) * CACHE_LINE;
     const size_t num_bytes = from.num_rows * (stride + sizeof(uint32_t) + sizeof(float));
     auto* values = static_cast<int8_t*>(team.shared().take(num_bytes));
     auto* below = reinterpret_cast<uint32_t*>(values + from.num_rows * stride);

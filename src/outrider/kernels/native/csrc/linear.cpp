@@ -27,7 +27,6 @@ constexpr int SLICE_BYTES = 64 * 1024;
 // of its memory and of its arithmetic one after the other; with it, the longer of the two. The more
 // rows share a weight, the more time there is.
 constexpr int FEW_ROWS = 2, AHEAD_OF_FEW = 2 * 1024, AHEAD_OF_MANY = 16 * 1024;
-constexpr int CACHE_LINE = 64;
 // Below this many multiply-adds a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 16;
 

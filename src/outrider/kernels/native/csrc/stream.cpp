@@ -14,13 +14,13 @@ namespace {
 // Of a register's width: of a wider type compilers make loads through the stack.
 typedef uint64_t Words __attribute__((vector_size(sizeof(Vec))));
 
-constexpr int64_t CHUNK = 1 << 18, RUN = 512, LINE = 64, AHEAD = 4096;
+constexpr int64_t CHUNK = 1 << 18, RUN = 512, AHEAD = 4096;
 constexpr int SUMS = 8;
 
 uint64_t read(const char* from, int64_t bytes) {
     Words sums[SUMS] = {};
     for (int64_t at = 0; at + RUN <= bytes; at += RUN) {
-        for (int64_t i = 0; i < RUN; i += LINE) __builtin_prefetch(from + at + i + AHEAD, 0, 2);
+        for (int64_t i = 0; i < RUN; i += CACHE_LINE) __builtin_prefetch(from + at + i + AHEAD, 0, 2);
         for (int i = 0; i < static_cast<int>(RUN / sizeof(Words)); ++i) {
             Words words;
             std::memcpy(&words, from + at + i * sizeof(Words), sizeof(words));

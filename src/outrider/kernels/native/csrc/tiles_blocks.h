@@ -25,7 +25,7 @@ namespace outrider {
 constexpr int TILE_BLOCK = 2 * TILE_COLUMNS;
 constexpr int STEP_STRIDE = TILE_BLOCK * 4, STEP_BYTES = TILE_ROWS * STEP_STRIDE;
 // How far ahead of use memory is asked for weights.
-constexpr int TILE_PREFETCH = 8192, CACHE_LINE = 64;
+constexpr int TILE_PREFETCH = 8192;
 // A thread takes at least so many bytes of weights at a time: less would not repay its tiles.
 constexpr int CHUNK_BYTES = 32 * 1024;
 // Bytes of rows that meet all blocks of a chunk before other rows do: they stay in the cache.

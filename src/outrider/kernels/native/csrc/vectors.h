@@ -34,6 +34,8 @@ constexpr int NUM_REGISTERS = 32;
 constexpr int NUM_REGISTERS = 16;
 #endif
 
+constexpr int CACHE_LINE = 64;
+
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t BitVec __attribute__((vector_size(LANES * 4)));
