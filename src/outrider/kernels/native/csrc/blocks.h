@@ -175,8 +175,7 @@ inline void widen(const Stored<Int8>& stored, const Slots& slots, float* space,
 struct Query {
     float* vector;
     float* mixed;
-    float* scores;  // by logical position from the first that is seen; then weights
-    float scale;
+    float* scores;  // by logical position from `first`; then weights
     int first;
 
     float* score(int t) const { return scores + (t - first); }
