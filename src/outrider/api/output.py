@@ -22,6 +22,10 @@ from outrider.engine.engine import Engine
 from outrider.metrics.profile import MemoryTrace
 from outrider.metrics.summary import summarise
 
+# Rounds that take less than this are several a job, after which readers hear of them: what lies
+# between jobs takes a tenth of a millisecond, as long as a round of a very small model.
+CONTROL_SECONDS = 0.003
+
 
 @dataclass(slots=True)
 class OutputStream:
@@ -96,8 +100,8 @@ class OutputStream:
         self._round_events += outcome.events
         if not self.live:
             return
-        pieces = self.text.take()
-        if self.seq.finish in ("stop", "length"):
+        pieces = self.text.take(len(outcome.tokens))
+        if self.seq.finish in ("stop", "length") and self.text.is_taken:
             pieces = (*pieces[:-1], pieces[-1] + self.text.finish())
         self._pieces += pieces
         event = TextEvent(outcome.tokens, outcome.origins, pieces, outcome.logprobs, outcome.events)
@@ -233,7 +237,7 @@ class RequestRouter:
         """One engine job; what it emitted goes to whoever reads it. The readers that it ended."""
         if self._dropped:
             self.sweep()
-        return self._hear(self._engine.step())
+        return self._hear(self._engine.step(CONTROL_SECONDS))
 
     def retire(self, reader: OutputStream) -> None:
         """End a request, if it has not ended, and free its memory. What others were told meanwhile
@@ -282,7 +286,7 @@ class RequestRouter:
         told: list[OutputStream] = []
         for outcome in outcomes:
             reader = self._readers.get(outcome.seq_id)
-            if reader is not None:
+            if reader is not None and not any(reader is one for one in self._dropped):
                 self._guarded(reader, reader.take, outcome)
                 told.append(reader)
         holds = self._engine.holds

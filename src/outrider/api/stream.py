@@ -193,9 +193,15 @@ class StopMatcher:
         self._held, self._num_read, self.matched = held, num_read, None
         del self._pieces[len(self._pieces) - num_new :]
 
-    def take(self) -> tuple[str, ...]:
-        """One piece for each id kept since the last call."""
-        pieces, self._pieces = tuple(self._pieces), []
+    @property
+    def is_taken(self) -> bool:
+        """Whether nobody has yet to take a piece."""
+        return not self._pieces
+
+    def take(self, num: int | None = None) -> tuple[str, ...]:
+        """One piece for each of the next `num` ids of those kept; of all without."""
+        pieces = tuple(self._pieces[:num])
+        del self._pieces[: len(pieces)]
         return pieces
 
     def finish(self) -> str:

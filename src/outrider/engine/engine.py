@@ -58,6 +58,7 @@ class Engine:
     _undelivered: list[Outcome] = field(default_factory=list[Outcome])
     _ended: deque[LaneResult] = field(default_factory=deque[LaneResult])
     _running: dict[str, LaneTask] = field(default_factory=dict[str, LaneTask])
+    _more_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.failures = Failures(self.residents)
@@ -98,10 +99,12 @@ class Engine:
         QueueFullError if too many wait."""
         self.residents.submit(seq)
 
-    def step(self) -> list[Outcome]:
+    def step(self, seconds: float = 0.0) -> list[Outcome]:
         """Start what can start, and wait until some job ends; the outcomes of its sequences. Those
-        that were kept back are told first: nothing of their sequences runs meanwhile."""
+        that were kept back are told first: nothing of their sequences runs meanwhile. A job that
+        has nothing but rounds may have several, until `seconds` are over."""
         if not self._undelivered:
+            self._more_seconds = seconds
             self._undo_lost()
             if self.residents.timed:
                 self._end_overdue()
@@ -230,6 +233,18 @@ class Engine:
             queues=queues,
             num_free=num_free,
             draft_seconds=drafting.take_seconds(batch) if job.kind in _VERIFYING else 0.0,
+            more_seconds=self._more_seconds if self._may_have_more_rounds(job) else 0.0,
+        )
+
+    def _may_have_more_rounds(self, job: Job) -> bool:
+        """Whether nobody waits for the end of its first round: no prompt, no other lane, no room in
+        the arena, and nobody who hears of jobs."""
+        return (
+            self._has_one_lane
+            and self.jobs is None
+            and self.residents.limits.reserve >= 1
+            and job.kind is JobKind.ROUND
+            and all(work.stage is not Stage.PREFILL and work.num_tokens <= 1 for work in job.works)
         )
 
     def _wait(self) -> None:
@@ -263,12 +278,12 @@ class Engine:
             if done.task.job.kind is JobKind.VERIFY:
                 self.residents.drafting.verified(done.ended - done.began)
             self._settle(done)
-            self._undelivered += done.work.outcomes
+            self._undelivered += done.task.outcomes
         else:
             num_failed = self.failures.end(done, done.error)
             self._undelivered += self.failures.saved
             self.failures.saved.clear()
-        self.failures.num_emitted += sum([len(o.tokens) for o in done.work.outcomes])
+        self.failures.num_emitted += sum([len(o.tokens) for o in done.task.outcomes])
         if done.task.job.kind is JobKind.AHEAD:
             self.residents.drafting.released(done.task.job.seq_ids)
         # What others do with records must not cost anybody a token.
@@ -280,7 +295,7 @@ class Engine:
 
     def _report(self, done: LaneResult, num_failed: int) -> None:
         if self.pace is not None:
-            self.pace.observe(done.task.job, done.ended - done.began)
+            self.pace.observe(done.task.job, (done.ended - done.began) / done.task.num_rounds)
         if self.jobs is None and not self._observers:
             return
         trace = done.trace(num_failed)

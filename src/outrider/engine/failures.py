@@ -8,7 +8,7 @@ notice. A sequence that fails alone for want of memory waits until others give t
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from outrider.core.draft import Draft, Outcome
@@ -69,12 +69,17 @@ class Failures:
         return self._divide(done, error)
 
     def undo(self, task: LaneTask) -> None:
-        """Leave every sequence as it was before the task, so that others can go on after an error.
-        Outcomes that were kept are saved."""
-        for seq, num_rounds in zip(task.batch, task.rounds, strict=True):
-            if seq.num_rounds > num_rounds and seq.last is not None:
-                self.saved.append(seq.last)
+        """Leave every sequence as it was before the round that failed, so that others can go on
+        after an error. Outcomes that were kept are saved."""
+        self._save(task)
         self._undo(task.job)
+
+    def _save(self, task: LaneTask) -> None:
+        self.saved += task.outcomes
+        known = Counter(outcome.seq_id for outcome in task.outcomes)
+        for seq, num_rounds in zip(task.batch, task.rounds, strict=True):
+            if seq.num_rounds > num_rounds + known[seq.seq_id] and seq.last is not None:
+                self.saved.append(seq.last)
 
     def recall(self, seq_id: int) -> bool:
         """Undo what was to be tried again of a sequence alone; whether there was anything."""
@@ -88,6 +93,7 @@ class Failures:
 
     def _divide(self, done: LaneResult, error: Exception) -> int:
         job, num_failed = done.task.job, 0
+        self._save(done.task)
         self._empty(job)
         again = self._alone.setdefault(done.lane, deque())
         for seq_id in job.seq_ids:

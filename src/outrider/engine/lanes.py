@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Protocol, cast
 
 from outrider.core.budget import JobTrace
@@ -30,7 +31,8 @@ class LaneTask:
     """A job and its sequences: `batch` drafts, is verified or both, `chunks` are read, and `ahead`
     are rounds to draft ahead of. `rounds` is how many each of `batch` had run, `queues` how many
     waited for (prefill, draft, verify), and `num_free` the arena's room, when it began. Drafts that
-    were made in other jobs took `draft_seconds`."""
+    were made in other jobs took `draft_seconds`. Rounds follow the first for `more_seconds`, until
+    a text ends; `outcomes` are of those that are over."""
 
     job: Job
     batch: Batch
@@ -42,6 +44,13 @@ class LaneTask:
     queues: tuple[int, int, int]
     num_free: int
     draft_seconds: float = 0.0
+    more_seconds: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+
+    @property
+    def num_rounds(self) -> int:
+        """Target passes that it had."""
+        return max(len(self.outcomes) // max(len(self.batch), 1), 1)
 
     @property
     def num_new_to_drafter(self) -> int:
@@ -56,10 +65,9 @@ class LaneTask:
 
 @dataclass(frozen=True, slots=True)
 class LaneWork:
-    """What came of a task: `outcomes` are already in the text of their sequences, `proposals` and
-    `faults` (why sequences are not drafted for any more) are still to be given."""
+    """What came of a task besides its outcomes, which are already in the text of their sequences:
+    `proposals` and `faults` (why sequences are not drafted for any more) are still to be given."""
 
-    outcomes: Sequence[Outcome] = ()
     proposals: Proposals = _NOTHING
     faults: Mapping[int, str] = field(default_factory=dict[int, str])
 
@@ -135,15 +143,24 @@ class LaneRunner:
             self.stages.allot(task.batch)
             return LaneWork(proposals=self.stages.propose(task.batch))
         if kind is JobKind.ROUND:
-            outcomes = self.round.run(task.batch, task.chunks, num_waiting=task.num_waiting)
+            self._rounds(task)
         else:
-            outcomes = self.round.verify(
+            done = self.round.verify(
                 task.batch,
                 task.chunks,
                 num_waiting=task.num_waiting,
                 draft_seconds=task.draft_seconds,
             )
-        return LaneWork(outcomes=outcomes)
+            task.outcomes.extend(done)
+        return LaneWork()
+
+    def _rounds(self, task: LaneTask) -> None:
+        end = perf_counter() + task.more_seconds
+        goes_on = True
+        while goes_on:
+            done = self.round.run(task.batch, task.chunks, num_waiting=task.num_waiting)
+            task.outcomes.extend(done)
+            goes_on = perf_counter() < end and all(seq.finish is None for seq in task.batch)
 
 
 @dataclass(slots=True)
