@@ -76,6 +76,8 @@ def idle_settings(resolved: ResolvedConfig) -> tuple[str, ...]:
         for setting in dict.fromkeys(name for other in KINDS.values() for name in other.settings)
         if is_changed(settings, setting) and setting not in kind.settings
     ]
+    if not kind.drafts and settings.controller not in (AUTO, "fixed"):
+        notes.append(f"controller {settings.controller} has no effect on drafter {kind.name}")
     if not resolved.ahead and (settings.saguaro < 1 or settings.force_hits >= 0):
         notes.append("saguaro and force_hits have an effect with --schedule ssd only")
     if settings.tree_nodes and kind.drafts and resolved.why_chains:

@@ -74,8 +74,12 @@ class NativeRound:
             return self.stages.run(batch, chunks, num_waiting=num_waiting)
         self.stages.allot(batch)
         if self.draft is None:
+            began = perf_counter()
             seconds = self.stages.draft(batch)
-            return self.verify(batch, chunks, num_waiting=num_waiting, draft_seconds=seconds)
+            done = self._verified(batch, began, seconds, num_waiting)
+            return done or self.stages.verify(
+                batch, chunks, num_waiting=num_waiting, draft_seconds=seconds
+            )
         self.stages.read_shared(batch)
         started = perf_counter()
         rows = None if any(map(_is_heated, batch)) else self._drafting_rows(batch)
@@ -91,16 +95,25 @@ class NativeRound:
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
-        began = perf_counter() - draft_seconds
+        done: list[Outcome] | None = None
         if self.draft is None and not chunks and self._takes(batch):
-            rows = [self._row(seq, len(batch)) for seq in batch if _is_chosen_chain(seq.draft)]
-            if len(rows) == len(batch) and self.call.fits(rows):
-                decided = self.call(rows)
-                if decided is not None:
-                    return self._finish(batch, rows, decided, began, draft_seconds, num_waiting)
-        return self.stages.verify(
+            began = perf_counter() - draft_seconds
+            done = self._verified(batch, began, draft_seconds, num_waiting)
+        return done or self.stages.verify(
             batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds
         )
+
+    def _verified(
+        self, batch: Batch, began: float, draft_seconds: float, num_waiting: int
+    ) -> list[Outcome] | None:
+        """None where the stages have to judge the drafts."""
+        rows = [self._row(seq, len(batch)) for seq in batch if _is_chosen_chain(seq.draft)]
+        decided = None
+        if len(rows) == len(batch) and self.call.fits(rows):
+            decided = self.call(rows)
+        if decided is None:
+            return None
+        return self._finish(batch, rows, decided, began, draft_seconds, num_waiting)
 
     def _takes(self, batch: Batch) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)

@@ -226,6 +226,8 @@ class Stages:
         started = perf_counter()
         row = partial(draft_row, state=self.target.state, needs=self.drafter.needs)
         rows = [row(seq, k) for seq in batch if (k := self.depth(seq)) > 0]
+        if not rows:
+            return Proposals({}, {})
         size = self.target.spec.vocab_size
         guarded = partial(guarded_drafts, vocab_size=size)
         ask = partial(self.others.drafts, own=self.drafter, ask=guarded)

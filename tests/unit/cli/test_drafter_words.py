@@ -55,6 +55,14 @@ def test_trees_that_are_chains_are_noted(
     assert any(said in note for note in idle_settings(ResolvedConfig(config, KINDS[drafter])))
 
 
+@pytest.mark.parametrize("controller", ["goodput", "band"])
+def test_a_controller_of_nothing_is_noted(controller: str) -> None:
+    config = EngineConfig(controller=controller)
+    said = f"controller {controller} has no effect on drafter none"
+    assert said in idle_settings(ResolvedConfig(config, KINDS["none"]))
+    assert said not in idle_settings(ResolvedConfig(config, KINDS["model"]))
+
+
 @pytest.mark.parametrize("drafter", ["none", *(n for n, kind in KINDS.items() if kind.branches)])
 def test_trees_that_are_trees_are_not(drafter: str) -> None:
     assert idle_settings(ResolvedConfig(EngineConfig(tree_nodes=15), KINDS[drafter])) == ()
