@@ -6,9 +6,10 @@ COMMIT's sources are unpacked into a temporary folder, and a process a side (aga
 what it is told: whole rounds with a draft model and n-grams, rounds stage by stage, trees, heads,
 plain decoding, batches, prompts, and single passes of 1, 4 and 16 rows. Tier A is the embedded
 target, tier B the same inflated to 0.4 billion weights, which is made once and kept in the cache
-folder. The sides take turns in blocks of old, new, new, old and its mirror image, never at once, so
-what drifts falls on both. A block's ratio is old over new seconds, which is the speed of new over
-old; a cell's is the median of blocks, with the bootstrap's 95 % interval (bench/frame.py).
+folder, tier R the real model that scripts/real_model fetches, if it is there. The sides take turns
+in blocks of old, new, new, old and its mirror image, never at once, so what drifts falls on both. A
+block's ratio is old over new seconds, which is the speed of new over old; a cell's is the median of
+blocks, with the bootstrap's 95 % interval (bench/frame.py).
 
 Two processes of the same code may differ by some percent for as long as they live, by where their
 memory lies. So a cell whose interval lies wholly below 0.98 is measured again by fresh processes,
@@ -32,7 +33,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from common import DRAFT, TARGET
+from common import DRAFT, TARGET, real_folder
 
 from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
 from outrider.bench.machine import Neighbours, provenance
@@ -67,6 +68,7 @@ class Cell:
     texts: tuple[str, ...] = ()
     at_once: int = 1
     rows: int = 1
+    context: int = 256
     role: str = "target"
 
 
@@ -156,18 +158,20 @@ def chosen(patterns: str, threads: int) -> list[Cell]:
 
 def all_cells(threads: int) -> list[Cell]:
     """Neighbours have the same models where that can be, since models are loaded once in a row."""
+    tiers = ("a", "b", "r") if real_folder("").is_dir() else ("a", "b")
     return [
         cell
-        for tier in ("a", "b")
-        for precision in ("bf16", "int8")
+        for tier in tiers
+        for precision in ("bf16", "int8", "int4")
         for cell in _cells(tier, precision, threads)
     ]
 
 
 def _cells(tier: str, precision: str, threads: int) -> Iterator[Cell]:
-    quantise = "int8" if precision == "int8" else "none"
+    quantise = "none" if precision == "bf16" else precision
     common = {"dtype": "bfloat16", "quantise": quantise, "threads": threads, "device": "cpu"}
-    common |= {"context": 512, "batch_size": 16}
+    is_real = tier == "r"
+    common |= {"context": 8192, "batch_size": 1} if is_real else {"context": 512, "batch_size": 16}
     prompts = (*load_prompts("humaneval")[:6], *load_prompts("gsm8k")[:2])
     params = {"max_tokens": 48 if tier == "a" else 16}
 
@@ -179,6 +183,7 @@ def _cells(tier: str, precision: str, threads: int) -> Iterator[Cell]:
             tier=tier,
             config={**common, "drafter": drafter, **options},
             kind=kind,
+            model=str(real_folder("")) if is_real else TARGET,
             draft=draft,
             params={**params, **rest.pop("params", {})},
             texts=prompts if kind == "text" else (),
@@ -189,11 +194,16 @@ def _cells(tier: str, precision: str, threads: int) -> Iterator[Cell]:
     for rows in (1, 4, 16):
         yield cell(f"pass-{rows}", "pass", rows=rows)
     yield cell("prompt", "prompt", rows=200)
+    yield cell("ngram", drafter="ngram")
+    if is_real:
+        yield cell("copy", drafter="quantised-self")
+        for rows in (1, 5):
+            yield cell(f"long-pass-{rows}", "pass", rows=rows, context=7168)
+        return
     yield cell("model", drafter="model")
     yield cell("draft-pass", "pass", drafter="model", role="draft")
-    yield cell("ngram", drafter="ngram")
     yield cell("tree-model", drafter="model", tree_nodes=12)
-    if tier == "b":
+    if tier == "b" or precision == "int4":
         return
     yield cell("batch", drafter="model", at_once=8)
     yield cell("sampled", drafter="model", params={"temperature": 0.8, "seed": 7})
@@ -226,8 +236,8 @@ def compare(sources: dict[str, Path], cells: Sequence[Cell], seconds: float) -> 
     if any(cell.tier == "b" for cell in cells):
         made = _tier_b()
         cells = [replace(c, model=made) if c.tier == "b" else c for c in cells]
-    # A text of tier B takes ten times as long as one of tier A.
-    shares = {cell.name: 3.0 if cell.tier == "b" else 1.0 for cell in cells}
+    # A text of the others takes several times as long as one of tier A.
+    shares = {cell.name: 1.0 if cell.tier == "a" else 3.0 for cell in cells}
     share = seconds / sum(shares.values())
     found = {cell.name: Found(cell.name) for cell in cells}
     waiting = list(cells)

@@ -20,7 +20,7 @@ from typing import Any
 
 from outrider import LLM, EngineConfig, SamplingParams
 
-CONTEXT, CHUNK = 256, 128
+CHUNK = 128
 # Above those that requests get.
 _SEQ_IDS = count(1_000_000)
 
@@ -116,14 +116,14 @@ def prompts(llm: LLM, cell: dict[str, Any]) -> Run:
 
 
 def passes(llm: LLM, cell: dict[str, Any]) -> Run:
-    """A turn is `times` passes of so many rows over a text of CONTEXT tokens; none is kept."""
+    """A turn is `times` passes of so many rows over a text of `context` tokens; none is kept."""
     from outrider.core.protocols import DraftNeeds, StepRow
 
     model: Any = llm.models[cell["role"]]
     size, needs = model.spec.vocab_size, DraftNeeds()
     seq_id = next(_SEQ_IDS)
     model.state.open(seq_id, ())
-    for start in range(0, CONTEXT, CHUNK):
+    for start in range(0, cell["context"], CHUNK):
         part = [(7 * i) % size for i in range(start, start + CHUNK)]
         model.step([StepRow.chain(seq_id, part, logits_from=len(part))], needs)
         model.state.commit({seq_id: range(len(part))})
