@@ -171,7 +171,7 @@ def _cells(tier: str, precision: str, threads: int) -> Iterator[Cell]:
     quantise = "none" if precision == "bf16" else precision
     common = {"dtype": "bfloat16", "quantise": quantise, "threads": threads, "device": "cpu"}
     is_real = tier == "r"
-    common |= {"context": 8192, "batch_size": 1} if is_real else {"context": 512, "batch_size": 16}
+    common |= {"context": 8192, "batch_size": 2} if is_real else {"context": 512, "batch_size": 16}
     prompts = (*load_prompts("humaneval")[:6], *load_prompts("gsm8k")[:2])
     params = {"max_tokens": 48 if tier == "a" else 16}
 
