@@ -260,6 +260,8 @@ class PagedKV:
         """Hold pages for so many more nodes of each sequence. Raises CapacityError, holding none
         more, when the free pages do not suffice."""
         missing = {seq_id: self._missing(seq_id, count) for seq_id, count in counts.items()}
+        if not any(missing.values()):
+            return
         with self._lock:
             self._pool.require(sum(missing.values()))
             for seq_id, num_pages in missing.items():
@@ -347,9 +349,11 @@ class PagedKV:
         seq.num_staged = 0
         if seq.num_dropped:
             return len(moved)  # its rows are no other text's
-        with self._lock:
-            for index in range(filled, len(seq.tokens) // self._page_size):
-                self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
+        full = range(filled, len(seq.tokens) // self._page_size)
+        if full:
+            with self._lock:
+                for index in full:
+                    self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
         return len(moved)
 
     def _moved(self, source: list[int], target: list[int]) -> None:

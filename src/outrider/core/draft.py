@@ -188,8 +188,11 @@ class Outcome:
     @property
     def tokens(self) -> tuple[int, ...]:
         """What the round emitted: the accepted path, then the target's own token."""
-        accepted = (self.draft.tokens[node] for node in self.verdict.path)
-        return (*accepted, self.verdict.next_token)
+        verdict = self.verdict
+        if not verdict.path:
+            return (verdict.next_token,)
+        tokens = self.draft.tokens
+        return (*[tokens[node] for node in verdict.path], verdict.next_token)
 
     @property
     def num_accepted(self) -> int:

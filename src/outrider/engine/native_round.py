@@ -146,11 +146,10 @@ class NativeRound:
             depth = max(self.stages.depth(seq), 0)
         unread = seq.tokens[self.target.state.length(seq.seq_id) :]
         target = _feed(self.target, seq.seq_id, unread, depth + len(drafted))
-        rng = seq.rng
         return RoundRow(
-            seed=rng.seed,
-            sample=rng.sample,
-            start=rng.start,
+            seed=seq.params.rng_seed,
+            sample=seq.sample,
+            start=len(seq.tokens),
             temperature=_temperature(seq.params),
             # What is no integer of C keeps all as well.
             top_k=min(seq.params.top_k, self.target.spec.vocab_size),

@@ -65,9 +65,10 @@ def clamp(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | 
     return outcome.keep(len(tokens)), reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FinishedRow:
-    """One sequence's round: `num_fed` tokens of its text were read in it, before the draft."""
+    """One sequence's round: `num_fed` tokens of its text were read in it, before the draft. Not
+    frozen, since one is made for each row of each round."""
 
     seq: LiveSequence
     num_fed: int

@@ -6,6 +6,8 @@ a number is NaN, so that the stages can say what went wrong. Drafters that read 
 be part of the round itself: `outrider_drafts` makes their drafts, from states that must lie in the
 entrance's `states_ND` when the call is made.
 
+What is made for each row of each round is not frozen, since that takes three times as long.
+
 Shapes:  B = rows, K = depth of the deepest draft, V = vocabulary (of heads: the ids that they
          draft), M = logits rows, L = drafted tokens of all rows.
 """
@@ -38,7 +40,7 @@ class RoundModel:
     ids_V: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CacheSpan:
     """What one model reads of a sequence: `unread` tokens after `length` that it holds. `pages` has
     room for them and for the draft: always the same object of a sequence, which only grows."""
@@ -218,7 +220,7 @@ class NativeChains:
 RULES = {"token": 0, "block": 1, "match": 2}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundRow:
     """One sequence of a round. `drafted` is a chain that somebody else chose; else `draft` is what
     the draft model reads, and `depth` is how many tokens it drafts, none without a `draft`."""
@@ -236,7 +238,7 @@ class RoundRow:
     depth: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundVerdict:
     """The chain, how much of it was kept, and the target's own token after that."""
 
