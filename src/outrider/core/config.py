@@ -344,7 +344,7 @@ class EngineConfig:
     )
     threads: int = setting(
         0,
-        "CPU threads; 0 takes the physical cores, or more where that was faster.",
+        "CPU threads; 0 takes the physical cores, or as many as were faster.",
         minimum=0,
         maximum=MOST_THREADS,
     )

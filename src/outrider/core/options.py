@@ -211,7 +211,7 @@ class EngineOptions(TypedDict, total=False):
     engine as well, or never. Controller goodput sees to that by itself."""
 
     threads: int
-    """CPU threads; 0 takes the physical cores, or more where that was faster."""
+    """CPU threads; 0 takes the physical cores, or as many as were faster."""
 
     batched_verify: bool
     """Verify a whole draft in one target pass; off feeds it token by token."""

@@ -258,6 +258,7 @@ def test_threads_are_a_contest_only_where_there_is_a_choice(
     native_library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contests, "num_physical_cores", lambda: 1)
+    monkeypatch.setattr(contests, "num_fast_cores", lambda: 1)
     monkeypatch.setattr(contests, "hardware_threads", lambda: (0,))
     assert thread_answer(native_library, tmp_path) == TunedKernel("1")
     monkeypatch.setattr(contests, "hardware_threads", lambda: (0, 1))
@@ -268,6 +269,17 @@ def test_threads_are_a_contest_only_where_there_is_a_choice(
     assert len({timing.work for timing in answer.timings}) == 4
     (path,) = tmp_path.iterdir()
     assert json.loads(path.read_text())["question"]["hardware_threads"] == "0,1"
+
+
+def test_the_fast_cores_of_a_hybrid_take_part(
+    native_library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contests, "num_physical_cores", lambda: 3)
+    monkeypatch.setattr(contests, "num_fast_cores", lambda: 1)
+    monkeypatch.setattr(contests, "hardware_threads", lambda: (0, 1, 2))
+    monkeypatch.setattr(contests, "MAX_LARGE_BYTES", 1 << 20)
+    answer = thread_answer(native_library, tmp_path)
+    assert list(dict.fromkeys(timing.candidate for timing in answer.timings)) == ["3", "1"]
 
 
 def test_a_number_of_threads_that_was_asked_for_is_not_measured() -> None:

@@ -268,6 +268,42 @@ def num_physical_cores() -> int:
     return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
 
 
+# A core is fast that has so much of the fastest one's speed: cores of one kind differ by a few
+# hundredths (the best may run faster), those of two kinds by a quarter and more.
+_FAST_SHARE = 0.85
+# What says how fast a core is, the first that is there: its share of the fastest (arm64), its kHz.
+_SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
+
+
+def num_fast_cores() -> int:
+    """Physical cores of the fastest kind that this process may run on: all, unless the CPU is a
+    hybrid (Intel's performance cores, Apple's, big.LITTLE) and the system says so."""
+    if sys.platform == "darwin":
+        return _performance_cores() or num_physical_cores()
+    if not hasattr(os, "sched_getaffinity"):
+        return num_physical_cores()
+    speeds = {_siblings(cpu): _speed(cpu) for cpu in os.sched_getaffinity(0)}
+    least = _FAST_SHARE * max(speeds.values())
+    return sum(speed >= least for speed in speeds.values())
+
+
+def _speed(cpu: int) -> int:
+    """0 where the system does not tell."""
+    for name in _SPEEDS:
+        with contextlib.suppress(OSError, ValueError):
+            return int(read_text(_TOPOLOGY / f"cpu{cpu}" / name, FileKind.SYSTEM))
+    return 0
+
+
+def _performance_cores() -> int:
+    """0 where macOS does not tell."""
+    found, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    name = b"hw.perflevel0.physicalcpu"
+    ask = ctypes.CDLL(None).sysctlbyname
+    failed = ask(name, ctypes.byref(found), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return 0 if failed else found.value
+
+
 def _siblings(cpu: int) -> str:
     try:
         return read_text(

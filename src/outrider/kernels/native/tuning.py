@@ -39,6 +39,7 @@ from outrider.kernels.native.cpu import (
     hardware_threads,
     kind_by_rule,
     last_cache_bytes,
+    num_fast_cores,
     num_physical_cores,
     refused_kinds,
 )
@@ -258,12 +259,14 @@ def about_machine(library: ctypes.CDLL) -> dict[str, str]:
 
 
 def thread_answer(library: ctypes.CDLL, folder: Path | None) -> TunedKernel:
-    """The number of threads as a candidate's name: the physical cores, or all hardware threads.
+    """The number of threads as a candidate's name: the physical cores, all hardware threads, or the
+    fast cores of a CPU that has slow ones.
 
     A process keeps one team of threads for all its models, so their number is decided once, on
     bfloat16 weights, for every precision.
     """
-    candidates = {str(n): n for n in (num_physical_cores(), len(hardware_threads()))}
+    numbers = (num_physical_cores(), len(hardware_threads()), num_fast_cores())
+    candidates = {str(n): n for n in numbers}
     if len(candidates) == 1:
         return TunedKernel(str(num_physical_cores()))
     question = about_machine(library) | {
