@@ -215,7 +215,7 @@ def path_of(node: int) -> Iterator[int]:
 def the_arena(picture: Picture) -> None:
     picture.text(0, 18, "The pages of two sequences in one allocation", "head")
     picture.text(
-        0, 38, "A has pages 0 and 2, B has page 1; a page has 6 slots here, 32 in truth.", "soft"
+        0, 38, "A has pages 0 and 1, B has page 2; a page has 6 slots here, 32 in truth.", "soft"
     )
     states = (
         ("During the pass: A's four drafted tokens are staged behind its text", 7, 4, 0),
@@ -225,10 +225,10 @@ def the_arena(picture: Picture) -> None:
     for row, (words, length, staged, dead) in enumerate(states):
         y = 76 + 98 * row
         picture.text(0, y, words, "head" if row == 1 else "")
-        for page, owner in enumerate("ABA"):
+        for page, owner in enumerate("AAB"):
             for slot in range(6):
                 x = (page * 6 + slot) * 25 + page * 12
-                place = slot + (6 if page == 2 else 0)
+                place = page * 6 + slot
                 colour, look, word = "line", "", ""
                 if owner == "B":
                     colour, look, word = ("other", "full", "B") if slot < 5 else ("line", "", "")

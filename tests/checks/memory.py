@@ -30,22 +30,54 @@ def fill(pool: PagePool, tokens: list[int]) -> list[int]:
     for page in pages:
         pool.share(page)
     for index in range(len(pages), len(tokens) // SIZE):
-        pages.append(pool.take())
+        pages.append(pool.take(pages))
         pool.remember(pages, tokens, index, "")
     return pages
 
 
 def check_ring() -> None:
-    """Pages are taken in the order in which they became free; of one sequence, the last first."""
-    pool = PagePool(4, SIZE)
-    first, second = [pool.take(), pool.take()], [pool.take()]
-    assert (first, second) == ([0, 1], [2])
+    """What holds nothing is taken first, then content in the order in which it became free; of one
+    sequence, the last first."""
+    pool = PagePool(5, SIZE)
+    first, second = fill(pool, [1, 2, 3, 4]), fill(pool, [5, 6])
+    assert (first, second) == ([0, 1], [3])
     pool.release(second)
     pool.release(first)
-    assert [pool.take() for _ in range(4)] == [3, 2, 1, 0]
+    assert [pool.take() for _ in range(5)] == [2, 4, 3, 1, 0]
     with pytest.raises(CapacityError):
         pool.take()
-    pool.check([[0, 1, 2, 3]])
+    pool.check([[0, 1, 2, 3, 4]])
+
+
+def check_rows() -> None:
+    """Sequences that grow in turns have their pages in a row, each as far as it has room."""
+    pool = PagePool(32, SIZE)
+    held: list[list[int]] = [[] for _ in range(4)]
+    for _ in range(8):
+        for pages in held:
+            pages.append(pool.take(pages, 8))
+    assert sorted(pages[0] for pages in held) == [0, 8, 16, 24]
+    for pages in held:
+        assert pages == list(range(pages[0], pages[0] + 8))
+    pool.check(held)
+
+
+def check_opening() -> None:
+    """For a run of pages content is opened, the oldest first, and never the younger half. What is
+    open is found until it is taken."""
+    pool = PagePool(16, SIZE)
+    texts = [[10 * text + token for token in range(8)] for text in range(4)]
+    for tokens in texts:
+        pool.release(fill(pool, tokens))
+    pages = [pool.take((), 3)]
+    assert pool.find_prefix(texts[0], "") == [0]
+    for _ in range(2):
+        pages.append(pool.take(pages))
+    assert pages == [1, 2, 3]
+    other = [pool.take((), 16)]
+    assert [len(pool.find_prefix(tokens, "")) for tokens in texts[2:]] == [4, 4]
+    pool.share(0)
+    pool.check([pages, other, [0]])
 
 
 def check_prefixes() -> None:
@@ -137,6 +169,8 @@ def check_requirements() -> None:
 
 def check_pages() -> None:
     check_ring()
+    check_rows()
+    check_opening()
     check_prefixes()
     check_holders()
     check_generations()

@@ -6,7 +6,7 @@ storage, so a copy cannot hide behind a wrapper.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,12 +23,14 @@ pytestmark = pytest.mark.weights
 
 
 class Watch(TorchDispatchMode):
-    """Names of operations that read the arena, and bytes of new tensors since the last `mark`."""
+    """Names of operations on the arena, of those that made new tensors of it, and bytes of new
+    tensors since `new_bytes` was last set to 0."""
 
     def __init__(self, arena: torch.Tensor) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._arena = arena.untyped_storage().data_ptr()
         self.on_arena: list[str] = []
+        self.made_of_arena: list[str] = []
         self.new_bytes = 0
 
     def __torch_dispatch__(
@@ -41,6 +43,8 @@ class Watch(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and self._storage(leaf) not in storages:
                 self.new_bytes += leaf.untyped_storage().nbytes()
+                if self._arena in storages:
+                    self.made_of_arena.append(str(func))
         return out
 
     def _storage(self, leaf: object) -> int | None:
@@ -50,8 +54,21 @@ class Watch(TorchDispatchMode):
 def native_llm(drafter: str) -> LLM:
     llm = LLM(config=EngineConfig(drafter=drafter, k=4, batch_size=1, device="cpu"))
     if any(choice.name != "native" for choice in llm.kernels.choices):
-        pytest.skip("no C++ compiler: the reference attention gathers pages into a copy")
+        pytest.skip("no C++ compiler: the reference attention is a PyTorch operation on the arena")
     return llm
+
+
+def reference_llm(drafter: str) -> LLM:
+    return LLM(
+        config=EngineConfig(
+            drafter=drafter,
+            k=4,
+            batch_size=1,
+            device="cpu",
+            dtype="float32",
+            force_reference=True,
+        )
+    )
 
 
 def arena_of(llm: LLM) -> PagedKV:
@@ -75,9 +92,22 @@ def test_no_round_touches_cached_keys_or_values_through_pytorch(drafter: str) ->
     assert watch.on_arena == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
-def test_a_steady_round_allocates_the_same_however_long_the_context(drafter: str) -> None:
-    llm = native_llm(drafter)
+def test_the_reference_takes_views_of_cached_keys_and_values(drafter: str) -> None:
+    """Of float32 nothing is gathered, cloned or widened: attention alone reads them."""
+    llm = reference_llm(drafter)
+    with watching(llm) as watch:
+        llm.generate("def add(a, b):\n    return a", SamplingParams(max_tokens=12))
+    assert set(watch.made_of_arena) == {"aten.scaled_dot_product_attention.default"}
+
+
+@pytest.mark.parametrize("make", [native_llm, reference_llm])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+def test_a_steady_round_allocates_the_same_however_long_the_context(
+    drafter: str, make: Callable[[str], LLM]
+) -> None:
+    llm = make(drafter)
     text = "for i in range(10):\n    print(i)\n" * 20
     per_round: list[tuple[int, int]] = []
     with watching(llm) as watch:

@@ -32,6 +32,9 @@ from outrider.kernels.kv_rows import row_size
 from outrider.kernels.native.cpu import zeros
 from outrider.kernels.plan import PackedPlan
 
+# Pages in a row that a sequence asks for beyond its prompt: 512 tokens.
+GROWTH = 16
+
 
 @dataclass(frozen=True, slots=True)
 class _Visible:
@@ -61,7 +64,8 @@ class _SequencePages:
     since the last commit; what is behind them was rolled back, and is written over. `seen` says
     what the first of them see; it is only made where something branches off.
 
-    `num_dropped` of the tokens that were committed first have no rows any more."""
+    `num_dropped` of the tokens that were committed first have no rows any more. `num_expected`
+    pages hold the prompt and the beginning of an answer."""
 
     pages: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
@@ -70,6 +74,7 @@ class _SequencePages:
     seen: list[_Visible] = field(default_factory=list[_Visible])
     num_staged: int = 0
     num_dropped: int = 0
+    num_expected: int = GROWTH
     salt: str = ""
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_listed: int = 0
@@ -149,7 +154,10 @@ class PagedKV:
             for page in pages:
                 self._pool.share(page)
             reused = len(pages) * self._page_size
-            self._sequences[seq_id] = _SequencePages(pages, list(tokens[:reused]), salt=salt)
+            expected = len(tokens) // self._page_size + GROWTH
+            self._sequences[seq_id] = _SequencePages(
+                pages, list(tokens[:reused]), num_expected=expected, salt=salt
+            )
         return reused
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
@@ -171,7 +179,7 @@ class PagedKV:
                 pages, tokens, num_dropped=num_dropped, salt=old.salt
             )
             if rest:
-                pages.append(self._pool.take())
+                pages.append(self._pool.take(pages, GROWTH))
         if rest:
             start = whole * self._page_size
             self._moved(
@@ -265,10 +273,11 @@ class PagedKV:
         with self._lock:
             self._pool.require(sum(missing.values()))
             for seq_id, num_pages in missing.items():
-                pages = self._sequences[seq_id].pages
+                seq = self._sequences[seq_id]
+                room = max(num_pages, seq.num_expected - len(seq.pages))
                 for _ in range(num_pages):
                     # One at a time: an interrupt must not leave a page that nobody holds.
-                    pages.append(self._pool.take())
+                    seq.pages.append(self._pool.take(seq.pages, room))
 
     def pages(self, seq_id: int) -> Sequence[int]:
         """The pages of a sequence in order; slot t of it lies in page t // page_size. The same

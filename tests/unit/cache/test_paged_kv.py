@@ -149,7 +149,8 @@ def test_live_slots_are_those_of_committed_rows() -> None:
     feed(model, 0, [1, 2, 3, 4, 5])
     model.step([StepRow.chain(0, [6, 7])], NEEDS)
     model.state.fork(0, 1)
-    assert live_slots(model.state) == [0, 1, 2, 3, 4, 8]
+    (_, own), (_, copied) = model.state.pages(0), model.state.pages(1)
+    assert live_slots(model.state) == [0, 1, 2, 3, 4 * own, 4 * copied]
 
 
 def test_the_arena_is_allocated_once_in_whole_pages() -> None:
@@ -160,3 +161,21 @@ def test_the_arena_is_allocated_once_in_whole_pages() -> None:
     assert (
         store.layers[1][0].untyped_storage().data_ptr() == store.arena.untyped_storage().data_ptr()
     )
+
+
+def test_texts_that_grow_beside_each_other_lie_in_a_row_each() -> None:
+    """Also when all of the arena was written before."""
+    model = TinyAttentionLM(page_size=4, num_slots=512)
+    for first in range(3, 7):
+        model.state.open(0, ())
+        for token in range(30):
+            feed(model, 0, [first, *(token % 3 + 1,) * 15])
+        model.state.close(0)
+    for seq_id in (1, 2):
+        model.state.open(seq_id, ())
+    for _ in range(20):
+        for seq_id in (1, 2):
+            feed(model, seq_id, [seq_id, 5, 5])
+    for seq_id in (1, 2):
+        pages = model.state.pages(seq_id)
+        assert list(pages) == list(range(pages[0], pages[0] + 15))

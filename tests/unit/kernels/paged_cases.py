@@ -94,10 +94,11 @@ def make_pass(
     heads: Heads | None = None,
     dtype: torch.dtype = torch.float32,
     page_size: int = 16,
-    seed: int = 0,
+    seed: int | None = 0,
     as_tree: bool = False,
 ) -> Pass:
-    """`seed` decides where pages lie; what a token's keys hold depends on its place in logic only.
+    """`seed` decides where pages lie, None puts those of a sequence in a row; what a token's keys
+    hold depends on its place in logic only.
 
     `as_tree` names the new tokens of chains one by one, as if they were a tree.
     """
@@ -127,11 +128,12 @@ def make_pass(
     return Pass(heads, _plan(columns, tables, page_size), tuple(keys), qkv_NE, arena[0], arena[1])
 
 
-def _tables(sequences: Sequence[Sequenced], page_size: int, seed: int) -> Tensor:
+def _tables(sequences: Sequence[Sequenced], page_size: int, seed: int | None) -> Tensor:
     lengths = [sequence.committed + len(sequence.parents) for sequence in sequences]
     num_columns = max(-(-length // page_size) for length in lengths)
-    generator = torch.Generator().manual_seed(seed)
-    pages = torch.randperm(len(lengths) * num_columns + 3, generator=generator)
+    pages = torch.arange(len(lengths) * num_columns + 3)
+    if seed is not None:
+        pages = pages[torch.randperm(len(pages), generator=torch.Generator().manual_seed(seed))]
     return pages[: len(lengths) * num_columns].view(len(lengths), num_columns).int()
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.core.clock import host_ints
 from outrider.kernels.plan import AttentionKind
@@ -83,14 +86,23 @@ def test_only_named_slots_are_read(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(run(kernels, case.rows([row]).poisoned())[0], whole_NO[row])
 
 
-def test_page_placement_changes_nothing(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_page_placement_changes_nothing(name: str, dtype: torch.dtype, heads: Heads) -> None:
+    """Nor whether pages lie in a row, for any kind of layer."""
     kernels = kernels_named(name, dtype)
     sequences = [chain(50, 5), TREE]
-    here, there = (make_pass(sequences, dtype=dtype, seed=seed) for seed in (0, 1))
-    assert not torch.equal(here.plan.pages_BP, there.plan.pages_BP)
-    assert torch.equal(run(kernels, here), run(kernels, there))
-    other_pages = make_pass(sequences, dtype=dtype, page_size=7)
-    assert torch.equal(run(kernels, here), run(kernels, other_pages))
+    here = make_pass(sequences, heads=heads, dtype=dtype)
+    others = [
+        make_pass(sequences, heads=heads, dtype=dtype, seed=1),
+        make_pass(sequences, heads=heads, dtype=dtype, seed=None),
+        make_pass(sequences, heads=heads, dtype=dtype, page_size=7),
+        make_pass(sequences, heads=heads, dtype=dtype, page_size=7, seed=None),
+    ]
+    for kind in (AttentionKind(0.125), *kinds(heads)):
+        wanted_NO = run(kernels, here, kind)
+        for other in others:
+            assert not torch.equal(here.plan.pages_BP, other.plan.pages_BP)
+            assert torch.equal(wanted_NO, run(kernels, other, kind)), kind
 
 
 def test_a_chain_named_key_by_key_is_the_same_chain(name: str, dtype: torch.dtype) -> None:
@@ -133,14 +145,55 @@ def test_a_long_context_keeps_its_precision(name: str, dtype: torch.dtype) -> No
     assert relative_error(run(kernels_named(name, dtype), case), oracle(case)) < 1e-5
 
 
-def test_the_grouped_definition_agrees(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("seed", [0, None])
+def test_the_grouped_definition_agrees(name: str, dtype: torch.dtype, seed: int | None) -> None:
     """What runs on other devices: one group a sequence, with masks."""
     del name
-    case = make_pass([chain(50, 9), TREE, chain(0, 20)], dtype=dtype)
+    case = make_pass([chain(50, 9), TREE, chain(0, 20)], dtype=dtype, seed=seed)
     out_NO = torch.full((36, 256), torch.nan)
     attention = TorchAttention(alone=False)
     attention(case.qkv_NE, case.k_GSD, case.v_GSD, case.plan, 0.125, out_NO)
     assert relative_error(out_NO, oracle(case)) < 2e-6
+
+
+class Gathered(TorchDispatchMode):
+    """Elements of new tensors that were made from the arena by anything but the attention."""
+
+    def __init__(self, arena: Tensor) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self._arena = arena.untyped_storage().data_ptr()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        of_arena = any(self._is_arena(arg) for arg in args)
+        if of_arena and "attention" not in str(func) and not self._is_arena(out):
+            self.count += out.numel()
+        return out
+
+    def _is_arena(self, x: object) -> bool:
+        return isinstance(x, Tensor) and x.untyped_storage().data_ptr() == self._arena
+
+
+@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_copied(name: str, dtype: torch.dtype, alone: bool, seed: int | None) -> None:
+    """Nothing of float32 pages in a row, but a tree's where rows are computed one by one; else
+    what a sequence's rows read, once."""
+    del name
+    for sequence, is_tree in ((chain(50, 9), False), (TREE, True)):
+        case = make_pass([sequence], dtype=dtype, seed=seed)
+        num_rows, out_NO = len(case.keys), torch.empty(len(case.keys), 256)
+        with Gathered(case.k_GSD) as gathered:
+            TorchAttention(alone=alone)(
+                case.qkv_NE, case.k_GSD, case.v_GSD, case.plan, 0.125, out_NO
+            )
+        tails = sum(len(keys) - sequence.committed for keys in case.keys) if alone else 0
+        most = 2 * 2 * 64 * (sequence.committed + num_rows + (tails if is_tree else 0))
+        is_view = seed is None and dtype == torch.float32 and not (alone and is_tree)
+        assert gathered.count == 0 if is_view else 0 < gathered.count <= most
 
 
 def kinds(heads: Heads) -> list[AttentionKind]:
@@ -177,10 +230,13 @@ def test_a_window_reads_no_other_slots(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(run(kernels, case.rows([8]), kind)[0], whole_NO[8])
 
 
-def test_the_grouped_definition_of_kinds_agrees(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("seed", [0, None])
+def test_the_grouped_definition_of_kinds_agrees(
+    name: str, dtype: torch.dtype, seed: int | None
+) -> None:
     del name
     heads = HEADS[0]
-    case = make_pass([chain(50, 9), TREE, chain(0, 20)], heads=heads, dtype=dtype)
+    case = make_pass([chain(50, 9), TREE, chain(0, 20)], heads=heads, dtype=dtype, seed=seed)
     attention = TorchAttention(alone=False)
     for kind in kinds(heads):
         out_NO = torch.full((36, 256), torch.nan)

@@ -1,46 +1,80 @@
 """Paged attention in PyTorch, the definition: softmax over exactly the keys that the plan names.
 
-Rows are taken in groups. A group reads the union of its rows' keys and masks, for each row, the
-keys of others. On a CPU a group is one row, so that every row is one identical series of calls on
-freshly gathered tensors, whatever its neighbours; elsewhere a group is a sequence.
+Where the pages of a sequence lie in a row its keys are a view of the arena; else they are gathered,
+once a layer for all rows of the sequence. On a CPU every row is one identical series of calls on
+the first of those keys, whatever its neighbours; elsewhere the rows of a sequence are one call with
+a mask, which finds the nodes of a tree where they lie.
 
-Shapes:  N = packed tokens, n = rows of a group, U = union of their keys, E = packed heads of qkv,
+Shapes:  N = packed tokens, n = rows of a call, U = keys of a call, E = packed heads of qkv,
          O = packed query heads, G = key/value heads, R = query heads that share one, M = n times R,
-         S = slots, D = head size, B = sequences, P = page-table columns, H = query heads.
+         S = slots, D = head size, H = query heads, T = keys that are out of place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.core.clock import host_ints
+from outrider.core.clock import host_ints, host_rows
 from outrider.kernels.kv_rows import floats
 from outrider.kernels.plan import AttentionKind, PackedPlan
 
+# Elements of float32 in a cache line.
+_LINE = 16
+
 
 @dataclass(frozen=True, slots=True)
-class RowGroup:
-    """`mask_nU` is true where row n may see key U; None when all see all."""
+class Call:
+    """Rows that are handed keys `first` to `stop` of what was read; `mask_nU` is true where row n
+    may see key U, None where all see all. The last of these keys are written there first, from the
+    slots `tail_T`, where they lie out of place."""
 
     rows_n: Tensor
-    slots_U: Tensor
-    mask_nU: Tensor | None
+    first: int
+    stop: int
+    mask_nU: Tensor | None = None
+    tail_T: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceKeys:
+    """What is read for the rows of a sequence: the slots that `where` names, or a run of them.
+    No tail is written over what a later one of the `calls` is handed."""
+
+    where: Tensor | slice
+    calls: Sequence[Call]
+
+    def read(self, x_GSD: Tensor, *, alone: bool) -> Tensor:
+        """As float32: a view where `x_GSD` is that and the slots are a run, else a copy."""
+        if isinstance(self.where, slice):
+            x_GUD = x_GSD[:, self.where]
+        else:
+            x_GUD = x_GSD.index_select(1, self.where)
+        is_view = isinstance(self.where, slice) and x_GSD.dtype == torch.float32
+        x_GUD = floats(x_GUD)
+        if not alone:
+            return x_GUD
+        if x_GUD.shape[2] % _LINE:
+            # The last bit of BLAS may depend on where in a cache line a row begins.
+            return functional.pad(x_GUD, (0, -x_GUD.shape[2] % _LINE))[..., : x_GUD.shape[2]]
+        has_tails = any(call.tail_T is not None for call in self.calls)
+        return x_GUD.clone() if is_view and has_tails else x_GUD
 
 
 class TorchAttention:
-    """`alone` makes every row its own group. Remembers the groups of the last plan, by window."""
+    """`alone` computes every row by itself. Remembers what the last plan asks for, by window."""
 
-    __slots__ = ("_alone", "_groups", "_plan")
+    __slots__ = ("_alone", "_plan", "_sequences")
 
     def __init__(self, *, alone: bool) -> None:
         self._alone = alone
         self._plan: PackedPlan | None = None
-        self._groups: dict[int, list[RowGroup]] = {}
+        self._sequences: dict[int, list[SequenceKeys]] = {}
 
     def __call__(
         self,
@@ -53,17 +87,23 @@ class TorchAttention:
     ) -> None:
         kind = AttentionKind.of(how)
         if self._plan is not plan:
-            self._plan, self._groups = plan, {}
-        groups = self._groups.get(kind.window)
-        if groups is None:
-            groups = list(row_groups(plan, alone=self._alone, window=kind.window))
-            self._groups[kind.window] = groups
-        for group in groups:
-            q_nO = qkv_NE[:, : out_NO.shape[1]].index_select(0, group.rows_n)
-            k_GUD = floats(k_GSD.index_select(1, group.slots_U))
-            v_GUD = floats(v_GSD.index_select(1, group.slots_U))
-            mixed_nO = _attend(q_nO, k_GUD, v_GUD, group.mask_nU, kind)
-            out_NO.index_copy_(0, group.rows_n, mixed_nO)
+            self._plan, self._sequences = plan, {}
+        sequences = self._sequences.get(kind.window)
+        if sequences is None:
+            sequences = list(sequence_keys(plan, alone=self._alone, window=kind.window))
+            self._sequences[kind.window] = sequences
+        for keys in sequences:
+            k_GUD = keys.read(k_GSD, alone=self._alone)
+            v_GUD = keys.read(v_GSD, alone=self._alone)
+            for call in keys.calls:
+                if call.tail_T is not None:
+                    tail = slice(call.stop - len(call.tail_T), call.stop)
+                    k_GUD[:, tail] = floats(k_GSD.index_select(1, call.tail_T))
+                    v_GUD[:, tail] = floats(v_GSD.index_select(1, call.tail_T))
+                q_nO = qkv_NE[:, : out_NO.shape[1]].index_select(0, call.rows_n)
+                mine = slice(call.first, call.stop)
+                mixed_nO = _attend(q_nO, k_GUD[:, mine], v_GUD[:, mine], call.mask_nU, kind)
+                out_NO.index_copy_(0, call.rows_n, mixed_nO)
 
 
 def _attend(
@@ -104,47 +144,80 @@ def _weights(
     return torch.cat([scores_GMU, sinks_GM1], dim=-1).softmax(-1)[..., :-1]
 
 
-def row_groups(plan: PackedPlan, *, alone: bool, window: int = 0) -> Iterator[RowGroup]:
-    """A host sync: reads the plan's lengths. Rows see the last `window` of their keys, if not 0."""
-    visible, seqs = host_ints(plan.visible_N), host_ints(plan.seq_N)
-    offsets = [0] * (len(visible) + 1)
-    if plan.extra_offsets_N1 is not None:
-        offsets = host_ints(plan.extra_offsets_N1)
-    rows_of: dict[int, list[int]] = {}
-    for row, seq in enumerate(seqs):
-        rows_of.setdefault(row if alone else seq, []).append(row)
-    for rows in rows_of.values():
-        seq, length = seqs[rows[0]], max(visible[row] for row in rows)
-        slots = [_page_slots(plan, seq, length)]
-        if plan.extra_slots_E is not None:
-            slots += [plan.extra_slots_E[offsets[row] : offsets[row + 1]] for row in rows]
-        slots_U, mask_nU = torch.cat(slots), None
-        if len(rows) > 1:
-            counts = [offsets[row + 1] - offsets[row] for row in rows]
-            mask_nU = _mask([visible[row] for row in rows], counts, window).to(plan.seq_N.device)
-        elif window:
-            slots_U = slots_U[-window:]
-        rows_n = torch.tensor(rows, device=plan.seq_N.device)
-        yield RowGroup(rows_n, slots_U, mask_nU)
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Row `index` of the pass sees the keys at places `first` to `visible` of its sequence, and
+    those in the slots `extra`, which a chain would have at the places up to `stop`."""
+
+    index: int
+    first: int
+    visible: int
+    stop: int
+    extra: Sequence[int]
 
 
-def _page_slots(plan: PackedPlan, seq: int, length: int) -> Tensor:
-    within = torch.arange(plan.page_size, dtype=torch.int32, device=plan.pages_BP.device)
-    slots_PS = plan.pages_BP[seq, :, None] * plan.page_size + within
-    return slots_PS.flatten()[:length]
+def sequence_keys(plan: PackedPlan, *, alone: bool, window: int = 0) -> Iterator[SequenceKeys]:
+    """A host sync: reads the plan. Rows see the last `window` of their keys, if not 0."""
+    rows_of: dict[int, list[_Row]] = {}
+    for row, seq in zip(_rows(plan, window), host_ints(plan.seq_N), strict=True):
+        rows_of.setdefault(seq, []).append(row)
+    tables, ask = host_rows(plan.pages_BP), _row_by_row if alone else _in_one_call
+    for seq, rows in rows_of.items():
+        yield ask(plan, tables[seq], rows)
 
 
-def _mask(visible: list[int], num_extra: list[int], window: int) -> Tensor:
-    """Row n sees the first `visible[n]` paged keys and its own run of the extra keys; of these the
-    last `window`, if not 0."""
-    visible_n1, extra_n = torch.tensor(visible)[:, None], torch.tensor(num_extra)
-    place_P = torch.arange(max(visible))
-    paged_nU = place_P < visible_n1
-    owner_E = torch.repeat_interleave(torch.arange(len(visible)), extra_n)
-    own_nE = owner_E == torch.arange(len(visible))[:, None]
-    if window:
-        first_n1 = visible_n1 + extra_n[:, None] - window
-        run_E = torch.arange(len(owner_E)) - (extra_n.cumsum(0) - extra_n)[owner_E]
-        paged_nU &= place_P >= first_n1
-        own_nE &= visible_n1 + run_E >= first_n1
-    return torch.cat([paged_nU, own_nE], dim=1)
+def _rows(plan: PackedPlan, window: int) -> Iterator[_Row]:
+    visible = host_ints(plan.visible_N)
+    offsets, extra = [0] * (len(visible) + 1), list[int]()
+    if plan.extra_offsets_N1 is not None and plan.extra_slots_E is not None:
+        offsets, extra = host_ints(plan.extra_offsets_N1), host_ints(plan.extra_slots_E)
+    for index, num_visible in enumerate(visible):
+        own = extra[offsets[index] : offsets[index + 1]]
+        stop = num_visible + len(own)
+        first = max(stop - window, 0) if window else 0
+        yield _Row(index, first, num_visible, stop, own[max(first - num_visible, 0) :])
+
+
+def _row_by_row(plan: PackedPlan, pages: list[int], rows: Sequence[_Row]) -> SequenceKeys:
+    """A tail takes the places of keys that only rows which see further read: those come first."""
+    device, rows = plan.seq_N.device, sorted(rows, key=lambda row: -row.visible)
+    order_N = torch.tensor([row.index for row in rows], device=device)
+    begin, end = min(row.first for row in rows), max(row.stop for row in rows)
+    calls: list[Call] = []
+    for place, row in enumerate(rows):
+        tail_T = torch.tensor(row.extra, device=device) if row.extra else None
+        mine = order_N[place : place + 1]
+        calls.append(Call(mine, row.first - begin, row.stop - begin, tail_T=tail_T))
+    return SequenceKeys(_where(plan, pages, begin, end), calls)
+
+
+def _in_one_call(plan: PackedPlan, pages: list[int], rows: Sequence[_Row]) -> SequenceKeys:
+    size = plan.page_size
+    # Of the columns that are not used, which have a 0, the first page 0 is no other.
+    column_of = {page: column for column, page in reversed([*enumerate(pages)])}
+    nodes = [[column_of[s // size] * size + s % size for s in row.extra] for row in rows]
+    begin = min(row.first for row in rows)
+    last = [*(row.visible for row in rows), *(place + 1 for own in nodes for place in own)]
+    end = max(last)
+    sees_nU = np.zeros((len(rows), end - begin), dtype=bool)
+    for sees_U, row, places in zip(sees_nU, rows, nodes, strict=True):
+        sees_U[row.first - begin : max(row.visible - begin, 0)] = True
+        sees_U[[place - begin for place in places]] = True
+    device = plan.seq_N.device
+    mask_nU = None if sees_nU.all() else torch.tensor(sees_nU, device=device)
+    rows_n = torch.tensor([row.index for row in rows], device=device)
+    keys = Call(rows_n, 0, end - begin, mask_nU)
+    return SequenceKeys(_where(plan, pages, begin, end), [keys])
+
+
+def _where(plan: PackedPlan, pages: list[int], begin: int, end: int) -> Tensor | slice:
+    """The slots of places `begin` to `end` of a sequence."""
+    size = plan.page_size
+    first, last = begin // size, (end - 1) // size
+    held = pages[first : last + 1]
+    if held == list(range(held[0], held[0] + len(held))):
+        start = held[0] * size + begin % size
+        return slice(start, start + end - begin)
+    place_U = torch.arange(begin, end)
+    slots_U = torch.tensor(pages)[place_U // size] * size + place_U % size
+    return slots_U.to(plan.pages_BP.device)
