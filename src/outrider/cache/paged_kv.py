@@ -61,7 +61,8 @@ class _SequencePages:
     since the last commit; what is behind them was rolled back, and is written over. `seen` says
     what the first of them see; it is only made where something branches off.
 
-    `num_dropped` of the tokens that were committed first have no rows any more."""
+    `num_dropped` of the tokens that were committed first have no rows any more. The first
+    `num_freed` of `pages` are its own no longer: tables name them, and nobody reads them."""
 
     pages: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
@@ -70,6 +71,7 @@ class _SequencePages:
     seen: list[_Visible] = field(default_factory=list[_Visible])
     num_staged: int = 0
     num_dropped: int = 0
+    num_freed: int = 0
     salt: str = ""
     listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     num_listed: int = 0
@@ -99,6 +101,10 @@ class _SequencePages:
         return len(self.tokens) - self.num_dropped
 
     @property
+    def held(self) -> Sequence[int]:
+        return self.pages[self.num_freed :] if self.num_freed else self.pages
+
+    @property
     def staged_is_chain(self) -> bool:
         return self.parents == list(range(ROOT, len(self.parents) - 1))
 
@@ -111,6 +117,9 @@ class PagedKV:
 
     Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later
     tokens follow the remaining rows, at their positions in the text.
+
+    Pages that no later token sees by the `reach` of the spec are given back, unless hidden states
+    are kept. Positions and places in the table stay what they are.
 
     `on_copy` is told before slots are copied to others: arenas that ranks keep alike follow it.
     """
@@ -137,6 +146,7 @@ class PagedKV:
         self.hidden_SKD = zeros(hidden, dtype=dtype, device=device)
         self._pool = PagePool(num_pages, page_size)
         self._page_size = page_size
+        self.reach = 0 if num_hidden else spec.reach
         self._device = device
         self._sequences: dict[int, _SequencePages] = {}
         self._lock = RLock()
@@ -146,10 +156,12 @@ class PagedKV:
             raise ContractError("the sequence is open already")
         with self._lock:
             pages = self._pool.find_prefix(tokens, salt)
-            for page in pages:
-                self._pool.share(page)
             reused = len(pages) * self._page_size
-            self._sequences[seq_id] = _SequencePages(pages, list(tokens[:reused]), salt=salt)
+            seq = _SequencePages(pages, list(tokens[:reused]), salt=salt)
+            seq.num_freed = self._num_unseen(reused)
+            for page in seq.held:
+                self._pool.share(page)
+            self._sequences[seq_id] = seq
         return reused
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
@@ -159,17 +171,19 @@ class PagedKV:
         if not (length is None or 0 <= length <= len(old.tokens)):
             raise ContractError("a fork is no longer than its source")
         tokens, num_dropped = old.tokens[:length], old.num_dropped
-        if not (not num_dropped or len(tokens) == len(old.tokens)):
+        shorter = num_dropped and len(tokens) < len(old.tokens)
+        if shorter or old.num_freed > self._num_unseen(len(tokens)):
             raise ContractError("some of its beginning is gone")
         whole, rest = divmod(len(tokens) - num_dropped, self._page_size)
         with self._lock:
             self._pool.require(int(rest > 0))
             pages = old.pages[:whole]
-            for page in pages:
-                self._pool.share(page)
-            self._sequences[new] = _SequencePages(
-                pages, tokens, num_dropped=num_dropped, salt=old.salt
+            seq = _SequencePages(
+                pages, tokens, num_dropped=num_dropped, num_freed=old.num_freed, salt=old.salt
             )
+            for page in seq.held:
+                self._pool.share(page)
+            self._sequences[new] = seq
             if rest:
                 pages.append(self._pool.take())
         if rest:
@@ -193,7 +207,7 @@ class PagedKV:
 
     def close(self, seq_id: int) -> None:
         with self._lock:
-            self._pool.release(self._sequences.pop(seq_id).pages)
+            self._pool.release(self._sequences.pop(seq_id).held)
 
     def read(self, seq_id: int) -> Tensor:
         """A copy of the committed keys and values, of shape [L, 2, G, rows, R]."""
@@ -206,6 +220,8 @@ class PagedKV:
     def slots(self, seq_id: int) -> Tensor:
         """Where the committed rows lie, in order, int64."""
         seq = self._sequences[seq_id]
+        if seq.num_freed:
+            raise ContractError("some of its rows are gone")
         slots = self._slots(seq, 0, seq.num_rows)
         return torch.tensor(slots, dtype=torch.int64, device=self._device)
 
@@ -225,9 +241,7 @@ class PagedKV:
             raise ContractError("nodes are staged")
         if num_rows > seq.num_rows:
             raise ContractError("more rows than the sequence has")
-        if rows_L2GMR.is_cuda:
-            # They are still being read from pages that another stream may be given.
-            torch.cuda.current_stream(self._device).synchronize()
+        self._finish_reading()
         with self._lock:
             pages = self._pool.exchange(seq.pages, -(-num_rows // self._page_size))
             other = _SequencePages(pages, seq.tokens, num_dropped=len(seq.tokens) - num_rows)
@@ -250,7 +264,7 @@ class PagedKV:
     def check(self) -> None:
         """Assert that no page leaked or is counted twice."""
         with self._lock:
-            self._pool.check([seq.pages for seq in self._sequences.values()])
+            self._pool.check([seq.held for seq in self._sequences.values()])
 
     @property
     def page_size(self) -> int:
@@ -349,8 +363,27 @@ class PagedKV:
             return len(moved)  # its rows are no other text's
         with self._lock:
             for index in range(filled, len(seq.tokens) // self._page_size):
-                self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
+                # A page is found by way of those before it.
+                if not 0 < index <= seq.num_freed:
+                    self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
+            self._free_unseen(seq)
         return len(moved)
+
+    def _num_unseen(self, length: int) -> int:
+        """Pages that no token behind the first `length` sees."""
+        return max(length + 1 - self.reach, 0) // self._page_size if self.reach else 0
+
+    def _free_unseen(self, seq: _SequencePages) -> None:
+        start, end = seq.num_freed, self._num_unseen(len(seq.tokens))
+        if end > start:
+            self._finish_reading()
+            seq.num_freed = end
+            self._pool.release(seq.pages[start:end])
+
+    def _finish_reading(self) -> None:
+        """Before pages are given back that another stream may be given to write."""
+        if self.arena.is_cuda:
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _moved(self, source: list[int], target: list[int]) -> None:
         if self.on_copy is not None:

@@ -122,6 +122,10 @@ def row_groups(plan: PackedPlan, *, alone: bool, window: int = 0) -> Iterator[Ro
         if len(rows) > 1:
             counts = [offsets[row + 1] - offsets[row] for row in rows]
             mask_nU = _mask([visible[row] for row in rows], counts, window).to(plan.seq_N.device)
+            # What none of them sees is not read: the pages may be another text's by now.
+            least = min(visible[row] + num for row, num in zip(rows, counts, strict=True))
+            unseen = min(max(least - window, 0), length) if window else 0
+            slots_U, mask_nU = slots_U[unseen:], mask_nU[:, unseen:]
         elif window:
             slots_U = slots_U[-window:]
         rows_n = torch.tensor(rows, device=plan.seq_N.device)
