@@ -17,6 +17,7 @@ STUDIES = {
     "memory_cost": "pass_cost",
     "accept_cost": "round_cost",
     "drafter_cost": "round_cost",
+    "lookup_cost": "lookup_cost",
     "overhead": "round_cost",
     "predicted": "predicted",
     "tiers": "predicted",

@@ -16,7 +16,7 @@ from outrider.drafters.ngram import CopyAcceptance, NgramDrafter
 from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SharedTrust, SuffixDrafter, Trust, bucket
-from outrider.drafters.suffix_automaton import ROOT, SuffixAutomaton, TextWriter
+from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.testing import GREEDY, fresh_draft, row
 
 
@@ -61,7 +61,7 @@ def check_automaton() -> None:
     for text, writer in zip(texts, writers, strict=True):
         followed_runs = {run[:-1] for run in known}
         longest = max(size for size in range(20) if text[len(text) - size :] in followed_runs)
-        assert writer.context()[1] == longest
+        assert Cursor.after(writer).context()[1] == longest
 
 
 def walked(automaton: SuffixAutomaton, run: Sequence[int]) -> int | None:

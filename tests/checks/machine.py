@@ -26,7 +26,7 @@ from checks.state import path_to
 from doubles.lanes import SCHEDULES, Arrival, Lanes, Ran
 from doubles.stamped import StampedArena
 from outrider.core.draft import Draft
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
 from outrider.sched.jobs import Job, JobKind, LaneSizes, Stage
@@ -56,9 +56,15 @@ class Machine(RuleBasedStateMachine):
         self.drafts: dict[int, Draft] = {}
         self.next_id = 0
 
-    @initialize(page_size=st.integers(1, 4), num_slots=st.integers(20, 60), sizes=sizes)
-    def begin(self, page_size: int, num_slots: int, sizes: LaneSizes) -> None:
+    @initialize(
+        page_size=st.integers(1, 4),
+        num_slots=st.integers(20, 60),
+        sizes=sizes,
+        reach=st.sampled_from((0, 1, 3, 6)),
+    )
+    def begin(self, page_size: int, num_slots: int, sizes: LaneSizes, reach: int) -> None:
         self.page_size, self.num_slots, self.sizes = page_size, num_slots, sizes
+        self.reach = reach
         self._build()
 
     @precondition(lambda self: len(self.texts) < MOST_LIVE)
@@ -169,7 +175,10 @@ class Machine(RuleBasedStateMachine):
         free = self.arena.state.num_free_tokens
         try:
             self.arena.fork(source, self.next_id, length)
-        except CapacityError:
+        except (CapacityError, ContractError) as error:
+            # Where there was a window, the beginning may be gone.
+            gone = isinstance(error, ContractError)
+            assert not gone or (self.reach and length < self._length(source))
             assert self.arena.state.num_free_tokens == free
             return
         text = [*self.texts[source][:length], data.draw(tokens)]
@@ -184,7 +193,9 @@ class Machine(RuleBasedStateMachine):
             self._add(text, seq_id)
 
     def _build(self) -> None:
-        self.arena = StampedArena(num_slots=self.num_slots, page_size=self.page_size)
+        self.arena = StampedArena(
+            num_slots=self.num_slots, page_size=self.page_size, reach=self.reach
+        )
         self.ledger = Ledger(drafts_ahead=self.schedule_name == "ssd")
         self.schedule = SCHEDULES[self.schedule_name](self.sizes)
         self.jobs, self.drafts = {}, {}

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from checks.state import NEEDS, PROBE, path_to
+from doubles.stamped import StampedArena
 from doubles.tiny_hybrids import tiny_hybrid
 from outrider.cache.pages import PagePool
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.core.tree import ROOT
@@ -165,6 +166,37 @@ def check_requirements() -> None:
     with pytest.raises(CapacityError, match="3 more pages"):
         pool.require(3)
     assert pool.num_free == 2
+
+
+def check_freed() -> None:
+    """With a window, texts of any length fit; what later tokens see is held, and no page is found
+    by way of one that was given back."""
+    arena = StampedArena(num_slots=12, page_size=SIZE, reach=4)
+    arena.open(0, ())
+    arena.open(1, ())
+    for token in range(20):
+        for seq_id in (0, 1):
+            arena.step([StepRow.chain(seq_id, [(token * (seq_id + 2)) % 7])])
+            arena.commit({seq_id: (0,)})
+            arena.check(0)
+            arena.check(1)
+            arena.state.check()
+    assert arena.state.num_free_tokens >= 12 - 2 * (4 + SIZE)
+    arena.fork(0, 2)
+    arena.check(2)
+    with pytest.raises(ContractError, match="gone"):
+        arena.fork(0, 3, 4)
+
+    others = StampedArena(num_slots=4 * SIZE, page_size=SIZE, reach=1)
+    for seq_id, text in enumerate(([1, 2, 3], [7, 0, 7], [5, 6])):
+        others.open(seq_id, ())
+        others.step([StepRow.chain(seq_id, text)])
+        others.commit({seq_id: range(len(text))})
+    # The third has the page that the first began in.
+    assert others.state.pages(2)[0] == others.state.pages(0)[0]
+    others.step([StepRow.chain(0, [4])])
+    others.commit({0: (0,)})
+    assert others.open(3, [5, 6, 3, 4]) == 2
 
 
 def check_pages() -> None:

@@ -8,6 +8,7 @@ shows when a sequence is read back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -26,11 +27,12 @@ def stamp(before: int, token: int) -> int:
 
 
 class StampedArena:
-    """`texts` and `stamps` are the committed tokens of each sequence and their numbers."""
+    """`texts` and `stamps` are the committed tokens of each sequence and their numbers. A token
+    sees the last `reach` of them, if that is not 0."""
 
-    def __init__(self, *, num_slots: int, page_size: int) -> None:
+    def __init__(self, *, num_slots: int, page_size: int, reach: int = 0) -> None:
         self.state = PagedKV(
-            toy_spec("stamped", 8),
+            replace(toy_spec("stamped", 8), reach=reach),
             dtype=torch.float64,
             device=torch.device("cpu"),
             num_slots=num_slots,
@@ -52,8 +54,7 @@ class StampedArena:
     def step(self, rows: Sequence[StepRow]) -> None:
         """Stage `rows` and write each node's number, into pages that nobody else holds."""
         slots = host_ints(self.state.plan(rows).slots_N)
-        pool = self.state._pool  # pyright: ignore[reportPrivateUsage]
-        holders = pool._holders  # pyright: ignore[reportPrivateUsage]
+        holders = self._holders()
         assert all(holders[slot // self.state.page_size] == 1 for slot in slots)
         numbers: list[int] = []
         for row in rows:
@@ -73,12 +74,23 @@ class StampedArena:
         self.state.close(seq_id)
 
     def check(self, seq_id: int) -> None:
-        """The memory of a sequence is that of its text, whatever else goes on."""
-        held = self.state.read(seq_id)
-        assert self.state.length(seq_id) == len(self.texts[seq_id])
+        """The memory of a sequence is that of its text, as far as later tokens see it, whatever
+        else goes on."""
+        length, pages = len(self.texts[seq_id]), self.state.pages(seq_id)
+        assert self.state.length(seq_id) == length
         assert self.state.num_staged(seq_id) == len(self._staged[seq_id])
-        wanted = torch.tensor(self.stamps[seq_id], dtype=torch.float64)
+        reach, size = self.state.reach, self.state.page_size
+        seen = range(max(length + 1 - reach, 0) if reach else 0, length)
+        holders = self._holders()
+        assert all(holders[pages[t // size]] for t in seen)
+        held = self.state.arena[:, :, :, [pages[t // size] * size + t % size for t in seen]]
+        wanted = torch.tensor(self.stamps[seq_id][seen.start :], dtype=torch.float64)
         assert torch.equal(held, wanted[:, None].expand_as(held))
+
+    def _holders(self) -> list[int]:
+        """How many hold each page."""
+        pool = self.state._pool  # pyright: ignore[reportPrivateUsage]
+        return pool._holders  # pyright: ignore[reportPrivateUsage]
 
     def _hold(self, seq_id: int, text: list[int]) -> None:
         self.texts[seq_id], self.stamps[seq_id], self._staged[seq_id] = text, [], []

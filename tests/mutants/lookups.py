@@ -41,7 +41,7 @@ MUTANTS = (
     Mutant(
         "only one edge leads to a split",
         AUTOMATON,
-        "found = None if state == NONE else self._edges.get(state << _SHIFT | token)",
+        "found = None if state == NONE else self._edges.get(state + token * _STEP)",
         "found = None",
         check_automaton,
     ),
@@ -55,15 +55,15 @@ MUTANTS = (
     Mutant(
         "a token foreseen is not counted",
         AUTOMATON,
-        "self._note(state, edge)\n        self._link[new]",
-        "\n        self._link[new]",
+        "counts[edge] = counts[edge] + 1",
+        "counts[edge] = counts[edge]",
         check_counts,
     ),
     Mutant(
         "children worth more than their parent",
         SUFFIX,
-        "probability = -here.lost * share",
-        "probability = share",
+        "child = probability * share",
+        "child = share",
         check_suffix,
     ),
     Mutant(

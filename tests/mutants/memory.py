@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.memory import check_pages
+from checks.memory import check_freed, check_pages
 from checks.runs import poisoned_rollback, rollback
 from checks.state import check_speculation_is_not_found
 from mutants.planting import Mutant
@@ -19,6 +19,20 @@ MUTANTS = (
         "[seq.staged[node] for node in path[:-1]]",
         rollback,
     ),
+    Mutant(
+        "a page is given back while its last key is seen",
+        PAGED,
+        "max(length + 1 - self.reach, 0)",
+        "max(length + 2 - self.reach, 0)",
+        check_freed,
+    ),
+    Mutant(
+        "a text offers pages whose beginning it gave back",
+        PAGED,
+        "if not 0 < index <= seq.num_freed:",
+        "if True:",
+        check_freed,
+    ),
     Mutant("tree copy skipped", PAGED, "        if moved:", "        if not path:", rollback),
     Mutant(
         "tree copy the wrong way round",
@@ -30,8 +44,8 @@ MUTANTS = (
     Mutant(
         "every row counted as copied",
         PAGED,
-        "seq.salt)\n        return len(moved)",
-        "seq.salt)\n        return len(path)",
+        "self._free_unseen(seq)\n        return len(moved)",
+        "self._free_unseen(seq)\n        return len(path)",
         rollback,
     ),
     Mutant(
@@ -72,8 +86,8 @@ MUTANTS = (
     Mutant(
         "page not released",
         PAGED,
-        "self._pool.release(self._sequences.pop(seq_id).pages)",
-        "self._pool.release(self._sequences.pop(seq_id).pages[1:])",
+        "self._pool.release(self._sequences.pop(seq_id).held)",
+        "self._pool.release(self._sequences.pop(seq_id).held[1:])",
         rollback,
     ),
     Mutant(

@@ -290,7 +290,7 @@ def _loading_bytes(model: _Model) -> int:
 
 def tables_bytes(spec: ModelSpec, room: Room) -> int:
     """Cosines and sines in float32, and the lists of pages."""
-    positions = room.num_positions(spec.max_tokens)
+    positions = room.num_positions(spec.max_tokens, reach=spec.reach)
     return positions * spec.head_dim * 4 + room.num_slots * _PAGE_BYTES // room.page_size
 
 

@@ -95,6 +95,7 @@ def room_of(
         max_logits=max_logits,
         states=states_of(config),
         window=window,
+        frees_pages=True,
     )
 
 

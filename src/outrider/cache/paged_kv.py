@@ -15,15 +15,14 @@ Shapes:  L = layers, G = KV heads, S = slots, D = head size, N = packed tokens, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from threading import RLock
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.cache.pages import Columns, PagePool, PageTable
+from outrider.cache.sequence_pages import GROWTH, NOTHING_SEEN, SequencePages
 from outrider.core.errors import ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
@@ -31,81 +30,6 @@ from outrider.core.tree import ROOT
 from outrider.kernels.kv_rows import row_size
 from outrider.kernels.native.cpu import zeros
 from outrider.kernels.plan import PackedPlan
-
-# Pages in a row that a sequence asks for beyond its prompt: 512 tokens.
-GROWTH = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Visible:
-    """What a staged node sees of the staged nodes, itself included: the first `run` of them, which
-    lie where a chain would put them, and then those in the slots `extra`."""
-
-    run: int = 0
-    extra: tuple[int, ...] = ()
-
-    @property
-    def num_nodes(self) -> int:
-        return self.run + len(self.extra)
-
-    def followed_by(self, node: int, slot: int) -> _Visible:
-        """What a child sees that is staged as `node`, in `slot`."""
-        if node == self.run:
-            return _Visible(node + 1)
-        return _Visible(self.run, (*self.extra, slot))
-
-
-_NOTHING_SEEN = _Visible()
-
-
-@dataclass(slots=True)
-class _SequencePages:
-    """Memory of one sequence. The first `num_staged` of `staged` and `parents` are the nodes staged
-    since the last commit; what is behind them was rolled back, and is written over. `seen` says
-    what the first of them see; it is only made where something branches off.
-
-    `num_dropped` of the tokens that were committed first have no rows any more. `num_expected`
-    pages hold the prompt and the beginning of an answer."""
-
-    pages: list[int] = field(default_factory=list[int])
-    tokens: list[int] = field(default_factory=list[int])
-    staged: list[int] = field(default_factory=list[int])
-    parents: list[int] = field(default_factory=list[int])
-    seen: list[_Visible] = field(default_factory=list[_Visible])
-    num_staged: int = 0
-    num_dropped: int = 0
-    num_expected: int = GROWTH
-    salt: str = ""
-    listed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    num_listed: int = 0
-
-    @property
-    def table(self) -> NDArray[np.int32]:
-        """`pages` as an array. Pages are only ever added, so only new ones are written."""
-        count, done = len(self.pages), self.num_listed
-        if count > len(self.listed):
-            grown = np.zeros(2 * count, np.int32)
-            grown[:done] = self.listed[:done]
-            self.listed = grown
-        if count > done:
-            self.listed[done:count] = self.pages[done:]
-            self.num_listed = count
-        return self.listed[:count]
-
-    def stage(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        del self.seen[self.num_staged :]
-        self.staged[self.num_staged :] = tokens
-        self.parents[self.num_staged :] = parents
-        self.num_staged = len(self.staged)
-
-    @property
-    def num_rows(self) -> int:
-        """Committed rows: the physical length, where `tokens` has the logical one."""
-        return len(self.tokens) - self.num_dropped
-
-    @property
-    def staged_is_chain(self) -> bool:
-        return self.parents == list(range(ROOT, len(self.parents) - 1))
 
 
 class PagedKV:
@@ -116,6 +40,9 @@ class PagedKV:
 
     Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later
     tokens follow the remaining rows, at their positions in the text.
+
+    Pages that no later token sees by the `reach` of the spec are given back, unless hidden states
+    are kept. Positions and places in the table stay what they are.
 
     `on_copy` is told before slots are copied to others: arenas that ranks keep alike follow it.
     """
@@ -142,8 +69,9 @@ class PagedKV:
         self.hidden_SKD = zeros(hidden, dtype=dtype, device=device)
         self._pool = PagePool(num_pages, page_size)
         self._page_size = page_size
+        self.reach = 0 if num_hidden else spec.reach
         self._device = device
-        self._sequences: dict[int, _SequencePages] = {}
+        self._sequences: dict[int, SequencePages] = {}
         self._lock = RLock()
 
     def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
@@ -151,13 +79,13 @@ class PagedKV:
             raise ContractError("the sequence is open already")
         with self._lock:
             pages = self._pool.find_prefix(tokens, salt)
-            for page in pages:
-                self._pool.share(page)
             reused = len(pages) * self._page_size
             expected = len(tokens) // self._page_size + GROWTH
-            self._sequences[seq_id] = _SequencePages(
-                pages, list(tokens[:reused]), num_expected=expected, salt=salt
-            )
+            seq = SequencePages(pages, list(tokens[:reused]), num_expected=expected, salt=salt)
+            seq.num_freed = self._num_unseen(reused)
+            for page in seq.held:
+                self._pool.share(page)
+            self._sequences[seq_id] = seq
         return reused
 
     def fork(self, source: int, new: int, length: int | None = None) -> None:
@@ -167,17 +95,19 @@ class PagedKV:
         if not (length is None or 0 <= length <= len(old.tokens)):
             raise ContractError("a fork is no longer than its source")
         tokens, num_dropped = old.tokens[:length], old.num_dropped
-        if not (not num_dropped or len(tokens) == len(old.tokens)):
+        shorter = num_dropped and len(tokens) < len(old.tokens)
+        if shorter or old.num_freed > self._num_unseen(len(tokens)):
             raise ContractError("some of its beginning is gone")
         whole, rest = divmod(len(tokens) - num_dropped, self._page_size)
         with self._lock:
             self._pool.require(int(rest > 0))
             pages = old.pages[:whole]
-            for page in pages:
-                self._pool.share(page)
-            self._sequences[new] = _SequencePages(
-                pages, tokens, num_dropped=num_dropped, salt=old.salt
+            seq = SequencePages(
+                pages, tokens, num_dropped=num_dropped, num_freed=old.num_freed, salt=old.salt
             )
+            for page in seq.held:
+                self._pool.share(page)
+            self._sequences[new] = seq
             if rest:
                 pages.append(self._pool.take(pages, GROWTH))
         if rest:
@@ -201,7 +131,7 @@ class PagedKV:
 
     def close(self, seq_id: int) -> None:
         with self._lock:
-            self._pool.release(self._sequences.pop(seq_id).pages)
+            self._pool.release(self._sequences.pop(seq_id).held)
 
     def read(self, seq_id: int) -> Tensor:
         """A copy of the committed keys and values, of shape [L, 2, G, rows, R]."""
@@ -214,6 +144,8 @@ class PagedKV:
     def slots(self, seq_id: int) -> Tensor:
         """Where the committed rows lie, in order, int64."""
         seq = self._sequences[seq_id]
+        if seq.num_freed:
+            raise ContractError("some of its rows are gone")
         slots = self._slots(seq, 0, seq.num_rows)
         return torch.tensor(slots, dtype=torch.int64, device=self._device)
 
@@ -233,12 +165,10 @@ class PagedKV:
             raise ContractError("nodes are staged")
         if num_rows > seq.num_rows:
             raise ContractError("more rows than the sequence has")
-        if rows_L2GMR.is_cuda:
-            # They are still being read from pages that another stream may be given.
-            torch.cuda.current_stream(self._device).synchronize()
+        self._finish_reading()
         with self._lock:
             pages = self._pool.exchange(seq.pages, -(-num_rows // self._page_size))
-            other = _SequencePages(pages, seq.tokens, num_dropped=len(seq.tokens) - num_rows)
+            other = SequencePages(pages, seq.tokens, num_dropped=len(seq.tokens) - num_rows)
             self._sequences[seq_id] = other
         self.arena.index_copy_(3, self.slots(seq_id), rows_L2GMR)
 
@@ -258,7 +188,7 @@ class PagedKV:
     def check(self) -> None:
         """Assert that no page leaked or is counted twice."""
         with self._lock:
-            self._pool.check([seq.pages for seq in self._sequences.values()])
+            self._pool.check([seq.held for seq in self._sequences.values()])
 
     @property
     def page_size(self) -> int:
@@ -328,13 +258,13 @@ class PagedKV:
         slots = self._slots(seq, base + start, first - start) + slots
         for node, slot in enumerate(slots, start):
             parent = seq.parents[node]
-            seen = (_NOTHING_SEEN if parent == ROOT else seq.seen[parent]).followed_by(node, slot)
+            seen = (NOTHING_SEEN if parent == ROOT else seq.seen[parent]).followed_by(node, slot)
             seq.seen.append(seen)
             if node >= first:
                 position = base + seen.num_nodes - 1 + dropped
                 columns.add_node(position=position, visible=base + seen.run, extra=seen.extra)
 
-    def _slots(self, seq: _SequencePages, start: int, count: int) -> list[int]:
+    def _slots(self, seq: SequencePages, start: int, count: int) -> list[int]:
         size, pages = self._page_size, seq.pages
         return [pages[t // size] * size + t % size for t in range(start, start + count)]
 
@@ -347,7 +277,7 @@ class PagedKV:
             pages_BP[index, : len(table)] = table
         return pages_BP
 
-    def _commit(self, seq: _SequencePages, path: Sequence[int]) -> int:
+    def _commit(self, seq: SequencePages, path: Sequence[int]) -> int:
         moved = [(node, place) for place, node in enumerate(path) if node != place]
         base, filled = seq.num_rows, seq.num_rows // self._page_size
         if moved:
@@ -359,11 +289,30 @@ class PagedKV:
         if seq.num_dropped:
             return len(moved)  # its rows are no other text's
         full = range(filled, len(seq.tokens) // self._page_size)
-        if full:
+        if full or self.reach:
             with self._lock:
                 for index in full:
-                    self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
+                    # A page is found by way of those before it.
+                    if not 0 < index <= seq.num_freed:
+                        self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
+                self._free_unseen(seq)
         return len(moved)
+
+    def _num_unseen(self, length: int) -> int:
+        """Pages that no token behind the first `length` sees."""
+        return max(length + 1 - self.reach, 0) // self._page_size if self.reach else 0
+
+    def _free_unseen(self, seq: SequencePages) -> None:
+        start, end = seq.num_freed, self._num_unseen(len(seq.tokens))
+        if end > start:
+            self._finish_reading()
+            seq.num_freed = end
+            self._pool.release(seq.pages[start:end])
+
+    def _finish_reading(self) -> None:
+        """Before pages are given back that another stream may be given to write."""
+        if self.arena.is_cuda:
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _moved(self, source: list[int], target: list[int]) -> None:
         if self.on_copy is not None:

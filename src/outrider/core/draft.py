@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from outrider.core.budget import Budget, RoundTrace
@@ -45,7 +46,7 @@ class Draft:
         """Raises DrafterError for what is no tree: a drafter may be anybody's code."""
         if len(self.tokens) != len(self.parents):
             raise DrafterError(f"{len(self.tokens)} tokens with {len(self.parents)} parents.")
-        is_chain = self.parents == tuple(range(ROOT, len(self.parents) - 1))
+        is_chain = self.parents == _chain_parents(len(self.parents))
         if not is_chain and not all(map(_comes_before, self.parents, range(len(self.parents)))):
             raise DrafterError(f"parents {self.parents[:16]} do not come before their children.")
         if self.probs_NV is not None and self.probs_NV.shape[0] != len(self.tokens):
@@ -62,7 +63,11 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], probs_NV: Tensor | None = None) -> Draft:
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs_NV)
+        return cls(tuple(tokens), _chain_parents(len(tokens)), probs_NV)
+
+    def made_by(self, name: str) -> Draft:
+        """The same, proposed by `name`."""
+        return Draft(self.tokens, self.parents, self.probs_NV, self.hit, name) if name else self
 
     def children(self, node: int) -> tuple[int, ...]:
         """Children of `node` in the order they were drawn."""
@@ -71,12 +76,17 @@ class Draft:
     @property
     def max_depth(self) -> int:
         """Tokens on the longest path."""
-        if self.parents == tuple(range(ROOT, len(self) - 1)):
+        if self.parents == _chain_parents(len(self)):
             return len(self)
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return max(depths, default=0)
+
+
+@lru_cache(maxsize=256)
+def _chain_parents(num_nodes: int) -> tuple[int, ...]:
+    return tuple(range(ROOT, num_nodes - 1))
 
 
 def _comes_before(parent: int, node: int) -> bool:

@@ -22,10 +22,10 @@ class ModelSpec:
     a quantised file has them, `stored_bytes` is what they take. `kv_dtype` is auto, of keys and
     values of `bytes_per_kv` each, or int8 (kernels/kv_rows.py). Every parameter counts once,
     though a tied output head is held apart from the table. Some layers see the last `window`
-    tokens alone, if that is not 0. Of a hybrid `num_kv_layers` attend; the states of the others
-    take `state_bytes` a sequence, and what one token does to them `input_bytes`. Of a mixture
-    each token uses `num_active_experts` of `num_experts` in every layer that has them; all
-    experts together are `expert_parameters`.
+    tokens alone, if that is not 0, and no layer sees more than the last `reach`, if that is not 0.
+    Of a hybrid `num_kv_layers` attend; the states of the others take `state_bytes` a sequence, and
+    what one token does to them `input_bytes`. Of a mixture each token uses `num_active_experts` of
+    `num_experts` in every layer that has them; all experts together are `expert_parameters`.
     """
 
     name: str
@@ -45,6 +45,7 @@ class ModelSpec:
     quantise: str = "none"
     kv_dtype: str = "auto"
     window: int = 0
+    reach: int = 0
     num_kv_layers: int | None = None
     state_bytes: int = 0
     input_bytes: int = 0

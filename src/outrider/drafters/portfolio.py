@@ -192,7 +192,7 @@ class PortfolioDrafter:
 
     def _looked_up(self, rows: Sequence[DraftRow]) -> tuple[list[Draft], list[float]]:
         """The best offer for each row, and what it is worth; nothing at all is worth 1."""
-        drafts, worths = [Draft.empty()] * len(rows), [1.0] * len(rows)
+        best, worths = [("", Draft.empty())] * len(rows), [1.0] * len(rows)
         for member in self._members:
             for index, offer in enumerate(member.offers(rows)):
                 # Most members have nothing to say in most rounds.
@@ -200,8 +200,8 @@ class PortfolioDrafter:
                     continue
                 worth = goodput(offer.num_expected, len(offer.draft))
                 if worth > worths[index]:
-                    drafts[index], worths[index] = replace(offer.draft, by=member.name), worth
-        return drafts, worths
+                    best[index], worths[index] = (member.name, offer.draft), worth
+        return [draft.made_by(name) for name, draft in best], worths
 
     def _with_model(self, rows: Sequence[DraftRow], neural: ModelMember) -> list[Draft]:
         """The same, but for rows that the model promises more for: those it drafts."""

@@ -15,18 +15,18 @@ table, so a seed's text is the same in every run only under the rules that tie i
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.tree import ROOT, Shape, best_shape
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft, least_kept
-from outrider.estimate.online import FadingRate, add_to_first
+from outrider.estimate.online import FadingRate
 
 WIDTH = 8
 _UNKNOWN = -1
@@ -86,18 +86,20 @@ class RecyclingDrafter:
         if self._requests:
             raise ContractError("requests are open")
         self._table = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
-        self._ranks = [
-            FadingRate(_FADE, _FIRST_WEIGHT * rate, _FIRST_WEIGHT) for rate in _FIRST_RATES
-        ]
+        # Every trial is one of all ranks.
+        self._hits = [_FIRST_WEIGHT * rate for rate in _FIRST_RATES]
+        self._trials = _FIRST_WEIGHT
 
     def entries(self, token: int) -> tuple[int, ...]:
         """What the target found likeliest after `token`, best first; nothing if it is not known."""
-        found = self._table[token * WIDTH : (token + 1) * WIDTH]
-        return tuple(token for token in found if token != _UNKNOWN)
+        found = self._table[token * WIDTH : (token + 1) * WIDTH].tolist()
+        if found[-1] == _UNKNOWN:
+            found = [token for token in found if token != _UNKNOWN]
+        return tuple(found)
 
     def rates(self) -> tuple[float, ...]:
         """How often each entry was right, for every entry as a share of all tokens."""
-        return tuple(rank.hits / rank.trials for rank in self._ranks)
+        return tuple([hits / self._trials for hits in self._hits])
 
     def _learn(self, row: DraftRow) -> None:
         """First what the text says of the table, then what the last pass said."""
@@ -117,22 +119,29 @@ class RecyclingDrafter:
         entries = self.entries(before)
         if not entries:
             return
-        request.firsts.add(entries[0] == token, self._ranks[0].mean)
-        add_to_first(self._ranks, WIDTH, entries.index(token) if token in entries else None)
+        request.firsts.add(entries[0] == token, self._hits[0] / self._trials)
+        self._hits = [_FADE * hits for hits in self._hits]
+        self._trials = _FADE * self._trials + 1
+        if token in entries:
+            self._hits[entries.index(token)] += 1
 
     def _store(self, token: int, likely: Sequence[int]) -> None:
-        kept = [*likely[:WIDTH], *([_UNKNOWN] * (WIDTH - len(likely)))]
-        self._table[token * WIDTH : (token + 1) * WIDTH] = array("i", kept)
+        kept = array("i", likely[:WIDTH])
+        if len(kept) < WIDTH:
+            kept.extend([_UNKNOWN] * (WIDTH - len(kept)))
+        self._table[token * WIDTH : (token + 1) * WIDTH] = kept
 
     def _offer(self, row: DraftRow) -> ScoredDraft:
         budget = row.budget
         branches = budget.size > budget.depth
-        # A tree is best where rates do not rise with the rank; if they do, it is noise.
         factor = self._requests[row.seq_id].factor
-        rates = accumulate((factor * rate for rate in self.rates()), min)
-        parts = [min(round(_PARTS * rate), _PARTS) for rate in rates]
-        shape = _shape(tuple(parts if branches else parts[:1]), budget.depth, budget.size)
-        shape = shape.first(sum(worth >= least_kept(budget) for worth in shape.worths))
+        parts: list[int] = []
+        lowest = math.inf
+        for rate in self.rates()[: None if branches else 1]:
+            # A tree is best where rates do not rise with the rank; if they do, it is noise.
+            lowest = min(lowest, factor * rate)
+            parts.append(min(round(_PARTS * lowest), _PARTS))
+        shape = _shape(tuple(parts), budget.depth, budget.size, least_kept(budget))
         tokens: list[int] = []
         parents: list[int] = []
         kept: list[float] = []
@@ -156,7 +165,9 @@ class RecyclingDrafter:
 
 
 @lru_cache(maxsize=256)
-def _shape(parts: tuple[int, ...], depth: int, size: int) -> Shape:
-    """The best tree when entry r is right at `parts[r]` of `_PARTS`."""
+def _shape(parts: tuple[int, ...], depth: int, size: int, least: float) -> Shape:
+    """The best tree when entry r is right at `parts[r]` of `_PARTS`, of nodes that are worth at
+    least so much."""
     rates = [part / _PARTS for part in parts]
-    return best_shape([rates] * depth, size)
+    shape = best_shape([rates] * depth, size)
+    return shape.first(sum(worth >= least for worth in shape.worths))

@@ -24,9 +24,8 @@ from typing import NamedTuple
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError, given
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.core.tree import ROOT as DRAFT_ROOT
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft
-from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter, next_edge
+from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.estimate.online import FadingRate, RequestRates
 from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
 
@@ -185,11 +184,12 @@ class SuffixReader:
         if self._generation != self._memory.num_generations:
             self._move()
         growing, others, context = self._growing, self._others, self._context
+        extend, learn = growing.automaton.extend, self.trust.learn
         for end, token in enumerate(tokens[self._num_read :], start=self._num_read + 1):
             if context is not None:
                 # Every token of output is a trial of what was foreseen, drafted or not.
-                self.trust.learn(context.place, right=context.token == token)
-            growing.state = growing.automaton.extend(growing.state, token)
+                learn(context.place, right=context.token == token)
+            growing.state = extend(growing.state, token)
             for cursor in others:
                 cursor.follow(token)
             context = self._found() if end >= self._prompt_length else None
@@ -199,14 +199,16 @@ class SuffixReader:
     def _found(self) -> SuffixMatch | None:
         growing = self._growing
         automaton = growing.automaton
-        state, length = automaton.followed(growing.state, automaton.length(growing.state))
+        found = automaton.foremost(growing.state)
+        length = 0 if found is None else automaton.length(found[0])
         for cursor in self._others:
             other, other_length = cursor.context()
             if other_length > length:
-                automaton, state, length = cursor.automaton, other, other_length
-        if not length:
+                automaton, length = cursor.automaton, other_length
+                found = automaton.foremost(other)
+        if found is None:
             return None
-        token, count, total = automaton.foremost(state)
+        state, token, _, count, total = found
         return SuffixMatch(automaton, state, length, token, bucket(length, count, total))
 
     def _move(self) -> None:
@@ -225,19 +227,6 @@ class SuffixReader:
 
 # Tokens after one run that a tree looks at, newest first.
 _MOST_CHILDREN = 32
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Place:
-    """A node that may be drafted next: in order of its probability, then of being found."""
-
-    lost: float
-    found: int
-    token: int
-    parent: int
-    depth: int
-    state: int
-    length: int
 
 
 class SuffixDrafter:
@@ -297,70 +286,66 @@ def _chain(context: SuffixMatch, trust: Trust, depth: int) -> ScoredDraft:
     tokens: list[int] = []
     kept: list[float] = []
     automaton, state, probability = context.automaton, context.state, 1.0
+    known, rate = None, 0.0
     for length in range(context.length, context.length + depth):
-        found = next_edge(automaton, state)
+        found = automaton.foremost(state)
         if found is None:
             break
-        context_state, edge = found
-        total = automaton.total(context_state)
-        probability *= trust.rate(bucket(length, edge.times, total))
+        _, token, state, count, total = found
+        place = bucket(length, count, total)
+        if place != known:
+            known, rate = place, trust.rate(place)
+        probability *= rate
         if probability < LEAST_KEPT:
             break
-        tokens.append(edge.token)
+        tokens.append(token)
         kept.append(probability)
-        state = edge.target
     return ScoredDraft(Draft.chain(tokens), tuple(kept)) if tokens else NO_OFFER
 
 
 def _tree(context: SuffixMatch, trust: Trust, depth: int, size: int) -> ScoredDraft:
     """The likeliest `size` nodes; a parent is likelier than its children, so it comes first."""
-    automaton = context.automaton
     tokens: list[int] = []
     parents: list[int] = []
     kept: list[float] = []
-    ahead: list[_Place] = []
+    # What may be drafted next: P, negative, and when it was found, which breaks ties; then token,
+    # parent, depth, and the state and length of the run that ends there.
+    ahead: list[tuple[float, int, int, int, int, int, int]] = []
     num_found = 0
-    here = _Place(-1.0, 0, 0, DRAFT_ROOT, 0, context.state, context.length)
+    probability, level, state, length = 1.0, 0, context.state, context.length
     while True:
-        if here.depth < depth:
+        if level < depth:
             parent = len(tokens) - 1
-            for token, target, share in _children(automaton, here, trust):
-                probability = -here.lost * share
-                if probability >= LEAST_IN_TREE:
+            for token, target, share in _children(context.automaton, state, length, trust):
+                child = probability * share
+                if child >= LEAST_IN_TREE:
                     num_found += 1
-                    place = _Place(
-                        -probability,
-                        num_found,
-                        token,
-                        parent,
-                        here.depth + 1,
-                        target,
-                        here.length + 1,
-                    )
+                    place = (-child, num_found, token, parent, level + 1, target, length + 1)
                     heappush(ahead, place)
         if not ahead or len(tokens) == size:
             break
-        here = heappop(ahead)
-        tokens.append(here.token)
-        parents.append(here.parent)
-        kept.append(-here.lost)
+        lost, _, token, parent, level, state, length = heappop(ahead)
+        probability = -lost
+        tokens.append(token)
+        parents.append(parent)
+        kept.append(probability)
     if not kept or kept[0] < LEAST_KEPT:
         return NO_OFFER
     return ScoredDraft(Draft(tuple(tokens), tuple(parents)), tuple(kept))
 
 
 def _children(
-    automaton: SuffixAutomaton, here: _Place, trust: Trust
+    automaton: SuffixAutomaton, state: int, length: int, trust: Trust
 ) -> list[tuple[int, int, float]]:
-    """(token, state, probability after `here`) of what followed, the likeliest first."""
-    found = next_edge(automaton, here.state)
+    """(token, state, probability after its parent) of what followed, the likeliest first."""
+    found = automaton.foremost(state)
     if found is None:
         return []
-    state, best = found
-    total = automaton.total(state)
-    rate = trust.rate(bucket(here.length, best.times, total))
-    children = [(best.token, best.target, rate)]
-    rest = (1 - rate) * rate / (total - best.times + 1)
-    others = islice(automaton.edges(state), _MOST_CHILDREN)
-    children += [(e.token, e.target, rest * e.times) for e in others if e.token != best.token]
+    state, best, target, count, total = found
+    rate = trust.rate(bucket(length, count, total))
+    children = [(best, target, rate)]
+    if count < total:
+        rest = (1 - rate) * rate / (total - count + 1)
+        others = islice(automaton.edges(state), _MOST_CHILDREN)
+        children += [(e.token, e.target, rest * e.times) for e in others if e.token != best]
     return children

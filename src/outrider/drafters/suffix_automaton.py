@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 ROOT = 0
 NONE = -1
-_SHIFT = 32
+# An edge is found by its state + token * _STEP: keys of one token, and those of one state, differ
+# in their low bits, by which dictionaries look.
+_STEP = (1 << 32) + 0x9E3779B1
 
 
 class Edge(NamedTuple):
@@ -59,30 +61,28 @@ class SuffixAutomaton:
     def extend(self, last: int, token: int) -> int:
         """The state of the text of `last` and then `token`; `last` must be of a whole text. The
         longest run that `token` followed before counts it."""
-        edge = self._edges.get(last << _SHIFT | token)
+        edges, link = self._edges, self._link
+        edge = edges.get(last + token * _STEP)
         if edge is not None:
-            self._note(last, edge)
-            return self._exactly(last, edge)
-        new = self._new_state(self._length[last] + 1, ROOT)
-        state = last
+            return self._taken(last, edge)
+        new, state = self._new_state(self._length[last] + 1, ROOT), last
         while edge is None:
-            self._add_edge(state, token, new)
-            state = self._link[state]
+            self._add_edge(state, token, new, 1)
+            state = link[state]
             if state == NONE:
                 return new
-            edge = self._edges.get(state << _SHIFT | token)
-        self._note(state, edge)
-        self._link[new] = self._exactly(state, edge)
+            edge = edges.get(state + token * _STEP)
+        link[new] = self._taken(state, edge)
         return new
 
     def step(self, state: int, token: int) -> int | None:
         """Where `token` leads, None if it never followed."""
-        edge = self._edges.get(state << _SHIFT | token)
+        edge = self._edges.get(state + token * _STEP)
         return None if edge is None else self._target[edge]
 
     def note(self, state: int, token: int) -> None:
         """Count `token`, which has an edge there, once more."""
-        self._note(state, self._edges[state << _SHIFT | token])
+        self._note(state, self._edges[state + token * _STEP])
 
     def followed(self, state: int, length: int) -> tuple[int, int]:
         """State and length of the longest end, of a run of `length` tokens of `state`, that
@@ -104,16 +104,18 @@ class SuffixAutomaton:
         """The sum of the counts of its edges."""
         return self._total[state]
 
-    def foremost(self, state: int) -> tuple[int, int, int]:
-        """Token and count of its edge with the highest count, the newest of equals, and the sum of
-        all counts. Something must have followed."""
-        edge = self._likeliest[state]
-        return self._token[edge], self._count[edge], self._total[state]
-
-    def likeliest(self, state: int) -> Edge | None:
-        """The edge with the highest count, the newest of equals; None if nothing followed."""
-        edge = self._likeliest[state]
-        return None if edge == NONE else self._edge(edge)
+    def foremost(self, state: int) -> tuple[int, int, int, int, int] | None:
+        """What followed the runs of `state` most often, the newest of equals: the state that says
+        so, token, target and count of its edge, and the sum of all its counts. Where a text ended
+        there, one of its shorter runs says it. None if nothing followed any."""
+        likeliest = self._likeliest
+        while state != ROOT:
+            edge = likeliest[state]
+            if edge != NONE:
+                target = self._target[edge]
+                return state, self._token[edge], target, self._count[edge], self._total[state]
+            state = self._link[state]
+        return None
 
     def edges(self, state: int) -> Iterator[Edge]:
         """Newest first."""
@@ -125,30 +127,32 @@ class SuffixAutomaton:
     def _note(self, state: int, edge: int) -> None:
         if state == ROOT:
             return
-        self._count[edge] += 1
+        counts, best = self._count, self._likeliest[state]
+        count = counts[edge] = counts[edge] + 1
         self._total[state] += 1
-        if self._count[edge] >= self._count[self._likeliest[state]]:
+        if best != edge and count >= counts[best]:
             self._likeliest[state] = edge
 
     def _edge(self, edge: int) -> Edge:
         return Edge(self._token[edge], self._target[edge], self._count[edge])
 
-    def _exactly(self, state: int, edge: int) -> int:
-        """The state whose longest run is that of `state` and the token of `edge`. Where the edge
-        leads to longer runs as well, the shorter ones are split off."""
-        target = self._target[edge]
-        length = self._length[state] + 1
+    def _taken(self, state: int, edge: int) -> int:
+        """Count `edge`; the state whose longest run is that of `state` and its token. Where the
+        edge leads to longer runs as well, the shorter ones are split off."""
+        self._note(state, edge)
+        link, targets = self._link, self._target
+        target, length = targets[edge], self._length[state] + 1
         if self._length[target] == length:
             return target
         token = self._token[edge]
-        split = self._new_state(length, self._link[target])
+        split = self._new_state(length, link[target])
         self._copy_edges(target, split)
-        self._link[target] = split
+        link[target] = split
         found: int | None = edge
-        while found is not None and self._target[found] == target:
-            self._target[found] = split
-            state = self._link[state]
-            found = None if state == NONE else self._edges.get(state << _SHIFT | token)
+        while found is not None and targets[found] == target:
+            targets[found] = split
+            state = link[state]
+            found = None if state == NONE else self._edges.get(state + token * _STEP)
         return split
 
     def _new_state(self, length: int, link: int) -> int:
@@ -159,22 +163,28 @@ class SuffixAutomaton:
         self._likeliest.append(NONE)
         return len(self._length) - 1
 
-    def _add_edge(self, state: int, token: int, target: int, count: int = 1) -> None:
-        edge = len(self._token)
-        self._edges[state << _SHIFT | token] = edge
+    def _add_edge(self, state: int, token: int, target: int, count: int) -> None:
+        counts, likeliest, newest = self._count, self._likeliest, self._newest
+        edge = len(counts)
+        self._edges[state + token * _STEP] = edge
         self._token.append(token)
         self._target.append(target)
-        self._count.append(count)
-        self._older.append(self._newest[state])
-        self._newest[state] = edge
+        counts.append(count)
+        self._older.append(newest[state])
+        newest[state] = edge
         self._total[state] += count
-        best = self._likeliest[state]
-        if best == NONE or count >= self._count[best]:
-            self._likeliest[state] = edge
+        best = likeliest[state]
+        if best == NONE or count >= counts[best]:
+            likeliest[state] = edge
 
     def _copy_edges(self, source: int, to: int) -> None:
-        for edge in reversed(list(self.edges(source))):
-            self._add_edge(to, edge.token, edge.target, edge.times)
+        tokens, targets, counts, older = self._token, self._target, self._count, self._older
+        edge, copied = self._newest[source], list[int]()
+        while edge != NONE:
+            copied.append(edge)
+            edge = older[edge]
+        for edge in reversed(copied):
+            self._add_edge(to, tokens[edge], targets[edge], counts[edge])
 
 
 @dataclass(slots=True)
@@ -187,11 +197,6 @@ class TextWriter:
     def follow(self, token: int) -> None:
         """The text goes on with `token`."""
         self.state = self.automaton.extend(self.state, token)
-
-    def context(self) -> tuple[int, int]:
-        """State and length of the longest end of the text that something followed; (ROOT, 0) if
-        there is none."""
-        return self.automaton.followed(self.state, self.automaton.length(self.state))
 
 
 @dataclass(slots=True)
@@ -225,16 +230,6 @@ class Cursor:
         self.length += 1
 
     def context(self) -> tuple[int, int]:
-        """As that of a writer."""
+        """State and length of the longest end of the text that something followed; (ROOT, 0) if
+        there is none."""
         return self.automaton.followed(self.state, self.length)
-
-
-def next_edge(automaton: SuffixAutomaton, state: int) -> tuple[int, Edge] | None:
-    """What follows `state` most often, and the state that says so: where a text ended there, one of
-    its shorter runs. None if nothing followed any."""
-    while state != ROOT:
-        edge = automaton.likeliest(state)
-        if edge is not None:
-            return state, edge
-        state = automaton.link(state)
-    return None

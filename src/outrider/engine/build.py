@@ -18,7 +18,7 @@ from outrider.core.errors import ConfigError, within_memory
 from outrider.core.protocols import Controller, DraftAhead, Drafter, HasMembers
 from outrider.core.resolve import ResolvedConfig
 from outrider.drafters.catalog import BuildContext, LoadedModels
-from outrider.engine.compaction import compaction_of, within_history
+from outrider.engine.compaction import compaction_of, most_held, within_history
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.drafting import DrafterHandle
@@ -100,9 +100,7 @@ def build_engine(
         models.machine,
     )
     return Engine(
-        residents=_residents(
-            resolved, stages, limit, num_slots=num_slots, captures=models.device != "cpu"
-        ),
+        residents=_residents(resolved, models, stages, limit, num_slots),
         executor=lanes.executor,
         schedule=schedule,
         order=_order(config, schedule),
@@ -155,13 +153,16 @@ def _chosen(resolved: ResolvedConfig, models: LoadedModels, drafter: Drafter, na
 
 def _residents(
     resolved: ResolvedConfig,
+    models: LoadedModels,
     stages: Stages,
     limit: BatchLimit | None,
-    *,
     num_slots: int,
-    captures: bool,
 ) -> RequestTable:
     config, drafter = resolved.settings, stages.drafter
+    spare = resolved.staged_rows + 1
+    step = max(config.prefill_chunk, spare)
+    # A draft model's arena is as large as the target's, and may have to hold whole texts.
+    held = most_held(models.target, step, config.page_size) if models.draft is None else 0
     ahead = resolved.ahead and isinstance(drafter, DraftAhead)
     timeout = math.inf if drafter.needs.shares_memory else config.drafter_timeout
     return RequestTable(
@@ -172,10 +173,11 @@ def _residents(
             config.batch_size,
             num_slots,
             page_size=config.page_size,
-            spare=resolved.staged_rows + 1,
+            spare=spare,
             reserve=config.reserve,
             max_waiting=config.max_waiting,
-            beyond=resolved.rows_past_end(captures=captures),
+            beyond=resolved.rows_past_end(captures=models.device != "cpu"),
+            held=held,
         ),
         batch_limit=limit,
         compaction=stages.compaction,

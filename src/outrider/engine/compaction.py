@@ -133,6 +133,23 @@ def _behind(chunk: Chunk, first: Chunk | None) -> Chunk:
 
 
 @runtime_checkable
+class FreeingStore(CacheStore, Protocol):
+    """A memory that gives back what no later token sees."""
+
+    @property
+    def reach(self) -> int:
+        """Tokens of a text that its next one sees, itself included; 0 for all."""
+        ...
+
+
+def most_held(target: CausalLM, step: int, page_size: int) -> int:
+    """Arena tokens that a text of any length takes, where a job feeds `step` tokens of it at most;
+    0 where that is not bounded."""
+    reach = target.state.reach if isinstance(target.state, FreeingStore) else 0
+    return reach + step + page_size if reach else 0
+
+
+@runtime_checkable
 class BoundedStore(CacheStore, Protocol):
     """A memory that can return to `history` nodes of a round besides the pending token.
 

@@ -65,7 +65,8 @@ class Room:
     """How much one model may hold: `num_slots` KV positions in all, with the states of
     `hidden_layers`; in one step, `max_rows` packed tokens and `max_logits` rows of logits. A hybrid
     has room for recurrent `states` besides. No sequence is longer than `window`, where that is not
-    0."""
+    0. With `frees_pages`, pages that no later token sees are given back: no text is then forked
+    where it was shorter."""
 
     num_slots: int
     page_size: int = 32
@@ -74,11 +75,13 @@ class Room:
     hidden_layers: tuple[int, ...] = ()
     states: RecurrentCapacity = field(default_factory=RecurrentCapacity)
     window: int = 0
+    frees_pages: bool = False
 
-    def num_positions(self, max_tokens: int) -> int:
-        """How many positions the tables of a model of that window need. Siblings of a tree may lie
-        past the window, no path does."""
-        return min(max_tokens, self.num_slots, self.window or max_tokens) + self.max_rows
+    def num_positions(self, max_tokens: int, *, reach: int = 0) -> int:
+        """How many positions the tables of a model of that window need, whose tokens see the last
+        `reach`. Siblings of a tree may lie past the window, no path does."""
+        most = max_tokens if self.frees_pages and reach else min(max_tokens, self.num_slots)
+        return min(most, self.window or most) + self.max_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class Passes:
     def __init__(self, spec: ModelSpec, *, up_size: int, place: Placement, room: Room) -> None:
         self._room = room
         self.kv = PagedKV(
-            spec,
+            spec if room.frees_pages else replace(spec, reach=0),
             dtype=place.dtype,
             device=place.device,
             num_slots=room.num_slots,

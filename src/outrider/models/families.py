@@ -167,6 +167,12 @@ class LlamaConfig(DecoderConfig):
         return min((self.max_tokens, *windows))
 
     @property
+    def reach(self) -> int:
+        """How many of the last tokens any layer sees; 0 if one sees the whole text."""
+        windows = [self.layer_kind(index).window for index in range(self.num_layers)]
+        return max(windows) if all(windows) else 0
+
+    @property
     def attends_otherwise(self) -> bool:
         """Whether attention is anywhere more than a softmax over all keys."""
         traits = self.traits
@@ -209,7 +215,7 @@ class LlamaConfig(DecoderConfig):
         sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
         plain = DecoderConfig.spec(self, name, **sizes)
         if self.whole_tokens < self.max_tokens:
-            plain = replace(plain, window=self.whole_tokens)
+            plain = replace(plain, window=self.whole_tokens, reach=self.reach)
         if self.experts is None:
             return plain
         of_layer = self.experts.expert_parameters(self.hidden_size)

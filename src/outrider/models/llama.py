@@ -241,7 +241,7 @@ def _decoder_traits(config: LlamaConfig) -> DecoderTraits:
 
 def _turns(config: LlamaConfig, room: Room, device: torch.device) -> list[Turns]:
     """Tables of every layer. Layers that turn alike share them."""
-    num_positions = room.num_positions(config.max_tokens)
+    num_positions = room.num_positions(config.max_tokens, reach=config.reach)
     plain = turns_of(config, num_positions, device)
     ropes = [config.layer_kind(index).rope for index in range(config.num_layers)]
     tables: dict[Rope | None, Turns] = {config.rope: plain}

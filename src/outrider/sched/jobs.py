@@ -183,7 +183,8 @@ class Limits:
     finally keep, if that is less. A sequence counts for what it has and for the share `reserve` of
     what it may still emit, in whole pages. With a share of 1 none is ever stopped half-way for want
     of pages; with less more run at once, and some may have to be pre-empted. `max_waiting` requests
-    may wait.
+    may wait. No sequence ever holds more than `held` tokens, if that is not 0: pages before are
+    given back.
     """
 
     num_sequences: int
@@ -193,6 +194,7 @@ class Limits:
     reserve: float = 1.0
     max_waiting: int = 1_000_000
     beyond: int | None = None
+    held: int = 0
 
     def expected(self, num_tokens: int, num_left: int) -> int:
         """Arena tokens that a sequence with so many, which may emit `num_left` more, counts for."""
@@ -201,7 +203,8 @@ class Limits:
 
     def most(self, num_tokens: int) -> int:
         """Arena tokens, in whole pages, that a sequence which may keep `num_tokens` ever holds."""
-        return self._whole_pages(num_tokens + self.past_end)
+        most = self._whole_pages(num_tokens + self.past_end)
+        return min(most, self._whole_pages(self.held)) if self.held else most
 
     @property
     def past_end(self) -> int:

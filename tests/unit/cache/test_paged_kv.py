@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from checks.memory import check_freed
 from checks.state import check_speculation_is_not_found
 from doubles.tiny_attention import TinyAttentionLM, live_slots
 from outrider.core.clock import host_ints
@@ -151,6 +152,10 @@ def test_live_slots_are_those_of_committed_rows() -> None:
     model.state.fork(0, 1)
     (_, own), (_, copied) = model.state.pages(0), model.state.pages(1)
     assert live_slots(model.state) == [0, 1, 2, 3, 4 * own, 4 * copied]
+
+
+def test_pages_that_no_later_token_sees_are_given_back() -> None:
+    check_freed()
 
 
 def test_the_arena_is_allocated_once_in_whole_pages() -> None:

@@ -97,9 +97,10 @@ def test_it_is_small_and_its_counts_add_up(steps: list[tuple[int, int]]) -> None
     for state in range(automaton.num_states):
         counts = [edge.times for edge in automaton.edges(state)]
         assert automaton.total(state) == sum(counts)
-        best = automaton.likeliest(state)
-        assert (best is None) == (not counts)
-        assert best is None or best.times == max(counts)
+        best = automaton.foremost(state)
+        own = best if best is not None and best[0] == state else None
+        assert (own is None) == (state == ROOT or not counts)
+        assert own is None or own[3:] == (max(counts), sum(counts))
 
 
 @given(steps=growth)
@@ -113,7 +114,7 @@ def test_a_writer_knows_the_longest_end_that_was_followed(steps: list[tuple[int,
         texts[which].append(token)
         followed = {run[:-1] for run in runs(list(texts.values()))}
         for other, text in texts.items():
-            state, length = writers[other].context()
+            state, length = Cursor.after(writers[other]).context()
             wanted = max(size for size in range(len(text) + 1) if _known(text, size, followed))
             assert length == wanted
             assert state == state_of(automaton, text[len(text) - wanted :])
@@ -147,9 +148,9 @@ def test_counts_are_those_after_the_longest_run_known() -> None:
     state = state_of(automaton, (1, 2))
     assert state is not None
     assert {edge.token: edge.times for edge in automaton.edges(state)} == {3: 2, 4: 1}
-    best = automaton.likeliest(state)
+    best = automaton.foremost(state)
     assert best is not None
-    assert best.token == 3
+    assert best[:2] == (state, 3)
 
 
 def test_a_long_text_costs_what_its_length_does() -> None:

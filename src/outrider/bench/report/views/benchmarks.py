@@ -42,6 +42,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
         "Requests cancelled, let go, raising, interrupted.",
     ),
     "drafter_cost": ("Drafting", "Microseconds of a draft, beside the bare passes in it."),
+    "lookup_cost": ("Look-ups", "Microseconds of a round by the length of the text."),
     "interrupts": ("Interrupts", "Ctrl-C at every line of a short run: what it broke."),
     "limits": ("Limits", "Passes and rounds against a bare read of the weights."),
     "overhead": ("Overhead", "What a round takes beyond drafting and verifying."),
