@@ -15,7 +15,7 @@ STUDIES = {
     "batch": "limits",
     "verify_cost": "pass_cost",
     "memory_cost": "pass_cost",
-    "accept_cost": "round_cost",
+    "accept_cost": "accept_cost",
     "drafter_cost": "round_cost",
     "lookup_cost": "lookup_cost",
     "overhead": "round_cost",

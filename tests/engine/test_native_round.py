@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -100,23 +101,61 @@ def test_a_plain_request_never_asks_the_stages(dtype: str, monkeypatch: pytest.M
         raise AssertionError("a round went stage by stage")
 
     monkeypatch.setattr(Stages, "verify", refuse)
-    for temperature in (0.0, 0.9):
-        params = SamplingParams(max_tokens=12, temperature=temperature, seed=0)
+    ways = (
+        dict[str, float](),
+        {"temperature": 0.9},
+        {"temperature": 0.9, "logprobs": True, "top_p": 0.9},
+    )
+    shaped = {"presence_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": {3: 1.0}}
+    for way in (*ways, shaped, {"logprobs": True}):
+        params = SamplingParams(max_tokens=12, seed=0, **way)  # pyright: ignore[reportArgumentType]
         assert len(llm.generate(PROMPTS[0], params)[0].token_ids) == 12
+
+
+SHAPED: tuple[dict[str, object], ...] = (
+    {"logprobs": True, "top_logprobs": 3},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.4},
+    {"repetition_penalty": 1.3, "logprobs": True},
+    {"logit_bias": {5: 2.5, 11: -100.0}, "frequency_penalty": -0.3, "min_tokens": 6},
+    {},
+)
+
+
+# Rules and drafters are other parts of the call. Other combinations are `deep`.
+@pytest.mark.covering(1)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["block", "token", "match"])
+@pytest.mark.parametrize(("drafter", "k"), [("model", 6), ("ngram", 5), ("none", 0)])
+def test_penalties_and_log_probabilities_are_those_of_the_stages(
+    sampler: str, drafter: str, k: int
+) -> None:
+    """Beside requests without them, greedy, sampled and filtered."""
+    ways = ({"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 1.1, "top_p": 0.9})
+    params = [
+        SamplingParams(max_tokens=14 + 5 * i, seed=i, **shaped, **way)  # pyright: ignore[reportArgumentType]
+        for i, (way, shaped) in enumerate(product(ways, SHAPED))
+    ]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
+    told: list[object] = []
+    for on in (True, False):
+        results = _llm(fused=on, drafter=drafter, k=k, sampler=sampler).generate(prompts, params)
+        told.append((_told(results), [one.logprobs for one in results]))
+    assert told[0] == told[1]
 
 
 @pytest.mark.slow
 def test_requests_that_only_the_stages_serve_may_share_a_batch() -> None:
-    """Penalties and log-probabilities send their batch through the stages; what the draft
-    model holds is then the stages' to go on with, and the other way round."""
+    """Bans and reported rounds send their batch through the stages; what the draft model holds is
+    then the stages' to go on with, and the other way round."""
     plain = SamplingParams(max_tokens=40, temperature=0.8, seed=5)
     params = [
         plain,
-        replace(plain, max_tokens=9, presence_penalty=0.5),
-        replace(plain, max_tokens=17, logprobs=True),
-        replace(plain, max_tokens=25, repetition_penalty=1.2),
+        replace(plain, max_tokens=9, bad_words=("the",)),
+        replace(plain, max_tokens=17, round_events=True),
+        replace(plain, max_tokens=25, min_tokens=12, presence_penalty=0.5),
+        replace(plain, max_tokens=12, prompt_logprobs=1),
     ]
-    prompts = [*PROMPTS, LONG]
+    prompts = [*PROMPTS, LONG, LONG]
     fused, staged = (
         _told(_llm(fused=on, k=3, batch_size=2).generate(prompts, params)) for on in (True, False)
     )

@@ -12,6 +12,7 @@ Shapes:  N = nodes, V = vocabulary.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -47,6 +48,7 @@ class LogitsProcessor:
     mask_seconds: float = 0.0
     constraint: TokenConstraint | None = None
     _counts: _TokenCounts | None = field(default=None)
+    _sparse: SparseShaping | None = field(default=None)
 
     def __post_init__(self) -> None:
         if self.constraint is None and self.allowed is not None:
@@ -82,6 +84,16 @@ class LogitsProcessor:
             written = tokens[self.prompt_length :]
             for node, suffix in enumerate(suffixes):
                 self._ban(shaped_NV[node], [*written, *suffix])
+
+    def sparse(self, tokens: Sequence[int]) -> SparseShaping | None:
+        """What `shape` does after `tokens` and any suffix, as lists; None where a mask or a ban may
+        have a say. `tokens` may only have grown since the call before."""
+        if self.constraint is not None or self._may_ban(len(tokens)):
+            return None
+        if self._sparse is None:
+            self._sparse = SparseShaping(self.params, self.prompt_length)
+        self._sparse.catch_up(tokens)
+        return self._sparse
 
     def forced(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         """Up to `most` tokens that the mask leaves little or no choice of after `tokens`."""
@@ -170,6 +182,30 @@ class LogitsProcessor:
         ends_V = np.full(vocab_size, not self.stop_ids)
         ends_V[list(self.stop_ids)] = True
         return ends_V
+
+
+class SparseShaping:
+    """Bias and penalties of one request by the ids that they touch: those of `bias_ids` and those
+    that prompt or text have, `seen_ids`, each once, with how often the text has them."""
+
+    def __init__(self, params: SamplingParams, prompt_length: int) -> None:
+        bias = params.logit_bias or {}
+        self.bias_ids, self.biases = array("i", bias), array("f", bias.values())
+        self.repetition = params.repetition_penalty
+        self.frequency, self.presence = params.frequency_penalty, params.presence_penalty
+        self.seen_ids, self.counts = array("i"), array("f")
+        self._prompt_length, self._places = prompt_length, dict[int, int]()
+        self._num_counted = 0
+
+    def catch_up(self, tokens: Sequence[int]) -> None:
+        for place in range(self._num_counted, len(tokens)):
+            token = tokens[place]
+            if token not in self._places:
+                self._places[token] = len(self.seen_ids)
+                self.seen_ids.append(token)
+                self.counts.append(0)
+            self.counts[self._places[token]] += place >= self._prompt_length
+        self._num_counted = len(tokens)
 
 
 class _TokenCounts:

@@ -1,28 +1,30 @@
 """Native round: a whole round of a batch as one C++ call, for what most requests ask.
 
 The native round takes chains that a draft model draws within the call, which may be a copy of the
-target over its memory, or that a drafter chose without drawing, of requests without logits
-processors, reported probabilities, rules of their own or dropped prompt keys. All else goes stage
-by stage. Both ways give the same tokens, so a request may change between them.
+target over its memory, or that a drafter chose without drawing, of requests without masks, bans,
+reported rounds, rules of their own or dropped prompt keys. All else goes stage by stage. Both ways
+give the same tokens, so a request may change between them.
+
+Shapes:  M = packed logits rows, N = tokens of one outcome, V = vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
-from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.draft import Draft, Outcome, TokenLogprobs, Verdict
 from outrider.core.errors import ContractError, given
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.core.rng import Pick
-from outrider.core.sampling import MIN_TEMPERATURE
+from outrider.core.sampling import MIN_TEMPERATURE, log_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.drafters.model import ModelDrafter
@@ -120,9 +122,10 @@ class NativeRound:
         if self.stages.drops_keys(batch) or self.stages.others.num_likely(batch):
             return False
         return all(model.forward() is not None for model in models) and all(
-            seq.shaper is None
+            (seq.shaper is None or seq.shaper.sparse(seq.tokens) is not None)
             and seq.pick == self.pick
-            and not seq.params.reads_probs
+            and not seq.params.round_events
+            and not seq.is_unscored
             and not seq.speculation.sampler
             and (self.draft is None or seq.speculation.engine_drafts)
             for seq in batch
@@ -159,6 +162,8 @@ class NativeRound:
             drafted=drafted,
             draft=self._draft_feed(seq, depth, batch_size, target) if depth else None,
             depth=depth,
+            shaping=None if seq.shaper is None else seq.shaper.sparse(seq.tokens),
+            wants_laws=seq.params.logprobs,
         )
 
     def _draft_feed(
@@ -181,15 +186,19 @@ class NativeRound:
         num_waiting: int,
     ) -> list[Outcome]:
         """The round began at `began`; `drafting` seconds of it went by before the call."""
-        settled = [
-            self._end(seq, row, verdict)
-            for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True)
-        ]
+        settled: list[FinishedRow] = []
+        start = 0
+        for seq, row, verdict in zip(batch, rows, decided.verdicts, strict=True):
+            settled.append(self._end(seq, row, verdict, start))
+            start += 1 + len(verdict.drafted)
         timing = RoundTiming(began, drafting + decided.draft_seconds, decided.verify_seconds)
         return self.stages.finish_round(settled, timing=timing, num_waiting=num_waiting)
 
-    def _end(self, seq: LiveSequence, row: RoundRow, verdict: RoundVerdict) -> FinishedRow:
-        """Clamp the outcome, and tell both memories what was staged behind their backs."""
+    def _end(
+        self, seq: LiveSequence, row: RoundRow, verdict: RoundVerdict, start: int
+    ) -> FinishedRow:
+        """Clamp the outcome, and tell both memories what was staged behind their backs. Its logits
+        begin at row `start`."""
         drafted = verdict.drafted
         if row.depth and self.drafter is not None:
             fed = (*given(row.draft, "draft").unread, *drafted[:-1])
@@ -200,8 +209,18 @@ class NativeRound:
         path = tuple(range(verdict.num_accepted))
         outcome = Outcome(seq.seq_id, seq.draft, Verdict(path, verdict.next_token))
         outcome, reason = clamp(outcome, seq)
+        if seq.params.logprobs:
+            outcome = replace(outcome, logprobs=self._logprobs(seq.params, outcome.tokens, start))
         self.target.state.note_chain(seq.seq_id, (*row.target.unread, *drafted))
         return FinishedRow(seq, len(row.target.unread), outcome, reason)
+
+    def _logprobs(
+        self, params: SamplingParams, tokens: Sequence[int], start: int
+    ) -> tuple[TokenLogprobs, ...]:
+        """Of a chain's tokens; a request that is not greedy has distributions for logits now."""
+        rows_NV = self.target.logits[start : start + len(tokens)]
+        log_NV = log_probs(rows_NV) if params.greedy else rows_NV.log()
+        return token_logprobs(log_NV, range(len(tokens)), tokens, params.top_logprobs)
 
 
 def native_round(

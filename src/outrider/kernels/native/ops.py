@@ -100,6 +100,7 @@ _SIGNATURES = {
     "grouped_rows": "pppi",
     "grow_tree": "pppl:i",
     "head_norm": "ppppfiiii",
+    "judge": "p:i",
     "keep_likely": "ppddil",
     "lane_team": "p",
     "layer_norm": "ppppfpii",

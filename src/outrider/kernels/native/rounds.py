@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import given
+from outrider.core.logits import SparseShaping
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import PassStruct, function, struct_fields
 
@@ -65,9 +66,28 @@ class Row(Structure):
         (c_uint32, "sample start"),
         (c_float, "temperature"),
         (c_int32, "depth target_length target_unread draft_length draft_unread num_accepted next"),
+        (c_int32, "wants_laws unused"),
         (c_int64, "top_k"),
         (c_double, "top_p min_p"),
+        (c_void_p, "shaping"),
     )
+
+
+class ShapingStruct(Structure):
+    _fields_ = struct_fields(
+        (c_void_p, "bias_ids seen_ids biases counts"),
+        (c_int32, "num_biases num_seen"),
+        (c_float, "repetition frequency presence unused"),
+    )
+
+    def tell(self, shaping: SparseShaping) -> None:
+        """Points into lists that may move when the text grows."""
+        self.bias_ids, self.num_biases = shaping.bias_ids.buffer_info()
+        self.seen_ids, self.num_seen = shaping.seen_ids.buffer_info()
+        self.biases, _ = shaping.biases.buffer_info()
+        self.counts, _ = shaping.counts.buffer_info()
+        self.repetition = shaping.repetition
+        self.frequency, self.presence = shaping.frequency, shaping.presence
 
 
 class RoundStruct(Structure):
@@ -201,9 +221,7 @@ class NativeChains:
         most, at = max(row.depth for row in rows), 0
         for index, row in enumerate(rows):
             told = self._rows[index]
-            told.seed, told.sample, told.start = row.seed, row.sample, row.start
-            told.temperature, told.depth = row.temperature, row.depth
-            told.top_k, told.top_p, told.min_p = row.top_k, row.top_p, row.min_p
+            tell(told, row, row.depth)
             told.draft_length, told.draft_unread = row.feed.length, len(row.feed.unread)
             at = self._lane.read(index, row.feed, at)
         self._round.num_rows, self._round.most_depth = len(rows), most
@@ -215,6 +233,13 @@ class NativeChains:
             return None
         drafted = [self._drafts[i * most : i * most + row.depth] for i, row in enumerate(rows)]
         return DraftedChains(drafted, probs_BKV)
+
+
+def tell(told: Row, row: ChainRow | RoundRow, depth: int) -> None:
+    """How the tokens of `row` are chosen."""
+    told.seed, told.sample, told.start = row.seed, row.sample, row.start
+    told.temperature, told.depth = row.temperature, depth
+    told.top_k, told.top_p, told.min_p = row.top_k, row.top_p, row.min_p
 
 
 RULES = {"token": 0, "block": 1, "match": 2}
@@ -236,6 +261,8 @@ class RoundRow:
     drafted: Sequence[int] = ()
     draft: CacheSpan | None = None
     depth: int = 0
+    shaping: SparseShaping | None = None
+    wants_laws: bool = False
 
 
 @dataclass(slots=True)
@@ -267,7 +294,7 @@ class NativeRounds:
     ) -> None:
         self._target = Lane(target, batch_size)
         self._draft = None if draft is None else Lane(draft, batch_size)
-        self._rows = (Row * batch_size)()
+        self._rows, self._shapings = (Row * batch_size)(), (ShapingStruct * batch_size)()
         self._drafts = (c_int32 * (batch_size * MAX_DEPTH))()
         num_logits, vocab_size = target.logits_MV.shape
         self._best = (c_int64 * num_logits)()
@@ -328,9 +355,11 @@ class NativeRounds:
         at_target = at_draft = 0
         for index, (row, depth) in enumerate(zip(rows, depths, strict=True)):
             told = self._rows[index]
-            told.seed, told.sample, told.start = row.seed, row.sample, row.start
-            told.temperature, told.depth = row.temperature, depth
-            told.top_k, told.top_p, told.min_p = row.top_k, row.top_p, row.min_p
+            tell(told, row, depth)
+            told.wants_laws, told.shaping = row.wants_laws, None
+            if row.shaping is not None:
+                self._shapings[index].tell(row.shaping)
+                told.shaping = ctypes.addressof(self._shapings[index])
             told.target_length, told.target_unread = row.target.length, len(row.target.unread)
             at_target = self._target.read(index, row.target, at_target)
             if row.drafted:

@@ -7,6 +7,7 @@
 #include <cfloat>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "team.h"
 #include "vectors.h"
@@ -16,13 +17,15 @@ namespace outrider {
 namespace {
 
 constexpr float INF = std::numeric_limits<float>::infinity();
-// Numbers compared with a bound at once.
-constexpr int64_t CHUNK = 4 * LANES;
+// Numbers compared with a bound at once; only in a span that has one are chunks looked at.
+constexpr int64_t CHUNK = 4 * LANES, SPAN = 16 * CHUNK;
 // By how much the bound of a nucleus is lowered until enough mass lies above it.
 constexpr float STEP = 1.0f / 16;
 // What a sum whose chunks are added in float32 may come out too large by.
 constexpr double SLACK = 2e-6;
 constexpr int64_t MIN_ROOM = 1024;
+// Candidates that are sorted.
+constexpr int64_t FEW = 16;
 
 inline Vec load_or(const float* from, int64_t count, float otherwise) {
     if (count >= LANES) return load(from);
@@ -31,22 +34,30 @@ inline Vec load_or(const float* from, int64_t count, float otherwise) {
     return vec;
 }
 
-// The largest of a chunk; a NaN counts for nothing.
+// The largest of some numbers; a NaN counts for nothing.
 inline float largest_of(const float* from, int64_t count) {
-    Vec most = splat(-INF);
-    for (int64_t i = 0; i < count; i += LANES)
-        most = larger(load_or(from + i, count - i, -INF), most);
-    return largest_lane(most);
+    Vec most[4] = {splat(-INF), splat(-INF), splat(-INF), splat(-INF)};
+    for_vectors<LANES>(count, [&](int64_t at, int64_t some, int chain) {
+        most[chain] = larger(load_or(from + at, some, -INF), most[chain]);
+    });
+    return largest_lane(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
 // Calls body(index) for the numbers that are at least `bound()`, which may rise meanwhile.
 template <class Bound, class Body>
 void for_large(const float* row, int64_t size, const Bound& bound, const Body& body) {
-    for (int64_t start = 0; start < size; start += CHUNK) {
-        const int64_t count = std::min(size - start, CHUNK);
-        if (!(largest_of(row + start, count) >= bound())) continue;
-        for (int64_t i = start; i < start + count; ++i)
-            if (row[i] >= bound()) body(i);
+    const auto large = [&](int64_t start, int64_t end) {
+        return start < end && largest_of(row + start, end - start) >= bound();
+    };
+    for (int64_t span = 0; span < size; span += SPAN) {
+        const int64_t last = std::min(span + SPAN, size);
+        if (!large(span, last)) continue;
+        for (int64_t start = span; start < last; start += CHUNK) {
+            const int64_t end = std::min(start + CHUNK, last);
+            if (!large(start, end)) continue;
+            for (int64_t i = start; i < end; ++i)
+                if (row[i] >= bound()) body(i);
+        }
     }
 }
 
@@ -77,26 +88,18 @@ void mask_below(const float* from, float edge, float* out, int64_t size) {
     }
 }
 
-// The sum of what is at least `bound`, made in float64 a chunk at a time.
+// The sum of what is at least `bound`, made in float64 a span at a time.
 double mass_above(const float* distribution, int64_t size, float bound) {
     double mass = 0;
-    for (int64_t start = 0; start < size; start += CHUNK) {
-        Vec sum = {};
-        const int64_t end = std::min(start + CHUNK, size);
-        for (int64_t i = start; i < end; i += LANES) {
-            const Vec p = load_or(distribution + i, end - i, 0);
-            sum += p < bound ? Vec{} : p;
-        }
-        mass += sum_of_lanes(sum);
+    for (int64_t span = 0; span < size; span += SPAN) {
+        Vec sums[4] = {};
+        for_vectors<LANES>(std::min(SPAN, size - span), [&](int64_t at, int64_t some, int chain) {
+            const Vec p = load_or(distribution + span + at, some, 0);
+            sums[chain] += p < bound ? Vec{} : p;
+        });
+        mass += sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
     return mass;
-}
-
-float largest(const float* distribution, int64_t size) {
-    float most = -INF;
-    for (int64_t start = 0; start < size; start += CHUNK)
-        most = std::max(most, largest_of(distribution + start, std::min(size - start, CHUNK)));
-    return most;
 }
 
 // A likely token as one number: sorted downwards, the likelier comes first, and of equal ones the
@@ -111,18 +114,32 @@ struct Candidate {
     bool operator<(const Candidate& other) const { return key > other.key; }
 };
 
-// The first of `count` sorted candidates that together reach `top_p`, at least one; their sum.
-int64_t nucleus(const Candidate* candidates, int64_t count, double top_p, double* sum) {
-    int64_t kept = 0;
-    for (*sum = 0; kept < count && (kept == 0 || *sum < top_p); ++kept)
-        *sum += candidates[kept].p();
+double sum_of(const Candidate* first, const Candidate* last) {
+    return std::accumulate(first, last, 0.0, [](double sum, const Candidate& one) {
+        return sum + one.p();
+    });
+}
+
+// Puts the likeliest candidates that together reach `top_p` first, at least one; how many, and
+// their sum. Halves are parted, not sorted, until few are left.
+int64_t nucleus(Candidate* candidates, int64_t count, double top_p, double* sum) {
+    int64_t kept = 0, end = count;
+    for (*sum = 0; end - kept > FEW;) {
+        const int64_t middle = kept + (end - kept) / 2;
+        std::nth_element(candidates + kept, candidates + middle, candidates + end);
+        const double more = *sum + sum_of(candidates + kept, candidates + middle);
+        if (more >= top_p) end = middle;
+        else kept = middle, *sum = more;
+    }
+    std::sort(candidates + kept, candidates + end);
+    for (; kept < end && (kept == 0 || *sum < top_p); ++kept) *sum += candidates[kept].p();
     return kept;
 }
 
 // Keeps the likeliest tokens whose mass reaches top_p, then of these what is at least min_p of the
 // likeliest, and makes what is left sum to one each time.
 void keep_nucleus(float* distribution, int64_t size, double top_p, float min_p, Scratch& scratch) {
-    const float most = largest(distribution, size);
+    const float most = largest_of(distribution, size);
     if (!(most > 0 && most < INF)) return;  // no distribution; whoever draws from it will say so
     float bound = most * STEP;
     while (bound > FLT_MIN && mass_above(distribution, size, bound) < top_p + SLACK) bound *= STEP;
@@ -131,23 +148,21 @@ void keep_nucleus(float* distribution, int64_t size, double top_p, float min_p, 
     int64_t count = 0;
     for_large(distribution, size, [&] { return bound; },
               [&](int64_t i) { candidates[count++] = Candidate(distribution[i], i); });
-    std::sort(candidates, candidates + count);
     double sum;
-    int64_t kept = nucleus(candidates, count, top_p, &sum);
+    const int64_t kept = nucleus(candidates, count, top_p, &sum);
     const auto total = static_cast<float>(sum);
-    const float floor = min_p * (candidates[0].p() / total);
-    double rest = 0;
-    int64_t likely = 0;
-    for (; likely < kept && candidates[likely].p() / total >= floor; ++likely)
-        rest += candidates[likely].p() / total;
-    const float divisor = likely < kept ? static_cast<float>(rest) : 1.0f;
+    const float floor = min_p * (most / total);
+    const auto is_near = [&](const Candidate& one) { return one.p() / total >= floor; };
+    const int64_t likely = std::partition(candidates, candidates + kept, is_near) - candidates;
+    const auto rest = static_cast<float>(sum_of(candidates, candidates + likely) / total);
+    const float divisor = likely < kept ? rest : 1.0f;
     std::fill(distribution, distribution + size, 0.0f);
     for (int64_t i = 0; i < likely; ++i)
         distribution[candidates[i].index()] = candidates[i].p() / total / divisor;
 }
 
 void keep_near_likeliest(float* distribution, int64_t size, float min_p) {
-    const float floor = min_p * largest(distribution, size);
+    const float floor = min_p * largest_of(distribution, size);
     const auto total = static_cast<float>(mass_above(distribution, size, floor));
     for (int64_t i = 0; i < size; i += LANES) {
         const Vec p = load_or(distribution + i, size - i, 0);

@@ -75,6 +75,18 @@ struct Memory {
     int32_t num_wanted, num_logits, state_size, unused;
 };
 
+// Mirrored by `Shaping` in rounds.py: what bias and penalties of core/logits.py do to a row. Ids
+// that the sequence has are listed once, with how often its text has them.
+struct Shaping {
+    const int32_t *bias_ids, *seen_ids;
+    const float *biases, *counts;
+    int32_t num_biases, num_seen;
+    float repetition, frequency, presence, unused;
+
+    // Of a row after `num_drafted` tokens.
+    void operator()(float* logits, const int32_t* drafted, int num_drafted) const;
+};
+
 // Mirrored by `Row` in rounds.py: one sequence. What a model has not read begins in its
 // memory's `tokens` at the sum of the counts before. `next` is the target's own token.
 struct Row {
@@ -84,12 +96,17 @@ struct Row {
     int32_t depth;      // tokens to draft, or drafted already
     int32_t target_length, target_unread, draft_length, draft_unread;
     int32_t num_accepted, next;
-    int64_t top_k;  // 0 keeps all
+    int32_t wants_laws, unused;  // whether all distributions are to lie in place of logits
+    int64_t top_k;               // 0 keeps all
     double top_p, min_p;
+    const Shaping* shaping;  // null changes no logits
 
     bool greedy() const { return temperature == 0; }
     double uniform(uint32_t from, int node, Role role) const {
         return philox_uniform(seed, node + 1, from, sample, role);
+    }
+    bool filters(int vocab_size) const {
+        return (top_k > 0 && top_k < vocab_size) || top_p < 1 || min_p > 0;
     }
     bool coin(double probability, int node) const {
         return probability >= 1 || uniform(start, node, ACCEPT) < probability;
@@ -113,5 +130,11 @@ struct Round {
         return distributions + (static_cast<int64_t>(row) * most_depth + node) * vocab_size;
     }
 };
+
+// Rows of distributions as core/sampling.py makes them; `out` may be `logits` (judge.cpp).
+void make_laws(const Round& round, const Row& row, const float* logits, float* out, int num_rows);
+// Decides row `index` of the round, whose rows of logits lie at `logits` and become distributions.
+// False if one that is looked at is none.
+bool judge(const Round& round, int index, float* logits);
 
 }  // namespace outrider

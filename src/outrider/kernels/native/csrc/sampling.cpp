@@ -57,22 +57,14 @@ inline double sum_of(const Wide (&chains)[4]) {
     return sum;
 }
 
-// Calls step(at, count, chain) for the vectors of [0, size), whose sums go to four chains in turn.
-template <int WIDTH, class Step>
-inline void for_vectors(int64_t size, const Step& step) {
-    int64_t at = 0;
-    for (; at + 4 * WIDTH <= size; at += 4 * WIDTH)
-        for (int chain = 0; chain < 4; ++chain) step(at + chain * WIDTH, WIDTH, chain);
-    for (int chain = 0; at < size; at += WIDTH, ++chain)
-        step(at, std::min<int64_t>(size - at, WIDTH), chain);
-}
-
 // A block of a row of exponentials: they are relative to its own largest logit.
 struct Part {
     float largest;
     float scale;
     double sum;
 };
+
+inline float origin(float largest) { return largest == -INF ? 0.0f : largest; }
 
 inline Vec load_logits(const float* from, int64_t count) {
     if (count >= LANES) return load(from);
@@ -85,19 +77,18 @@ inline Vec load_logits(const float* from, int64_t count) {
 // below 2^-126, and exactly 1 at 0. Half the work of `exp`, which takes numbers of either sign.
 inline Vec power_of_two(Vec x, float rate) {
     constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const Vec shifted = x * rate + TO_INTEGER;
-    const Vec f = x * rate - (shifted - TO_INTEGER);
+    const Vec shifted = fused(x, splat(rate), splat(TO_INTEGER));
+    const Vec f = fused(x, splat(rate), -(shifted - TO_INTEGER));
     Vec p = splat(1.3264727e-3f);
-    p = p * f + 9.671513e-3f;
-    p = p * f + 5.5507336e-2f;
-    p = p * f + 2.4022242e-1f;
-    p = p * f + 6.9314700e-1f;
-    p = p * f + 1.0f;
+    for (float next : {9.671513e-3f, 5.5507336e-2f, 2.4022242e-1f, 6.9314700e-1f, 1.0f})
+        p = fused(p, f, splat(next));
     const BitVec power = cast<BitVec>(p) + (cast<BitVec>(shifted) << 23);
     return shifted < TO_INTEGER - 126.0f ? Vec{} : cast<Vec>(power);
 }
 
-// out = 2^((logit - largest) * rate); `out` may be `logits`. The sum is NaN if a logit is.
+// 2^((logit - largest) * rate), written to `out` if there is one, which may be `logits`. The sum is
+// NaN if a logit is.
+template <bool WRITES>
 Part exponentials(const float* logits, float rate, float* out, int64_t size) {
     Vec most[4] = {splat(-INF), splat(-INF), splat(-INF), splat(-INF)};
     IntVec is_nan = {};
@@ -108,14 +99,14 @@ Part exponentials(const float* logits, float rate, float* out, int64_t size) {
     });
     const float largest = largest_lane(larger(larger(most[0], most[1]), larger(most[2], most[3])));
     // Of a block without any mass the differences would not be numbers.
-    const Vec top = splat(largest == -INF ? 0.0f : largest);
+    const Vec top = splat(origin(largest));
     Wide sums[4] = {};
     Vec chains[4] = {};
     for_vectors<LANES>(size, [&](int64_t at, int64_t count, int chain) {
         // The next block comes in while this one is computed.
         __builtin_prefetch(logits + at + EXP_BLOCK);
         const Vec power = power_of_two(load_logits(logits + at, count) - top, rate);
-        store_some(out + at, power, static_cast<int>(count));
+        if (WRITES) store_some(out + at, power, static_cast<int>(count));
         chains[chain] += power;
     });
     for (int chain = 0; chain < 4; ++chain)
@@ -142,12 +133,18 @@ void share_out(Part* parts, int64_t num_parts, float rate) {
 
 // Products too small for a normal number become 0: arithmetic on the others is a hundred times
 // slower.
-void scale(float* out, float scale, int64_t size) {
-    const Vec least = splat(scale == 0 ? INF : FLT_MIN / scale);
+struct Scale {
+    float factor;
+    Vec least = splat(factor == 0 ? INF : FLT_MIN / factor);
+
+    Vec operator()(Vec power) const { return (power < least ? Vec{} : power) * factor; }
+};
+
+void scale(float* out, float factor, int64_t size) {
+    const Scale scaled{factor};
     for_vectors<LANES>(size, [&](int64_t at, int64_t count, int) {
-        const Vec power = load_some(out + at, static_cast<int>(count));
-        const Vec kept = power < least ? Vec{} : power;
-        store_some(out + at, kept * scale, static_cast<int>(count));
+        const int some = static_cast<int>(count);
+        store_some(out + at, scaled(load_some(out + at, some)), some);
     });
 }
 
@@ -179,6 +176,38 @@ double leftover(const float* p, const float* q, double share, float* out, int64_
     });
     return sum_of(chains);
 }
+
+// The blocks of exponentials of rows, shared among the team.
+struct Blocks {
+    Team& team;
+    const float rate;
+    const int64_t size, count;
+
+    Blocks(Team& of, float temperature, int64_t row_size)
+        : team(of), rate(static_cast<float>(LOG2_E / temperature)), size(row_size),
+          count((row_size + EXP_BLOCK - 1) / EXP_BLOCK) {}
+
+    Part* room(int num_rows) const {
+        const size_t bytes = sizeof(Part) * count * std::max(num_rows, 1);
+        return static_cast<Part*>(team.shared().take(bytes));
+    }
+
+    // Calls body(item, start, length) for all blocks of `num_rows` rows.
+    template <class Body>
+    void each(int num_rows, const Body& body) const {
+        team.run(num_rows * static_cast<int>(count), EXP_GRAIN, [&](int first, int last, int) {
+            for (int item = first; item < last; ++item) {
+                const int64_t start = item % count * EXP_BLOCK;
+                body(item, item / count * size + start, std::min(size - start, EXP_BLOCK));
+            }
+        });
+    }
+
+    void share_out(Part* parts, int num_rows) const {
+        for (int row = 0; row < num_rows; ++row)
+            outrider::share_out(parts + row * count, count, rate);
+    }
+};
 
 // Calls body(start, count, block) for the blocks of [0, size), shared among the team.
 template <class Body>
@@ -227,31 +256,39 @@ void outrider_softmax(Team* team, const float* logits, float temperature, float*
                       int64_t size) {
     team = &team->here();
     std::lock_guard<std::mutex> lock(team->entry());
-    const auto rate = static_cast<float>(LOG2_E / temperature);
-    const int64_t num_parts = (size + EXP_BLOCK - 1) / EXP_BLOCK;
+    const Blocks blocks(*team, temperature, size);
     const int group = static_cast<int>(
         std::min<int64_t>(num_rows, std::max<int64_t>(1, team->num_threads() * GROUP / size)));
-    const size_t bytes = sizeof(Part) * num_parts * std::max(group, 1);
-    auto* parts = static_cast<Part*>(team->shared().take(bytes));
-    const auto each = [&](int first_row, int count, const auto& body) {
-        team->run(count * static_cast<int>(num_parts), EXP_GRAIN, [&](int first, int last, int) {
-            for (int item = first; item < last; ++item) {
-                const int64_t start = item % num_parts * EXP_BLOCK;
-                const int64_t at = (first_row + item / num_parts) * size + start;
-                body(parts[item], at, std::min(size - start, EXP_BLOCK));
-            }
-        });
-    };
+    Part* parts = blocks.room(group);
     for (int first = 0; first < num_rows; first += group) {
         const int count = std::min(group, num_rows - first);
-        each(first, count, [&](Part& part, int64_t at, int64_t length) {
-            part = exponentials(logits + at, rate, out + at, length);
+        const float* from = logits + first * size;
+        float* to = out + first * size;
+        blocks.each(count, [&](int item, int64_t at, int64_t length) {
+            parts[item] = exponentials<true>(from + at, blocks.rate, to + at, length);
         });
-        for (int row = 0; row < count; ++row)
-            share_out(parts + row * num_parts, num_parts, rate);
-        each(first, count, [&](const Part& part, int64_t at, int64_t length) {
-            scale(out + at, part.scale, length);
+        blocks.share_out(parts, count);
+        blocks.each(count, [&](int item, int64_t at, int64_t length) {
+            scale(to + at, parts[item].scale, length);
         });
+    }
+}
+
+// What those rows have for a token each, bit for bit; no row is written.
+void outrider_masses(Team* team, const float* logits, float temperature, const int32_t* tokens,
+                     double* out, int num_rows, int64_t size) {
+    team = &team->here();
+    std::lock_guard<std::mutex> lock(team->entry());
+    const Blocks blocks(*team, temperature, size);
+    Part* parts = blocks.room(num_rows);
+    blocks.each(num_rows, [&](int item, int64_t at, int64_t length) {
+        parts[item] = exponentials<false>(logits + at, blocks.rate, nullptr, length);
+    });
+    blocks.share_out(parts, num_rows);
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const Part& part = parts[row * blocks.count + tokens[row] / EXP_BLOCK];
+        const Vec above = splat(logits[row * size + tokens[row]] - origin(part.largest));
+        out[row] = Scale{part.scale}(power_of_two(above, blocks.rate))[0];
     }
 }
 

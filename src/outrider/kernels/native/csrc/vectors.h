@@ -5,6 +5,7 @@
 // multiply-adds differently. Sums across lanes follow one fixed tree.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -198,6 +199,16 @@ inline Vec fused(Vec a, Vec b, Vec sum) {
 #else
     return a * b + sum;
 #endif
+}
+
+// Calls step(at, count, chain) for the vectors of [0, size), whose sums go to four chains in turn.
+template <int WIDTH, class Step>
+inline void for_vectors(int64_t size, const Step& step) {
+    int64_t at = 0;
+    for (; at + 4 * WIDTH <= size; at += 4 * WIDTH)
+        for (int chain = 0; chain < 4; ++chain) step(at + chain * WIDTH, WIDTH, chain);
+    for (int chain = 0; at < size; at += WIDTH, ++chain)
+        step(at, std::min<int64_t>(size - at, WIDTH), chain);
 }
 
 // Where one is a NaN, `b`.
