@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+import outrider
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "outrider"
@@ -112,6 +115,40 @@ def test_importing_the_package_does_nothing() -> None:
         "    raise SystemExit(1)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], check=False, env={}, timeout=60)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_name_of_the_package_leaves_the_collector_as_it_was(
+    collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(outrider.__dict__["_HOMES"], "LLM", "outrider.nowhere")
+    was = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        assert outrider.SamplingParams.__name__ == "SamplingParams"
+        assert gc.isenabled() is collects
+        with pytest.raises(ModuleNotFoundError, match="nowhere"):
+            _ = outrider.LLM
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+@pytest.mark.wide
+def test_a_pair_on_a_cpu_imports_what_it_needs() -> None:
+    """Up to its first token: each module takes milliseconds, and there are hundreds."""
+    script = (
+        "import sys\n"
+        "from outrider import LLM\n"
+        "with LLM('outrider/embedded', device='cpu') as llm:\n"
+        "    next(iter(llm.stream('def', max_tokens=2)))\n"
+        "idle = ('engine.cuda_graph', 'drafters.process.client', 'drafters.ahead.drafter',\n"
+        "        'drafters.suffix', 'drafters.bridge', 'planner', 'server')\n"
+        "found = [name for name in idle if f'outrider.{name}' in sys.modules]\n"
+        "sys.exit(', '.join(found) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=120)
     assert done.returncode == 0
 
 
