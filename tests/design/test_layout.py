@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+import outrider
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "outrider"
@@ -113,6 +116,54 @@ def test_importing_the_package_does_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], check=False, env={}, timeout=60)
     assert done.returncode == 0
+
+
+def test_building_kernels_imports_no_torch() -> None:
+    """Neither a wheel's nor the first start's, and tests start many builders."""
+    script = "import sys, outrider.kernels.native.build; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_name_of_the_package_leaves_the_collector_as_it_was(
+    collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(outrider.__dict__["_HOMES"], "LLM", "outrider.nowhere")
+    was = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        assert outrider.SamplingParams.__name__ == "SamplingParams"
+        assert gc.isenabled() is collects
+        with pytest.raises(ModuleNotFoundError, match="nowhere"):
+            _ = outrider.LLM
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+# What one run in a hundred needs is imported where it is made: each module takes milliseconds.
+IDLE = {
+    *("engine.cuda_graph.build", "drafters.process.client", "drafters.ahead.drafter"),
+    *("drafters.suffix", "drafters.ngram", "drafters.bridge", "drafters.recycling"),
+    *("drafters.hidden", "drafters.eagle", "drafters.medusa", "server.app", "cli.main"),
+}
+
+
+def test_a_pair_starts_without_what_it_does_not_run(trees: dict[Path, ast.Module]) -> None:
+    met, left = set[str](), ["outrider.api.llm"]
+    while left:
+        name = left.pop()
+        path = PACKAGE.parent.joinpath(*name.split("."))
+        found = trees.get(path.with_suffix(".py")) or trees.get(path / "__init__.py")
+        if name in met or found is None:
+            continue
+        met.add(name)
+        for node in found.body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                left += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+    assert len(met) > 100
+    assert not met & {f"outrider.{name}" for name in IDLE}
 
 
 def test_scripts_are_valid_shell() -> None:

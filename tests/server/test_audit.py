@@ -63,8 +63,11 @@ async def audited(num_requests: int) -> Counter[str]:
     return outcomes
 
 
-def test_audits_of_what_is_right_are_silent() -> None:
-    assert asyncio.run(audited(120)) == {"same": 120}
+# Thirty have every word five times, greedy or seeded, and a bug rings within six; the soak is
+# deep.
+@pytest.mark.parametrize("num_requests", [30, pytest.param(120, marks=pytest.mark.deep)])
+def test_audits_of_what_is_right_are_silent(num_requests: int) -> None:
+    assert asyncio.run(audited(num_requests)) == {"same": num_requests}
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

@@ -90,6 +90,10 @@ class Tokenizer:
         files = (folder,) if folder.is_file() else tuple(folder / name for name in _FILES)
         return _load(folder.resolve(), tuple(map(_identity, files)))
 
+    def is_of_the_text_of(self, other: Tokenizer) -> bool:
+        """Whether one tokenizer.json was read for both, which then differ in nothing."""
+        return self._backend is other._backend
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """`add_special` lets the checkpoint put its BOS before the text; text of the chat
         template already has it. Raises ConfigError for text that is not Unicode, CheckpointError
@@ -249,6 +253,8 @@ _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> list[Difference]:
     """The lowest ids that the two read differently; empty if a draft may use either."""
+    if first.is_of_the_text_of(second):
+        return []
     left, right = first.vocabulary, second.vocabulary
     found: list[Difference] = []
     for token_id in sorted(left.keys() | right.keys()):
@@ -271,7 +277,12 @@ def spellings(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ..
     return tuple(dict.fromkeys(ids for ids in found if ids))
 
 
-@lru_cache(maxsize=8)
+_MAX_LOADED = 8
+# By the digest of the text: target and draft of a family have the same one, in two folders.
+_loaded: dict[bytes, tuple[Backend, Growth]] = {}
+
+
+@lru_cache(maxsize=_MAX_LOADED)
 def _load(folder: Path, identity: tuple[object, ...]) -> Tokenizer:
     """`identity` is part of the key only: an edited file is read again."""
     del identity
@@ -303,13 +314,12 @@ def _load_backend(path: Path) -> tuple[Backend, Growth]:
     if not is_there(path):
         raise CheckpointError(f"{path}: no such file.", hint=_FILE_HINT)
     try:
-        if is_in_gguf(path):
-            loaded: object = JsonObject.read(path).values
-            text = json.dumps(loaded)
-        else:
-            text = _read_text(path, FileKind.TOKENIZER)
-            loaded = parse_json(text)
-        growth = check(loaded, str(path))
+        stored = JsonObject.read(path).values if is_in_gguf(path) else None
+        text = _read_text(path, FileKind.TOKENIZER) if stored is None else json.dumps(stored)
+        digest = hashlib.sha256(text.encode()).digest()
+        if (same := _loaded.get(digest)) is not None:
+            return same
+        growth = check(parse_json(text) if stored is None else stored, str(path))
     except ValueError as error:
         raise CheckpointError(f"{path}: not a tokenizer: {error}", hint=_FILE_HINT) from None
     reason = try_out(growth.patterns)
@@ -322,6 +332,9 @@ def _load_backend(path: Path) -> tuple[Backend, Growth]:
         raise CheckpointError(f"{path}: not a tokenizer: {failed}", hint=_FILE_HINT) from None
     backend.no_truncation()
     backend.no_padding()
+    if len(_loaded) == _MAX_LOADED:
+        _loaded.clear()
+    _loaded[digest] = backend, growth
     return backend, growth
 
 

@@ -28,7 +28,7 @@ from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
 from outrider.kernels.kv_rows import row_size
-from outrider.kernels.native.cpu import zeros
+from outrider.kernels.native.huge_pages import zeros
 from outrider.kernels.plan import PackedPlan
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from outrider.core.errors import given
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.core.sampling import PLAIN, Sampling
-from outrider.drafters.bridge import Translator
-from outrider.drafters.process.options import ChildOptions
 from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.models.heads import HeadsToLoad
+
+if TYPE_CHECKING:
+    from outrider.drafters.bridge import Translator
+    from outrider.drafters.process.options import ChildOptions
 
 
 @dataclass(frozen=True, slots=True)

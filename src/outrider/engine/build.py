@@ -19,8 +19,6 @@ from outrider.core.protocols import Controller, DraftAhead, Drafter, HasMembers
 from outrider.core.resolve import ResolvedConfig
 from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.engine.compaction import compaction_of, most_held, within_history
-from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lane_build import build_lanes
@@ -210,12 +208,15 @@ def _round(resolved: ResolvedConfig, models: LoadedModels, stages: Stages) -> Ro
     config = resolved.settings
     if not config.fused_round:
         return stages
-    captured = captured_round(
-        config, stages, draft=models.draft, window=lambda: _window(resolved, models)
-    )
-    if isinstance(captured, GraphRound):
-        return captured
-    _log.info("Rounds are not captured: %s.", captured)
+    if models.device != "cpu":
+        from outrider.engine.cuda_graph.build import captured_round
+
+        captured = captured_round(
+            config, stages, draft=models.draft, window=lambda: _window(resolved, models)
+        )
+        if not isinstance(captured, str):
+            return captured
+        _log.info("Rounds are not captured: %s.", captured)
     native = native_round(
         stages,
         models.draft,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import DrafterKind
@@ -21,25 +21,22 @@ from outrider.core.rng import draw_for
 from outrider.core.spec import DecoderConfig
 from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices, room_needed
-from outrider.drafters.ahead.drafter import ahead
-from outrider.drafters.bridge import BridgeDrafter
 from outrider.drafters.catalog import BuildContext
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import normed_target
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import fused_model_chains, fused_model_trees
-from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.parallel_heads import ParallelHeadSampler, TreeKind
 from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
-from outrider.drafters.portfolio_model import ModelMember
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.proposals import ScoredDrafter
-from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, gain_notes, skipped_layers
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
+
+if TYPE_CHECKING:
+    from outrider.drafters.ngram import NgramDrafter
+    from outrider.drafters.proposals import ScoredDrafter
+    from outrider.drafters.suffix import SuffixDrafter
 
 
 def build_none(context: BuildContext) -> Drafter:
@@ -51,6 +48,8 @@ def build_with_model(context: BuildContext) -> Drafter:
     """In a process of its own, ahead of verdicts, as trees or as chains."""
     config, models = context.config, context.models
     if models.child is not None:
+        from outrider.drafters.process.client import Home, ProcessDrafter
+
         home = Home(timeout=config.drafter_timeout, probs_device=models.device)
         drafter = ProcessDrafter(models.child, home)
         drafter.wait_ready()
@@ -58,6 +57,8 @@ def build_with_model(context: BuildContext) -> Drafter:
     draft, trees = context.draft, context.resolved.wants_trees and not context.ahead
     sampler = sampler_of(context, "the draft model", branches=trees)
     if context.ahead:
+        from outrider.drafters.ahead.drafter import ahead
+
         room, choices = draft_capacity(context.resolved), AheadChoices.of(config)
         return ahead(draft, sampler, choices, room, chunk=config.prefill_chunk)
     fused = fused_model_trees(draft, batch_size=config.batch_size) if trees else None
@@ -71,6 +72,8 @@ def sampler_of(context: BuildContext, model_name: str, *, branches: bool = False
 
 
 def build_bridge(context: BuildContext) -> Drafter:
+    from outrider.drafters.bridge import BridgeDrafter
+
     config = context.config
     return BridgeDrafter(
         context.draft,
@@ -82,6 +85,8 @@ def build_bridge(context: BuildContext) -> Drafter:
 
 
 def build_ngram(context: BuildContext) -> NgramDrafter:
+    from outrider.drafters.ngram import NgramDrafter
+
     return NgramDrafter(max_n=context.config.max_ngram, min_n=context.config.min_ngram)
 
 
@@ -168,10 +173,14 @@ def build_mtp(context: BuildContext) -> Drafter:
 
 
 def build_suffix(context: BuildContext) -> SuffixDrafter:
+    from outrider.drafters.suffix import SuffixDrafter
+
     return SuffixDrafter(num_tokens=context.config.suffix_tokens, corpus=context.models.corpus)
 
 
 def build_recycling(context: BuildContext) -> Drafter:
+    from outrider.drafters.recycling import RecyclingDrafter
+
     return RecyclingDrafter(vocab_size=context.models.target.spec.vocab_size)
 
 
@@ -180,6 +189,8 @@ def build_lookup(context: BuildContext) -> Drafter:
 
 
 def build_portfolio(context: BuildContext) -> Drafter:
+    from outrider.drafters.portfolio_model import ModelMember
+
     members = lookup_members(build_suffix(context), build_ngram(context))
     return PortfolioDrafter(members, ModelMember(context.member()))
 

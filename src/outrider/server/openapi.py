@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, TypeAlias
 
 import msgspec
@@ -47,8 +48,9 @@ _PARAMETER = re.compile(r"\{(\w+):?\w*\}")
 
 
 def openapi_routes(others: Iterable[BaseRoute]) -> list[Route]:
-    """Of the other routes."""
-    told = encode(document(others))
+    """Of the other routes. Files of pages are no interface."""
+    shown = [one for one in others if isinstance(one, Route) and not one.path.startswith("/web/")]
+    told = _document(tuple((one.path, *sorted((one.methods or set()) - {"HEAD"})) for one in shown))
 
     async def openapi(_request: Request) -> Response:
         return Response(told, media_type="application/json")
@@ -56,7 +58,9 @@ def openapi_routes(others: Iterable[BaseRoute]) -> list[Route]:
     return [Route("/openapi.json", openapi, methods=["GET"])]
 
 
-def document(routes: Iterable[BaseRoute]) -> _Record:
+@cache
+def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
+    """Of routes by path and methods; made once in a process, however many servers that has."""
     kinds = list(dict.fromkeys(BODIES.values()))
     place = "#/components/schemas/{name}"
     told, schemas = msgspec.json.schema_components(kinds, ref_template=place)
@@ -64,15 +68,12 @@ def document(routes: Iterable[BaseRoute]) -> _Record:
     for schema in schemas.values():
         _bound(schema)
     paths: dict[str, _Record] = {}
-    for route in routes:
-        # Files of pages are no interface.
-        if not isinstance(route, Route) or route.path.startswith("/web/"):
-            continue
-        path = _PARAMETER.sub(r"{\1}", route.path)
-        body = None if route.path not in BODIES else by_kind[BODIES[route.path]]
-        for method in sorted((route.methods or set()) - {"HEAD"}):
+    for plain, *methods in routes:
+        path = _PARAMETER.sub(r"{\1}", plain)
+        body = None if plain not in BODIES else by_kind[BODIES[plain]]
+        for method in methods:
             paths.setdefault(path, {})[method.lower()] = _operation(path, body)
-    return {
+    whole: _Record = {
         "openapi": "3.1.0",
         "info": {"title": "outrider serve", "version": __version__},
         "paths": paths,
@@ -82,6 +83,7 @@ def document(routes: Iterable[BaseRoute]) -> _Record:
         },
         "security": [{}, {"key": []}],
     }
+    return encode(whole)
 
 
 def _bound(schema: _Record) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from string import Template
@@ -67,14 +68,15 @@ _PAGE = "/web/page.html"
 _LONG = ("chat_template", "tool_template", "response_template")
 
 
-def web_routes() -> list[Route]:
+@cache
+def web_routes() -> tuple[Route, ...]:
     """The playground at `/`, the dashboard at `/dashboard`, and their files below `/web/`. They
     hold no secret, so they need no key: the pages ask for one when the API does."""
     found = _served()
     page = Template(found.pop(_PAGE).decode())
     routes = [_static(path, page.substitute(own).encode(), _PAGE) for path, own in PAGES.items()]
     routes += [_static(path, data, path) for path, data in found.items()]
-    return routes
+    return tuple(routes)
 
 
 def metric_routes(metrics: Metrics) -> list[Route]:
@@ -128,7 +130,7 @@ def _kind(name: str) -> str:
 
 
 def _static(path: str, data: bytes, name: str) -> Route:
-    """A file that is what it was when the server started, with a tag of its content."""
+    """A file that is what it was when the process started, with a tag of its content."""
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
     headers = {**HEADERS, "etag": tag, "content-type": TYPES[_kind(name)]}
 

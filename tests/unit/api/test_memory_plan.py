@@ -33,7 +33,7 @@ from outrider.cache import capacity
 from outrider.cache.capacity import MemoryLimit, free_bytes, limits, total_bytes
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.kernels.native import cpu as huge_pages
+from outrider.kernels.native import huge_pages
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 

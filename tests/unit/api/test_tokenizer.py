@@ -6,6 +6,7 @@ import json
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +78,32 @@ def test_a_folder_that_failed_is_read_again(folder: Path) -> None:
         Tokenizer.load(folder)
     (folder / "tokenizer.json").write_bytes(whole)
     assert Tokenizer.load(folder).encode("x") == EMBEDDED.encode("x")
+
+
+def test_two_folders_of_one_text_have_it_read_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As target and draft of a family do; what stands beside it in each folder is its own."""
+    path, loads = folder / "tokenizer.json", list[str]()
+    path.write_text(f"{path.read_text()} ")  # read by no other test
+    (folder / "draft").mkdir()
+    for beside in folder.glob("*.json"):
+        shutil.copy(beside, folder / "draft")
+    (folder / "draft" / "chat_template.jinja").write_text("its own")
+
+    def load(text: str) -> Backend:
+        loads.append(text)
+        return Backend.from_str(text)
+
+    monkeypatch.setattr("outrider.api.tokenizer.Backend", SimpleNamespace(from_str=load))
+    first, second = Tokenizer.load(folder), Tokenizer.load(folder / "draft")
+    assert len(loads) == 1
+    assert first.encode("x = 1") == second.encode("x = 1") == EMBEDDED.encode("x = 1")
+    assert first_differences(first, second) == []
+    assert second.chat([]) == "its own"
+    path.write_text(f"{path.read_text()} ")
+    Tokenizer.load(folder)
+    assert len(loads) == 2
 
 
 def test_the_embedded_pair_shares_one_vocabulary() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.kernels.native import cpu as huge_pages
-from outrider.kernels.native.cpu import PAGE_BYTES
+from outrider.kernels.native import huge_pages
+from outrider.kernels.native.huge_pages import PAGE_BYTES
 
 _HAVE = hasattr(mmap, "MADV_HUGEPAGE")
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.errors import ContractError, given
-from outrider.kernels.native import cpu
+from outrider.kernels.native import huge_pages
 from outrider.kernels.native.cpu import VECTORS
 from outrider.kernels.native.ops import (
     SUFFIXES,
@@ -71,7 +71,7 @@ class NativeGrouped(NativeLinear):
         for one in parts:
             starts.append(end)
             end += -(-self._size(one) // _ALIGNMENT) * _ALIGNMENT
-        data = cpu.empty(end, dtype=torch.uint8)
+        data = huge_pages.empty(end, dtype=torch.uint8)
         num_in, num_out = parts[0].num_in, sum(one.num_out for one in parts)
         grouped = _Grouped(self.team, num_in, num_out, len(parts))
         first_out = 0

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from outrider.core.errors import ContractError, given
 from outrider.kernels.kv_rows import head_dim_of
-from outrider.kernels.native import cpu
+from outrider.kernels.native import huge_pages
 from outrider.kernels.native.cpu import DOTS, ENDINGS, TILES, VECTORS
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan
 
@@ -235,7 +235,7 @@ class NativeOps(NativeLinear):
         num_out, num_in = weight_OI.shape
         padded_out = -(-num_out // self._block) * self._block
         padded_in = -(-num_in // self._step) * self._step
-        data = cpu.empty(padded_out * padded_in, dtype=self._dtype)
+        data = huge_pages.empty(padded_out * padded_in, dtype=self._dtype)
         packed = self.packed(weight_OI, data)
         self._pack(self.team, weight_OI.data_ptr(), data.data_ptr(), num_out, num_in)
         return packed

@@ -15,7 +15,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from outrider.kernels.native import cpu
+from outrider.kernels.native import huge_pages
 from outrider.kernels.native.cpu import TILES, VECTORS
 from outrider.kernels.native.ops import TILE_BYTES, NativeLinear
 from outrider.kernels.plan import PackedLinear
@@ -38,7 +38,9 @@ class NativeInt8(NativeLinear):
         num_out, num_in = weight_OI.shape
         num_blocks, padded_in = -(-num_out // self._block), num_groups(num_in) * GROUP
         padded_in = -(-padded_in // self._step) * self._step
-        data_PY = cpu.empty(num_blocks, self._block * (4 + padded_in), dtype=torch.uint8).zero_()
+        data_PY = huge_pages.empty(
+            num_blocks, self._block * (4 + padded_in), dtype=torch.uint8
+        ).zero_()
         packed = self.packed(weight_OI, data_PY)
         for first, values_OI, scale_O in in_parts(weight_OI, self._block):
             part_PY = _blocks(values_OI, scale_O, self._block)

@@ -32,7 +32,7 @@ from torch import Tensor
 from outrider.core import env
 from outrider.core.errors import ConfigError, ContractError, given
 from outrider.core.files import NotPrivateError, read_private, write_private
-from outrider.kernels.native import cpu
+from outrider.kernels.native import huge_pages
 from outrider.kernels.native.cpu import (
     ENDINGS,
     VECTORS,
@@ -341,7 +341,7 @@ def linear_works(kind: Packs) -> dict[str, Callable[[], object]]:
 
 def copied(packed: PackedLinear) -> PackedLinear:
     """The same weights in memory of their own, of the kind that weights are in."""
-    data = cpu.empty(*packed.data.shape, dtype=packed.data.dtype).copy_(packed.data)
+    data = huge_pages.empty(*packed.data.shape, dtype=packed.data.dtype).copy_(packed.data)
     own = given(packed.descriptor, "descriptor")
     descriptor: Any = type(own).from_buffer_copy(own)
     if descriptor.packed != packed.data.data_ptr():

@@ -193,8 +193,8 @@ def _row_by_row(plan: PackedPlan, pages: list[int], rows: Sequence[_Row]) -> Seq
 
 def _in_one_call(plan: PackedPlan, pages: list[int], rows: Sequence[_Row]) -> SequenceKeys:
     size = plan.page_size
-    # Nodes lie behind what the text holds. There a page has its column, but for columns that are not
-    # used, which have a 0; before it the table may name pages that were given back.
+    # Nodes lie behind what the text holds. There a page has its column, but for columns without a
+    # page, which have a 0; before it the table may name pages that were given back.
     held = min(row.visible for row in rows) // size
     column_of = {page: column for column, page in reversed([*enumerate(pages[held:], held)])}
     nodes = [[column_of[s // size] * size + s % size for s in row.extra] for row in rows]

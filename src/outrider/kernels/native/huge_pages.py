@@ -1,0 +1,95 @@
+"""CPU tensors in huge pages, which begin at a cache line."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ContractError
+
+PAGE_BYTES = 2 << 20
+# Regions that small tensors share, of whichever model; a full one is freed with the last of them.
+# What is left of one takes memory only in a page that the tensor before it reaches into.
+_REGION_BYTES = 64 << 20
+_ALIGNMENT = 64
+# From here on zeros are left to the system, which gives them page by page.
+_LAZY_BYTES = 256 << 20
+_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+class Regions:
+    """Hands out parts of the region that was opened last.
+
+    A pass reads every weight once. In pages of 4 KB even a small model has more pages than a core's
+    TLB holds; in pages of 2 MB it reads about a tenth faster. Linux gives huge pages to private
+    memory that asks (`madvise(2)`) and lies on a boundary of such a page. Smaller matrices share a
+    region.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def part(self, num_bytes: int) -> Tensor | None:
+        """At a cache line; None if the system refuses."""
+        room = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        with self._lock:
+            if room > len(self._rest):
+                fresh = _region(_REGION_BYTES)
+                if fresh is None:
+                    return None
+                self._rest = fresh
+            data, self._rest = self._rest[:num_bytes], self._rest[room:]
+        return data
+
+
+_regions = Regions()
+
+
+def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    """A contiguous CPU tensor, its contents undefined, that begins at a cache line; in ordinary
+    pages where there are no others."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    data = _taken(num_bytes) if num_bytes and _ADVICE is not None else None
+    if data is None:
+        return torch.empty(shape, dtype=dtype)
+    return data.view(dtype).view(shape)
+
+
+def zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A contiguous tensor of zeros. On a CPU only what is written to of a large one takes memory,
+    in ordinary pages: one token's keys and values lie in as many places as there are layers and
+    heads, and a huge page for each would be most of the arena. Raises MemoryError or OSError."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < _LAZY_BYTES or device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with torch.inference_mode(False):
+        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+
+# Other models get parts of the same region, whatever mode it was opened in.
+@torch.inference_mode(False)
+def _taken(num_bytes: int) -> Tensor | None:
+    large = num_bytes > _REGION_BYTES // 4
+    return _region(num_bytes) if large else _regions.part(num_bytes)
+
+
+def _region(num_bytes: int) -> Tensor | None:
+    """From a boundary of a page; None if the system refuses. Freed with the last tensor in it."""
+    if _ADVICE is None:
+        raise ContractError("the system takes no advice on pages")
+    size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, size + PAGE_BYTES, flags=flags)
+        memory.madvise(_ADVICE)
+    except OSError:
+        return None
+    data = torch.frombuffer(memory, dtype=torch.uint8)
+    first = -data.data_ptr() % PAGE_BYTES
+    return data[first : first + num_bytes]
