@@ -19,7 +19,8 @@ from outrider.core.budget import Budget, Choice, Reason, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import Acceptance
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
-from outrider.estimate.online import BySequence, OpenPasses, seconds_of
+from outrider.estimate.online import OpenPasses, seconds_of
+from outrider.estimate.reading import Reading
 from outrider.estimate.worth import LEAST_WEIGHED
 
 _log = logging.getLogger(__name__)
@@ -132,12 +133,22 @@ EARLY = 256
 # Costs are looked at again after each of the first passes, then after so many.
 FREQUENT = 32
 REFRESH = 64
+# Tokens of a text over which it must pay that the drafter reads it.
+HORIZON = 64
+# Where it is not known whether drafts pay, one of so many requests drafts.
+FEW = 8
 # Rounds in a row for which plain decoding is the best choice, after which drafting is called off.
 WITHOUT_GAIN = 64
 _REASON = (
     f"{WITHOUT_GAIN} rounds without gain: plain decoding is faster than any draft that was tried; "
     "drafts are tried again from time to time, for one hundredth of the time"
 )
+
+
+def _of_few(depths: Sequence[int], first: int = 0) -> list[int]:
+    """`depths` of one request of `FEW`, at least of one, and none of the others."""
+    step = max(min(FEW, len(depths)), 1)
+    return [depth * ((index + first) % step == 0) for index, depth in enumerate(depths)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +184,9 @@ class GoodputController:
         self._sweep = DepthSweep(sweep_depths(k) if costs is None else ())
         self._probes = Probes()
         self._open = OpenPasses()
-        self._ended: list[list[RoundTrace]] = []
+        self._ended: list[tuple[list[RoundTrace], int]] = []
         self._chosen: dict[tuple[int, ...], list[Budget]] = {}
-        # Sequences whose drafter has read all of their text: they drafted in their last round.
-        self._up_to_date: BySequence[None] = BySequence()
+        self._reading = Reading()
         self._num_passes = 0
         self._without_gain = 0
         # Requests in flight when drafting was first called off: these say so, later ones need not.
@@ -197,7 +207,7 @@ class GoodputController:
     def observe(self, trace: RoundTrace) -> None:
         traces = self._open.add(trace)
         if traces is not None:
-            self._ended.append(traces)
+            self._ended.append((traces, self._reading.ended(traces)))
             if self._is_trying or len(self._ended) == TOGETHER:
                 self._learn_all()
 
@@ -242,40 +252,62 @@ class GoodputController:
         return self._sweep.depth is not None or self._probes.is_on
 
     def _learn_all(self) -> None:
-        for index, traces in enumerate(self._ended, start=1):
-            self._learn(traces, newest=index == len(self._ended))
+        for index, (traces, num_unread) in enumerate(self._ended, start=1):
+            self._learn(traces, num_unread, newest=index == len(self._ended))
         self._ended.clear()
         self._chosen.clear()
 
     def _depths(self, seq_ids: Sequence[int]) -> Sequence[int]:
         if self._sweep.depth is not None:
-            return [self._sweep.depth] * len(seq_ids)
+            return _of_few([self._sweep.depth] * len(seq_ids))
+        best = self._best(seq_ids)
+        if not self._probes.is_on:
+            return best.depths
+        return self._probing(best, self._prefixes(seq_ids))
+
+    def _best(self, seq_ids: Sequence[int]) -> Allotment:
+        """The best lengths, where texts are read by drafters only if that pays for itself."""
         prefixes = self._prefixes(seq_ids)
         best = best_allotment(prefixes, self._seconds_of(prefixes))
-        return self._probing(best, prefixes) if self._probes.is_on else best.depths
+        drafting = zip(seq_ids, best.depths, strict=True)
+        seconds = self._reading.seconds([seq_id for seq_id, depth in drafting if depth])
+        if not seconds:
+            return best
+        known = [
+            [] if self._reading.is_due(seq_id) else row
+            for seq_id, row in zip(seq_ids, prefixes, strict=True)
+        ]
+        without = best_allotment(known, self._seconds_of(known))
+        num_tokens = HORIZON * len(seq_ids)
+        pays = num_tokens / best.goodput + seconds < num_tokens / without.goodput
+        return best if pays else without
 
     def _probing(self, best: Allotment, prefixes: Sequence[Sequence[float]]) -> Sequence[int]:
         """Lengths for a look at what is not done now."""
         if best.is_plain:
             tried = [self._uniform(prefixes, d) for d in sweep_depths(min(self._k, SHORT)) if d]
-            return max(tried, key=lambda one: one.goodput).depths if tried else best.depths
+            depths = max(tried, key=lambda one: one.goodput).depths if tried else best.depths
+            return _of_few(depths, self._probes.num_started)
         deeper = [min(depth + depth // 2 + 1, self._k) for depth in best.depths]
         if self._probes.looks_deeper and sum(deeper) > sum(best.depths):
             return deeper
         return [0] * len(best.depths)
 
-    def _learn(self, traces: Sequence[RoundTrace], *, newest: bool) -> None:
+    def _learn(self, traces: Sequence[RoundTrace], num_unread: int, *, newest: bool) -> None:
         rounds = [trace for trace in traces if trace.num_emitted]
         if not rounds:
             return
         drafting = [trace for trace in rounds if trace.num_drafted]
-        caught_up = all(trace.seq_id in self._up_to_date for trace in drafting)
+        caught_up = not num_unread
         if newest or self._num_passes < EARLY:
             self._meter.observe(traces, caught_up=caught_up)
         strangers = [trace for trace in rounds if not self._acceptance.knows(trace.seq_id)]
         for trace in rounds:
             self._acceptance.observe(trace.seq_id, trace.num_places, trace.num_accepted)
-        self._note_drafters(rounds)
+        if num_unread:
+            depth = max(trace.num_drafted for trace in drafting)
+            due = self._costs.draft_seconds(depth, len(drafting))
+            self._reading.add(rounds[0].draft_seconds - due, num_unread)
         self._num_passes += 1
         if self._num_passes < FREQUENT or self._num_passes % REFRESH == 0:
             self._costs = self._meter.table() or self._costs
@@ -286,12 +318,6 @@ class GoodputController:
         else:
             may_begin = newest and self._probes.is_due(urgent=bool(strangers))
             self._probe_on(rounds, telling=telling, may_begin=may_begin)
-
-    def _note_drafters(self, rounds: Sequence[RoundTrace]) -> None:
-        for trace in rounds:
-            self._up_to_date.pop(trace.seq_id, None)
-            if trace.num_drafted:
-                self._up_to_date.note(trace.seq_id, None)
 
     def _sweep_on(self, rounds: Sequence[RoundTrace], *, telling: bool) -> None:
         """Go on to the next depth that promises something; end where none can pay."""
@@ -319,8 +345,7 @@ class GoodputController:
             probes.book(seconds, due)
             probes.advance(is_plain=False)
             return
-        prefixes = self._prefixes([trace.seq_id for trace in rounds])
-        best = best_allotment(prefixes, self._seconds_of(prefixes))
+        best = self._best([trace.seq_id for trace in rounds])
         if telling:
             # Reading a prompt is no cost of a look.
             due = sum(trace.num_emitted for trace in rounds) / best.goodput

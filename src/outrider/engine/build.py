@@ -88,7 +88,7 @@ def build_engine(
     stages = _stages(resolved, models, drafter, _observed(sink, limit))
     if controller is not None:
         most = Budget(resolved.k, num_nodes=config.tree_nodes)
-        stages = replace(stages, controller=GuardedController(controller, most))
+        stages = replace(stages, controller=GuardedController(controller, most), fixed=None)
     schedule = schedule_for(config)
     lanes = build_lanes(
         config,

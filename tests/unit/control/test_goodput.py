@@ -10,7 +10,7 @@ import pytest
 from checks.controllers import trace
 from doubles.planned import ToyMachine
 from outrider.control.exploration import SWEEP_ROUNDS
-from outrider.control.goodput import TOGETHER, WITHOUT_GAIN, GoodputController
+from outrider.control.goodput import FEW, HORIZON, TOGETHER, WITHOUT_GAIN, GoodputController
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.estimate.cost import CostTable, Curve
@@ -158,6 +158,38 @@ def test_what_cannot_pay_is_hardly_tried_at_the_start(draft_pass: float, most: i
     run = ToyMachine(flat, draft_pass, lambda i, j, n: 1.0).run(GoodputController(k=K), 30)
     assert 0 < sum(depth > 0 for (depth,) in run.depths) <= most
     assert max(depth for (depth,) in run.depths) == 1
+
+
+def test_looks_at_what_does_not_pay_are_at_a_few_requests() -> None:
+    """Sixteen rows cost sixteen times one, so no draft pays, and each more that drafts loses."""
+    machine = ToyMachine(steep, 0.1, lambda i, j, n: 0.5, num_requests=2 * FEW)
+    run = machine.run(GoodputController(k=K), NUM_TOKENS)
+    drafting = [sum(depth > 0 for depth in depths) for depths in run.depths]
+    assert set(drafting) == {0, 2}
+    looked = {i for depths in run.depths for i, depth in enumerate(depths) if depth}
+    assert len(looked) > 2
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "drafts"), [(1, True), (100 * HORIZON, False)])
+def test_a_prompt_is_read_by_a_drafter_where_that_pays(
+    num_prompt_tokens: int, drafts: bool
+) -> None:
+    """Reading a token costs a hundredth of a pass, and drafts save half of the time."""
+    controller = GoodputController(k=K)
+    machine = ToyMachine(flat, 0.05, lambda i, j, n: 0.8, catch_up=0.01)
+    machine.run(controller, 300)
+    # Long enough to tell what reading costs.
+    told = replace(trace(1, 0, 0, reading=True), num_prompt_tokens=100)
+    controller.observe(replace(told, pass_index=1000))
+    for index in range(1, TOGETHER + 1):
+        reading = 1.0 if index == 1 else 0.0
+        one = replace(trace(1, 4, 3), draft_seconds=0.2 + reading, verify_seconds=1.05)
+        controller.observe(replace(one, pass_index=1000 + index, accept_seconds=0.0))
+    told = replace(trace(2, 0, 0, reading=True), num_prompt_tokens=num_prompt_tokens)
+    controller.observe(replace(told, pass_index=2000))
+    assert bool(controller.budgets([2])[0].depth) == drafts
+    # What was read is read.
+    assert controller.budgets([1])[0].depth
 
 
 def test_known_costs_spare_the_sweep() -> None:
