@@ -13,6 +13,7 @@
 #endif
 
 #include "team.h"
+#include "unrolled.h"
 #include "vectors.h"
 
 namespace outrider {
@@ -35,8 +36,7 @@ struct DeltaPass {
 
 namespace {
 
-// Sums of alternate rows (`WAYS`) hide how long one sum takes.
-constexpr int VECS = 2, COLUMNS = VECS * LANES, WAYS = 2;
+constexpr int VECS = 2, COLUMNS = VECS * LANES;
 constexpr float NORM_EPS = 1e-6f;
 
 struct Run {
@@ -49,7 +49,9 @@ int round_up(int size) { return (size + LANES - 1) / LANES * LANES; }
 
 // What a token does to a column block of S [K, COLUMNS], a row at a time: plus key change^T, then
 // read by `query` into `out`; and the first half of what the next one does: scaled by `decay`, then
-// read by `next` into `seen`. Each half can be left out, and does not depend on the other.
+// read by `next` into `seen`. Each half can be left out, and does not depend on the other. Sums of
+// alternate rows (`WAYS`) hide how long one sum takes; sums of rows from the `first` on go on from
+// those of the rows before.
 struct Step {
     const float *key, *query;
     const Vec* change;
@@ -59,43 +61,49 @@ struct Step {
     Vec* seen;
 };
 
-template <bool CHANGES, bool GOES_ON>
-__attribute__((noinline)) void advance(float* __restrict block, int key_dim, const Step step) {
+template <int WAYS, bool CHANGES, bool GOES_ON>
+__attribute__((noinline)) void advance(float* __restrict block, int first, int stop,
+                                       const Step& step) {
     const float *__restrict key = step.key, *__restrict query = step.query,
                 *__restrict next = step.next;
-    const float decay = step.decay;
-    Vec change[VECS] = {}, found[WAYS * VECS] = {}, seen[WAYS * VECS] = {};
-    if (CHANGES)
-        for (int v = 0; v < VECS; ++v) change[v] = step.change[v];
-    const auto row = [&](int i, int way) __attribute__((always_inline)) {
-        for (int v = 0; v < VECS; ++v) {
-            float* at = block + i * COLUMNS + v * LANES;
+    const Vec decay = splat(step.decay);
+    Vec change[VECS], found[WAYS * VECS] = {}, seen[WAYS * VECS] = {};
+    unrolled<VECS>([&](auto v) {
+        if constexpr (CHANGES) change[v] = step.change[v];
+        if (CHANGES && first) found[v] = step.out[v];
+        if (GOES_ON && first) seen[v] = step.seen[v];
+    });
+    for (int i = first; i < stop; i += WAYS)
+        unrolled<WAYS * VECS>([&](auto part) {
+            constexpr int way = part / VECS, v = part % VECS;
+            float* at = block + (i + way) * COLUMNS + v * LANES;
             Vec x = load(at);
-            if (CHANGES) {
-                x = fused(change[v], splat(key[i]), x);
-                found[way * VECS + v] = fused(x, splat(query[i]), found[way * VECS + v]);
+            if constexpr (CHANGES) {
+                x = fused(change[v], splat(key[i + way]), x);
+                found[part] = fused(x, splat(query[i + way]), found[part]);
             }
-            if (GOES_ON) {
+            if constexpr (GOES_ON) {
                 x = x * decay;
-                seen[way * VECS + v] = fused(x, splat(next[i]), seen[way * VECS + v]);
+                seen[part] = fused(x, splat(next[i + way]), seen[part]);
             }
             store(at, x);
-        }
-    };
-    int i = 0;
-    for (; i + WAYS <= key_dim; i += WAYS) {
-        row(i, 0);
-        row(i + 1, 1);
-    }
-    if (i < key_dim) row(i, 0);
-    for (int v = 0; v < VECS; ++v) {
-        found[v] += found[VECS + v];
-        seen[v] += seen[VECS + v];
-    }
-    for (int v = 0; v < VECS; ++v) {
-        if (CHANGES) step.out[v] = found[v];
-        if (GOES_ON) step.seen[v] = seen[v];
-    }
+        });
+    unrolled<VECS>([&](auto v) {
+        unrolled<WAYS - 1>([&](auto way) {
+            found[v] += found[(way + 1) * VECS + v];
+            seen[v] += seen[(way + 1) * VECS + v];
+        });
+        if constexpr (CHANGES) step.out[v] = found[v];
+        if constexpr (GOES_ON) step.seen[v] = seen[v];
+    });
+}
+
+// A single row that is left goes by itself: within the loop's function it would cost registers.
+template <bool CHANGES, bool GOES_ON>
+void advance(float* block, int key_dim, const Step& step) {
+    const int even = key_dim / 2 * 2;
+    advance<2, CHANGES, GOES_ON>(block, 0, even, step);
+    if (even < key_dim) advance<1, CHANGES, GOES_ON>(block, even, key_dim, step);
 }
 
 // Past the caches, so that what is overwritten need not be read first. States of a large model are
