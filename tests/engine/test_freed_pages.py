@@ -35,12 +35,13 @@ WAYS: Sequence[dict[str, Any]] = (
 
 
 def opened(folder: Path, **settings: Any) -> LLM:
-    usual: dict[str, Any] = {"page_size": PAGE, "prefill_chunk": CHUNK, "dtype": "float32"}
     draft = folder if settings["drafter"] == "model" else None
-    return LLM(folder, draft=draft, config=EngineConfig(**{"batch_size": 3, **usual, **settings}))
+    usual: dict[str, Any] = {"batch_size": 3, "page_size": PAGE, "prefill_chunk": CHUNK}
+    usual |= {"dtype": "float32", **settings}
+    return LLM(folder, draft=draft, config=EngineConfig(**usual))
 
 
-def texts(folder: Path, **settings: Any) -> list[Sequence[int]]:
+def texts(folder: Path, **settings: Any) -> list[tuple[int, ...]]:
     with closing(opened(folder, **settings)) as llm:
         found = [result.token_ids for result in llm.generate(PROMPTS, PARAMS)]
         target = llm.models["target"]
@@ -49,12 +50,17 @@ def texts(folder: Path, **settings: Any) -> list[Sequence[int]]:
         return found
 
 
+def all_seen(memory: PagedKV, length: int) -> int:
+    del memory, length
+    return 0
+
+
 def test_greedy_text_is_what_it_is_where_all_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = add_words(write_family(tmp_path, "mistral"))
     with monkeypatch.context() as patched:
-        patched.setattr(PagedKV, "_num_unseen", lambda *_: 0)
+        patched.setattr(PagedKV, "_num_unseen", all_seen)
         expected = texts(folder, drafter="none", batch_size=1)
     assert [len(ids) for ids in expected] == [60, 60, 60]
     for way in WAYS:
