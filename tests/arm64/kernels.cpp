@@ -281,6 +281,10 @@ void sampling(int64_t size) {
         for (int64_t i = n * size; i < (n + 1) * size; ++i) want[i] /= sum;
     }
     close(probs, want, 2e-6, "softmax" + of);
+    const int32_t tokens[2] = {0, static_cast<int32_t>(size - 1)};
+    double masses[2];
+    outrider_masses(three, logits.data(), 0.7f, tokens, masses, 2, size);
+    check(masses[0] == probs[0] && masses[1] == probs[2 * size - 1], "masses" + of);
 
     const double total = std::accumulate(probs.begin(), probs.begin() + size, 0.0);
     for (int turn = 0; turn < 50; ++turn) {
