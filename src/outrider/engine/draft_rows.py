@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from outrider.core.protocols import (
     AheadRow,
@@ -21,8 +22,10 @@ def draft_row(seq: LiveSequence, depth: int, *, state: CacheStore, needs: DraftN
     reads what it `needs`."""
     budget = seq.budget
     hidden = None
-    if needs.hidden_layers and isinstance(state, HiddenStore):
-        hidden = HiddenStates(state.length(seq.seq_id), partial(state.hidden, seq.seq_id))
+    # `isinstance` would ask for every member of the protocol, in every round.
+    if needs.hidden_layers and hasattr(state, "hidden"):
+        store = cast("HiddenStore", state)
+        hidden = HiddenStates(store.length(seq.seq_id), partial(store.hidden, seq.seq_id))
     return DraftRow(
         seq.seq_id,
         seq.tokens,
