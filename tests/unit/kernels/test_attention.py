@@ -38,6 +38,7 @@ HEADS = (
     Heads(5, 1, 6),
     Heads(4, 4, 16),
     Heads(2, 2, 40),
+    Heads(3, 3, 10),
 )
 
 
