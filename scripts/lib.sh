@@ -31,7 +31,20 @@ find_python() {
     return 1
 }
 
-pip_install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+pip_install() {
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "$@"
+}
+
+# pip would compile 12000 files on one core. What is no Python file, but a template, is left as it is.
+compile_packages() { .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true; }
+
+# Compiles the kernels and measures which of them are faster, where that is not kept; what else doctor
+# finds is not asked. Whoever starts other scripts of this folder has done it for them.
+compile_kernels() {
+    [ -z "${kernels_are_compiled:-}" ] || return 0
+    .venv/bin/python -m outrider doctor >/dev/null 2>&1 || true
+    export kernels_are_compiled=1
+}
 
 torch_spec() { sed -n 's/^# \(torch==[^ ]*\)$/\1/p' requirements.lock; }
 

@@ -49,17 +49,12 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'outrider' has no attribute {name!r}")
-    import gc
     from importlib import import_module
 
-    # What an import makes stays. A collection in its midst would look at all of torch for nothing.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    from outrider.core.collector import uncollected
+
+    with uncollected():
         return getattr(import_module(_HOMES[name]), name)
-    finally:
-        if collects:
-            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from outrider.api.memory_parts import Part, draft_room, target_room
 from outrider.api.memory_plan import fitted, table_of
 from outrider.api.plan import LoadPlan, idle_settings, plan_pair
 from outrider.api.tokenizer import Tokenizer
+from outrider.core.collector import uncollected
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError, CheckpointError, ConfigError, within_memory
 from outrider.core.fields import shown
@@ -122,6 +123,7 @@ def check_names(**named: object) -> None:
             )
 
 
+@uncollected()
 def load_pair(
     model: str, draft: str | None, config: EngineConfig, *, weights_of: LoadedPair | None = None
 ) -> LoadedPair:

@@ -22,13 +22,13 @@ from outrider.kernels.native import tuning as contests
 from outrider.kernels.native import tuning as measured
 from outrider.kernels.native.cpu import (
     DOTS,
-    PAGE_BYTES,
     TILES,
     VECTORS,
     cache_bytes,
     hardware_threads,
     last_cache_bytes,
 )
+from outrider.kernels.native.huge_pages import PAGE_BYTES
 from outrider.kernels.native.ops import NativeOps
 from outrider.kernels.native.quantised import NativeInt8
 from outrider.kernels.native.tuning import (

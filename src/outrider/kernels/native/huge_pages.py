@@ -17,7 +17,7 @@ PAGE_BYTES = 2 << 20
 _REGION_BYTES = 64 << 20
 _ALIGNMENT = 64
 # From here on zeros are left to the system, which gives them page by page.
-_LAZY_BYTES = 256 << 20
+_LAZY_BYTES = 1 << 20
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
