@@ -63,7 +63,8 @@ class _Scripted:
 
 
 def _llm(fused: bool, depths: Sequence[int] = (), **config: Any) -> LLM:
-    llm = LLM(config=EngineConfig(fused_round=fused, profile=True, **config))
+    fixed = {"controller": "fixed"}
+    llm = LLM(config=EngineConfig(fused_round=fused, profile=True, **fixed, **config))
     engine = llm._engine  # pyright: ignore[reportPrivateUsage]
     made = round_of(engine)
     assert isinstance(made, NativeRound if fused else Stages)
