@@ -7,6 +7,7 @@ date.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -142,7 +143,7 @@ def settings_of(verb: Verb) -> str:
 
 def http() -> str:
     """Routes are described, none is called, so there is no server behind them."""
-    found = document(all_routes(cast("Any", None), Metrics(dict)))
+    found = json.loads(document(all_routes(cast("Any", None), Metrics(dict))))
     schemas: Mapping[str, Schema] = found["components"]["schemas"]
     paths: list[tuple[str, str, str]] = []
     for path, methods in found["paths"].items():

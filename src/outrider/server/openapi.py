@@ -48,14 +48,19 @@ _PARAMETER = re.compile(r"\{(\w+):?\w*\}")
 
 
 def openapi_routes(others: Iterable[BaseRoute]) -> list[Route]:
-    """Of the other routes. Files of pages are no interface."""
-    shown = [one for one in others if isinstance(one, Route) and not one.path.startswith("/web/")]
-    told = _document(tuple((one.path, *sorted((one.methods or set()) - {"HEAD"})) for one in shown))
+    """Of the other routes."""
+    told = document(others)
 
     async def openapi(_request: Request) -> Response:
         return Response(told, media_type="application/json")
 
     return [Route("/openapi.json", openapi, methods=["GET"])]
+
+
+def document(routes: Iterable[BaseRoute]) -> bytes:
+    """In JSON. Files of pages are no interface."""
+    shown = [one for one in routes if isinstance(one, Route) and not one.path.startswith("/web/")]
+    return _document(tuple((one.path, *sorted((one.methods or set()) - {"HEAD"})) for one in shown))
 
 
 @cache
