@@ -41,7 +41,7 @@ def told(
     budget: Budget, params: SamplingParams, *, fused: bool
 ) -> tuple[tuple[int, ...], list[tuple[int, int]], int]:
     """Tokens, (drafted, accepted) of the rounds, and the number of native calls."""
-    llm = LLM(config=EngineConfig(k=3, controller="fixed", fused_round=fused, profile=True))
+    llm = LLM(config=EngineConfig(k=3, fused_round=fused, profile=True))
     engine = llm._engine  # pyright: ignore[reportPrivateUsage]
     made, calls = round_of(engine), list[int]()
     controller = FixedController(budget)

@@ -43,7 +43,7 @@ def test_the_text_is_that_of_the_folder(file: Path, drafter: str) -> None:
 
 
 def test_a_file_is_a_draft_as_well(file: Path) -> None:
-    (own,) = LLM(file, draft=file, config=EngineConfig(controller="fixed")).generate(PROMPT, GREEDY)
+    (own,) = LLM(file, draft=file, config=EngineConfig()).generate(PROMPT, GREEDY)
     (plain,) = LLM(file, config=EngineConfig(drafter="none")).generate(PROMPT, GREEDY)
     assert own.text == plain.text
     assert own.stats.tokens_per_round > 2

@@ -172,7 +172,7 @@ def test_the_embedded_target_writes_the_same_with_a_random_block(
     plainly = LLM(config=EngineConfig(drafter="none", sampler=sampler))
     wanted = [result.text for result in plainly.generate(texts, params)]
     for batch_size in (1, 3):
-        config = EngineConfig(k=3, batch_size=batch_size, sampler=sampler, controller="fixed")
+        config = EngineConfig(k=3, batch_size=batch_size, sampler=sampler)
         with_block = LLM(draft=str(embedded_block), config=config)
         assert with_block.drafter == "mtp"
         results = with_block.generate(texts, params)

@@ -34,8 +34,6 @@ _WORDS = st.integers(0, 2**32 - 1)
 
 def _llm(*, fused: bool, draft: str | None = None, **config: object) -> LLM:
     config.setdefault("batch_size", 3)
-    # Lengths that follow measured times differ from run to run.
-    config.setdefault("controller", "fixed")
     llm = LLM(draft=draft, config=EngineConfig(fused_round=fused, profile=True, **config))  # pyright: ignore[reportArgumentType]
     wanted = NativeRound if fused else Stages
     assert isinstance(round_of(llm._engine), wanted)  # pyright: ignore[reportPrivateUsage]

@@ -63,8 +63,7 @@ class _Scripted:
 
 
 def _llm(fused: bool, depths: Sequence[int] = (), **config: Any) -> LLM:
-    fixed = {"controller": "fixed"}
-    llm = LLM(config=EngineConfig(fused_round=fused, profile=True, **fixed, **config))
+    llm = LLM(config=EngineConfig(fused_round=fused, profile=True, **config))
     engine = llm._engine  # pyright: ignore[reportPrivateUsage]
     made = round_of(engine)
     assert isinstance(made, NativeRound if fused else Stages)

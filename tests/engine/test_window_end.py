@@ -99,8 +99,7 @@ def test_a_draft_model_with_a_shorter_window_drafts_as_far_as_it_reaches(
     shutil.copytree(resolve("outrider/embedded-draft"), draft)
     told = json.loads((draft / "config.json").read_text("utf-8"))
     (draft / "config.json").write_text(json.dumps(told | {"max_position_embeddings": 60}), "utf-8")
-    made = EngineConfig(context=WINDOW, threads=1, batch_size=3, controller="fixed", **config)
-    llm = LLM(draft=draft, config=made)
+    llm = LLM(draft=draft, config=EngineConfig(context=WINDOW, threads=1, batch_size=3, **config))
     try:
         results = llm.generate(prompts, PARAMS)
     finally:

@@ -38,13 +38,7 @@ def generate(
     target: Path, draft: Path | None = None, *, k: int = 4, drafter: str = "auto"
 ) -> list[GenerationResult]:
     config = EngineConfig(
-        drafter=drafter,
-        controller="fixed",
-        k=k,
-        batch_size=2,
-        page_size=8,
-        prefill_chunk=16,
-        min_ngram=1,
+        drafter=drafter, k=k, batch_size=2, page_size=8, prefill_chunk=16, min_ngram=1
     )
     return LLM(target, draft=draft, config=config).generate(PROMPTS, PARAMS)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from matrices.matrix import Runner, first_difference, num_equal
 from matrices.settings import PAIR, pair
@@ -38,9 +36,8 @@ def test_greedy_tokens_equal_plain_decoding(dtype: str, drafter: str) -> None:
 @pytest.mark.weights
 def test_verifying_token_by_token_gives_the_same_tokens_in_more_passes() -> None:
     params = SamplingParams(max_tokens=32)
-    fixed = EngineConfig(k=4, controller="fixed")
-    batched = LLM(config=fixed).generate(PROMPTS[0], params)[0]
-    stepwise = LLM(config=replace(fixed, batched_verify=False)).generate(PROMPTS[0], params)[0]
+    batched = LLM(config=EngineConfig(k=4)).generate(PROMPTS[0], params)[0]
+    stepwise = LLM(config=EngineConfig(k=4, batched_verify=False)).generate(PROMPTS[0], params)[0]
     assert stepwise.token_ids == batched.token_ids
     assert stepwise.stats.num_rounds == batched.stats.num_rounds
     assert stepwise.stats.num_target_passes > batched.stats.num_target_passes

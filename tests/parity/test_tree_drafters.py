@@ -117,10 +117,7 @@ def test_a_draft_model_that_branches_beside_prompts() -> None:
 def test_trees_accept_more_tokens_a_round_than_chains_of_as_many_rows(workload: str) -> None:
     """Counts, not seconds; 15 drafts and the pending token are one tile of rows."""
     params = SamplingParams(max_tokens=64)
-    configs = (
-        EngineConfig(k=15, controller="fixed"),
-        EngineConfig(k=14, tree_nodes=15, controller="fixed"),
-    )
+    configs = (EngineConfig(k=15), EngineConfig(k=14, tree_nodes=15))
     chain, tree = (tokens_per_round(config, workload, params) for config in configs)
     assert tree > chain
 

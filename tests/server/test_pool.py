@@ -29,7 +29,7 @@ DRAWN = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, seed=5)
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[EnginePool]:
-    with EnginePool(replicas=2, threads=1, device="cpu", batch_size=4, controller="fixed") as found:
+    with EnginePool(replicas=2, threads=1, device="cpu", batch_size=4) as found:
         yield found
 
 

@@ -22,7 +22,7 @@ from outrider.server.process_stream import KeptOutError, ProcessStream
 pytestmark = [pytest.mark.weights, pytest.mark.wide]
 T = TypeVar("T")
 PROMPTS = ("def quicksort(items):", "Once upon a time", "import os\n", "The answer is")
-CONFIG = EngineConfig(threads=1, k=3, sampler="coupled", batch_size=4, controller="fixed")
+CONFIG = EngineConfig(threads=1, k=3, sampler="coupled", batch_size=4)
 LONG = SamplingParams(max_tokens=96, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=96, ignore_eos=True, temperature=0.8, seed=11)
 

@@ -100,8 +100,8 @@ class EngineConfig:
     controller: str = setting(
         "auto",
         "What chooses the draft length up to k: band follows acceptance, slo latency too, goodput "
-        "what a draft costs and brings here; auto is goodput with --schedule auto, and where "
-        "nobody named a drafter, for texts that this does not change; else fixed.",
+        "what a draft costs and brings here; auto is goodput with --schedule auto and for look-ups "
+        "that nobody named, where that changes no text; else fixed.",
         choices=CONTROLLERS,
         others=OTHER_CONTROLLERS.names,
     )
@@ -363,12 +363,10 @@ class EngineConfig:
 
     @property
     def resolved_controller(self) -> str:
-        """The controller that is meant: never auto. A drafter that nobody named drafts where that
-        pays; what drafting ahead costs is not seen."""
+        """The controller that is meant: never auto."""
         if self.controller != "auto":
             return self.controller
-        unasked = self.drafter == "auto" and self.schedule != "ssd"
-        return "goodput" if unasked or self.schedule == "auto" else "fixed"
+        return "goodput" if self.schedule == "auto" else "fixed"
 
     @property
     def claims_exact(self) -> bool:

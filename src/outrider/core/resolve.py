@@ -181,8 +181,14 @@ def resolve(config: EngineConfig, given: str | None) -> ResolvedConfig:
     """
     drafter = _drafter(config, given)
     controller = config.resolved_controller
-    settings = replace(config, schedule=_schedule(config, drafter), controller=controller)
-    keeps_lengths = config.controller == AUTO != config.schedule and controller == "goodput"
+    # Look-ups that nobody asked for stop where they do not pay.
+    unasked = config.drafter == config.controller == AUTO and drafter.name == WITHOUT_DRAFT
+    keeps_lengths = unasked and controller == "fixed"
+    settings = replace(
+        config,
+        schedule=_schedule(config, drafter),
+        controller="goodput" if keeps_lengths else controller,
+    )
     return ResolvedConfig(settings, drafter, KINDS[given] if given else None, keeps_lengths)
 
 

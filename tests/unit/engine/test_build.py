@@ -109,9 +109,7 @@ def test_a_window_without_room_for_a_round_is_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
-        (EngineConfig(watchdog="off"), GoodputController),
-        (EngineConfig(watchdog="off", controller="fixed"), FixedController),
-        (EngineConfig(watchdog="off", schedule="ssd"), FixedController),
+        (EngineConfig(watchdog="off"), FixedController),
         (EngineConfig(schedule="auto"), GoodputController),
         (EngineConfig(schedule="auto", controller="band", watchdog="off"), BandController),
         (EngineConfig(controller="goodput"), GoodputController),

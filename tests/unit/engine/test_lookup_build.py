@@ -106,8 +106,7 @@ def test_a_portfolio_with_a_process_is_refused() -> None:
         (EngineConfig(), Watchdog),
         (EngineConfig(controller="band"), Watchdog),
         (EngineConfig(watchdog="engine"), Watchdog),
-        (EngineConfig(watchdog="off"), GoodputController),
-        (EngineConfig(watchdog="off", controller="fixed"), FixedController),
+        (EngineConfig(watchdog="off"), FixedController),
         (EngineConfig(controller="goodput"), GoodputController),
         (EngineConfig(k=0), FixedController),
     ],
@@ -127,13 +126,14 @@ def test_who_is_watched(config: EngineConfig, kind: type) -> None:
         (EngineConfig(drafter="ngram"), "fixed", False),
     ],
 )
-@pytest.mark.parametrize("given", [None, MODEL])
-def test_a_drafter_that_nobody_named_stops_where_it_does_not_pay(
-    config: EngineConfig, controller: str, keeps_lengths: bool, given: str | None
+def test_look_ups_that_nobody_named_stop_where_they_do_not_pay(
+    config: EngineConfig, controller: str, keeps_lengths: bool
 ) -> None:
-    resolved = resolve(config, given)
-    assert resolved.drafter.name == ("ngram" if config.drafter == "ngram" else given or "ngram")
+    resolved = resolve(config, None)
+    assert resolved.drafter.name == "ngram"
     assert (resolved.settings.controller, resolved.keeps_lengths) == (controller, keeps_lengths)
+    # A draft model is somebody's wish, or comes with a controller of its own.
+    assert not resolve(config, MODEL).keeps_lengths
 
 
 def test_a_controller_of_the_callers_own_is_asked_for_all_texts() -> None:
@@ -150,12 +150,11 @@ def test_a_controller_of_the_callers_own_is_asked_for_all_texts() -> None:
     assert not any(trace.num_drafted for trace in traces)
 
 
-@pytest.mark.parametrize("with_draft", [False, True])
-def test_a_seed_repeats_a_text_whatever_rounds_cost(with_draft: bool) -> None:
+def test_a_seed_repeats_a_text_that_look_ups_draft_for() -> None:
     """The controller is told nonsense of costs in between, and may choose other lengths."""
 
     def written(seed: int, between: int) -> list[int]:
-        engine, _ = built(EngineConfig(page_size=4), with_draft=with_draft)
+        engine, _ = built(EngineConfig(page_size=4), with_draft=False)
         stages = cast(Stages, round_of(engine))
         rig = Rig(engine.residents.target)
         params = replace(greedy(40), temperature=0.9, seed=seed)
@@ -185,8 +184,8 @@ def test_a_dead_drafter_is_turned_off_with_a_reason_and_the_text_stays() -> None
         return seq, [trace.num_drafted for trace in traces]
 
     plainly, _ = run(EngineConfig(drafter="none"))
-    watched, drafted = run(EngineConfig(k=8, controller="fixed"))
-    unwatched, always = run(EngineConfig(k=8, controller="fixed", watchdog="off"))
+    watched, drafted = run(EngineConfig(k=8))
+    unwatched, always = run(EngineConfig(k=8, watchdog="off"))
     assert watched.tokens == unwatched.tokens == plainly.tokens
     assert "'model' brought" in watched.rested
     assert (unwatched.rested, plainly.rested) == ("", "")
