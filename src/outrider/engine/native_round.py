@@ -76,12 +76,7 @@ class NativeRound:
             return self.stages.run(batch, chunks, num_waiting=num_waiting)
         self.stages.allot(batch)
         if self.draft is None:
-            began = perf_counter()
-            seconds = self.stages.draft(batch)
-            done = self._verified(batch, began, seconds, num_waiting)
-            return done or self.stages.verify(
-                batch, chunks, num_waiting=num_waiting, draft_seconds=seconds
-            )
+            return self._verified(batch, self.stages.draft(batch), num_waiting)
         self.stages.read_shared(batch)
         started = perf_counter()
         rows = None if any(map(_is_heated, batch)) else self._drafting_rows(batch)
@@ -97,25 +92,21 @@ class NativeRound:
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
-        done: list[Outcome] | None = None
         if self.draft is None and not chunks and self._takes(batch):
-            began = perf_counter() - draft_seconds
-            done = self._verified(batch, began, draft_seconds, num_waiting)
-        return done or self.stages.verify(
+            return self._verified(batch, draft_seconds, num_waiting)
+        return self.stages.verify(
             batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds
         )
 
-    def _verified(
-        self, batch: Batch, began: float, draft_seconds: float, num_waiting: int
-    ) -> list[Outcome] | None:
-        """None where the stages have to judge the drafts."""
+    def _verified(self, batch: Batch, draft_seconds: float, num_waiting: int) -> list[Outcome]:
+        """By the stages where some draft is no chosen chain or a number is none."""
+        began = perf_counter() - draft_seconds
         rows = [self._row(seq, len(batch)) for seq in batch if _is_chosen_chain(seq.draft)]
-        decided = None
         if len(rows) == len(batch) and self.call.fits(rows):
             decided = self.call(rows)
-        if decided is None:
-            return None
-        return self._finish(batch, rows, decided, began, draft_seconds, num_waiting)
+            if decided is not None:
+                return self._finish(batch, rows, decided, began, draft_seconds, num_waiting)
+        return self.stages.verify(batch, (), num_waiting=num_waiting, draft_seconds=draft_seconds)
 
     def _takes(self, batch: Batch) -> bool:
         models = (self.target,) if self.draft is None else (self.target, self.draft)
