@@ -23,7 +23,7 @@ from outrider.metrics.profile import MemoryTrace
 from outrider.metrics.summary import summarise
 
 # Rounds that take less than this are several a job, after which readers hear of them: what lies
-# between jobs takes a tenth of a millisecond, as long as a round of a very small model.
+# between two jobs takes a noticeable part of a very small model's round.
 CONTROL_SECONDS = 0.003
 
 
