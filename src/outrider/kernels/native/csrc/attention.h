@@ -21,8 +21,11 @@ namespace outrider {
 
 // Keys of a span: their scores for all queries of an item stay in the second-level cache.
 constexpr int SPAN = 1024;
-// From here on, widening a block once pays.
-constexpr int MIN_WIDEN_QUERIES = 2 * TILE_QUERIES + 1;
+// Whether widening a block once pays. With vectors of 512 bits it does not: a row of 16 bits takes
+// half the loads, and one instruction more.
+inline bool widens_once(int num_queries) {
+    return LANES < 16 && num_queries > 2 * TILE_QUERIES;
+}
 
 // What a query has attended to: values under weights e^(score - max), and the weights' sum.
 struct Attended {
@@ -172,7 +175,7 @@ class Item {
 
     void attend_span() {
         const bool whole = dim_ == padded_dim_;
-        const bool once = !std::is_same_v<T, float> && num_queries() >= MIN_WIDEN_QUERIES;
+        const bool once = !std::is_same_v<T, float> && widens_once(num_queries());
         if constexpr (!std::is_same_v<T, Int8>) {
             if (whole && !once)
                 return attend_with<T>([](auto& stored, const Slots& slots, Block<T>* block) {
@@ -189,7 +192,8 @@ class Item {
         Block<R> block;
         each_block([&](Tokens tokens, const Slots& slots, int t) {
             read(keys_, slots, &block);
-            score(first_query(tokens), queries(tokens), t, block, padded_dim_, call_.look.scale);
+            score(first_query(tokens), queries(tokens), t, block, padded_dim_, call_.look.scale,
+                  [&](int first, int count) { ask(keys_, slots, tokens, first, count); });
         });
         const float* sinks = span_ == 0 ? call_.look.sinks : nullptr;
         for (int q = 0; q < num_queries(); ++q)
@@ -199,8 +203,16 @@ class Item {
                        &softened_[q]);
         each_block([&](Tokens tokens, const Slots& slots, int t) {
             read(values_, slots, &block);
-            mix(first_query(tokens), queries(tokens), t, block, padded_dim_);
+            mix(first_query(tokens), queries(tokens), t, block, padded_dim_,
+                [&](int first, int count) { ask(values_, slots, tokens, first, count); });
         });
+    }
+
+    // Before a tile of `count` queries of `tokens`: its share of the rows that come next, since a core
+    // has few misses under way at a time.
+    void ask(const Stored<T>& stored, const Slots& slots, Tokens tokens, int first, int count) {
+        const int num = queries(tokens), rows = slots.num_next;
+        prefetch(stored, slots, rows * first / num, rows * (first + count) / num);
     }
 
     Query* first_query(Tokens tokens) { return queries_ + (tokens.first - tokens_.first) * group_; }
@@ -234,9 +246,12 @@ class Item {
 
     template <class Use>
     void blocks(Tokens tokens, int first, int last, const Use& use) {
+        // A tile alone asks for few rows at a time, so its blocks have few.
+        const int most = queries(tokens) <= TILE_QUERIES ? LANES : block_rows_;
         for (int t = first, count; t < last; t += count) {
-            count = std::min(block_rows_, last - t);
-            use(tokens, {slots_ + t - first, count, std::min(block_rows_, last - t - count)}, t);
+            count = std::min(most, last - t);
+            const int32_t* at = slots_ + t - first;
+            use(tokens, {at, count, at + AHEAD_ROWS, std::clamp(last - t - AHEAD_ROWS, 0, count)}, t);
         }
     }
 

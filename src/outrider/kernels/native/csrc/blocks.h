@@ -67,18 +67,25 @@ struct Stored {
     const T* row(int32_t slot) const { return base + slot * stride; }
 };
 
-// The slots of a block's rows, and how many of the next block's lie behind them.
+// The slots of a block's rows; `next` are those of rows that will be read AHEAD_ROWS later.
 struct Slots {
     const int32_t* at;
-    int count, ahead;
+    int count;
+    const int32_t* next;
+    int num_next;
 };
 
-// Memory is asked for the next block's rows while this one is read.
+// Far enough ahead for memory to answer, near enough to stay in the first-level cache.
+constexpr int AHEAD_ROWS = 64;
+
+// Asks memory for rows [first, last) of what comes next.
 template <class T>
-inline void prefetch(const Stored<T>& stored, const Slots& slots, int row, int64_t bytes) {
-    if (row >= slots.ahead) return;
-    const char* from = reinterpret_cast<const char*>(stored.row(slots.at[slots.count + row]));
-    for (int64_t line = 0; line < bytes; line += CACHE_LINE) __builtin_prefetch(from + line);
+void prefetch(const Stored<T>& stored, const Slots& slots, int first, int last) {
+    const int64_t bytes = sizeof(T) * (std::is_same_v<T, Int8> ? stored.stride : stored.dim);
+    for (int row = first; row < last; ++row) {
+        const char* from = reinterpret_cast<const char*>(stored.row(slots.next[row]));
+        for (int64_t line = 0; line < bytes; line += CACHE_LINE) ask_memory(from + line);
+    }
 }
 
 // Rows in logical order; the last also stands in for what a vector of scores lacks.
@@ -95,10 +102,7 @@ struct Block {
 template <class T>
 void point_at(const Stored<T>& stored, const Slots& slots, Block<T>* block) {
     block->count = slots.count;
-    for (int i = 0; i < slots.count; ++i) {
-        block->rows[i] = stored.row(slots.at[i]);
-        prefetch(stored, slots, i, stored.dim * sizeof(T));
-    }
+    for (int i = 0; i < slots.count; ++i) block->rows[i] = stored.row(slots.at[i]);
     block->repeat_last();
 }
 
@@ -109,7 +113,6 @@ void widen_rows(const Stored<T>& stored, const Slots& slots, float* space, Block
     const int whole = STEPS > 0 ? STEPS * L::STEP : stored.dim / L::STEP * L::STEP;
     for (int i = 0; i < block->count; ++i, space += stored.padded_dim) {
         const T* row = stored.row(slots.at[i]);
-        prefetch(stored, slots, i, stored.dim * sizeof(T));
         block->rows[i] = space;
         Vec vecs[L::VECS];
         for (int d = 0; d < whole; d += L::STEP) {
@@ -154,7 +157,6 @@ template <int GROUPS>
 void widen_int8(const Stored<Int8>& stored, const Slots& slots, float* space,
                 Block<float>* block) {
     for (int i = 0; i < block->count; ++i, space += stored.padded_dim) {
-        prefetch(stored, slots, i, stored.stride);
         widen_row<GROUPS>(stored.row(slots.at[i]), stored.dim, space);
         block->rows[i] = space;
     }
@@ -241,10 +243,12 @@ inline void each_tile(int num, const Use& use) {
     }
 }
 
-template <class R>
+// `before(first, count)` is called before each tile.
+template <class R, class Before>
 void score(const Query* queries, int num, int t, const Block<R>& block, int padded_dim,
-           float scale) {
+           float scale, const Before& before) {
     each_tile(num, [&](int first, auto count) {
+        before(first, count);
         score_tile<R, count>(queries + first, t, block, padded_dim, scale);
     });
 }
@@ -273,12 +277,14 @@ void mix_vecs(const Query* queries, int t, const Block<R>& block, int at) {
         for (int v = 0; v < VECS; ++v) store(queries[q].mixed + at + v * LANES, sums[q][v]);
 }
 
-template <class R>
-void mix(const Query* queries, int num, int t, const Block<R>& block, int padded_dim) {
+template <class R, class Before>
+void mix(const Query* queries, int num, int t, const Block<R>& block, int padded_dim,
+         const Before& before) {
     constexpr int FEW = Layout<R>::VECS;
     each_tile(num, [&](int first, auto count) {
         // One query alone needs as many sums to hide the latency of an addition.
         constexpr int MANY = count == 1 ? 8 : 4;
+        before(first, count);
         int at = 0;
         for (; at + MANY * LANES <= padded_dim; at += MANY * LANES)
             mix_vecs<R, count, MANY>(queries + first, t, block, at);
