@@ -22,20 +22,21 @@ namespace {
 
 constexpr int BLOCK = LANES * BLOCK_VECS;
 constexpr int VEC_BYTES = LANES * DOT_INPUTS;
-// As in linear.cpp: a slice of a block stays in the first-level cache for all tiles of rows, and
-// the hardware asks too late for a block that is read once.
+// As in linear.cpp; a slice of a block stays in the first-level cache for all tiles of rows.
 constexpr int SLICE_BYTES = 16 * 1024;
-constexpr int PREFETCH_AHEAD = 2048;
+constexpr int FEW_ROWS = 2, AHEAD_OF_FEW = 2 * 1024, AHEAD_OF_MANY = 16 * 1024;
 // Below this many multiply-adds a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 18;
 
-// Groups first to last of one tile of rows.
+// Groups first to last of one tile of rows. With each step, memory is asked for weights: `ahead`
+// bytes from those of the first step; then `pace` bytes further each time.
 struct Slice {
     const Rows& rows;
-    int row, first, last;
+    int row, first, last, ahead, pace;
 };
 
 constexpr int GROUP_BYTES = GROUP * BLOCK, HEAD_BYTES = BLOCK * sizeof(float);
+constexpr int STEP_BYTES = DOT_INPUTS * BLOCK;
 
 template <int ROWS, int BLOCKS>
 void add(const Slice& slice, const uint8_t* blocks, int64_t stride, Vec* sums) {
@@ -50,14 +51,16 @@ void add(const Slice& slice, const uint8_t* blocks, int64_t stride, Vec* sums) {
                         : HAS_SIGNED     ? BitVec{}
                                          : below - BitVec{};
     }
-    for (int i = slice.first * GROUP; i < slice.last * GROUP; i += DOT_INPUTS) {
+    int64_t ahead = HEAD_BYTES + slice.first * GROUP_BYTES + slice.ahead;
+    for (int i = slice.first * GROUP; i < slice.last * GROUP; i += DOT_INPUTS, ahead += slice.pace) {
         for (int b = 0; b < BLOCKS; ++b) {
             const uint8_t* from =
                 blocks + b * stride + HEAD_BYTES + static_cast<int64_t>(i) * BLOCK;
+            for (int line = 0; line < STEP_BYTES; line += CACHE_LINE)
+                __builtin_prefetch(blocks + b * stride + ahead + line, 0, 2);
             BitVec w[BLOCK_VECS], sizes[BLOCK_VECS];
             for (int v = 0; v < BLOCK_VECS; ++v) {
                 w[v] = load_bytes(from + v * VEC_BYTES);
-                __builtin_prefetch(from + v * VEC_BYTES + PREFETCH_AHEAD);
                 if constexpr (HAS_SIGNED) w[v] ^= SIGN_BITS;
                 sizes[v] = magnitudes(w[v]);
             }
@@ -131,7 +134,8 @@ void finish(const Problem& p, const Vec* sums, int row, int rows, int block, int
 
 // All rows fit one tile: whole blocks, one after the other.
 void one_tile(const Problem& p, int first, int last) {
-    const Slice slice{p.rows, 0, 0, p.rows.num_groups};
+    const int ahead = p.num_rows <= FEW_ROWS ? AHEAD_OF_FEW : AHEAD_OF_MANY;
+    const Slice slice{p.rows, 0, 0, p.rows.num_groups, ahead, STEP_BYTES};
     Vec sums[MAX_ROWS * BLOCK_VECS];
     for (int block = first, blocks; block < last; block += blocks) {
         blocks = blocks_at_once(p.num_rows);
@@ -150,6 +154,7 @@ void many_tiles(const Problem& p, int first, int last, Scratch& scratch) {
     const auto tile_row = [&](int tile) {
         return static_cast<int>(static_cast<int64_t>(p.num_rows) * tile / num_tiles);
     };
+    const int share = SLICE_BYTES / num_tiles, pace = STEP_BYTES / num_tiles;
     auto* sums = static_cast<Vec*>(scratch.take(sizeof(Vec) * TILE_VECS * num_tiles));
     for (int block = first; block < last; ++block) {
         const uint8_t* from = p.weights + block * p.block_bytes;
@@ -157,8 +162,10 @@ void many_tiles(const Problem& p, int first, int last, Scratch& scratch) {
             const int end = std::min(group + SLICE_GROUPS, p.rows.num_groups);
             for (int t = 0; t < num_tiles; ++t) {
                 const int row = tile_row(t), rows = tile_row(t + 1) - row;
+                // Each asks for its share of the next slice, so that memory is never idle.
+                const int ahead = (end - group) * GROUP_BYTES + t * share;
                 Vec* tile_sums = sums + t * TILE_VECS;
-                kernel_for(rows, 1)({p.rows, row, group, end}, from, 0, tile_sums);
+                kernel_for(rows, 1)({p.rows, row, group, end, ahead, pace}, from, 0, tile_sums);
                 if (end == p.rows.num_groups) finish(p, tile_sums, row, rows, block, 1);
             }
         }
