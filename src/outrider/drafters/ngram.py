@@ -119,7 +119,7 @@ def _settings(sizes: range) -> NgramSettings:
 
 
 class NgramTexts:
-    """As Texts says; the definition."""
+    """Texts of requests, as drafters/proposals.py wants them."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
@@ -134,7 +134,9 @@ class NgramTexts:
         if not index.length:
             return None
         kept = index.gate.kept(index.length, budget.depth)
-        return (tuple(index.continuation(tokens, len(kept))), kept, None) if kept else None
+        if not kept:
+            return None
+        return tuple(index.continuation(tokens, len(kept))), kept, None
 
     def close(self, seq_id: int) -> None:
         del self._indexes[seq_id]
