@@ -129,8 +129,7 @@ class Kernels:
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
     operator is row-invariant: a row's bits depend on that row alone. `threads` is how many of them
-    native operators use; they never change a bit. `lookups`, if there are some, are those of
-    drafters that look up.
+    native operators use; they never change a bit. `lookups`, if there are some, serve drafters.
 
     For lanes that run at once: `twin` makes operators over the same packed weights that share no
     scratch memory with these, and `join_lane(number, threads)` has the native calls of the calling
@@ -355,11 +354,8 @@ def _triton(
     from outrider.kernels.triton.trial import rows_alike
 
     room = Workspace(device)
-    ops, distributions, delta = (
-        TritonOps(room, quantise),
-        EagerProbs(room, device),
-        TritonDelta(room),
-    )
+    ops, delta = TritonOps(room, quantise), TritonDelta(room)
+    distributions = EagerProbs(room, device)
     exact = rows_alike(ops, delta, device, dtype) if exact is None else exact
     linear, *others = (Choice(op, "triton", refusals) for op in OPS)
     if quantise != "none":
