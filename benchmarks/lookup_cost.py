@@ -11,6 +11,7 @@ from time import process_time
 from common import TARGET, Report, first_prompts, note, study
 
 from outrider.api.tokenizer import Tokenizer
+from outrider.core import env
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
@@ -23,6 +24,8 @@ from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.recycling import WIDTH, RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.drafter_builders import lookup_members
+from outrider.kernels.native.build import built_kernels
+from outrider.kernels.native.lookups import NativeLookups
 from outrider.models.loading import resolve
 
 CONTEXTS = (256, 2000, 8000, 32_000)
@@ -47,17 +50,18 @@ def lookup_cost(options: Namespace, report: Report) -> None:
     tokenizer = Tokenizer.load(resolve(TARGET))
     ids = [token for prompt in first_prompts(None) for token in tokenizer.encode(prompt)]
     makers: dict[str, Callable[[], Drafter]] = {
-        "ngram": NgramDrafter,
-        "suffix": SuffixDrafter,
         "prediction": PredictionDrafter,
         "recycling": lambda: RecyclingDrafter(vocab_size=max(ids) + 1),
-        "lookup": lambda: PortfolioDrafter(lookup_members(SuffixDrafter(), NgramDrafter())),
     }
+    library = built_kernels(env.compiler(), env.cache_folder()).library
+    if library is not None:
+        makers |= _by_name(NativeLookups(library), "")
+    makers |= _by_name(None, ", in Python")
     report |= {"k": K, "rounds": NUM_ROUNDS, "repeats": options.repeats}
     for (name, make), num_nodes, copied, context in product(
         makers.items(), (0, TREE), (False, True), contexts
     ):
-        if num_nodes and name in ("ngram", "prediction"):
+        if num_nodes and name.startswith(("ngram", "prediction")):
             continue  # They draft chains alone.
         prompt = _cycled(ids, 0, context)
         text = _cycled(prompt, context // 2, AHEAD) if copied else _cycled(ids, context, AHEAD)
@@ -74,6 +78,16 @@ def lookup_cost(options: Namespace, report: Report) -> None:
             drafted=round(rounds.num_drafted / NUM_ROUNDS, 2),
             emitted=round(len(rounds.tokens) / NUM_ROUNDS, 2),
         )
+
+
+def _by_name(native: NativeLookups | None, ending: str) -> dict[str, Callable[[], Drafter]]:
+    return {
+        f"ngram{ending}": lambda: NgramDrafter(native=native),
+        f"suffix{ending}": lambda: SuffixDrafter(native=native),
+        f"lookup{ending}": lambda: PortfolioDrafter(
+            lookup_members(SuffixDrafter(native=native), NgramDrafter(native=native))
+        ),
+    }
 
 
 def _cycled(ids: Sequence[int], start: int, count: int) -> list[int]:

@@ -125,6 +125,15 @@ def accept(report: Report) -> Figures:
     )
 
 
+def lookups(report: Report) -> Figures:
+    """The dearest round of each, over lengths and kinds of text, chains and trees."""
+    names, cells = ("ngram", "suffix", "recycling", "lookup"), report["cells"]
+    contexts = sorted({cell["context"] for cell in cells})
+    most = (max(c["round_us"] for c in cells if c["drafter"] == name) for name in names)
+    label = f"A round of {', '.join(names)} at {contexts[0]:,} to {contexts[-1]:,} tokens, at most"
+    yield label, " · ".join(f"{one:.1f} µs" for one in most)
+
+
 def memory(report: Report) -> Figures:
     contexts = sorted(map(int, report["append_us"]))
     yield (
@@ -178,6 +187,7 @@ MAKERS: Mapping[str, Callable[[Report], Figures]] = {
     "batch": batch,
     "predicted": predicted,
     "accept_cost": accept,
+    "lookup_cost": lookups,
     "memory_cost": memory,
     "parity": parity,
 }

@@ -159,6 +159,7 @@ def load_pair(
         own=plan.own,
         corpus=_corpus(plan),
         exact=target.kernels.exact,
+        lookups=target.kernels.lookups,
         plan=plan,
         stop_ids=_stop_ids(plan, target),
         notes=_notes(plan, target, heads),

@@ -62,12 +62,8 @@ class Draft:
         return _EMPTY
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], probs_NV: Tensor | None = None) -> Draft:
-        return cls(tuple(tokens), _chain_parents(len(tokens)), probs_NV)
-
-    def made_by(self, name: str) -> Draft:
-        """The same, proposed by `name`."""
-        return Draft(self.tokens, self.parents, self.probs_NV, self.hit, name) if name else self
+    def chain(cls, tokens: Sequence[int], probs_NV: Tensor | None = None, *, by: str = "") -> Draft:
+        return cls(tuple(tokens), _chain_parents(len(tokens)), probs_NV, by=by)
 
     def children(self, node: int) -> tuple[int, ...]:
         """Children of `node` in the order they were drawn."""

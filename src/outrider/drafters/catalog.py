@@ -20,6 +20,7 @@ from outrider.core.protocols import CausalLM, Drafter
 from outrider.core.resolve import ResolvedConfig, resolve
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.drafters.self_draft import SelfDraftSpec
+from outrider.kernels.native.lookups import NativeLookups
 from outrider.models.heads import HeadsToLoad
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class LoadedModels:
     take turns. With `child` a process of its own loads the draft model. `heads` are loaded when the
     drafter is built, for they share tables with the target; so is `own`, with which the target
     drafts for itself. `corpus` has texts, as tokens, for the suffix drafter. `exact` says that a
-    row of the target's logits does not depend on the rows that are computed with it."""
+    row of the target's logits does not depend on the rows that are computed with it. `lookups`, if
+    there are some, are native, for drafters that look up."""
 
     target: CausalLM
     draft: CausalLM | None
@@ -68,6 +70,7 @@ class LoadedModels:
     own: SelfDraftSpec | None = None
     corpus: Sequence[Sequence[int]] = ()
     exact: bool = True
+    lookups: NativeLookups | None = None
 
     def resolve(self, config: EngineConfig) -> ResolvedConfig:
         """What `config` means with these models."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.core.draft import Draft
+from outrider.core.budget import Budget
 from outrider.core.errors import ConfigError
-from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.proposals import NO_OFFER, ScoredDraft
+from outrider.drafters.proposals import Found, TextDrafter
 from outrider.estimate.online import RequestRates
 from outrider.estimate.worth import LEAST_BEGUN, LEAST_GONE_ON
+from outrider.kernels.native.lookups import NativeLookups, NgramSettings
 
 # What is supposed of a look-up that agrees in 1, 2, 3, 4 to 7, 8 to 15, more tokens.
 _FIRST = (0.3, 0.4, 0.5, 0.75, 0.9, 0.97)
@@ -86,43 +86,60 @@ class CopyAcceptance:
 _NOWHERE = -1
 
 
-class NgramDrafter:
-    """Deterministic chains from the sequence's own prompt and output; holds no model."""
+class NgramDrafter(TextDrafter):
+    """Chains from the sequence's own prompt and output. Looks up natively, if it can."""
 
-    name = "ngram"
-    needs = DraftNeeds()
-
-    def __init__(self, *, max_n: int = 3, min_n: int = 2) -> None:
+    def __init__(
+        self, *, max_n: int = 3, min_n: int = 2, native: NativeLookups | None = None
+    ) -> None:
         if not 1 <= min_n <= max_n:
             raise ConfigError(
                 f"min_ngram must be between 1 and max_ngram, got {min_n} and {max_n}.",
                 hint="lower --min-ngram or raise --max-ngram",
             )
-        self._sizes = range(max_n, min_n - 1, -1)
+        sizes = range(max_n, min_n - 1, -1)
+        texts = NgramTexts(sizes) if native is None else native.ngram(_settings(sizes))
+        super().__init__("ngram", texts)
+
+
+def _settings(sizes: range) -> NgramSettings:
+    """What native code is told."""
+    return NgramSettings(
+        _FIRST,
+        _WEIGHT,
+        _EVENNESS,
+        _FADE,
+        _HIGHEST,
+        LEAST_BEGUN,
+        LEAST_GONE_ON,
+        _KINDS,
+        sizes[0],
+        sizes[-1],
+    )
+
+
+class NgramTexts:
+    """Texts of requests, as drafters/proposals.py wants them."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
         self._indexes: dict[int, NgramIndex] = {}
 
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        self._indexes[seq_id] = NgramIndex(self._sizes, len(prompt))
+    def open(self, seq_id: int, prompt_length: int) -> None:
+        self._indexes[seq_id] = NgramIndex(self._sizes, prompt_length)
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        return [self._offer(row).draft for row in rows]
-
-    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
-        """Drafts, and how likely each of their tokens is to be kept."""
-        return [self._offer(row) for row in rows]
+    def offer(self, seq_id: int, tokens: Sequence[int], budget: Budget) -> Found | None:
+        index = self._indexes[seq_id]
+        index.read(tokens)
+        if not index.length:
+            return None
+        kept = index.gate.kept(index.length, budget.depth)
+        if not kept:
+            return None
+        return tuple(index.continuation(tokens, len(kept))), kept, None
 
     def close(self, seq_id: int) -> None:
         del self._indexes[seq_id]
-
-    def _offer(self, row: DraftRow) -> ScoredDraft:
-        index = self._indexes[row.seq_id]
-        index.read(row.tokens)
-        if not index.length:
-            return NO_OFFER
-        kept = index.gate.kept(index.length, row.budget.depth)
-        if not kept:
-            return NO_OFFER
-        return ScoredDraft(Draft.chain(index.continuation(row.tokens, len(kept))), kept)
 
 
 class NgramIndex:

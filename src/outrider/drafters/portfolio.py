@@ -46,7 +46,7 @@ class ForcedDrafter(Stateless):
 
 def _offer(row: DraftRow, shaper: LogitsProcessor) -> ScoredDraft:
     forced = shaper.forced(row.tokens, row.budget.depth)
-    return ScoredDraft(Draft.chain(forced), (1.0,) * len(forced)) if forced else NO_OFFER
+    return ScoredDraft(tuple(forced), (1.0,) * len(forced)) if forced else NO_OFFER
 
 
 # Places that are told apart; those behind them are kept as the last one is.
@@ -111,9 +111,7 @@ class ReplayScored:
         rates += rates[-1:] * (len(draft) - len(rates))
         kept = prefix_products(rates[: len(draft)])
         kept = [probability for probability in kept if probability >= LEAST_KEPT]
-        return (
-            ScoredDraft(Draft.chain(draft.tokens[: len(kept)]), tuple(kept)) if kept else NO_OFFER
-        )
+        return ScoredDraft(draft.tokens[: len(kept)], tuple(kept)) if kept else NO_OFFER
 
 
 @dataclass(slots=True)
@@ -192,16 +190,16 @@ class PortfolioDrafter:
 
     def _looked_up(self, rows: Sequence[DraftRow]) -> tuple[list[Draft], list[float]]:
         """The best offer for each row, and what it is worth; nothing at all is worth 1."""
-        best, worths = [("", Draft.empty())] * len(rows), [1.0] * len(rows)
+        best, worths = [("", NO_OFFER)] * len(rows), [1.0] * len(rows)
         for member in self._members:
             for index, offer in enumerate(member.offers(rows)):
                 # Most members have nothing to say in most rounds.
                 if offer is NO_OFFER:
                     continue
-                worth = goodput(offer.num_expected, len(offer.draft))
+                worth = goodput(offer.num_expected, len(offer.tokens))
                 if worth > worths[index]:
-                    best[index], worths[index] = (member.name, offer.draft), worth
-        return [draft.made_by(name) for name, draft in best], worths
+                    best[index], worths[index] = (member.name, offer), worth
+        return [offer.made_by(name) for name, offer in best], worths
 
     def _with_model(self, rows: Sequence[DraftRow], neural: ModelMember) -> list[Draft]:
         """The same, but for rows that the model promises more for: those it drafts."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
@@ -12,17 +11,30 @@ from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredDraft:
-    """`kept` has for each node of `draft` the probability that it and its ancestors are kept."""
+class ScoredDraft(NamedTuple):
+    """`kept` has for each of `tokens` the probability that it and its ancestors are kept; without
+    `parents` they are a chain. Of several offers one becomes a draft."""
 
-    draft: Draft
+    tokens: tuple[int, ...] = ()
     kept: tuple[float, ...] = ()
+    parents: tuple[int, ...] | None = None
 
     @property
     def num_expected(self) -> float:
         """Draft tokens that are kept, in the mean."""
         return sum(self.kept)
+
+    @property
+    def draft(self) -> Draft:
+        return self.made_by("")
+
+    def made_by(self, name: str) -> Draft:
+        """As the draft of `name`, one of several drafters."""
+        if not self.tokens:
+            return Draft.empty()
+        if self.parents is None:
+            return Draft.chain(self.tokens, by=name)
+        return Draft(self.tokens, self.parents, by=name)
 
 
 def least_kept(budget: Budget) -> float:
@@ -30,7 +42,50 @@ def least_kept(budget: Budget) -> float:
     return LEAST_IN_TREE if budget.size > budget.depth else LEAST_KEPT
 
 
-NO_OFFER = ScoredDraft(Draft.empty())
+NO_OFFER = ScoredDraft()
+
+
+# Tokens, how likely each is kept, and parents: as a ScoredDraft has them.
+Found: TypeAlias = tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...] | None]
+
+
+class Texts(Protocol):
+    """Texts of requests, and how each goes on by what it holds: the definition in Python, or native
+    code (kernels/native/lookups.py), which finds the same."""
+
+    def open(self, seq_id: int, prompt_length: int) -> None: ...
+    def offer(self, seq_id: int, tokens: Sequence[int], budget: Budget) -> Found | None:
+        """Catch up with the text, which may only have grown; None if no draft is worth it."""
+        ...
+
+    def close(self, seq_id: int) -> None: ...
+
+
+class TextDrafter:
+    """A ScoredDrafter by `texts`: deterministic, and without a model."""
+
+    needs = DraftNeeds()
+
+    def __init__(self, name: str, texts: Texts) -> None:
+        self.name, self._texts = name, texts
+
+    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self._texts.open(seq_id, len(prompt))
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        return [offer.draft for offer in self.offers(rows)]
+
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
+        """Drafts, and how likely each of their tokens is to be kept."""
+        offer = self._texts.offer
+        offers: list[ScoredDraft] = []
+        for row in rows:
+            found = offer(row.seq_id, row.tokens, row.budget)
+            offers.append(NO_OFFER if found is None else ScoredDraft._make(found))
+        return offers
+
+    def close(self, seq_id: int) -> None:
+        self._texts.close(seq_id)
 
 
 class ScoredDrafter(Protocol):

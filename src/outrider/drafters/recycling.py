@@ -134,34 +134,44 @@ class RecyclingDrafter:
     def _offer(self, row: DraftRow) -> ScoredDraft:
         budget = row.budget
         branches = budget.size > budget.depth
-        factor = self._requests[row.seq_id].factor
-        parts: list[int] = []
-        lowest = math.inf
-        for rate in self.rates()[: None if branches else 1]:
-            # A tree is best where rates do not rise with the rank; if they do, it is noise.
-            lowest = min(lowest, factor * rate)
-            parts.append(min(round(_PARTS * lowest), _PARTS))
-        shape = _shape(tuple(parts), budget.depth, budget.size, least_kept(budget))
+        parts = self._parts(self._requests[row.seq_id].factor, WIDTH if branches else 1)
+        shape = _shape(parts, budget.depth, budget.size, least_kept(budget))
         tokens: list[int] = []
         parents: list[int] = []
         kept: list[float] = []
-        # Where each node of the shape is in the draft, None if its entry is not known.
-        places: list[int | None] = []
-        for parent, rank, worth in zip(shape.parents, shape.ranks, shape.worths, strict=True):
-            above = ROOT if parent == ROOT else places[parent]
-            found: tuple[int, ...] = ()
-            if above is not None:
-                found = self.entries(row.tokens[-1] if above == ROOT else tokens[above])
-            if above is None or rank >= len(found):
-                places.append(None)
+        # Where each node of the shape is in the draft, None if its entry is not known, and what
+        # follows it; those of the root come last, at ROOT.
+        places: list[int | None] = [None] * len(shape)
+        places.append(ROOT)
+        entries: list[tuple[int, ...] | None] = [None] * len(shape)
+        entries.append(self.entries(row.tokens[-1]))
+        for node, parent in enumerate(shape.parents):
+            above = places[parent]
+            if above is None:
                 continue
-            places.append(len(tokens))
-            tokens.append(found[rank])
-            parents.append(above)
-            kept.append(worth)
-        return (
-            ScoredDraft(Draft(tuple(tokens), tuple(parents)), tuple(kept)) if tokens else NO_OFFER
-        )
+            found = entries[parent]
+            if found is None:
+                found = entries[parent] = self.entries(tokens[above])
+            rank = shape.ranks[node]
+            if rank < len(found):
+                places[node] = len(tokens)
+                tokens.append(found[rank])
+                parents.append(above)
+                kept.append(shape.worths[node])
+        return ScoredDraft(tuple(tokens), tuple(kept), tuple(parents)) if tokens else NO_OFFER
+
+    def _parts(self, factor: float, num_ranks: int) -> tuple[int, ...]:
+        """How often the first entries are right, in parts of one."""
+        parts: list[int] = []
+        lowest = math.inf
+        for hits in self._hits[:num_ranks]:
+            # A tree is best where rates do not rise with the rank; if they do, it is noise.
+            rate = factor * (hits / self._trials)
+            if rate < lowest:
+                lowest = rate
+            part = round(_PARTS * lowest)
+            parts.append(part if part < _PARTS else _PARTS)
+        return tuple(parts)
 
 
 @lru_cache(maxsize=256)

@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from outrider.core.draft import Draft
+from outrider.core.budget import Budget
 from outrider.core.errors import ContractError, given
-from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.proposals import NO_OFFER, ScoredDraft
+from outrider.drafters.proposals import Found, TextDrafter, Texts
 from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.estimate.online import FadingRate, RequestRates
 from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
+from outrider.kernels.native.lookups import NativeLookups, SuffixSettings
 
 _NUM_LENGTHS = 5
 _NUM_SHARES = 4
@@ -127,19 +127,40 @@ class Memory:
     growing: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     trust: SharedTrust = field(default_factory=SharedTrust)
     num_generations: int = 0
+    readers: dict[int, SuffixReader] = field(default_factory=dict[int, "SuffixReader"])
 
-    def learn(self, texts: Sequence[Sequence[int]]) -> None:
-        """Read a corpus, as much as there is room for."""
-        self.corpus = SuffixAutomaton()
-        left = self.num_tokens
-        for text in texts:
-            last = ROOT
-            for token in text[:left]:
-                last = self.corpus.extend(last, token)
-            left -= min(len(text), left)
+    @property
+    def num_states(self) -> int:
+        automata = (self.corpus, self.kept, self.growing)
+        return sum(a.num_states for a in automata if a is not None)
+
+    def open(self, seq_id: int, prompt_length: int) -> None:
+        self.readers[seq_id] = SuffixReader(self, prompt_length)
+
+    def offer(self, seq_id: int, tokens: Sequence[int], budget: Budget) -> Found | None:
+        reader = self.readers[seq_id]
+        context = reader.read(tokens)
+        if context is None or not budget.depth or reader.trust.rate(context.place) < LEAST_KEPT:
+            return None
+        if budget.size > budget.depth:
+            return _tree(context, reader.trust, budget.depth, budget.size)
+        return _chain(context, reader.trust, budget.depth)
+
+    def close(self, seq_id: int) -> None:
+        del self.readers[seq_id]
+
+    def learn(self, text: Sequence[int]) -> None:
+        """One more of the corpus."""
+        if self.corpus is None:
+            self.corpus = SuffixAutomaton()
+        last = ROOT
+        for token in text:
+            last = self.corpus.extend(last, token)
 
     def forget(self) -> None:
         """All but the corpus."""
+        if self.readers:
+            raise ContractError("requests are open")
         self.kept, self.growing, self.trust = None, SuffixAutomaton(), SharedTrust()
         self.num_generations = 0
 
@@ -229,60 +250,68 @@ class SuffixReader:
 _MOST_CHILDREN = 32
 
 
-class SuffixDrafter:
-    """Deterministic chains and trees; holds no model. `num_tokens` bounds what is remembered, and
-    `corpus` has texts to begin with."""
+def _settings(num_tokens: int) -> SuffixSettings:
+    """What native code is told."""
+    return SuffixSettings(
+        tuple(rate.hits for rate in _first_trials()),
+        _FIRST_WEIGHT,
+        _FADE,
+        _SHARED_FADE,
+        _LIKENESS,
+        _EVENNESS,
+        _HIGHEST,
+        LEAST_KEPT,
+        LEAST_IN_TREE,
+        _STATES_PER_TOKEN * num_tokens,
+        _MOST_CHILDREN,
+    )
 
-    name = "suffix"
-    needs = DraftNeeds()
 
-    def __init__(self, *, num_tokens: int = 65536, corpus: Sequence[Sequence[int]] = ()) -> None:
-        if num_tokens <= 0:
-            raise ContractError("one token or more is remembered")
-        self._memory = Memory(num_tokens)
-        self._readers: dict[int, SuffixReader] = {}
-        if corpus:
-            self._memory.learn(corpus)
+class SuffixTexts(Texts, Protocol):
+    """Texts that are remembered after their requests."""
 
     @property
     def num_states(self) -> int:
         """Of all automata: what memory goes by."""
-        memory = self._memory
-        automata = (memory.corpus, memory.kept, memory.growing)
-        return sum(a.num_states for a in automata if a is not None)
+        ...
 
-    def open(self, seq_id: int, prompt: Sequence[int]) -> None:
-        self._readers[seq_id] = SuffixReader(self._memory, len(prompt))
+    def learn(self, text: Sequence[int]) -> None: ...
+    def forget(self) -> None: ...
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        return [offer.draft for offer in self.offers(rows)]
 
-    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
-        """Drafts, and how likely each of their tokens is to be kept."""
-        return [self._offer(row) for row in rows]
+class SuffixDrafter(TextDrafter):
+    """Chains and trees. `num_tokens` bounds what is remembered, and `corpus` has texts to begin
+    with. Looks up natively, if it can."""
 
-    def close(self, seq_id: int) -> None:
-        del self._readers[seq_id]
+    def __init__(
+        self,
+        *,
+        num_tokens: int = 65536,
+        corpus: Sequence[Sequence[int]] = (),
+        native: NativeLookups | None = None,
+    ) -> None:
+        if num_tokens <= 0:
+            raise ContractError("one token or more is remembered")
+        self._memory: SuffixTexts = (
+            Memory(num_tokens) if native is None else native.suffix(_settings(num_tokens))
+        )
+        super().__init__("suffix", self._memory)
+        left = num_tokens
+        for text in corpus:
+            self._memory.learn(text[:left])
+            left -= min(len(text), left)
+
+    @property
+    def num_states(self) -> int:
+        """Of all automata: what memory goes by."""
+        return self._memory.num_states
 
     def forget(self) -> None:
         """What requests wrote; the corpus stays."""
-        if self._readers:
-            raise ContractError("requests are open")
         self._memory.forget()
 
-    def _offer(self, row: DraftRow) -> ScoredDraft:
-        reader = self._readers[row.seq_id]
-        context = reader.read(row.tokens)
-        if context is None or not row.budget.depth:
-            return NO_OFFER
-        if reader.trust.rate(context.place) < LEAST_KEPT:
-            return NO_OFFER
-        if row.budget.size > row.budget.depth:
-            return _tree(context, reader.trust, row.budget.depth, row.budget.size)
-        return _chain(context, reader.trust, row.budget.depth)
 
-
-def _chain(context: SuffixMatch, trust: Trust, depth: int) -> ScoredDraft:
+def _chain(context: SuffixMatch, trust: Trust, depth: int) -> Found | None:
     tokens: list[int] = []
     kept: list[float] = []
     automaton, state, probability = context.automaton, context.state, 1.0
@@ -300,10 +329,10 @@ def _chain(context: SuffixMatch, trust: Trust, depth: int) -> ScoredDraft:
             break
         tokens.append(token)
         kept.append(probability)
-    return ScoredDraft(Draft.chain(tokens), tuple(kept)) if tokens else NO_OFFER
+    return (tuple(tokens), tuple(kept), None) if tokens else None
 
 
-def _tree(context: SuffixMatch, trust: Trust, depth: int, size: int) -> ScoredDraft:
+def _tree(context: SuffixMatch, trust: Trust, depth: int, size: int) -> Found | None:
     """The likeliest `size` nodes; a parent is likelier than its children, so it comes first."""
     tokens: list[int] = []
     parents: list[int] = []
@@ -330,8 +359,8 @@ def _tree(context: SuffixMatch, trust: Trust, depth: int, size: int) -> ScoredDr
         parents.append(parent)
         kept.append(probability)
     if not kept or kept[0] < LEAST_KEPT:
-        return NO_OFFER
-    return ScoredDraft(Draft(tuple(tokens), tuple(parents)), tuple(kept))
+        return None
+    return tuple(tokens), tuple(kept), tuple(parents)
 
 
 def _children(

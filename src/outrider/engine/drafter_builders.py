@@ -87,7 +87,10 @@ def build_bridge(context: BuildContext) -> Drafter:
 def build_ngram(context: BuildContext) -> NgramDrafter:
     from outrider.drafters.ngram import NgramDrafter
 
-    return NgramDrafter(max_n=context.config.max_ngram, min_n=context.config.min_ngram)
+    config = context.config
+    return NgramDrafter(
+        max_n=config.max_ngram, min_n=config.min_ngram, native=context.models.lookups
+    )
 
 
 def build_prediction(context: BuildContext) -> Drafter:
@@ -175,7 +178,10 @@ def build_mtp(context: BuildContext) -> Drafter:
 def build_suffix(context: BuildContext) -> SuffixDrafter:
     from outrider.drafters.suffix import SuffixDrafter
 
-    return SuffixDrafter(num_tokens=context.config.suffix_tokens, corpus=context.models.corpus)
+    models = context.models
+    return SuffixDrafter(
+        num_tokens=context.config.suffix_tokens, corpus=models.corpus, native=models.lookups
+    )
 
 
 def build_recycling(context: BuildContext) -> Drafter:

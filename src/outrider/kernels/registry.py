@@ -30,6 +30,7 @@ from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import Forward, ForwardParts, NativeForward
 from outrider.kernels.native.grouped import NativeGrouped, NativeInt4
+from outrider.kernels.native.lookups import NativeLookups
 from outrider.kernels.native.mixture import MixtureSizes, MixtureWeights, NativeMixture
 from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.native.quantised import NativeInt8
@@ -128,7 +129,7 @@ class Kernels:
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
     operator is row-invariant: a row's bits depend on that row alone. `threads` is how many of them
-    native operators use; they never change a bit.
+    native operators use; they never change a bit. `lookups`, if there are some, serve drafters.
 
     For lanes that run at once: `twin` makes operators over the same packed weights that share no
     scratch memory with these, and `join_lane(number, threads)` has the native calls of the calling
@@ -160,6 +161,7 @@ class Kernels:
     threads: Choice | None = None
     twin: Callable[[], Kernels] | None = None
     join_lane: Callable[[int, int], None] | None = None
+    lookups: NativeLookups | None = None
 
     def verify_prefix(self, logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
         return verify_prefix(logits_BKV, draft_ids_BK, self.argmax)
@@ -313,6 +315,7 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
         mixture=partial(NativeMixture, library, ops.team),
         twin=lambda: _native(make, library),
         join_lane=partial(join_lane, library),
+        lookups=NativeLookups(library),
     )
 
 
@@ -351,11 +354,8 @@ def _triton(
     from outrider.kernels.triton.trial import rows_alike
 
     room = Workspace(device)
-    ops, distributions, delta = (
-        TritonOps(room, quantise),
-        EagerProbs(room, device),
-        TritonDelta(room),
-    )
+    ops, delta = TritonOps(room, quantise), TritonDelta(room)
+    distributions = EagerProbs(room, device)
     exact = rows_alike(ops, delta, device, dtype) if exact is None else exact
     linear, *others = (Choice(op, "triton", refusals) for op in OPS)
     if quantise != "none":

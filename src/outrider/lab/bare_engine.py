@@ -67,6 +67,7 @@ class BareEngine:
             sampling=models.kernels.sampling,
             machine=machine_of(models.kernels, models.device, models.twin),
             exact=models.kernels.exact,
+            lookups=models.kernels.lookups,
         )
         num_slots = models.target.state.num_free_tokens
         self._engine = build_engine(

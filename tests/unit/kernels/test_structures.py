@@ -12,6 +12,7 @@ import pytest
 
 from outrider.core.env import cache_folder, compiler
 from outrider.kernels.native import build, forward, levels, mixture
+from outrider.kernels.native.lookups import LookupRoom, NgramSettings, SuffixSettings
 from outrider.kernels.native.ops import LinearStruct, PassStruct
 from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row
 from outrider.kernels.native.trees import TreeDrafts, TreeRow, TreeStruct
@@ -28,6 +29,8 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
         ("TreeRow", TreeRow, {}),
         ("TreeDrafts", TreeDrafts, {}),
     ),
+    "suffix.cpp": (("SuffixSettings", SuffixSettings, {}), ("LookupRoom", LookupRoom, {})),
+    "ngram.cpp": (("NgramSettings", NgramSettings, {}),),
     "forward.cpp": (
         ("Linear", LinearStruct, {}),
         ("Net", mixture._Net, {}),  # pyright: ignore[reportPrivateUsage]

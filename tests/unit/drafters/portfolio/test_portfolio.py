@@ -43,7 +43,7 @@ class Lookup:
     def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         self.heard += [len(asked.tokens) for asked in rows]
         kept = [tuple(self.kept(asked.tokens)[: asked.budget.depth]) for asked in rows]
-        return [ScoredDraft(Draft.chain([self.token] * len(k)), k) if k else NO_OFFER for k in kept]
+        return [ScoredDraft((self.token,) * len(k), k) if k else NO_OFFER for k in kept]
 
     def close(self, seq_id: int) -> None:
         self.opened.remove(seq_id)
