@@ -52,8 +52,8 @@ from outrider.kernels.reference.linear import TorchInt8, TorchLinear, pack_plain
 
 OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
-    "gelu", "gelu_mul", "soft_cap", "delta", "argmax", "verify_prefix", "softmax", "pick",
-    "leftover",
+    "sigmoid_mul", "gelu", "gelu_mul", "soft_cap", "delta", "argmax", "verify_prefix", "softmax",
+    "pick", "leftover",
 )  # fmt: skip
 
 # What `quantise` of `choose` may be besides none and the schemes of kernels/reference/grouped.py.
@@ -110,6 +110,7 @@ class Kernels:
     attention(qkv_NE, k_GSD, v_GSD, plan, how, out_NO)
                                                       `how` is an AttentionKind, or its scale alone
     silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
+    sigmoid_mul(gate_NF, x_NF)                        x * sigmoid(gate), in place
     gelu(x_NF, out_NF)                                with tanh; `out` may be x
     gelu_mul(gate_up_N2F, out_NF)                     gelu(gate) * up
     soft_cap(x_NF, cap)                               cap * tanh(x / cap), in place
@@ -143,6 +144,7 @@ class Kernels:
     rope_append: Callable[[Tensor, Tensor, Tensor, PackedPlan, Tensor, Tensor], None]
     attention: Callable[[Tensor, Tensor, Tensor, PackedPlan, AttentionKind | float, Tensor], None]
     silu_mul: Callable[[Tensor, Tensor], None]
+    sigmoid_mul: Callable[[Tensor, Tensor], None]
     gelu: Callable[[Tensor, Tensor], None]
     gelu_mul: Callable[[Tensor, Tensor], None]
     soft_cap: Callable[[Tensor, float], None]
@@ -388,6 +390,7 @@ def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ..
         rope_append=pointwise.rope_append,
         attention=TorchAttention(alone=exact),
         silu_mul=pointwise.silu_mul_by_row if exact else pointwise.silu_mul,
+        sigmoid_mul=pointwise.sigmoid_mul_by_row if exact else pointwise.sigmoid_mul,
         gelu=pointwise.gelu_by_row if exact else pointwise.gelu,
         gelu_mul=pointwise.gelu_mul_by_row if exact else pointwise.gelu_mul,
         soft_cap=pointwise.soft_cap_by_row if exact else pointwise.soft_cap,
