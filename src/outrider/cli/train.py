@@ -101,13 +101,13 @@ if TYPE_CHECKING:
 def draft(call: Call[DraftOptions]) -> int:
     """Distil a draft model from --target."""
     from outrider.models.loading import resolve
-    from outrider.train.llama_module import read_llama_config
     from outrider.train.setup import DraftWish, draft_recipe
     from outrider.train.shapes import draft_of
+    from outrider.train.target import read_decoder_config
 
     options = call.options
     # Sizes that cannot be are refused before texts are read.
-    target = read_llama_config(resolve(options.target))
+    target = read_decoder_config(resolve(options.target))
     draft_of(target, hidden_size=options.hidden, num_layers=options.layers)
     session = open_drafter(call)
     wish = DraftWish(
