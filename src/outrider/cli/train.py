@@ -91,7 +91,9 @@ def described(progress: Standing) -> str:
 if TYPE_CHECKING:
     from torch import nn
 
+    from outrider.estimate.stated import StatedWorth
     from outrider.train.loop import Trainer, TrainRecipe
+    from outrider.train.recipe import DrafterRecipe
     from outrider.train.session import RunWish, Session, TextSession
     from outrider.train.tokens import TokenOptions
 
@@ -203,7 +205,10 @@ def train(
     call: Call[RunOptions], text: TextSession, recipe: TrainRecipe[M], *, target: str = ""
 ) -> int:
     """Run the recipe to its end with a bar, write the folder and say what was gained."""
+    import torch
+
     from outrider.bench.machine import provenance
+    from outrider.train.worth import state_worth
 
     trainer = text.trainer(recipe)
     folder = text.wish.folder
@@ -218,11 +223,23 @@ def train(
         say(f"stopped at step {trainer.standing.step}; the same command goes on from there")
         return INTERRUPTED
     text.finish(trainer, recipe, target, provenance())
-    _report(call, folder, trainer, target)
+    worth = None
+    if target:
+        # What drafts for a target has an exam.
+        drafts = cast("DrafterRecipe[M]", recipe)
+        with torch.no_grad():
+            worth = state_worth(folder, target, drafts, trainer.module, device=text.wish.device)
+    _report(call, folder, trainer, target, worth)
     return 0
 
 
-def _report(call: Call[RunOptions], folder: Path, trainer: Trainer[M], target: str) -> None:
+def _report(
+    call: Call[RunOptions],
+    folder: Path,
+    trainer: Trainer[M],
+    target: str,
+    worth: StatedWorth | None,
+) -> None:
     standing = trainer.standing
     before, after = standing.history[0].figures, standing.history[-1].figures
     facts = {
@@ -240,6 +257,12 @@ def _report(call: Call[RunOptions], folder: Path, trainer: Trainer[M], target: s
     ]
     for name, value in after.items():
         lines.append(f"  {name.replace('_', ' ')}: {before.get(name, value):.3f} -> {value:.3f}")
+    if worth is not None:
+        facts["worth"] = {**worth.values(), "k": worth.best_k}
+        lines.append(
+            f"  drafts kept: {', '.join(f'{chance:.2f}' for chance in worth.kept)}; best K here: "
+            f"{worth.best_k}, about {worth.speed_up(worth.best_k):.2f} times as fast as without"
+        )
     made = quote(str(folder))
     flags = f"--target {quote(target)} --draft {made}" if target else f"--target {made}"
     lines.append(f'  outrider generate "def add(a, b):" {flags}')
