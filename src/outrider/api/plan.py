@@ -54,7 +54,7 @@ def resolve_pair(
             given = kind_of(folder)
         elif named is not None and named.in_target:
             folder, given = target, named.name
-    worth = None if folder is None else worth_of(folder)
+    worth = None if folder is None or given is None else worth_of(folder, given)
     known = None if worth is None else Measured(worth.best_k, worth.pays)
     resolved = resolve(config, given, known)
     if resolved.has_heads and config.tensor_parallel > 1:

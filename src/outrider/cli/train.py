@@ -93,7 +93,6 @@ if TYPE_CHECKING:
 
     from outrider.estimate.stated import StatedWorth
     from outrider.train.loop import Trainer, TrainRecipe
-    from outrider.train.recipe import DrafterRecipe
     from outrider.train.session import RunWish, Session, TextSession
     from outrider.train.tokens import TokenOptions
 
@@ -205,9 +204,8 @@ def train(
     call: Call[RunOptions], text: TextSession, recipe: TrainRecipe[M], *, target: str = ""
 ) -> int:
     """Run the recipe to its end with a bar, write the folder and say what was gained."""
-    import torch
-
     from outrider.bench.machine import provenance
+    from outrider.models.heads import kind_of
     from outrider.train.worth import state_worth
 
     trainer = text.trainer(recipe)
@@ -225,10 +223,8 @@ def train(
     text.finish(trainer, recipe, target, provenance())
     worth = None
     if target:
-        # What drafts for a target has an exam.
-        drafts = cast("DrafterRecipe[M]", recipe)
-        with torch.no_grad():
-            worth = state_worth(folder, target, drafts, trainer.module, device=text.wish.device)
+        prompts, device = text.wish.prompts, text.wish.device
+        worth = state_worth(target, folder, prompts, drafter=kind_of(folder), device=device)
     _report(call, folder, trainer, target, worth)
     return 0
 
@@ -242,7 +238,7 @@ def _report(
 ) -> None:
     standing = trainer.standing
     before, after = standing.history[0].figures, standing.history[-1].figures
-    facts = {
+    facts: dict[str, object] = {
         "folder": str(folder),
         "steps": standing.step,
         "seconds": round(standing.seconds, 2),

@@ -130,12 +130,14 @@ def kind_of(folder: Path) -> DraftKind:
     return named or MODEL
 
 
-def worth_of(folder: Path) -> StatedWorth | None:
-    """What a folder says that its model or heads bring and cost; None where it says nothing."""
+def worth_of(folder: Path, drafter: str) -> StatedWorth | None:
+    """What a folder says that `drafter` brings and costs; None where it says nothing."""
     if folder.is_file() or not is_there(folder / "config.json"):
         return None
     stated = _config(folder).child(KEY)
-    return None if stated is None else StatedWorth.of(stated.values)
+    if stated is None or stated.values.get("drafter") != drafter:
+        return None
+    return StatedWorth.of(stated.values)
 
 
 def verifier_of(folder: Path) -> str | None:

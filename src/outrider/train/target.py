@@ -11,7 +11,6 @@ Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary, K = layers, W
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,17 +158,13 @@ class Exam:
 
     def tokens_per_round(self, accepted: Accepted) -> float:
         """Emitted over rounds, over all texts; 1 means that no draft is ever accepted."""
-        return 1 + math.fsum(self.kept(accepted))
-
-    def kept(self, accepted: Accepted) -> tuple[float, ...]:
-        """The share of rounds that keep more than j drafts, for j from 0 to K - 1."""
-        emitted: list[int] = []
+        num_emitted = num_rounds = 0
         for text in self.texts:
             ids_T = torch.tensor(text.ids, device=self.device)
-            found = host_ints(accepted(ids_T, self.k))
-            emitted += rounds(found, text.num_prompt, len(text.ids))
-        num_rounds = max(len(emitted), 1)
-        return tuple(sum(n > 1 + j for n in emitted) / num_rounds for j in range(self.k))
+            kept = host_ints(accepted(ids_T, self.k))
+            emitted = rounds(kept, text.num_prompt, len(text.ids))
+            num_emitted, num_rounds = num_emitted + sum(emitted), num_rounds + len(emitted)
+        return num_emitted / num_rounds if num_rounds else 1.0
 
 
 def rounds(accepted: Sequence[int], num_prompt: int, num_tokens: int) -> list[int]:

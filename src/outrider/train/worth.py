@@ -3,70 +3,88 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from outrider.api.llm import LLM
-from outrider.core.config import EngineConfig
+from outrider.core.budget import RoundTrace
+from outrider.core.config import DEFAULT_K, EngineConfig
 from outrider.core.files import replacing, writing
 from outrider.core.params import SamplingParams
 from outrider.estimate.stated import KEY, StatedWorth, fitted
+from outrider.models.heads import kind_of
 from outrider.models.json_object import JsonObject
-from outrider.train.recipe import DrafterRecipe, M
 
-# Texts that are timed, and how long.
-_TEXTS, _TOKENS = 4, 32
-_TURNS = 3
+_TOKENS = 64
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Rounds that drafted as long as they could."""
+
+    drafting: list[float] = field(default_factory=list[float])
+    verifying: list[float] = field(default_factory=list[float])
+    accepted: list[int] = field(default_factory=list[int])
+
+    def add(self, rounds: Iterable[RoundTrace], k: int) -> None:
+        for one in rounds:
+            if not one.num_prompt_tokens and one.num_drafted == k:
+                self.drafting.append(one.draft_seconds)
+                self.verifying.append(one.verify_seconds)
+                self.accepted.append(one.num_accepted)
 
 
 def state_worth(
-    folder: Path, target: str, recipe: DrafterRecipe[M], module: M, *, device: str = "auto"
+    target: str, folder: Path, prompts: Sequence[str], *, drafter: str, device: str = "auto"
 ) -> StatedWorth | None:
-    """Writes it into the config.json of `folder`, which has the finished `module`. None, and
-    nothing is written, where the recipe has no exam. Raises MachineError."""
-    kept = recipe.exam.kept(partial(recipe.accepted, module))
-    prompts = [text.ids[: text.num_prompt] for text in recipe.exam.texts]
-    if not prompts:
-        return None
-    worth = worth_of_drafter(target, folder, EngineConfig(device=device), prompts, kept)
-    path = folder / "config.json"
-    values = {**JsonObject.read(path).values, KEY: worth.values()}
-    with writing(folder), replacing(path, alone=True) as draft:
-        draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    """Writes it into the config.json of `folder`, which has what drafts for `target` or is the
+    target itself. None, and nothing is written, where there is nothing to tell from. Raises
+    MachineError, and what loading raises."""
+    worth = measured_worth(target, folder, prompts, drafter=drafter, device=device)
+    if worth is not None:
+        path = folder / "config.json"
+        stated = {KEY: {"drafter": drafter, **worth.values()}}
+        text = json.dumps({**JsonObject.read(path).values, **stated}, indent=1) + "\n"
+        with writing(folder), replacing(path, alone=True) as draft:
+            draft.write_text(text, encoding="utf-8")
     return worth
 
 
-def worth_of_drafter(
-    target: Path | str,
-    draft: Path | str | None,
-    config: EngineConfig,
-    prompts: Sequence[Sequence[int]],
-    kept: Sequence[float],
-) -> StatedWorth:
-    """Times the engine on greedy text after `prompts`: plain, at K = 1 and at the longest K, in
-    turns. `config` names the drafter; without `draft` it is within the target's files. `kept` is
-    what it was measured to bring."""
-    lengths = (0, 1, len(kept))
-    base = replace(config, profile=True, batch_size=1, controller="fixed", watchdog="off")
-    drafting: list[list[float]] = [[] for _ in lengths]
-    verifying: list[list[float]] = [[] for _ in lengths]
-    params = SamplingParams(max_tokens=_TOKENS, ignore_eos=True)
-    for _ in range(_TURNS):
-        for index, k in enumerate(lengths):
-            with closing(LLM(target, draft=draft, config=replace(base, k=k))) as llm:
-                for result in llm.generate(list(prompts[:_TEXTS]), params):
-                    timed = [one for one in result.rounds if not one.num_prompt_tokens]
-                    timed = [one for one in timed if one.num_drafted == k or not k]
-                    drafting[index] += [one.draft_seconds for one in timed]
-                    verifying[index] += [one.verify_seconds for one in timed]
-    draft_seconds, verify_seconds = map(_medians, (drafting, verifying))
-    plain, *verify = verify_seconds
-    return fitted(kept, (draft_seconds[1], draft_seconds[2]), (verify[0], verify[1]), plain)
-
-
-def _medians(seconds: Sequence[Sequence[float]]) -> list[float]:
-    return [median(one) if one else 0.0 for one in seconds]
+def measured_worth(
+    target: str, folder: Path, prompts: Sequence[str], *, drafter: str, device: str = "auto"
+) -> StatedWorth | None:
+    """From greedy texts after `prompts`: each plain, at K = 1 and at the longest K, in turns."""
+    seen = {0: _Seen(), 1: _Seen(), DEFAULT_K: _Seen()}
+    params = SamplingParams(max_tokens=_TOKENS)
+    with ExitStack() as stack:
+        llms: dict[int, LLM] = {}
+        for k in seen:
+            config = EngineConfig(
+                drafter=drafter if k else "none",
+                k=k,
+                controller="fixed",
+                watchdog="off",
+                batch_size=1,
+                device=device,
+                profile=True,
+            )
+            draft = str(folder) if k and kind_of(folder) == drafter else None
+            llm = LLM(target, draft=draft, config=config, weights_of=llms.get(0))
+            llms[k] = stack.enter_context(closing(llm))
+        for prompt in prompts:
+            for k, llm in llms.items():
+                seen[k].add(llm.generate([prompt], params)[0].rounds, k)
+    longest = seen[DEFAULT_K]
+    if not all(one.accepted for one in seen.values()):
+        return None
+    num_rounds = len(longest.accepted)
+    kept = [sum(n > place for n in longest.accepted) / num_rounds for place in range(DEFAULT_K)]
+    return fitted(
+        [round(share, 3) for share in kept],
+        (median(seen[1].drafting), median(longest.drafting)),
+        (median(seen[1].verifying), median(longest.verifying)),
+        median(seen[0].verifying),
+    )

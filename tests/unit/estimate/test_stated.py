@@ -55,11 +55,14 @@ def test_what_has_another_form_says_nothing(change: dict[str, Any]) -> None:
 
 
 def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
-    assert worth_of(tmp_path) is None
+    assert worth_of(tmp_path, "mtp") is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "outrider_mtp"}))
-    assert worth_of(tmp_path) is None
-    (tmp_path / "config.json").write_text(json.dumps({KEY: GOOD.values()}))
-    assert worth_of(tmp_path) == GOOD
+    assert worth_of(tmp_path, "mtp") is None
+    stated = {KEY: {"drafter": "mtp", **GOOD.values()}}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    assert worth_of(tmp_path, "mtp") == GOOD
+    # A target with a block may draft for another one.
+    assert worth_of(tmp_path, "model") is None
 
 
 @pytest.mark.parametrize(
