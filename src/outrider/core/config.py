@@ -109,8 +109,8 @@ class EngineConfig:
         "auto",
         "What chooses the draft length up to k: band follows acceptance, slo latency too, goodput "
         "what a draft costs and brings here; auto is goodput with --schedule auto, and where that "
-        "changes no text for look-ups that nobody named and heads that no k was named for and that "
-        "do not say that they pay; else fixed.",
+        "changes no text for look-ups that nobody named and, without k, for heads that do not say "
+        "that they pay and drafts that say that they do not; else fixed.",
         choices=CONTROLLERS,
         others=OTHER_CONTROLLERS.names,
     )

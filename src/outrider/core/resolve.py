@@ -206,13 +206,13 @@ def resolve(
 
 
 def _may_stop(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> bool:
-    """Look-ups that nobody asked for, and heads that are not known to pay, stop where they do
-    not."""
+    """Look-ups that nobody asked for, heads that are not known to pay, and whatever is known not
+    to, stop where they do not."""
     if config.controller != AUTO:
         return False
-    if drafter.source == "heads":
-        return config.k is None and (known is None or not known.pays)
-    return config.drafter == AUTO and drafter.name == WITHOUT_DRAFT
+    if drafter.folder is None or config.k is not None:
+        return config.drafter == AUTO and drafter.name == WITHOUT_DRAFT
+    return drafter.source == "heads" if known is None else not known.pays
 
 
 def _k(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> int:

@@ -73,6 +73,7 @@ def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
         ({}, "mtp", Measured(1, pays=False), (1, "goodput", True)),
         ({}, "mtp", None, (4, "goodput", True)),
         ({}, "model", Measured(6, pays=True), (6, "fixed", False)),
+        ({}, "model", Measured(1, pays=False), (1, "goodput", True)),
         ({}, "model", None, (4, "fixed", False)),
         # What was said holds.
         ({"k": 4}, "mtp", Measured(2, pays=True), (4, "fixed", False)),
