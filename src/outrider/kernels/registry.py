@@ -114,17 +114,14 @@ class Kernels:
     gelu(x_NF, out_NF)                                with tanh; `out` may be x
     gelu_mul(gate_up_N2F, out_NF)                     gelu(gate) * up
     soft_cap(x_NF, cap)                               cap * tanh(x / cap), in place
-    delta(first_NP, weights, runs, cells, layer, out_NO)
-                                                      a layer's gated delta rule
-    argmax(logits_MV)                                 the first largest of each row, -1 for a NaN;
-                                                      a host sync
-    verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains;
-                                                      a host sync
+    delta(first_NP, weights, runs, cells, layer, out_NO)    a layer's gated delta rule
+    argmax(logits_MV)                                 the first largest of each row, -1 for a NaN
+    verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
     sampling                                          from logits to a token: core/sampling.py
 
-    `pack_head`, if there is one, packs the output head, which is held in another way. `pack_blocks`
-    packs the rows of a matrix as a file has them, for `linear` too, where it can; it gives None for
-    what it cannot. `table` makes a table of tokens of what either of them packed.
+    `argmax` and `verify_prefix` are host syncs. `pack_head`, if there is one, packs the output
+    head, which is held in another way; `pack_blocks`, of a file's own rows, gives None for what it
+    cannot pack. `table` makes a table of tokens of what either packed.
 
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
