@@ -9,15 +9,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from outrider.bench.workload import load_prompts
+from outrider.bench.requests import texts_of
 from outrider.train.worth import state_worth
 
-_NUM_PROMPTS = 12
+_NUM_PROMPTS = 18
 
 
 def main() -> None:
     target, folder, drafter = sys.argv[1:]
-    prompts = load_prompts("humaneval")[:_NUM_PROMPTS]
+    prompts = texts_of("mixed")[:_NUM_PROMPTS]
     worth = state_worth(target, Path(folder), prompts, drafter=drafter)
     print(
         worth
