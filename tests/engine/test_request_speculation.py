@@ -24,7 +24,7 @@ ENGINES: dict[str, dict[str, object]] = {
     "stages": {"drafter": "model", "fused_round": False},
     "tree": {"drafter": "model", "tree_nodes": 12},
     "looked up": {"drafter": "ngram"},
-    "heads": {"drafter": "eagle"},
+    "heads": {"drafter": "eagle", "k": 4},
     "own copy": {"drafter": "quantised-self"},
     "portfolio": {"drafter": "portfolio"},
     "recycled": {"drafter": "recycling", "tree_nodes": 12},

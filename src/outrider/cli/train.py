@@ -254,10 +254,11 @@ def _report(
     for name, value in after.items():
         lines.append(f"  {name.replace('_', ' ')}: {before.get(name, value):.3f} -> {value:.3f}")
     if worth is not None:
-        facts["worth"] = {**worth.values(), "k": worth.best_k}
+        best, speed_up = worth.best_k, round(worth.speed_up(worth.best_k), 3)
+        facts["worth"] = {**worth.values(), "k": best, "speed_up": speed_up}
         lines.append(
             f"  drafts kept: {', '.join(f'{chance:.2f}' for chance in worth.kept)}; best K here: "
-            f"{worth.best_k}, about {worth.speed_up(worth.best_k):.2f} times as fast as without"
+            f"{best}, about {speed_up:.2f} times as fast as without"
         )
     made = quote(str(folder))
     flags = f"--target {quote(target)} --draft {made}" if target else f"--target {made}"

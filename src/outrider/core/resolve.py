@@ -216,11 +216,11 @@ def _may_stop(config: EngineConfig, drafter: DrafterKind, known: Measured | None
 
 
 def _k(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> int:
-    """The best by what was measured, where chains of fixed lengths are drafted by what measured
-    it."""
+    """The best by what was measured, where chains of fixed lengths are drafted by what measured it
+    and pay."""
     is_chain = drafter.folder is not None and not config.tree_nodes
     is_left = config.k is None and config.resolved_controller == "fixed"
-    return known.k if known is not None and is_chain and is_left else config.most_k
+    return known.k if known is not None and known.pays and is_chain and is_left else config.most_k
 
 
 def _drafter(config: EngineConfig, given: str | None) -> DrafterKind:

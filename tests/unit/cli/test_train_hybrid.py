@@ -67,11 +67,12 @@ def test_a_block_is_trained_for_a_hybrid_that_is_there(outrider: Command, texts:
     stated = json.loads(Path("made/config.json").read_text(encoding="utf-8"))["outrider_worth"]
     assert stated["drafter"] == "mtp"
     assert len(stated["kept"]) == 4
-    assert record["worth"]["k"] >= 1
+    worth = record["worth"]
+    best = worth["k"] if worth["speed_up"] > 1 else 4
 
     common = ("generate", "def add(a, b):", *target, "--max-tokens", "12", "--json")
     plain = json.loads(outrider(*common, "--drafter", "none").out)
     drafted = json.loads(outrider(*common, "--draft", "made", "--controller", "fixed").out)
     assert drafted["text"] == plain["text"]
     assert drafted["stats"]["num_drafted"] > 0
-    assert drafted["stats"]["k"] == record["worth"]["k"]
+    assert drafted["stats"]["k"] == best

@@ -70,16 +70,16 @@ def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
     [
         # k, controller, whether sampled texts keep the lengths of `fixed`.
         ({}, "mtp", Measured(2, pays=True), (2, "fixed", False)),
-        ({}, "mtp", Measured(1, pays=False), (1, "goodput", True)),
+        ({}, "mtp", Measured(1, pays=False), (4, "goodput", True)),
         ({}, "mtp", None, (4, "goodput", True)),
         ({}, "model", Measured(6, pays=True), (6, "fixed", False)),
-        ({}, "model", Measured(1, pays=False), (1, "goodput", True)),
+        ({}, "model", Measured(1, pays=False), (4, "goodput", True)),
         ({}, "model", None, (4, "fixed", False)),
         # What was said holds.
         ({"k": 4}, "mtp", Measured(2, pays=True), (4, "fixed", False)),
         ({"k": 4}, "mtp", None, (4, "fixed", False)),
         ({"controller": "fixed"}, "eagle", None, (4, "fixed", False)),
-        ({"controller": "fixed"}, "eagle", Measured(3, pays=False), (3, "fixed", False)),
+        ({"controller": "fixed"}, "eagle", Measured(3, pays=False), (4, "fixed", False)),
         # Controllers choose up to the usual length, and trees have their own.
         ({"controller": "goodput"}, "mtp", Measured(2, pays=True), (4, "goodput", False)),
         ({"controller": "band"}, "mtp", Measured(2, pays=True), (4, "band", False)),
