@@ -319,11 +319,12 @@ def _draw(recording: Recording, path: Path, call: Call[TraceOptions]) -> list[Pa
     if recording.counters is None:
         raise ContractError("the recording has no counters")
     how = "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}"
+    longest = max((one.num_places for one in recording.rounds), default=0)
     picture = LanePicture(
         jobs=recording.jobs,
         rounds=recording.rounds,
         title=f"Lanes of {engine.schedule}, {recording.counters.num_submitted} requests",
-        small_print=f"{call.resolved.program().target}, {how}, K={engine.k}",
+        small_print=f"{call.resolved.program().target}, {how}, K={longest}",
         seconds=call.options.figure_seconds,
     )
     return write(lane_chart(picture), path.parent, path.stem)
