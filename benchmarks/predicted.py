@@ -126,7 +126,7 @@ def overhead_seconds(llm: LLM, prompts: Sequence[str], size: Size, context: int)
 def cell_of(
     llm: LLM, prompts: Sequence[str], size: Size, context: int, overhead: float
 ) -> dict[str, Any]:
-    k = llm.config.k
+    k = llm.k
     drafting = draft_seconds(llm, context, size.repeats)
     verify = pass_seconds(llm, range(1, k + 2), context, size.repeats)
     run = run_of(llm, prompts, size.num_tokens)
@@ -160,7 +160,7 @@ def pass_seconds(llm: LLM, rows: Sequence[int], context: int, repeats: int) -> d
 
 def draft_seconds(llm: LLM, context: int, repeats: int) -> float:
     """A draft of K tokens, whatever becomes of it."""
-    k = llm.config.k
+    k = llm.k
     if llm.drafter == "model":
         draft = draft_of(llm)
         seconds = take_turns({k: bare_drafts(draft, context)[k]}, repeats)[k]

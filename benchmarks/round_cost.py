@@ -165,7 +165,7 @@ def _overhead_cell(
     outside = rounds.seconds - models.seconds
     return {
         "drafter": config.drafter,
-        "k": config.k,
+        "k": llm.k,
         "batch_size": config.batch_size,
         "temperature": params.temperature,
         "dtype": config.dtype,

@@ -27,9 +27,13 @@ void pointwise(int size) {
                         size);
     outrider_gelu(three, x.data(), gelu.data(), ROWS, size);
     outrider_silu_mul(three, x.data(), silu.data(), ROWS / 2, size);
+    Floats gated(x.begin(), x.begin() + size);
+    outrider_sigmoid_mul(three, x.data() + size, gated.data(), 1, size);
     Floats capped = x;
     outrider_soft_cap(three, capped.data(), 2.0f, ROWS, size);
-    Doubles want_rms, want_layer, want_gelu, want_silu, want_capped;
+    Doubles want_rms, want_layer, want_gelu, want_silu, want_gated, want_capped;
+    for (int i = 0; i < size; ++i)
+        want_gated.push_back(x[i] / (1 + std::exp(-double{x[size + i]})));
     for (float y : x) want_capped.push_back(2 * std::tanh(double{y} / 2));
     for (int n = 0; n < ROWS; ++n) {
         const float* row = &x[n * size];
@@ -56,6 +60,7 @@ void pointwise(int size) {
     close(gelu, want_gelu, 2e-6, "gelu" + of);
     close(capped, want_capped, 2e-6, "soft_cap" + of);
     close(silu, want_silu, 2e-6, "silu_mul" + of);
+    close(gated, want_gated, 2e-6, "sigmoid_mul" + of);
 }
 
 void head_norm() {

@@ -60,6 +60,7 @@ void outrider_layer_norm(Team*, const float*, const float*, const float*, float,
 void outrider_head_norm(Team*, float*, const float*, const float*, float, int, int, int, int);
 void outrider_gelu(Team*, const float*, float*, int, int);
 void outrider_silu_mul(Team*, const float*, float*, int, int);
+void outrider_sigmoid_mul(Team*, const float*, float*, int, int);
 void outrider_soft_cap(Team*, float*, float, int, int);
 void outrider_argmax(Team*, const float*, int64_t*, int, int64_t);
 void outrider_rope_append_float32(const Pass*, float*, const float*, const float*, float*, float*);

@@ -104,7 +104,7 @@ def test_importing_the_package_does_nothing() -> None:
         "import sys, outrider\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
         "assert outrider.SamplingParams().max_tokens == 128\n"
-        "assert outrider.EngineConfig().k == 4\n"
+        "assert outrider.EngineConfig().most_k == 4\n"
         "assert 'torch' not in sys.modules\n"
         "assert set(outrider.__all__) <= set(dir(outrider))\n"
         "try:\n"

@@ -89,7 +89,7 @@ def test_a_small_arena_ends_drafts_and_not_the_text(tmp_path: Path) -> None:
     llm = LLM(draft=folder, config=config)
     result = llm.generate("def add(a, b):", SamplingParams(max_tokens=90, ignore_eos=True))[0]
     assert len(result.token_ids) == 90
-    assert 0 < result.stats.num_drafted < result.stats.num_rounds * llm.config.k
+    assert 0 < result.stats.num_drafted < result.stats.num_rounds * llm.k
     assert llm.free_tokens == 128
 
 

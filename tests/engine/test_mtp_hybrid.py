@@ -44,7 +44,6 @@ def test_it_computes_what_the_definition_says(tmp_path: Path) -> None:
     target = loaded(tmp_path)
     config = read_mtp_config(tmp_path, target.spec)
     (net,) = load_mtp(tmp_path, config, target, HEADS_ROOM)
-    assert net.native is None
     states_PD = torch.randn(6, 40, generator=torch.Generator().manual_seed(2))
     embedded_PD = tensors["model.embed_tokens.weight"][list(TOKENS)]
     wanted_PD = gated_definition(tensors, hybrid_config("qwen3_5"), embedded_PD, states_PD)
@@ -57,6 +56,33 @@ def test_it_computes_what_the_definition_says(tmp_path: Path) -> None:
         states_PD, (40,), 1 + tensors["model.norm.weight"], 1e-6
     )
     close_to(net.fuse(states_PD[:, None]), normed_PD)
+
+
+@pytest.mark.parametrize(("name", "is_native"), [("qwen3_5", True), ("qwen3_5_moe", False)])
+def test_its_native_pass_has_the_bits_of_its_operators(
+    tmp_path: Path, name: str, is_native: bool
+) -> None:
+    """A block of experts runs operator by operator."""
+    write_hybrid_with_mtp(tmp_path, name)
+    target = loaded(tmp_path)
+    if target.kernels.forward is None:
+        pytest.skip("there are no native kernels here")
+    config = read_mtp_config(tmp_path, target.spec)
+    (fast,) = load_mtp(tmp_path, config, target, HEADS_ROOM)
+    target.kernels = replace(target.kernels, forward=None, twin=None)
+    (plain,) = load_mtp(tmp_path, config, target, HEADS_ROOM)
+    assert plain.native is None
+    assert (fast.native is not None) == is_native
+    states_PD = torch.randn(6, 40, generator=torch.Generator().manual_seed(2))
+    rows = [StepRow.chain(1, TOKENS), StepRow.chain(1, TOKENS[:2])]
+    for net in (fast, plain):
+        net.state.open(1, ())
+    for row in rows:
+        found, wanted = (net.step([row], states_PD[: len(row.tokens)]) for net in (fast, plain))
+        assert torch.equal(found.hidden_ND, wanted.hidden_ND)
+        assert torch.equal(found.logits_MV, wanted.logits_MV)
+        for net in (fast, plain):
+            net.state.commit({1: range(len(row.tokens))})
 
 
 def test_a_hybrid_without_a_block_says_so(tmp_path: Path) -> None:

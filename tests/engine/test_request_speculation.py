@@ -24,7 +24,7 @@ ENGINES: dict[str, dict[str, object]] = {
     "stages": {"drafter": "model", "fused_round": False},
     "tree": {"drafter": "model", "tree_nodes": 12},
     "looked up": {"drafter": "ngram"},
-    "heads": {"drafter": "eagle"},
+    "heads": {"drafter": "eagle", "k": 4},
     "own copy": {"drafter": "quantised-self"},
     "portfolio": {"drafter": "portfolio"},
     "recycled": {"drafter": "recycling", "tree_nodes": 12},
@@ -72,7 +72,7 @@ def test_requests_without_drafts_have_none_beside_others_that_have(
             SamplingParams(max_tokens=24, ignore_eos=True, k=64),
         ],
     )
-    engine_k = 0 if engine == "none" else opened.config.k
+    engine_k = 0 if engine == "none" else opened.k
     assert len({one.token_ids for one in results}) == 1
     plain, short = results[1], results[2]
     assert plain.stats.num_drafted == 0
@@ -107,7 +107,7 @@ def test_true_refuses_a_request_that_nothing_would_be_drafted_for() -> None:
     with llm_of("looked up") as llm:
         with pytest.raises(ConfigError, match="k is 0"):
             llm.submit(PROMPT, speculative=True, k=0)
-        assert llm.generate([PROMPT], GREEDY, speculative=True)[0].stats.k == llm.config.k
+        assert llm.generate([PROMPT], GREEDY, speculative=True)[0].stats.k == llm.k
 
 
 def test_text_without_drafts_is_exact_under_a_lossy_rule() -> None:

@@ -28,7 +28,6 @@ from outrider.api.turns import Turns
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.constraint import AllowedTokens
-from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import size, with_options
 from outrider.core.interrupts import deferred, deliver
@@ -127,8 +126,8 @@ class LLM:
     @property
     def models(self) -> Mapping[str, HasKernels]:
         """By the names target and, if there is one, draft."""
-        found = {"target": self._pair.target, "draft": self._pair.draft}
-        return {role: model for role, model in found.items() if model is not None}
+        found = (("target", self._pair.target), ("draft", self._pair.draft))
+        return {role: model for role, model in found if model is not None}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -145,9 +144,14 @@ class LLM:
         return self._pair.plan.resolved.choosable
 
     @property
+    def k(self) -> int:
+        """Draft tokens in a row at most; 0 where nothing is drafted."""
+        return self._pair.plan.resolved.k
+
+    @property
     def exact(self) -> bool:
         """Whether texts follow the target's own distribution: not with a lossy sampler."""
-        return not drafter_named(self.drafter).drafts or self.config.claims_exact
+        return not self.k or self.config.claims_exact
 
     @property
     def free_tokens(self) -> int:
@@ -386,15 +390,11 @@ class LLM:
                     self._router.drop(reader)
 
     def _result(self, reader: OutputStream) -> GenerationResult:
+        profile = self.config.profile
         self._last = reader.result(
-            drafter=self.drafter,
-            k=self._pair.plan.resolved.k,
-            profile=self.config.profile,
-            exact=self.exact,
-            memory=self._memory,
+            drafter=self.drafter, k=self.k, profile=profile, exact=self.exact, memory=self._memory
         )
         return self._last
 
     def failed(self, error: OutriderError) -> GenerationResult:
-        """The result of a prompt that cannot be run."""
-        return GenerationResult.failed(error, drafter=self.drafter, k=self._pair.plan.resolved.k)
+        return GenerationResult.failed(error, drafter=self.drafter, k=self.k)

@@ -241,7 +241,7 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
     return ChildOptions(
         folder=str(folder),
         vocab_size=plan.target.vocab_size,
-        num_distributions=config.batch_size * config.k,
+        num_distributions=config.batch_size * config.most_k,
         num_slots=options.room.num_slots,
         page_size=config.page_size,
         max_rows=options.room.max_rows,

@@ -156,7 +156,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
             num_lanes=1,
         )
         parts += _model_parts(draft)
-        distributions = config.batch_size * config.k * plan.target.vocab_size * 4
+        distributions = config.batch_size * config.most_k * plan.target.vocab_size * 4
         parts.append(Part("distributions of drafts", distributions, device))
     if heads is not None and files.heads is not None:
         parts += _heads_parts(plan, heads, target, files.heads)

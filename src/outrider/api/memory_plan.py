@@ -139,7 +139,7 @@ def _ways(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> Iterator[str]:
             yield f"--arena-tokens {found.num_slots}"
     elif config.context:
         found = _largest_arena(plan.with_settings(replace(config, context=0)), fits)
-        if found is not None and found.num_slots > config.k + 2:
+        if found is not None and found.num_slots > config.most_k + 2:
             yield f"--context {min(found.num_slots, plan.window)}"
     steps = list(_steps(plan))
     for flag, how in steps:

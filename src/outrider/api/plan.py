@@ -18,7 +18,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, COPY, KINDS, drafter_named
 from outrider.core.errors import CheckpointError, ConfigError, VocabularyError
 from outrider.core.fields import is_changed
-from outrider.core.resolve import ResolvedConfig, resolve
+from outrider.core.resolve import Measured, ResolvedConfig, resolve
 from outrider.core.spec import DecoderConfig, RecurrentCapacity
 from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.self_draft import SelfDraftSpec
@@ -30,6 +30,7 @@ from outrider.models.heads import (
     hidden_layers_of,
     kind_of,
     verifier_of,
+    worth_of,
 )
 from outrider.models.hf_config import FAMILIES, read_config
 from outrider.models.loading import pick_device, spec_of_config
@@ -47,13 +48,15 @@ def resolve_pair(
     own files. Raises ConfigError for heads of a target that processes share."""
     named = None if config.drafter == AUTO else drafter_named(config.drafter)
     folder = given = None
-    if config.k > 0 and (named is None or named.reads_draft):
+    if config.most_k > 0 and (named is None or named.reads_draft):
         if draft is not None:
             folder = find_model(draft)
             given = kind_of(folder)
         elif named is not None and named.in_target:
             folder, given = target, named.name
-    resolved = resolve(config, given)
+    worth = None if folder is None or given is None else worth_of(folder, given)
+    known = None if worth is None else Measured(worth.best_k, worth.pays)
+    resolved = resolve(config, given, known)
     if resolved.has_heads and config.tensor_parallel > 1:
         raise ConfigError(
             f"tensor_parallel={config.tensor_parallel}: draft heads share tables with a target "
@@ -103,7 +106,7 @@ def states_of(config: EngineConfig) -> RecurrentCapacity:
     """For the recurrent states of a hybrid, if the model is one."""
     return RecurrentCapacity(
         rollback=config.state_rollback,
-        history=config.state_history or max(1, config.k, config.tree_nodes),
+        history=config.state_history or max(1, config.most_k, config.tree_nodes),
         num_sequences=config.batch_size,
         num_checkpoints=config.state_checkpoints,
     )
@@ -166,7 +169,7 @@ class LoadPlan:
         if given is None or folder is None:
             return None
         settings, size = self.settings, self.resolved.draft_size
-        nodes = whole_pages(settings.k * min(size, MAX_WIDTH) + 1, settings.page_size)
+        nodes = whole_pages(settings.most_k * min(size, MAX_WIDTH) + 1, settings.page_size)
         rows = settings.batch_size * (size + 1)
         room = room_of(
             settings,
@@ -252,7 +255,7 @@ def _target_of(heads: Path, verifier: str) -> Path:
 def _companion(target: Path, config: EngineConfig) -> Path | None:
     """For drafter auto in one process, unless a controller was named that never stops drafting."""
     left_to_us = config.drafter == AUTO and config.controller in (AUTO, "goodput")
-    wanted = left_to_us and config.k > 0 and config.tensor_parallel == 1
+    wanted = left_to_us and config.most_k > 0 and config.tensor_parallel == 1
     return companion_of(target) if wanted else None
 
 

@@ -55,7 +55,7 @@ def _is_left_to_us(config: EngineConfig) -> bool:
     return (
         config.drafter == AUTO
         and config.controller in (AUTO, "goodput")
-        and config.k > 0
+        and config.most_k > 0
         and config.tensor_parallel == 1
         and config.drafter_home == "thread"
         and config.quantise == "none"

@@ -202,7 +202,7 @@ class Conversation:
 
     def _k(self, number: str) -> None:
         if not number:
-            print(self._resolved.engine().k)
+            print(self.llm.k)
             return
         self._open({"k": number})
 

@@ -23,7 +23,7 @@ from outrider.core.errors import CheckpointError
 from outrider.models.families import DECODER_FAMILIES
 from outrider.models.json_object import JsonObject
 from outrider.pairs.catalog import draft_of, list_pairs
-from outrider.train.llama_module import read_llama_config
+from outrider.train.target import read_decoder_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ def _from_packages(target: str, folder: Path) -> Iterator[Suggestion]:
 
 def _training(target: str, folder: Path) -> Iterator[Suggestion]:
     try:
-        read_llama_config(folder)
+        read_decoder_config(folder)
     except CheckpointError:
         # It cannot teach.
         return

@@ -30,7 +30,6 @@ from outrider.cli.run_options import TraceOptions
 from outrider.cli.session import open_llm, run_record
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK
-from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ContractError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
@@ -259,7 +258,7 @@ def summary(llm: LLM, recording: Recording) -> dict[str, Any]:
     if recording.usage is None:
         raise ContractError("the recording has no usage")
     config = llm.config
-    k = config.k if drafter_named(llm.drafter).drafts else 0
+    k = llm.k
     stats = summarise(rounds, drafter=llm.drafter, k=k, total_seconds=recording.seconds)
     return {
         "schedule": config.schedule,
@@ -320,11 +319,12 @@ def _draw(recording: Recording, path: Path, call: Call[TraceOptions]) -> list[Pa
     if recording.counters is None:
         raise ContractError("the recording has no counters")
     how = "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}"
+    longest = max((one.num_places for one in recording.rounds), default=0)
     picture = LanePicture(
         jobs=recording.jobs,
         rounds=recording.rounds,
         title=f"Lanes of {engine.schedule}, {recording.counters.num_submitted} requests",
-        small_print=f"{call.resolved.program().target}, {how}, K={engine.k}",
+        small_print=f"{call.resolved.program().target}, {how}, K={longest}",
         seconds=call.options.figure_seconds,
     )
     return write(lane_chart(picture), path.parent, path.stem)

@@ -91,6 +91,7 @@ def described(progress: Standing) -> str:
 if TYPE_CHECKING:
     from torch import nn
 
+    from outrider.estimate.stated import StatedWorth
     from outrider.train.loop import Trainer, TrainRecipe
     from outrider.train.session import RunWish, Session, TextSession
     from outrider.train.tokens import TokenOptions
@@ -101,13 +102,13 @@ if TYPE_CHECKING:
 def draft(call: Call[DraftOptions]) -> int:
     """Distil a draft model from --target."""
     from outrider.models.loading import resolve
-    from outrider.train.llama_module import read_llama_config
     from outrider.train.setup import DraftWish, draft_recipe
     from outrider.train.shapes import draft_of
+    from outrider.train.target import read_decoder_config
 
     options = call.options
     # Sizes that cannot be are refused before texts are read.
-    target = read_llama_config(resolve(options.target))
+    target = read_decoder_config(resolve(options.target))
     draft_of(target, hidden_size=options.hidden, num_layers=options.layers)
     session = open_drafter(call)
     wish = DraftWish(
@@ -204,6 +205,8 @@ def train(
 ) -> int:
     """Run the recipe to its end with a bar, write the folder and say what was gained."""
     from outrider.bench.machine import provenance
+    from outrider.models.heads import kind_of
+    from outrider.train.worth import state_worth
 
     trainer = text.trainer(recipe)
     folder = text.wish.folder
@@ -218,14 +221,24 @@ def train(
         say(f"stopped at step {trainer.standing.step}; the same command goes on from there")
         return INTERRUPTED
     text.finish(trainer, recipe, target, provenance())
-    _report(call, folder, trainer, target)
+    worth = None
+    if target:
+        prompts, device = text.wish.prompts, text.wish.device
+        worth = state_worth(target, folder, prompts, drafter=kind_of(folder), device=device)
+    _report(call, folder, trainer, target, worth)
     return 0
 
 
-def _report(call: Call[RunOptions], folder: Path, trainer: Trainer[M], target: str) -> None:
+def _report(
+    call: Call[RunOptions],
+    folder: Path,
+    trainer: Trainer[M],
+    target: str,
+    worth: StatedWorth | None,
+) -> None:
     standing = trainer.standing
     before, after = standing.history[0].figures, standing.history[-1].figures
-    facts = {
+    facts: dict[str, object] = {
         "folder": str(folder),
         "steps": standing.step,
         "seconds": round(standing.seconds, 2),
@@ -240,6 +253,13 @@ def _report(call: Call[RunOptions], folder: Path, trainer: Trainer[M], target: s
     ]
     for name, value in after.items():
         lines.append(f"  {name.replace('_', ' ')}: {before.get(name, value):.3f} -> {value:.3f}")
+    if worth is not None:
+        best, speed_up = worth.best_k, round(worth.speed_up(worth.best_k), 3)
+        facts["worth"] = {**worth.values(), "k": best, "speed_up": speed_up}
+        lines.append(
+            f"  drafts kept: {', '.join(f'{chance:.2f}' for chance in worth.kept)}; best K here: "
+            f"{best}, about {speed_up:.2f} times as fast as without"
+        )
     made = quote(str(folder))
     flags = f"--target {quote(target)} --draft {made}" if target else f"--target {made}"
     lines.append(f'  outrider generate "def add(a, b):" {flags}')

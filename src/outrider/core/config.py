@@ -14,6 +14,7 @@ from outrider.core.fields import WHOLE, check_fields, documented, setting
 from outrider.core.plugins import ControllerKind, Plugins, RuleKind
 
 DRAFTERS = (AUTO, *KINDS)
+DEFAULT_K = 4
 WATCHDOGS = ("request", "engine", "off")
 TREE_SHAPES = ("confident", "calibrated")
 HEAD_INITS = ("tie", "copy", "random")
@@ -52,7 +53,14 @@ class EngineConfig:
         choices=DRAFTERS,
         others=PLUGINS.names,
     )
-    k: int = setting(4, "Draft at most this many tokens at once.", minimum=0, maximum=64)
+    k: int | None = setting(
+        None,
+        "Draft at most this many tokens at once; unset is what the folder that drafts says is best "
+        f"here, else {DEFAULT_K}.",
+        minimum=0,
+        maximum=64,
+        kind=int,
+    )
     tree_nodes: int = setting(
         0,
         "Draft trees of at most this many tokens, where the drafter can branch; 0 drafts chains.",
@@ -100,8 +108,9 @@ class EngineConfig:
     controller: str = setting(
         "auto",
         "What chooses the draft length up to k: band follows acceptance, slo latency too, goodput "
-        "what a draft costs and brings here; auto is goodput with --schedule auto and for look-ups "
-        "that nobody named, where that changes no text; else fixed.",
+        "what a draft costs and brings here; auto is goodput with --schedule auto, and where that "
+        "changes no text for look-ups that nobody named and, without k, for heads that do not say "
+        "that they pay and drafts that say that they do not; else fixed.",
         choices=CONTROLLERS,
         others=OTHER_CONTROLLERS.names,
     )
@@ -360,6 +369,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def most_k(self) -> int:
+        """Draft tokens in a row at most; what it is unless something was said."""
+        return DEFAULT_K if self.k is None else self.k
 
     @property
     def resolved_controller(self) -> str:

@@ -16,8 +16,9 @@ class EngineOptions(TypedDict, total=False):
     """What proposes tokens; auto takes the draft model or heads if there are any, else a copy of
     the target beside look-ups where that pays, else ngram."""
 
-    k: int
-    """Draft at most this many tokens at once."""
+    k: int | None
+    """Draft at most this many tokens at once; unset is what the folder that drafts says is best
+    here, else 4."""
 
     tree_nodes: int
     """Draft trees of at most this many tokens, where the drafter can branch; 0 drafts chains."""

@@ -26,6 +26,15 @@ from outrider.core.tree import MAX_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a drafter where it was made: its best k for chains, and whether that is
+    faster than plain decoding."""
+
+    k: int
+    pays: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedConfig:
     """`settings` name their schedule and their controller, and `drafter` is the one that they mean.
     `given` is the drafter that a model, heads or a copy of the target that nobody named are by
@@ -40,7 +49,7 @@ class ResolvedConfig:
     @property
     def k(self) -> int:
         """Draft tokens in a row at most."""
-        return self.settings.k if self.drafter.drafts else 0
+        return self.settings.most_k if self.drafter.drafts else 0
 
     @property
     def draft_size(self) -> int:
@@ -68,14 +77,14 @@ class ResolvedConfig:
     @property
     def wants_trees(self) -> bool:
         """Whether drafts are trees, where the drafter can branch."""
-        return self.settings.tree_nodes > self.settings.k
+        return self.settings.tree_nodes > self.settings.most_k
 
     @property
     def why_chains(self) -> str:
         """Why drafts never branch, as the rest of a sentence on `tree_nodes`; "" if they may."""
         settings, kind = self.settings, self.drafter
         if not self.wants_trees:
-            return f"={settings.tree_nodes} is not above k={settings.k}: drafts are chains"
+            return f"={settings.tree_nodes} is not above k={settings.most_k}: drafts are chains"
         if not kind.branches:
             return f" has no effect on drafter {kind.name}, which drafts chains"
         if kind.drafts_ahead and self.ahead:
@@ -169,31 +178,53 @@ class ResolvedConfig:
 
     def with_settings(self, settings: EngineConfig) -> ResolvedConfig:
         """The same drafter under other settings, or none where those leave nothing to draft."""
-        return replace(self, settings=settings, drafter=self.drafter if settings.k else KINDS[OFF])
+        return replace(
+            self, settings=settings, drafter=self.drafter if settings.most_k else KINDS[OFF]
+        )
 
 
-def resolve(config: EngineConfig, given: str | None) -> ResolvedConfig:
+def resolve(
+    config: EngineConfig, given: str | None, known: Measured | None = None
+) -> ResolvedConfig:
     """What `config` means where there is a draft model, heads or a copy of the target, of the kind
-    `given`, or none of them.
+    `given`, or none of them. `known` is what was measured of
+    that.
 
     Raises ConfigError if the drafter needs a draft model or heads of another kind, or cannot live
     in a process.
     """
     drafter = _drafter(config, given)
     controller = config.resolved_controller
-    # Look-ups that nobody asked for stop where they do not pay.
-    unasked = config.drafter == config.controller == AUTO and drafter.name == WITHOUT_DRAFT
-    keeps_lengths = unasked and controller == "fixed"
+    keeps_lengths = controller == "fixed" and _may_stop(config, drafter, known)
     settings = replace(
         config,
+        k=_k(config, drafter, known),
         schedule=_schedule(config, drafter),
         controller="goodput" if keeps_lengths else controller,
     )
     return ResolvedConfig(settings, drafter, KINDS[given] if given else None, keeps_lengths)
 
 
+def _may_stop(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> bool:
+    """Look-ups that nobody asked for, heads that are not known to pay, and whatever is known not
+    to, stop where they do not."""
+    if config.controller != AUTO:
+        return False
+    if drafter.folder is None or config.k is not None:
+        return config.drafter == AUTO and drafter.name == WITHOUT_DRAFT
+    return drafter.source == "heads" if known is None else not known.pays
+
+
+def _k(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> int:
+    """The best by what was measured, where chains of fixed lengths are drafted by what measured it
+    and pay."""
+    is_chain = drafter.folder is not None and not config.tree_nodes
+    is_left = config.k is None and config.resolved_controller == "fixed"
+    return known.k if known is not None and known.pays and is_chain and is_left else config.most_k
+
+
 def _drafter(config: EngineConfig, given: str | None) -> DrafterKind:
-    if config.k == 0:
+    if config.most_k == 0:
         return KINDS[OFF]
     if config.drafter == AUTO:
         return KINDS[WITH_COPY if given == COPY else given or WITHOUT_DRAFT]

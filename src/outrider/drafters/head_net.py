@@ -85,7 +85,7 @@ class GatedLayer:
 
     operators: HybridOperators
     weights: HybridLayer
-    native: None = None
+    native: LayerWeights | None
 
     @property
     def turns(self) -> Turns:
@@ -257,7 +257,7 @@ class EntranceNet:
         return None
 
     def _native(self) -> HeadPass | None:
-        """None without native kernels, and for a block whose layers are a hybrid's."""
+        """None without native kernels, and for a hybrid's layers that are mixtures."""
         config, block = self._config, self._block
         weights = [layer.native for layer in block.layers if layer.native is not None]
         if len(weights) < len(block.layers):

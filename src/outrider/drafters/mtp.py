@@ -63,7 +63,7 @@ from outrider.models.json_object import JsonObject
 from outrider.models.llama_layers import LayerOperators
 from outrider.models.llama_weights import read_layer
 from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES, QwenHybridConfig, parse_qwen_hybrid
-from outrider.models.qwen_hybrid_weights import HybridOperators, HybridReader
+from outrider.models.qwen_hybrid_weights import HybridOperators, HybridReader, native_layer
 from outrider.models.rope import Turns, turns_of
 from outrider.models.weights import DERIVED, WeightReader, Weights
 
@@ -132,13 +132,16 @@ def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
 
 def _own(raw: JsonObject) -> MtpConfig:
     family = raw.text("block_type", "llama")
+    of_block = JsonObject(raw.where, {**raw.values, "model_type": family})
+    if family in HYBRID_FAMILIES:
+        return _beside_hybrid(of_block)
     if family not in LLAMA_FAMILIES:
         raise CheckpointError(
             f"{raw.where}: block_type {family!r} is not known; "
-            f"it can be {', '.join(LLAMA_FAMILIES)}.",
+            f"it can be {', '.join((*LLAMA_FAMILIES, *HYBRID_FAMILIES))}.",
             hint=_TRAIN,
         )
-    block = parse_llama(JsonObject(raw.where, {**raw.values, "model_type": family}))
+    block = parse_llama(of_block)
     return MtpConfig(block=block, reads_normed=raw.flag("reads_normed", default=False))
 
 
@@ -205,7 +208,7 @@ def read_blocks(
     with Weights(folder) as weights:
         reader = WeightReader(weights, own_kernels(target), placement_of(target))
         if isinstance(config.block, QwenHybridConfig):
-            parts = _gated_parts(folder, reader, config.block, turns)
+            parts = _gated_parts(folder, reader, config.block, turns, room)
         else:
             first, operators = config.first_layer, LayerOperators(config.block, turns)
             indices = range(first, first + config.depth)
@@ -250,7 +253,7 @@ def _llama_part(reader: WeightReader, operators: LayerOperators, index: int) -> 
 
 
 def _gated_parts(
-    folder: Path, reader: WeightReader, config: QwenHybridConfig, turns: Turns
+    folder: Path, reader: WeightReader, config: QwenHybridConfig, turns: Turns, room: Room
 ) -> list[_Part]:
     """Blocks that share all but the layer. Raises CheckpointError where there are none."""
     if "mtp.fc.weight" not in reader:
@@ -268,7 +271,12 @@ def _gated_parts(
         names.norm(name, size) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     )
     operators = HybridOperators(config, turns)
-    gated = [GatedLayer(operators, names.layer(index)) for index in layers]
+    # One block runs after the other.
+    gated_NA = torch.empty(
+        room.max_rows, config.num_heads * config.head_dim, device=turns[0].device
+    )
+    read = [names.layer(index) for index in layers]
+    gated = [GatedLayer(operators, layer, native_layer(layer, gated_NA)) for layer in read]
     return [(layer, join, (enorm, hnorm, norm)) for layer in gated]
 
 

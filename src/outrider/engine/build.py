@@ -241,7 +241,7 @@ def _watched(resolved: ResolvedConfig, controller: Controller) -> Controller:
     """Goodput leaves out by itself what does not pay, where it alone decides."""
     config = resolved.settings
     decides = config.controller == "goodput" and not resolved.keeps_lengths
-    if config.watchdog == "off" or decides or config.k == 0:
+    if config.watchdog == "off" or decides or config.most_k == 0:
         return controller
     return Watchdog(controller, shared=config.watchdog == "engine")
 

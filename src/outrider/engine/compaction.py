@@ -164,11 +164,11 @@ class BoundedStore(CacheStore, Protocol):
 def within_history(config: EngineConfig, target: CausalLM) -> EngineConfig:
     """`config` with drafts no larger than the target's memory can return to."""
     most = _history(target)
-    if most is None or most >= max(config.k, config.tree_nodes):
+    if most is None or most >= max(config.most_k, config.tree_nodes):
         return config
     return replace(
         config,
-        k=min(config.k, most),
+        k=min(config.most_k, most),
         min_k=min(config.min_k, most),
         tree_nodes=min(config.tree_nodes, most),
     )
@@ -176,7 +176,7 @@ def within_history(config: EngineConfig, target: CausalLM) -> EngineConfig:
 
 def history_note(config: EngineConfig, target: CausalLM) -> str | None:
     """What to tell the user once if drafts are cut."""
-    most, wanted = _history(target), max(config.k, config.tree_nodes)
+    most, wanted = _history(target), max(config.most_k, config.tree_nodes)
     if most is None or most >= wanted:
         return None
     return (

@@ -116,7 +116,7 @@ def build_eagle(context: BuildContext) -> Drafter:
     net = load_eagle(context.heads, normed_target(models.target))
     limits = HeadLimits(
         chunk=config.prefill_chunk,
-        reach=config.k + 1,
+        reach=config.most_k + 1,
         window=models.target.spec.max_tokens,
         first=1,
     )
@@ -211,11 +211,11 @@ def draft_capacity(resolved: ResolvedConfig) -> AheadCapacity:
     """What the draft model's memory needs besides, for drafting ahead or for trees."""
     config = resolved.settings
     if resolved.ahead:
-        return room_needed(config.k, config.fan_out, config.batch_size)
+        return room_needed(config.most_k, config.fan_out, config.batch_size)
     if not resolved.wants_trees:
         return AheadCapacity(0, 0, 0)
     rows = config.batch_size * MAX_WIDTH
-    return AheadCapacity(rows, rows, config.k * MAX_WIDTH)
+    return AheadCapacity(rows, rows, config.most_k * MAX_WIDTH)
 
 
 def own_copy(

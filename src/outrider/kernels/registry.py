@@ -53,8 +53,8 @@ from outrider.kernels.reference.linear import TorchInt8, TorchLinear, pack_plain
 
 OPS = (
     "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
-    "gelu", "gelu_mul", "soft_cap", "delta", "argmax", "verify_prefix", "softmax", "pick",
-    "leftover",
+    "sigmoid_mul", "gelu", "gelu_mul", "soft_cap", "delta", "argmax", "verify_prefix", "softmax",
+    "pick", "leftover",
 )  # fmt: skip
 
 # What `quantise` of `choose` may be besides none and the schemes of kernels/reference/grouped.py.
@@ -111,20 +111,18 @@ class Kernels:
     attention(qkv_NE, k_GSD, v_GSD, plan, how, out_NO)
                                                       `how` is an AttentionKind, or its scale alone
     silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
+    sigmoid_mul(gate_NF, x_NF)                        x * sigmoid(gate), in place
     gelu(x_NF, out_NF)                                with tanh; `out` may be x
     gelu_mul(gate_up_N2F, out_NF)                     gelu(gate) * up
     soft_cap(x_NF, cap)                               cap * tanh(x / cap), in place
-    delta(first_NP, weights, runs, cells, layer, out_NO)
-                                                      a layer's gated delta rule
-    argmax(logits_MV)                                 the first largest of each row, -1 for a NaN;
-                                                      a host sync
-    verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains;
-                                                      a host sync
+    delta(first_NP, weights, runs, cells, layer, out_NO)    a layer's gated delta rule
+    argmax(logits_MV)                                 the first largest of each row, -1 for a NaN
+    verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
     sampling                                          from logits to a token: core/sampling.py
 
-    `pack_head`, if there is one, packs the output head, which is held in another way. `pack_blocks`
-    packs the rows of a matrix as a file has them, for `linear` too, where it can; it gives None for
-    what it cannot. `table` makes a table of tokens of what either of them packed.
+    `argmax` and `verify_prefix` are host syncs. `pack_head`, if there is one, packs the output
+    head, which is held in another way; `pack_blocks`, of a file's own rows, gives None for what it
+    cannot pack. `table` makes a table of tokens of what either packed.
 
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
@@ -144,6 +142,7 @@ class Kernels:
     rope_append: Callable[[Tensor, Tensor, Tensor, PackedPlan, Tensor, Tensor], None]
     attention: Callable[[Tensor, Tensor, Tensor, PackedPlan, AttentionKind | float, Tensor], None]
     silu_mul: Callable[[Tensor, Tensor], None]
+    sigmoid_mul: Callable[[Tensor, Tensor], None]
     gelu: Callable[[Tensor, Tensor], None]
     gelu_mul: Callable[[Tensor, Tensor], None]
     soft_cap: Callable[[Tensor, float], None]
@@ -388,6 +387,7 @@ def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ..
         rope_append=pointwise.rope_append,
         attention=TorchAttention(alone=exact),
         silu_mul=pointwise.silu_mul_by_row if exact else pointwise.silu_mul,
+        sigmoid_mul=pointwise.sigmoid_mul_by_row if exact else pointwise.sigmoid_mul,
         gelu=pointwise.gelu_by_row if exact else pointwise.gelu,
         gelu_mul=pointwise.gelu_mul_by_row if exact else pointwise.gelu_mul,
         soft_cap=pointwise.soft_cap_by_row if exact else pointwise.soft_cap,

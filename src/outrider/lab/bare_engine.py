@@ -138,7 +138,7 @@ class BareEngine:
 def bare_rooms(config: EngineConfig, num_tokens: int) -> tuple[Room, Room]:
     """For a target and a draft model that run as `config` says, with `num_tokens` a sequence."""
     size = config.page_size
-    slots = config.batch_size * whole_pages(num_tokens + config.k + 1, size)
-    rows = config.batch_size * (config.k + 1)
+    slots = config.batch_size * whole_pages(num_tokens + config.most_k + 1, size)
+    rows = config.batch_size * (config.most_k + 1)
     target = room_of(config, slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
     return target, draft_room(resolve(config, MODEL), slots)

@@ -27,6 +27,7 @@ from torch import Tensor
 from outrider.core.drafter_kinds import KINDS, MODEL, HeadFormat
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CacheStore, CausalLM, StepRow
+from outrider.estimate.stated import KEY, StatedWorth
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
@@ -127,6 +128,16 @@ def kind_of(folder: Path) -> DraftKind:
     if named is None and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file()):
         return _stored_kind(folder)
     return named or MODEL
+
+
+def worth_of(folder: Path, drafter: str) -> StatedWorth | None:
+    """What a folder says that `drafter` brings and costs; None where it says nothing."""
+    if folder.is_file() or not is_there(folder / "config.json"):
+        return None
+    stated = _config(folder).child(KEY)
+    if stated is None or stated.values.get("drafter") != drafter:
+        return None
+    return StatedWorth.of(stated.values)
 
 
 def verifier_of(folder: Path) -> str | None:

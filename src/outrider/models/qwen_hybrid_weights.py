@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import given
+from outrider.kernels.native.forward import HeadGate, LayerWeights
 from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.kernels.reference.delta import DeltaWeights, by_row
+from outrider.kernels.reference.delta import DeltaWeights
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, Scratch
 from outrider.models.llama_weights import Tables
@@ -64,6 +65,29 @@ class HybridLayer:
     ffn: DenseWeights | MixtureWeights
 
 
+def native_layer(layer: HybridLayer, gated_NA: Tensor) -> LayerWeights | None:
+    """What a native pass is told of a layer that attends; `gated_NA` is room for its gate. None for
+    a mixture."""
+    mixer, ffn = layer.mixer, layer.ffn
+    if not isinstance(mixer, AttentionWeights) or not isinstance(ffn, DenseWeights):
+        return None
+    return LayerWeights(
+        attention_norm_D=layer.mixer_norm_D,
+        qkv=mixer.qkv,
+        qkv_bias_E=None,
+        q_norm_H=mixer.q_norm_H,
+        k_norm_H=mixer.k_norm_H,
+        out=mixer.out,
+        out_bias_D=None,
+        ffn_norm_D=layer.ffn_norm_D,
+        gate_up=ffn.gate_up,
+        gate_up_bias_2F=None,
+        down=ffn.down,
+        down_bias_D=None,
+        gate=HeadGate(mixer.gate, gated_NA),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class HybridOperators:
     """What layers do beside the recurrence (qwen_hybrid.py). All add to `scratch.x_ND`."""
@@ -92,7 +116,7 @@ class HybridOperators:
         )
         kernels.rope_append(qkv_NE, *self.turns, plan, *kv)
         kernels.attention(qkv_NE, *kv, plan, config.head_dim**-0.5, scratch.attended_NA)
-        scratch.attended_NA.mul_(by_row(torch.sigmoid, gate_NA))
+        kernels.sigmoid_mul(gate_NA, scratch.attended_NA)
         kernels.linear(scratch.attended_NA, weights.out, scratch.x_ND, accumulate=True)
 
     def feed(self, kernels: Kernels, layer: HybridLayer, scratch: Scratch) -> None:

@@ -262,7 +262,7 @@ class SimulatedEngine:
         batch = [self._live[work.seq_id] for work in job.of(Stage.DRAFT)]
         missed: list[Drafted] = []
         for seq in batch:
-            seq.depth = min(self._config.k, seq.room - 1)
+            seq.depth = min(self._config.most_k, seq.room - 1)
             seq.hit = self._is_hit(seq) if self._ahead and seq.depth else None
             seq.is_ready = False
             if not seq.hit:

@@ -353,5 +353,7 @@ def compare(study: SimulatedStudy) -> SimulatedComparison:
         config = study.config(engine)
         run = simulate(config, load, costs, chance, contention=study.contention, fleet=study.fleet)
         runs[engine] = run
-        told[engine] = numbers(engine, config.k, run, replicas=study.replicas, price=study.price)
+        told[engine] = numbers(
+            engine, config.most_k, run, replicas=study.replicas, price=study.price
+        )
     return SimulatedComparison(study, told, runs)

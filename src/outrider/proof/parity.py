@@ -201,7 +201,7 @@ class ParityTask:
 
     @property
     def largest_k(self) -> int:
-        return max(*KS, self.subject.config.k)
+        return max(*KS, self.subject.config.most_k)
 
     def plain(self, params: SamplingParams, sampler: str) -> CellTexts:
         """The reference, without a drafter."""
@@ -211,7 +211,7 @@ class ParityTask:
         """Cells by the engine that runs them; opening one may take a while."""
         config = self.subject.config
         for drafter in self.subject.drafters:
-            for k in sorted({*KS, config.k}):
+            for k in sorted({*KS, config.most_k}):
                 yield self._both(drafter, k, self.greedy, config.sampler)
             yield self._both(drafter, self.largest_k, self.seeded, self.seeded_sampler)
         first = self._both(self.subject.drafter, self.largest_k, self.greedy, config.sampler)[0]
@@ -272,7 +272,7 @@ def task(subject: ParitySubject, *, max_tokens: int) -> ParityTask:
 
     Opens the pair to ask. Raises ConfigError if no prompt fits.
     """
-    largest_k = max(*KS, subject.config.k)
+    largest_k = max(*KS, subject.config.most_k)
     llm = subject.open(replace(subject.config, k=largest_k, batch_size=1, controller="fixed"))
     wanted = replace(subject.params, max_tokens=max_tokens, min_tokens=0)
     rooms: dict[Ids, int] = {}

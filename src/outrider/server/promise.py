@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError
 from outrider.server.port import Promise
 
@@ -26,15 +25,14 @@ def promise_of(llm: LLM) -> Promise | None:
     from outrider.planner.candidates import DraftOption, Engines, PlannedJob
     from outrider.planner.suppose import Candidate, sheet_like, supposed
 
-    config = llm.config
-    if not drafter_named(llm.drafter).drafts or not config.k:
+    if not llm.k:
         return None
     weights = {name: held for name, held in llm.memory.items() if name.startswith("weights of ")}
     of_drafter = sum(weights.values()) - weights.get("weights of the target", 0)
     candidate = Candidate.of(llm.drafter, llm.drafter, llm.spec, of_drafter)
     question = Question(
         job=PlannedJob(batch=1, context=_CONTEXT, new_tokens=_NEW_TOKENS),
-        candidates=(DraftOption(llm.drafter, config.k),),
+        candidates=(DraftOption(llm.drafter, llm.k),),
         engines=Engines(names=("single",)),
     )
     gpu = None if llm.device.type == "cpu" else str(llm.device)

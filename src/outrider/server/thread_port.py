@@ -19,7 +19,6 @@ from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.core.budget import RoundTrace
-from outrider.core.drafter_kinds import drafter_named
 from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, size
 from outrider.core.params import SamplingParams
@@ -255,7 +254,7 @@ def card_of(llm: LLM) -> EngineCard:
         num_parameters=llm.spec.num_parameters,
         drafters=llm.drafters,
         drafter=llm.drafter,
-        k=config.k if drafter_named(llm.drafter).drafts else 0,
+        k=llm.k,
         sampler=config.sampler,
         exact=llm.exact,
         fixed_k=config.resolved_controller == "fixed",

@@ -22,6 +22,7 @@ from torch.nn import functional
 from outrider.core.errors import ConfigError
 from outrider.drafters.block import BlockConfig, config_values
 from outrider.models.families import LlamaConfig
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.train.llama_module import TrainedLlamaLayer, initialise
 from outrider.train.loop import Batch
 from outrider.train.losses import TopProbs, distillation, faded_mean, top_distributions
@@ -183,7 +184,7 @@ def block_recipe(session: Session, config: BlockConfig, *, dtype: str) -> BlockR
 
 
 def block_sizes(
-    target: LlamaConfig, *, num_places: int, num_context: int, num_layers: int
+    target: LlamaConfig | QwenHybridConfig, *, num_places: int, num_context: int, num_layers: int
 ) -> BlockConfig:
     """A net that reads a middle layer and the last, with the target's own widths."""
     return BlockConfig(

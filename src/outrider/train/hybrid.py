@@ -23,11 +23,19 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.train.draft_model import Pretraining, begin_like, sizes_of
-from outrider.train.hybrid_module import GatedAttention, Hybrid, TrainedHybridLayer, fresh_hybrid
+from outrider.train.hybrid_module import (
+    GatedAttention,
+    Hybrid,
+    HybridDecoder,
+    OffsetNorm,
+    TrainedHybridLayer,
+    fresh_hybrid,
+)
 from outrider.train.llama_module import Attention, Llama, TrainedLlamaLayer
 from outrider.train.loop import Batch
 from outrider.train.losses import DistributionCache, TopProbs, faded_mean, head_loss, next_token
@@ -35,22 +43,25 @@ from outrider.train.target import FrozenTarget
 
 
 @torch.no_grad()
-def begin_as(net: Hybrid, teacher: Llama) -> None:
+def begin_as(net: Hybrid, teacher: Llama | HybridDecoder) -> None:
     """Overwrite what `net` takes from `teacher`.
 
-    With the teacher's hidden and FFN size it takes the last norm and the embedding, which stays as
+    With the hidden and FFN size of a Llama it takes the last norm and the embedding, which stays as
     it is where it is the teacher's output head too. Layers that are spread from the teacher's first
     to its last give the FFN, the norms and, where the hybrid attends, the heads; without the first
     one nothing works, since it makes of the embedding what all others read. Recurrences begin at
-    random, and small. Of another hidden size there is the embedding alone, projected.
+    random, and small. Of another hidden size, and of a hybrid, there is the embedding alone,
+    projected.
     """
-    own, theirs = net.config, teacher.config
-    if (own.hidden_size, own.ffn_size) != (theirs.hidden_size, theirs.ffn_size) or theirs.mlp_bias:
+    own = net.config
+    alike = (own.hidden_size, own.ffn_size) == (teacher.config.hidden_size, teacher.config.ffn_size)
+    if not isinstance(teacher, Llama) or not alike or teacher.config.mlp_bias:
         begin_like(net.model.embed_tokens.weight, teacher.model.embed_tokens.weight)
         return
+    theirs = teacher.config
     net.model.embed_tokens.weight.copy_(teacher.model.embed_tokens.weight)
     net.model.embed_tokens.requires_grad_(requires_grad=not theirs.tie_word_embeddings)
-    net.model.norm.weight.copy_(teacher.model.norm.weight - 1)
+    cast("OffsetNorm", net.model.norm).weight.copy_(teacher.norm_scale - 1)
     layers = cast("Sequence[TrainedHybridLayer]", net.model.layers)
     taught = cast("Sequence[TrainedLlamaLayer]", teacher.model.layers)
     last = len(taught) - 1
@@ -127,7 +138,7 @@ class HybridRecipe(Pretraining[Hybrid, QwenHybridConfig]):
 
     def loss(self, module: Hybrid, batch: Batch) -> Tensor:
         ids_BT, head_VD, teacher = batch.ids_BT, module.head, self.teacher
-        states_BTD = module.model(ids_BT)
+        states_BTD = module.model.norm(module.model(ids_BT)[0])
         drafts = module.drafts(ids_BT, states_BTD, _TURNS)
         # A text does not say what comes after it, a teacher does.
         distributions = _of_text(ids_BT) if teacher is None else teacher.distributions(batch)
@@ -145,12 +156,13 @@ class HybridRecipe(Pretraining[Hybrid, QwenHybridConfig]):
     def figures(self, module: Hybrid, ids_BT: Tensor) -> Mapping[str, Tensor]:
         """The loss, and how often the block's first choice is the model's own, in its first turn
         and in its last."""
-        states_BTD = module.model(ids_BT)
-        logits_BTV = module.logits(states_BTD)
-        drafts = module.drafts(ids_BT, states_BTD, _TURNS)
+        last_BTD, _ = module.model(ids_BT)
+        logits_BTV = module.logits(last_BTD)
+        drafts = module.drafts(ids_BT, module.model.norm(last_BTD), _TURNS)
         own_BT = logits_BTV.argmax(-1)
         first, last = (
-            (module.logits(drafts[turn]).argmax(-1) == own_BT)[:, turn:] for turn in (0, _TURNS - 1)
+            (functional.linear(drafts[turn], module.head).argmax(-1) == own_BT)[:, turn:]
+            for turn in (0, _TURNS - 1)
         )
         return {
             "held_out_loss": next_token(logits_BTV, ids_BT),

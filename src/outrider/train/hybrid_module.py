@@ -1,4 +1,4 @@
-"""Qwen3.5's dense family as torch.nn modules with one MTP block, named as on the hub.
+"""Qwen3.5's dense family as torch.nn modules, and its MTP block, named as on the hub.
 
 A layer is the one of models/qwen_hybrid.py, whose decoder reads what is exported from here; whole
 windows are read at once, the recurrence in chunks. The block is that of drafters/mtp.py: it reads
@@ -13,15 +13,29 @@ Shapes:  B = windows, T = tokens, D = hidden size, V = vocabulary (value size, o
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from outrider.core.errors import CheckpointError
 from outrider.kernels.reference.delta import NORM_EPS
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.train.llama_module import FFN, Heads, RotaryTables, attend, initialise, later
+from outrider.models.qwen_hybrid_weights import BESIDE
+from outrider.models.weights import Weights
+from outrider.train.llama_module import (
+    FFN,
+    Heads,
+    RotaryTables,
+    TrainedDecoder,
+    Trunk,
+    attend,
+    initialise,
+    later,
+    take_all,
+)
 from outrider.train.shapes import attending_sizes
 
 # Longer chunks take more products of tokens with tokens, shorter ones more turns of the loop.
@@ -219,33 +233,31 @@ class TrainedHybridLayer(nn.Module):
         self.post_attention_layernorm = OffsetNorm(size, eps)
         self.mlp = FFN(attending_sizes(config))
 
-    def forward(self, x_BTD: Tensor, turns: RotaryTables, kept: list[Heads]) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, turns: RotaryTables, kept: list[Heads] | None = None
+    ) -> Tensor:
         """`kept` has keys and values of turns before this one: none, of a model's own layers."""
         y_BTD = self.input_layernorm(x_BTD)
+        kept = [] if kept is None else kept
         mixed = self.self_attn(y_BTD, turns, kept) if self.attends else self.linear_attn(y_BTD)
         x_BTD = x_BTD + mixed
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
-class HybridTrunk(nn.Module):
-    """All but the output head."""
-
+class HybridDecoder(TrainedDecoder):
     def __init__(self, config: QwenHybridConfig, num_positions: int) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
+        layers = (
             TrainedHybridLayer(config, attends=index in config.attention_layers)
             for index in range(config.num_layers)
         )
-        self.norm = OffsetNorm(config.hidden_size, config.rms_norm_eps)
-        self.turns = RotaryTables(attending_sizes(config), num_positions)
+        norm = OffsetNorm(config.hidden_size, config.rms_norm_eps)
+        turns = RotaryTables(attending_sizes(config), num_positions)
+        super().__init__(config, Trunk(config, layers, norm, turns))
+        self.config = config
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        """What the output head reads, and the block: the last residual after its norm."""
-        x_BTD = self.embed_tokens(ids_BT)
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, self.turns, [])
-        return self.norm(x_BTD)
+    @property
+    def norm_scale(self) -> Tensor:
+        return 1 + cast("OffsetNorm", self.model.norm).weight
 
 
 class MtpBlock(nn.Module):
@@ -275,29 +287,38 @@ class MtpBlock(nn.Module):
         return found
 
 
-class Hybrid(nn.Module):
-    """A model with its block; embedding and output head are one. Its state has the names and shapes
-    of a checkpoint on the hub."""
+class Hybrid(HybridDecoder):
+    """A model with its block."""
 
     def __init__(self, config: QwenHybridConfig, num_positions: int) -> None:
-        super().__init__()
-        self.config = config
-        self.model = HybridTrunk(config, num_positions)
+        super().__init__(config, num_positions)
         self.mtp = MtpBlock(config)
 
-    @property
-    def head(self) -> Tensor:
-        """The output head's weight, of shape [V, D]."""
-        return self.model.embed_tokens.weight
-
-    def logits(self, states_BTD: Tensor) -> Tensor:
-        """Logits of normed states, of any leading shape."""
-        return functional.linear(states_BTD, self.head)
-
     def drafts(self, ids_BT: Tensor, states_BTD: Tensor, num_turns: int) -> list[Tensor]:
-        """What the output head reads of the block, a turn for each draft."""
+        """What the output head reads of the block, a turn for each draft. `states_BTD` are last
+        residuals after their norm."""
         embedded_BTD = self.model.embed_tokens(ids_BT)
         return self.mtp(embedded_BTD, states_BTD, self.model.turns, num_turns)
+
+
+def read_hybrid(folder: Path, config: QwenHybridConfig, num_positions: int) -> HybridDecoder:
+    """The checkpoint in `folder` without its blocks, in float32 on the host. Raises
+    CheckpointError."""
+    check_dense(folder, config)
+    net = HybridDecoder(config, num_positions)
+    with Weights(folder) as weights:
+        take_all(net, weights)
+        weights.check_all_taken(beside=BESIDE)
+    return net
+
+
+def check_dense(folder: Path, config: QwenHybridConfig) -> None:
+    """Raises CheckpointError for a hybrid that these modules do not have."""
+    if config.sparse_layers:
+        raise CheckpointError(
+            f"{folder}: a hybrid with experts cannot be trained here, nor teach.",
+            hint="choose a dense one of the family Qwen3.5",
+        )
 
 
 def fresh_hybrid(

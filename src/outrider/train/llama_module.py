@@ -13,15 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import CheckpointError
+from outrider.core.spec import DecoderConfig
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.rope import rope_tables
+from outrider.models.text_names import TextNames
 from outrider.models.weights import HEAD, Weights
 from outrider.train.losses import distillation, faded_mean, top_distributions
 
@@ -123,14 +126,20 @@ class TrainedLlamaLayer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """All but the output head."""
+    """All but the output head. `layers` take the residual and `turns`."""
 
-    def __init__(self, config: LlamaConfig, num_positions: int) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layers: Iterable[nn.Module],
+        norm: nn.Module,
+        turns: RotaryTables,
+    ) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(TrainedLlamaLayer(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.turns = RotaryTables(config, num_positions)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.turns = turns
 
     def forward(self, ids_BT: Tensor, kept: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """(x_BTD, kept_BTKD): the last residual before its norm, and those after `kept` layers."""
@@ -144,20 +153,20 @@ class Trunk(nn.Module):
         return x_BTD, torch.stack(states, dim=2) if states else x_BTD[:, :, None, :0]
 
 
-class Llama(nn.Module):
-    """A decoder of the family. Its state has the names and shapes of a checkpoint on the hub."""
+class TrainedDecoder(nn.Module):
+    """A trunk and its output head. Its state has the names and shapes of a checkpoint on the
+    hub."""
 
-    def __init__(self, config: LlamaConfig, num_positions: int) -> None:
+    def __init__(self, config: DecoderConfig, trunk: Trunk) -> None:
         super().__init__()
-        self.config = config
-        self.model = Trunk(config, num_positions)
-        if not config.tie_word_embeddings:
+        self.model, self._tied = trunk, config.tie_word_embeddings
+        if not self._tied:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
     def head(self) -> Tensor:
         """The output head's weight, of shape [V, D]."""
-        if self.config.tie_word_embeddings:
+        if self._tied:
             return self.model.embed_tokens.weight
         return self.lm_head.weight
 
@@ -168,6 +177,19 @@ class Llama(nn.Module):
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Logits of last residuals, of any number of leading dimensions."""
         return functional.linear(self.model.norm(x_BTD), self.head)
+
+
+class Llama(TrainedDecoder):
+    def __init__(self, config: LlamaConfig, num_positions: int) -> None:
+        layers = (TrainedLlamaLayer(config) for _ in range(config.num_layers))
+        norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        super().__init__(config, Trunk(config, layers, norm, RotaryTables(config, num_positions)))
+        self.config = config
+
+    @property
+    def norm_scale(self) -> Tensor:
+        """What the last norm multiplies by, of shape [D]."""
+        return cast("nn.RMSNorm", self.model.norm).weight
 
 
 def fresh_llama(config: LlamaConfig, num_positions: int, generator: torch.Generator) -> Llama:
@@ -196,11 +218,17 @@ def read_llama(folder: Path, num_positions: int) -> Llama:
         if config.tie_word_embeddings and HEAD in weights:
             config = replace(config, tie_word_embeddings=False)
         net = Llama(config, num_positions)
-        with torch.no_grad():
-            for name, parameter in net.named_parameters():
-                parameter.copy_(weights.take(name, *parameter.shape))
+        take_all(net, weights)
         weights.check_all_taken()
     return net
+
+
+@torch.no_grad()
+def take_all(net: nn.Module, weights: Weights) -> None:
+    """Set all parameters to what the files have under their names. Raises CheckpointError."""
+    names = TextNames.of(weights)
+    for name, parameter in net.named_parameters():
+        parameter.copy_(weights.take(names.stored(name), *parameter.shape))
 
 
 def read_llama_config(folder: Path) -> LlamaConfig:

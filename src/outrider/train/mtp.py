@@ -10,7 +10,8 @@ later turn: what EAGLE-3 calls training-time test (Li et al. 2025, arXiv 2503.01
 The loss is the divergence of all turns' distributions from the target's. Distributions are compared
 over the ids that make up most of the text, since the output head is most of the arithmetic.
 Embedding and output head are the target's and stay as they are. Blocks begin as the target's last
-layer where they have its shapes.
+layer where they have its shapes. A hybrid's one block is a layer that attends, reads what the
+target's last norm gives, and begins as the block in the target's files if they have one.
 
 Shapes:  B = windows of a batch, T = tokens, D = hidden size, V = vocabulary, G = heads,
          H = head size, W = ids that are compared.
@@ -19,7 +20,7 @@ Shapes:  B = windows of a batch, T = tokens, D = hidden size, V = vocabulary, G 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -27,8 +28,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import ConfigError
-from outrider.drafters.mtp import MtpConfig, config_values
+from outrider.drafters.mtp import MODEL_TYPE, MtpConfig, config_values
 from outrider.models.families import LlamaConfig
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.models.weights import Weights
+from outrider.train.hybrid_module import MtpBlock
 from outrider.train.llama_module import (
     Heads,
     RotaryTables,
@@ -36,11 +40,12 @@ from outrider.train.llama_module import (
     divergence,
     initialise,
     later,
+    take_all,
 )
 from outrider.train.loop import Batch
-from outrider.train.recipe import DrafterRecipe, of_session
+from outrider.train.recipe import DrafterRecipe, M, of_session
 from outrider.train.session import Session
-from outrider.train.shapes import plain_layers
+from outrider.train.shapes import attending_sizes, config_json, plain_layers
 from outrider.train.target import FrozenTarget, accepted_drafts
 from outrider.train.tokens import Windows, covering_ids, digest_of_ids
 
@@ -106,17 +111,28 @@ class Mtp(nn.Module):
         return found
 
 
+class GatedMtp(nn.Module):
+    """A hybrid's block. Its state has the names and shapes of the files that drafters/mtp reads."""
+
+    def __init__(self, config: QwenHybridConfig, num_positions: int) -> None:
+        super().__init__()
+        self.mtp = MtpBlock(config)
+        self.turns = RotaryTables(attending_sizes(config), num_positions)
+
+    def forward(self, embedded_BTD: Tensor, states_BTD: Tensor, num_turns: int) -> list[Tensor]:
+        """As `Mtp`; `states_BTD` are what the target's last norm gives."""
+        return self.mtp(embedded_BTD, states_BTD, self.turns, num_turns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MtpRecipe(DrafterRecipe[Mtp]):
-    """`block.num_layers` blocks. Each place is learned in `num_turns` turns, at least one for each
-    block. Distributions are compared over `ids_W`, in rising order; None is all ids. Of `text` the
-    first windows are what blocks begin with; without it they begin as noise."""
+class TurnsRecipe(DrafterRecipe[M]):
+    """Each place is learned in `num_turns` turns. Distributions are compared over `ids_W`, in
+    rising order; None is all ids. `block` has the sizes."""
 
     name: str = field(default="mtp", init=False)
-    block: LlamaConfig
+    block: LlamaConfig | QwenHybridConfig
     num_turns: int
     ids_W: Tensor | None = None
-    text: Windows | None = None
 
     @property
     def choices(self) -> Mapping[str, object]:
@@ -125,8 +141,37 @@ class MtpRecipe(DrafterRecipe[Mtp]):
             "sizes": [block.hidden_size, block.ffn_size, block.num_heads, block.num_layers],
             "turns": self.num_turns,
             "ids": None if self.ids_W is None else digest_of_ids(self.ids_W),
-            "warm": self.text is not None,
         }
+
+    def loss(self, module: M, batch: Batch) -> Tensor:
+        last_BTD = self.target.read(batch.ids_BT).last_BTD
+        wanted_BTW = self.target.logits(last_BTD, self.ids_W)
+        head_WD = self.target.head_of(self.ids_W)
+        found = self._turns(module, batch.ids_BT, last_BTD, self.num_turns)
+        return divergence((functional.linear(own_BTD, head_WD) for own_BTD in found), wanted_BTW)
+
+    def accepted(self, module: M, ids_T: Tensor, k: int) -> Tensor:
+        found = self._turns(module, ids_T[None], self.target.read(ids_T[None]).last_BTD, k)
+        head_VD = self.target.head
+        chosen = (functional.linear(own_1TD[0], head_VD).argmax(-1) for own_1TD in found)
+        return accepted_drafts(ids_T, chosen)
+
+    def read_of(self, last_BTD: Tensor) -> Tensor:
+        """What blocks read of the target's last residuals."""
+        return last_BTD
+
+    def _turns(self, module: M, ids_BT: Tensor, last_BTD: Tensor, count: int) -> list[Tensor]:
+        embedded_BTD = functional.embedding(ids_BT, self.target.embedding)
+        return module(embedded_BTD.float(), self.read_of(last_BTD).float(), count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpRecipe(TurnsRecipe[Mtp]):
+    """`block.num_layers` blocks, with a turn for each at least. Of `text` the first windows are
+    what blocks begin with; without it they begin as noise."""
+
+    block: LlamaConfig
+    text: Windows | None = None
 
     def build(self, generator: torch.Generator) -> Mtp:
         net = Mtp(self.block, self.longest)
@@ -135,26 +180,12 @@ class MtpRecipe(DrafterRecipe[Mtp]):
             self._begin(net, self.text)
         return net
 
-    def loss(self, module: Mtp, batch: Batch) -> Tensor:
-        last_BTD = self.target.read(batch.ids_BT).last_BTD
-        wanted_BTW = self.target.logits(last_BTD, self.ids_W)
-        head_WD = self.target.head_of(self.ids_W)
-        found = self._turns(module, batch.ids_BT, last_BTD, self.num_turns)
-        return divergence((functional.linear(own_BTD, head_WD) for own_BTD in found), wanted_BTW)
-
-    def accepted(self, module: Mtp, ids_T: Tensor, k: int) -> Tensor:
-        found = self._turns(module, ids_T[None], self.target.read(ids_T[None]).last_BTD, k)
-        head_VD = self.target.head
-        chosen = (functional.linear(own_1TD[0], head_VD).argmax(-1) for own_1TD in found)
-        return accepted_drafts(ids_T, chosen)
-
     def values(self, module: Mtp) -> Mapping[str, object]:
         del module
         return config_values(MtpConfig(block=self.block))
 
     def _begin(self, net: Mtp, text: Windows) -> None:
         """All blocks alike: the states that the first hands on are what it was fitted to read."""
-        last = self.target.net.model
         # No window is read twice.
         steps = range(max(1, min(_FITTED, text.num_windows // text.batch_size)))
         for layer in cast("Sequence[MtpLayer]", net.model.layers):
@@ -162,11 +193,28 @@ class MtpRecipe(DrafterRecipe[Mtp]):
                 batches = (text.batch(step, self.target.device).ids_BT for step in steps)
                 begin_as_last_layer(layer, self.target, batches)
                 with torch.no_grad():
-                    layer.shared_head.norm.weight.copy_(last.norm.weight)
+                    layer.shared_head.norm.weight.copy_(self.target.norm)
 
-    def _turns(self, module: Mtp, ids_BT: Tensor, last_BTD: Tensor, count: int) -> list[Tensor]:
-        embedded_BTD = functional.embedding(ids_BT, self.target.embedding)
-        return module(embedded_BTD.float(), last_BTD.float(), count)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMtpRecipe(TurnsRecipe[GatedMtp]):
+    block: QwenHybridConfig
+
+    def build(self, generator: torch.Generator) -> GatedMtp:
+        net = GatedMtp(self.block, self.longest)
+        initialise(net, generator, num_layers=1)
+        with Weights(self.target.folder) as weights:
+            if "mtp.fc.weight" in weights:
+                take_all(net, weights)
+        return net
+
+    def read_of(self, last_BTD: Tensor) -> Tensor:
+        return self.target.normed(last_BTD)
+
+    def values(self, module: GatedMtp) -> Mapping[str, object]:
+        del module
+        sizes = config_json(self.block, self.dtype)
+        return {**sizes, "model_type": MODEL_TYPE, "block_type": sizes["model_type"]}
 
 
 def fits_last_layer(layer: MtpLayer, target: FrozenTarget) -> bool:
@@ -212,8 +260,11 @@ def _last_layer(target: FrozenTarget) -> nn.Module:
     return target.net.model.layers[-1]
 
 
-def mtp_recipe(session: Session, *, num_blocks: int, num_turns: int, dtype: str) -> MtpRecipe:
-    """Blocks with the sizes of the target's layers. Raises ConfigError if a block has no turn."""
+def mtp_recipe(
+    session: Session, *, num_blocks: int, num_turns: int, dtype: str
+) -> TurnsRecipe[Any]:
+    """Blocks with the sizes of the target's layers. Raises ConfigError if a block has no turn, for
+    more than one block of a hybrid, and for one whose positions are stretched."""
     if num_turns < num_blocks:
         raise ConfigError(
             f"{num_blocks} blocks cannot learn in {num_turns} turns: each has one of its own.",
@@ -221,10 +272,23 @@ def mtp_recipe(session: Session, *, num_blocks: int, num_turns: int, dtype: str)
         )
     target = session.target.config
     windows = session.text.windows()
-    return MtpRecipe(
-        **of_session(session, dtype),
-        block=plain_layers(target, num_blocks),
-        num_turns=num_turns,
-        ids_W=covering_ids(windows.ids, target, _COVERED).to(session.target.device),
-        text=windows,
-    )
+    ids_W = covering_ids(windows.ids, target, _COVERED).to(session.target.device)
+    common: dict[str, Any] = {**of_session(session, dtype), "num_turns": num_turns, "ids_W": ids_W}
+    if isinstance(target, QwenHybridConfig):
+        return GatedMtpRecipe(**common, block=block_beside(target, num_blocks))
+    return MtpRecipe(**common, block=plain_layers(target, num_blocks), text=windows)
+
+
+def block_beside(target: QwenHybridConfig, num_blocks: int) -> QwenHybridConfig:
+    if num_blocks > 1:
+        raise ConfigError(
+            "the block of a hybrid is one layer, which goes on from its own states.",
+            hint="leave --blocks at 1",
+        )
+    if target.rope.kind != "default":
+        raise ConfigError(
+            f"an MTP block of positions stretched by {target.rope.kind!r} cannot be a folder.",
+            hint="train it beside a target whose rope_scaling is the default",
+        )
+    delta = replace(target.delta, num_layers=0)
+    return replace(target, num_layers=1, attention_layers=(0,), delta=delta)

@@ -38,9 +38,8 @@ from outrider.train.folder import (
     model_card,
     provenance_record,
 )
-from outrider.train.llama_module import read_llama_config
 from outrider.train.loop import Trainer, TrainJob, TrainPlan, TrainRecipe
-from outrider.train.target import Exam, FrozenTarget, HeldOut
+from outrider.train.target import Exam, FrozenTarget, HeldOut, read_decoder_config
 from outrider.train.tokens import TokenFiles, TokenOptions, Windows, tokenised
 
 # Texts that are written in one call.
@@ -267,7 +266,7 @@ def open_text(wish: RunWish, tokenizer_folder: Path, vocab_size: int) -> TextSes
 def open_session(wish: RunWish, target: str) -> Session:
     """`open_text` with the target's tokenizer, and the target itself."""
     folder = resolve(target)
-    config = read_llama_config(folder)
+    config = read_decoder_config(folder)
     text = open_text(wish, folder, config.vocab_size)
     if wish.written:
         given = text.given()

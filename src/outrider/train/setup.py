@@ -28,7 +28,7 @@ from outrider.train.losses import DistributionCache
 from outrider.train.recipe import of_session
 from outrider.train.session import RunWish, Session, TextSession, open_text, write_texts
 from outrider.train.shapes import draft_of, small_hybrid, small_llama
-from outrider.train.target import FrozenTarget
+from outrider.train.target import FrozenTarget, read_decoder_config
 from outrider.train.tokens import tensor_of
 
 # Held-out windows that a figure of a language model is the mean of.
@@ -169,7 +169,7 @@ def _held_out(text: TextSession, window: int) -> Tensor:
 
 
 def _check_vocabulary(tokenizer: Tokenizer, other: Path, num_ids: int, hint: str) -> None:
-    theirs, config = Tokenizer.load(other), read_llama_config(other)
+    theirs, config = Tokenizer.load(other), read_decoder_config(other)
     differences = first_differences(tokenizer, theirs)
     if differences or config.vocab_size != num_ids:
         first = differences[0].token_id if differences else min(config.vocab_size, num_ids)

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from outrider.core.errors import ConfigError
+from outrider.core.spec import DecoderConfig
 from outrider.kernels.reference.delta import StateShape
 from outrider.lab.inflate_files import llama_json, sizes_json
 from outrider.models.families import LlamaConfig
@@ -77,7 +78,7 @@ def small_llama(
     )
 
 
-def draft_of(target: LlamaConfig, *, hidden_size: int = 0, num_layers: int = 0) -> LlamaConfig:
+def draft_of(target: DecoderConfig, *, hidden_size: int = 0, num_layers: int = 0) -> LlamaConfig:
     """A draft for `target`: where nothing else is said, two layers of half its hidden size."""
     half = target.hidden_size // 2 // HEAD_DIM * HEAD_DIM
     return small_llama(

@@ -1,7 +1,8 @@
 """The target while a drafter learns from it: frozen, read window by window, never trained.
 
-It is the module of llama_module.py and not the engine's decoder: what a recipe wants are the states
-and distributions of every token of whole windows, which is one causal pass without memory.
+It is a module (llama_module.py, hybrid_module.py) and not the engine's decoder: what a recipe wants
+are the states and distributions of every token of whole windows, which is one causal pass without
+memory.
 
 What a drafter in training would gain is measured on text that it does not learn from (`Exam`).
 
@@ -21,7 +22,10 @@ from torch.nn import functional
 
 from outrider.core.clock import host_ints
 from outrider.models.families import LlamaConfig
-from outrider.train.llama_module import Llama, read_llama
+from outrider.models.hf_config import read_native_config
+from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.train.hybrid_module import HybridDecoder, check_dense, read_hybrid
+from outrider.train.llama_module import Llama, read_llama, read_llama_config
 from outrider.train.losses import TopProbs, top_distributions
 
 
@@ -44,7 +48,7 @@ class FrozenTarget:
     def __init__(
         self, folder: Path, *, device: torch.device, max_tokens: int, bfloat16: bool = False
     ) -> None:
-        net = read_llama(folder, max_tokens).to(device).eval().requires_grad_(requires_grad=False)
+        net = _read(folder, max_tokens).to(device).eval().requires_grad_(requires_grad=False)
         self.folder, self.device = folder, device
         self._net, self._bfloat16 = net, bfloat16
         # The ids that were asked for last, and their rows: gathering them is a copy of both.
@@ -52,7 +56,7 @@ class FrozenTarget:
         self._head_WD = net.head
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> LlamaConfig | QwenHybridConfig:
         return self._net.config
 
     @property
@@ -62,8 +66,8 @@ class FrozenTarget:
 
     @property
     def norm(self) -> Tensor:
-        """Weight of the last norm, of shape [D]; its epsilon is `config.rms_norm_eps`."""
-        return self._net.model.norm.weight
+        """What the last norm multiplies by, of shape [D]; its epsilon is `config.rms_norm_eps`."""
+        return self._net.norm_scale
 
     @property
     def head(self) -> Tensor:
@@ -78,7 +82,7 @@ class FrozenTarget:
         return self._head_WD
 
     @property
-    def net(self) -> Llama:
+    def net(self) -> Llama | HybridDecoder:
         return self._net
 
     def read(self, ids_BT: Tensor, hidden_layers: Sequence[int] = ()) -> TargetOutput:
@@ -93,6 +97,11 @@ class FrozenTarget:
         with torch.no_grad(), self._products():
             return functional.linear(self._net.model.norm(last_BTD), self.head_of(ids_W))
 
+    def normed(self, last_BTD: Tensor) -> Tensor:
+        """What the output head reads of last residuals, without gradients."""
+        with torch.no_grad():
+            return self._net.model.norm(last_BTD)
+
     def distributions(self, ids_BT: Tensor, num_kept: int) -> TopProbs:
         """The top of what it says after every token of a batch."""
         logits_BTV = self.logits(self.read(ids_BT).last_BTD)
@@ -101,6 +110,22 @@ class FrozenTarget:
     def _products(self) -> torch.autocast:
         """Weights and residuals stay float32, and so do positions, which bfloat16 cannot count."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16)
+
+
+def read_decoder_config(folder: Path) -> LlamaConfig | QwenHybridConfig:
+    """Raises CheckpointError for a family that cannot teach."""
+    config = read_native_config(folder)
+    if not isinstance(config, QwenHybridConfig):
+        return read_llama_config(folder)
+    check_dense(folder, config)
+    return config
+
+
+def _read(folder: Path, max_tokens: int) -> Llama | HybridDecoder:
+    config = read_decoder_config(folder)
+    if isinstance(config, QwenHybridConfig):
+        return read_hybrid(folder, config, max_tokens)
+    return read_llama(folder, max_tokens)
 
 
 # Given ids_T and K, for every position p how many of K drafts would be accepted in a round whose

@@ -26,7 +26,7 @@ from torch import Tensor
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.files import FileKind, read_text, replacing, writing
-from outrider.models.families import LlamaConfig
+from outrider.core.spec import DecoderConfig
 from outrider.train.data import (
     Document,
     FileRecord,
@@ -272,12 +272,12 @@ def _read_record(path: Path) -> TokenRecord | None:
         return None
 
 
-def frequent_ids(tokens: NDArray[np.integer[Any]], target: LlamaConfig, num_ids: int) -> Tensor:
+def frequent_ids(tokens: NDArray[np.integer[Any]], target: DecoderConfig, num_ids: int) -> Tensor:
     """The `num_ids` ids that `tokens` has most often, stop ids among them, in rising order."""
     return _rising(_counts(tokens, target), num_ids)
 
 
-def covering_ids(tokens: NDArray[np.integer[Any]], target: LlamaConfig, share: float) -> Tensor:
+def covering_ids(tokens: NDArray[np.integer[Any]], target: DecoderConfig, share: float) -> Tensor:
     """The fewest ids that make up `share` of `tokens`, stop ids among them, in rising order."""
     counts = _counts(tokens, target)
     covered = np.cumsum(np.sort(counts)[::-1]) / counts.sum()
@@ -289,7 +289,7 @@ def digest_of_ids(ids_W: Tensor) -> int:
     return int((ids_W.cpu() * torch.arange(1, len(ids_W) + 1)).sum())
 
 
-def _counts(tokens: NDArray[np.integer[Any]], target: LlamaConfig) -> NDArray[np.int64]:
+def _counts(tokens: NDArray[np.integer[Any]], target: DecoderConfig) -> NDArray[np.int64]:
     counts = np.bincount(tokens, minlength=target.vocab_size)
     counts[list(target.stop_ids)] = counts.max() + 1
     return counts

@@ -128,6 +128,7 @@ def test_who_cannot_run_is_skipped_by_name_with_the_reason(
 
         def __init__(self, config: EngineConfig) -> None:
             self.config, self.drafter, self.exact = config, config.drafter, True
+            self.k = config.most_k
             self.kernels = type("Kernels", (), {"exact": True, "choices": ()})()
             self.notes = ("a note",)
 

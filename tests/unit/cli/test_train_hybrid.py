@@ -54,3 +54,25 @@ def test_a_llama_with_a_teacher_is_sent_to_train_draft(outrider: Command, texts:
     assert shown.code == 2
     assert "outrider train draft --target outrider/embedded" in shown.err
     assert not Path("made").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_a_block_is_trained_for_a_hybrid_that_is_there(outrider: Command, texts: Path) -> None:
+    """It begins as the target's own, so it drafts at once; its folder says how long to draft."""
+    target = ("--target", "outrider/embedded-hybrid")
+    words = ("train", "mtp", "made", str(texts), *target, "--turns", "2", *SMALL)
+    record = json.loads(outrider(*words, "--steps", "2", "--exam-prompts", "2", "--json").out)
+    assert record["before"]["tokens_per_round"] > 1.3
+    stated = json.loads(Path("made/config.json").read_text(encoding="utf-8"))["outrider_worth"]
+    assert stated["drafter"] == "mtp"
+    assert len(stated["kept"]) == 4
+    worth = record["worth"]
+    best = worth["k"] if worth["speed_up"] > 1 else 4
+
+    common = ("generate", "def add(a, b):", *target, "--max-tokens", "12", "--json")
+    plain = json.loads(outrider(*common, "--drafter", "none").out)
+    drafted = json.loads(outrider(*common, "--draft", "made", "--controller", "fixed").out)
+    assert drafted["text"] == plain["text"]
+    assert drafted["stats"]["num_drafted"] > 0
+    assert drafted["stats"]["k"] == best

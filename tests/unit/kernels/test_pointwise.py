@@ -128,6 +128,29 @@ def test_silu_mul(name: str, size: int) -> None:
     assert relative_error(gated(gate_up_N2F), gate_NF * gate_NF.sigmoid() * up_NF) < 1e-6
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_sigmoid_mul(name: str, size: int) -> None:
+    kernels = kernels_named(name, torch.float32)
+
+    def gated(gate_x_N2F: Tensor) -> Tensor:
+        gate_NF, x_NF = (part.clone() for part in gate_x_N2F.chunk(2, dim=-1))
+        kernels.sigmoid_mul(gate_NF, x_NF)
+        return x_NF
+
+    gate_x_N2F = randn(100, 2 * size) * 4
+    assert_rows_alone(gated, gate_x_N2F)
+    gate_NF, x_NF = gate_x_N2F.double().chunk(2, dim=-1)
+    assert relative_error(gated(gate_x_N2F), x_NF * gate_NF.sigmoid()) < 1e-6
+
+
+def test_sigmoid_of_large_values(name: str) -> None:
+    gate_NF = torch.tensor([[-1000.0, -89.0, 0.0, 20.0, 1000.0, torch.nan]])
+    x_NF = torch.full((1, 6), 2.0)
+    kernels_named(name, torch.float32).sigmoid_mul(gate_NF, x_NF)
+    expected = torch.tensor([[0.0, 0.0, 1.0, 2.0, 2.0, torch.nan]])
+    assert torch.allclose(x_NF, expected, rtol=1e-6, atol=1e-35, equal_nan=True)
+
+
 def test_silu_of_large_values(name: str) -> None:
     gate = torch.tensor([[-1000.0, -89.0, -20.0, 0.0, 20.0, 1000.0, torch.nan]])
     out_NF = torch.empty(1, 7)

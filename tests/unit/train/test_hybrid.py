@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from doubles.repeating import Repeating
 from outrider.train.folder import fill
@@ -65,13 +66,15 @@ def test_the_loss_is_the_models_and_a_share_of_the_blocks() -> None:
     batch = TEXT.batch(2, CPU)
     loss = own.loss(net, batch)
     with torch.no_grad():
-        states_BTD = net.model(IDS_BT)
-        logits_BTV = net.logits(states_BTD)
+        last_BTD, _ = net.model(IDS_BT)
+        logits_BTV = net.logits(last_BTD)
+        states_BTD = net.model.norm(last_BTD)
         wanted = next_token(logits_BTV, IDS_BT)
         for turn, draft_BTD in enumerate(net.drafts(IDS_BT, states_BTD, 3)):
             places = slice(turn + 2, WINDOW - 1, 3)
             distributions = top_distributions(logits_BTV[:, places].flatten(0, 1), NUM_KEPT)
-            part = distillation(net.logits(draft_BTD[:, places].flatten(0, 1)), distributions)
+            draft_PD = draft_BTD[:, places].flatten(0, 1)
+            part = distillation(functional.linear(draft_PD, net.head), distributions)
             wanted = wanted + 0.3 * 0.8**turn / (1 + 0.8 + 0.64) * part
     torch.testing.assert_close(loss.detach(), wanted, atol=1e-4, rtol=0)
 

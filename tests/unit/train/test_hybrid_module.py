@@ -73,7 +73,7 @@ def test_logits_are_those_of_the_decoder(dtype: torch.dtype, tmp_path: Path) -> 
     model.state.open(0, ())
     theirs_TV = model.step([StepRow.chain(0, [int(one) for one in ids_T])], DraftNeeds()).logits_MV
     with torch.no_grad():
-        logits_TV = net.logits(net.model(ids_T[None]))[0]
+        logits_TV = net.logits(net.model(ids_T[None])[0])[0]
     torch.testing.assert_close(logits_TV, theirs_TV, atol=1e-4, rtol=0)
 
 
@@ -97,9 +97,9 @@ def test_turns_choose_what_the_drafter_drafts(tmp_path: Path) -> None:
     assert len(set(drafts)) > 1
     ids_1T = torch.tensor([[*TEXT, *drafts]])
     with torch.no_grad():
-        found = net.drafts(ids_1T, net.model(ids_1T), 5)
+        found = net.drafts(ids_1T, net.model.norm(net.model(ids_1T)[0]), 5)
         pending = len(TEXT) - 1
-        chosen = [int(net.logits(own[0, pending + n]).argmax()) for n, own in enumerate(found)]
+        chosen = [int((net.head @ own[0, pending + n]).argmax()) for n, own in enumerate(found)]
     assert tuple(chosen) == drafts
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from doubles.kinds import stored
 from outrider.core.clock import host_ints
 from outrider.models.families import LlamaConfig
+from outrider.train.llama_module import read_llama_config
 from outrider.train.mtp import Mtp, MtpLayer, MtpRecipe, begin_as_last_layer, fits_last_layer
 from outrider.train.shapes import plain_layers
 from outrider.train.target import Exam, FrozenTarget
@@ -101,7 +102,7 @@ def test_a_target_with_other_weights_in_its_layers_is_not_copied(family: str) ->
     """Norms of heads have no place in a block."""
     target = frozen(family)
     layer = MtpLayer(plain_layers(target.config, 1))
-    assert fits_last_layer(layer, target) == (not target.config.qk_norm)
+    assert fits_last_layer(layer, target) == (not read_llama_config(target.folder).qk_norm)
 
 
 def test_without_text_a_block_begins_as_noise() -> None:
@@ -129,7 +130,7 @@ def test_distributions_over_most_ids_are_close_to_distributions_over_all() -> No
 
 
 def small(stop: int) -> LlamaConfig:
-    return replace(frozen().config, vocab_size=8, stop_ids=(stop,))
+    return replace(read_llama_config(frozen().folder), vocab_size=8, stop_ids=(stop,))
 
 
 def test_the_fewest_ids_that_cover_a_text() -> None:

@@ -58,7 +58,7 @@ class Contestant:
     def config(self, base: EngineConfig) -> EngineConfig:
         """`base` with this drafter. Rounds are recorded, for all contestants alike. Raises
         ConfigError for a K that cannot be."""
-        k = max(base.k, self.tree_nodes - 1) if self.k is None else self.k
+        k = max(base.most_k, self.tree_nodes - 1) if self.k is None else self.k
         return replace(base, drafter=self.drafter, k=k, tree_nodes=self.tree_nodes, profile=True)
 
 
@@ -272,12 +272,12 @@ def _runner(contestant: Contestant, llm: LLM, draft: str | None) -> Runner:
         contestant.name,
         writer=llm,
         exact=llm.exact and llm.kernels.exact,
-        k=llm.config.k if llm.drafter != "none" else 0,
+        k=llm.k,
         facts={
             **facts_of(llm),
             "draft": draft,
             "draft_weights": None if draft is None else weights_digest(resolve(draft)),
-            "k": llm.config.k,
+            "k": llm.k,
             "tree_nodes": contestant.tree_nodes,
         },
     )

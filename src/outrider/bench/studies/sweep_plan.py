@@ -60,7 +60,7 @@ class Way:
     @property
     def k(self) -> int:
         """0 for plain decoding."""
-        return self.engine.k if self.engine.drafter != "none" else 0
+        return self.engine.most_k if self.engine.drafter != "none" else 0
 
     @property
     def drafter(self) -> str:

@@ -37,7 +37,7 @@ class AheadChoices:
     def of(cls, config: EngineConfig) -> AheadChoices:
         """Those that the settings make."""
         return cls(
-            k=config.k,
+            k=config.most_k,
             fan_out=config.fan_out,
             policy=cast("Policy", config.fan_policy),
             fallback=cast("Fallback", config.fallback),

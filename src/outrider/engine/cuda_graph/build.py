@@ -62,7 +62,7 @@ def captured_round(
         return refused
     if target is None:
         raise ContractError("there is no target")
-    k = 0 if drafting is None else config.k
+    k = 0 if drafting is None else config.most_k
     sizes = RoundSizes(
         k=k,
         batch_size=config.batch_size,

@@ -36,6 +36,15 @@ from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, Packe
 
 
 @dataclass(frozen=True, slots=True)
+class HeadGate:
+    """Scales what heads found, after a sigmoid. `gated_NA` is contiguous float32 memory with room
+    for every packed token."""
+
+    linear: PackedLinear
+    gated_NA: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Norms and biases are float32; one that the family lacks is None. `attended_norm_D` and
     `fed_norm_D` are of what attention and FFN give. Norms of queries and keys are for a head each,
@@ -58,6 +67,7 @@ class LayerWeights:
     fed_norm_D: Tensor | None = None
     attention: AttentionKind | None = None
     mixture: MixtureWeights | None = None
+    gate: HeadGate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +174,8 @@ class _Layer(Structure):
         (c_void_p, "attention_norm"),
         (LinearStruct, "qkv"),
         (c_void_p, "q_norm k_norm"),
+        (LinearStruct, "gate"),
+        (c_void_p, "gated"),
         (LinearStruct, "out"),
         (c_void_p, "attended_norm ffn_norm"),
         (LinearStruct, "gate_up down"),
@@ -294,7 +306,7 @@ def _embedding(embedding_VD: Tensor | PackedTable) -> tuple[int, int | None]:
 def _layer(
     layer: LayerWeights, kv: tuple[Tensor, Tensor], turns: tuple[Tensor, Tensor], scale: float
 ) -> _Layer:
-    mixture, dense = layer.mixture, (LinearStruct(), LinearStruct())
+    mixture, dense, gate = layer.mixture, (LinearStruct(), LinearStruct()), layer.gate
     if mixture is None:
         dense = (
             LinearStruct.of(given(layer.gate_up, "dense FFN"), layer.gate_up_bias_2F),
@@ -305,6 +317,8 @@ def _layer(
         LinearStruct.of(layer.qkv, layer.qkv_bias_E),
         pointer(layer.q_norm_H),
         pointer(layer.k_norm_H),
+        LinearStruct() if gate is None else LinearStruct.of(gate.linear, None),
+        None if gate is None else gate.gated_NA.data_ptr(),
         LinearStruct.of(layer.out, layer.out_bias_D),
         pointer(layer.attended_norm_D),
         pointer(layer.ffn_norm_D),

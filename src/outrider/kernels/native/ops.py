@@ -130,6 +130,7 @@ _SIGNATURES = {
     "rms_norm": "pppfpii",
     "rope_append": "pppppp",
     "round": "p:i",
+    "sigmoid_mul": "pppii",
     "silu_mul": "pppii",
     "soft_cap": "ppfii",
     "softmax": "ppfpil",
@@ -228,6 +229,7 @@ class NativeOps(NativeLinear):
         self._layer_norm = function(library, "layer_norm")
         self._head_norm = function(library, "head_norm")
         self._silu_mul = function(library, "silu_mul")
+        self._sigmoid_mul = function(library, "sigmoid_mul")
         self._gelu = function(library, "gelu")
         self._gelu_mul = function(library, "gelu_mul")
         self._soft_cap = function(library, "soft_cap")
@@ -274,6 +276,10 @@ class NativeOps(NativeLinear):
     def silu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
         num_rows, size = out_NF.shape
         self._silu_mul(self.team, gate_up_N2F.data_ptr(), out_NF.data_ptr(), num_rows, size)
+
+    def sigmoid_mul(self, gate_NF: Tensor, x_NF: Tensor) -> None:
+        num_rows, size = x_NF.shape
+        self._sigmoid_mul(self.team, gate_NF.data_ptr(), x_NF.data_ptr(), num_rows, size)
 
     def gelu(self, x_NF: Tensor, out_NF: Tensor) -> None:
         num_rows, size = x_NF.shape

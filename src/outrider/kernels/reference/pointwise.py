@@ -61,6 +61,16 @@ def silu_mul_by_row(gate_up_N2F: Tensor, out_NF: Tensor) -> None:
     out_NF.mul_(gate_up_N2F[:, size:])
 
 
+def sigmoid_mul(gate_NF: Tensor, x_NF: Tensor) -> None:
+    """x * sigmoid(gate), in place."""
+    x_NF.mul_(gate_NF.sigmoid())
+
+
+def sigmoid_mul_by_row(gate_NF: Tensor, x_NF: Tensor) -> None:
+    for gate_F, x_F in zip(gate_NF, x_NF, strict=True):
+        x_F.mul_(gate_F.sigmoid())
+
+
 def gelu(x_NF: Tensor, out_NF: Tensor) -> None:
     """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), which GPT-2 calls gelu_new."""
     out_NF.copy_(functional.gelu(x_NF, approximate="tanh"))

@@ -346,6 +346,10 @@ class TritonOps:
             num_warps=4,
         )  # fmt: skip
 
+    def sigmoid_mul(self, gate_NF: Tensor, x_NF: Tensor) -> None:
+        """x * sigmoid(gate), in place."""
+        plain.sigmoid_mul(gate_NF, x_NF)
+
     def gelu(self, x_NF: Tensor, out_NF: Tensor) -> None:
         """With tanh; `out` may be x."""
         num_rows, size = out_NF.shape

@@ -28,6 +28,7 @@ void outrider_head_norm(Team*, float* qkv, const float* q_weight, const float* k
                         int num_rows, int num_heads, int num_kv_heads, int dim);
 void outrider_silu_mul(Team*, const float* gate_up, float* out, int num_rows, int size);
 void outrider_gelu_mul(Team*, const float* gate_up, float* out, int num_rows, int size);
+void outrider_sigmoid_mul(Team*, const float* gate, float* x, int num_rows, int size);
 void outrider_soft_cap(Team*, float* x, float cap, int num_rows, int size);
 }
 
@@ -53,11 +54,14 @@ struct Entrance {
 };
 
 // Mirrored by `_Layer` and `_Decoder` in forward.py. A norm that the family lacks is null: those
-// before a product, and those of what it gives. With a mixture there is no dense net.
+// before a product, and those of what it gives. With a mixture there is no dense net. A gate scales
+// what heads found, by way of `gated`, which has room for it; few families have one.
 struct Layer {
     const float* attention_norm;
     Linear qkv;
     const float *q_norm, *k_norm;
+    Linear gate;
+    float* gated;
     Linear out;
     const float *attended_norm, *ffn_norm;
     Linear gate_up, down;
@@ -213,10 +217,15 @@ void norm_heads(const Decoder& d, const Layer& layer, const Pass& pass) {
 
 void attend(const Decoder& d, const Layer& layer, const Pass& pass) {
     const int num = pass.num_tokens;
-    layer.qkv(attention_input(d, layer, num), d.qkv, num, pass.row_size, false);
+    const float* reads = attention_input(d, layer, num);
+    layer.qkv(reads, d.qkv, num, pass.row_size, false);
+    const int size = pass.num_heads * pass.head_dim;
+    if (layer.gate.call != nullptr) layer.gate(reads, layer.gated, num, size, false);
     if (layer.q_norm != nullptr) norm_heads(d, layer, pass);
     d.rope_append(&pass, d.qkv, layer.cos, layer.sin, layer.keys, layer.values);
     d.attention(&pass, d.qkv, layer.keys, layer.values, &layer.look, d.attended);
+    if (layer.gate.call != nullptr)
+        outrider_sigmoid_mul(d.team, layer.gated, d.attended, num, size);
     add(d, layer.out, d.attended, layer.attended_norm, num);
 }
 

@@ -76,6 +76,13 @@ void silu_mul_row(const float* gate, const float* up, float* out, int size) {
     }
 }
 
+void sigmoid_mul_row(const float* gate, float* x, int size) {
+    for (int i = 0; i < size; i += LANES) {
+        const int count = size - i;
+        store_some(x + i, load_some(x + i, count) / (exp(-load_some(gate + i, count)) + 1.0f), count);
+    }
+}
+
 void gelu_mul_row(const float* gate, const float* up, float* out, int size) {
     gelu_row(gate, out, size);
     for (int i = 0; i < size; i += LANES) {
@@ -227,6 +234,13 @@ void outrider_silu_mul(Team* team, const float* gate_up, float* out, int num_row
     for_rows(*team, num_rows, size, [&](int n) {
         const float* row = gate_up + static_cast<int64_t>(n) * 2 * size;
         silu_mul_row(row, row + size, out + static_cast<int64_t>(n) * size, size);
+    });
+}
+
+void outrider_sigmoid_mul(Team* team, const float* gate, float* x, int num_rows, int size) {
+    for_rows(*team, num_rows, size, [&](int n) {
+        const int64_t at = static_cast<int64_t>(n) * size;
+        sigmoid_mul_row(gate + at, x + at, size);
     });
 }
 

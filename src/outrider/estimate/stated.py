@@ -1,0 +1,81 @@
+"""What a folder says that its drafts bring and cost: measured once, by whoever made it.
+
+Times are in plain passes of the target, which a machine scales but does not turn around: with E(K)
+from the chances that drafts are kept,
+
+    S(K) = E(K) / (d + (K - 1) e + 1 + K r)
+
+where d is the time of a first draft, e that of each draft after it, and r that of a row more in the
+pass that verifies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from outrider.estimate.theory import measured_speed_up
+
+# Of config.json.
+KEY = "outrider_worth"
+
+
+@dataclass(frozen=True, slots=True)
+class StatedWorth:
+    """`kept` entry j is the chance that a round keeps more than j drafts; `first`, `later` and
+    `row` are d, e and r."""
+
+    kept: tuple[float, ...]
+    first: float
+    later: float
+    row: float
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self | None:
+        """What config.json says under `KEY`; None if it does not have this form."""
+        try:
+            kept = tuple(map(float, values["kept"]))
+            found = cls(kept, *(float(values[name]) for name in ("first", "later", "row")))
+        except (KeyError, TypeError, ValueError):
+            return None
+        times = (found.first, found.later, found.row)
+        fair = all(0 <= chance <= 1 for chance in kept) and all(
+            0 <= one < math.inf for one in times
+        )
+        return found if kept and fair else None
+
+    def values(self) -> dict[str, object]:
+        """As config.json has it."""
+        return asdict(self)
+
+    def speed_up(self, k: int) -> float:
+        """S over plain decoding, of chains of `k` drafts, up to as many as `kept` tells of."""
+        return measured_speed_up(
+            1 + math.fsum(self.kept[:k]),
+            plain=1.0,
+            draft=self.first + (k - 1) * self.later,
+            verify=1 + k * self.row,
+        )
+
+    @property
+    def best_k(self) -> int:
+        """At least 1; of equals the shortest."""
+        return max(range(1, len(self.kept) + 1), key=self.speed_up)
+
+    @property
+    def pays(self) -> bool:
+        return self.speed_up(self.best_k) > 1
+
+
+def fitted(
+    kept: Sequence[float], draft: tuple[float, float], verify: tuple[float, float], plain: float
+) -> StatedWorth:
+    """From seconds of drafting and verifying at K = 1 and at the longest K, and of a plain
+    round."""
+    steps = max(len(kept) - 1, 1)
+    later = max(draft[1] - draft[0], 0.0) / steps
+    row = max((verify[1] - plain) / len(kept), 0.0)
+    first = max(draft[0] + verify[0] - plain - row, 0.0)
+    return StatedWorth(tuple(kept), *(round(time / plain, 3) for time in (first, later, row)))

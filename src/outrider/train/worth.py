@@ -1,0 +1,90 @@
+"""What a finished drafter brings and costs on this machine, for the config.json of its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from outrider.api.llm import LLM
+from outrider.core.budget import RoundTrace
+from outrider.core.config import DEFAULT_K, EngineConfig
+from outrider.core.files import replacing, writing
+from outrider.core.params import SamplingParams
+from outrider.estimate.stated import KEY, StatedWorth, fitted
+from outrider.models.heads import kind_of
+from outrider.models.json_object import JsonObject
+
+_TOKENS = 64
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Rounds that drafted as long as they could."""
+
+    drafting: list[float] = field(default_factory=list[float])
+    verifying: list[float] = field(default_factory=list[float])
+    accepted: list[int] = field(default_factory=list[int])
+
+    def add(self, rounds: Iterable[RoundTrace], k: int) -> None:
+        for one in rounds:
+            if not one.num_prompt_tokens and one.num_drafted == k:
+                self.drafting.append(one.draft_seconds)
+                self.verifying.append(one.verify_seconds)
+                self.accepted.append(one.num_accepted)
+
+
+def state_worth(
+    target: str, folder: Path, prompts: Sequence[str], *, drafter: str, device: str = "auto"
+) -> StatedWorth | None:
+    """Writes it into the config.json of `folder`, which has what drafts for `target` or is the
+    target itself. None, and nothing is written, where there is nothing to tell from. Raises
+    MachineError, and what loading raises."""
+    worth = measured_worth(target, folder, prompts, drafter=drafter, device=device)
+    if worth is not None:
+        path = folder / "config.json"
+        stated = {KEY: {"drafter": drafter, **worth.values()}}
+        text = json.dumps({**JsonObject.read(path).values, **stated}, indent=1) + "\n"
+        with writing(folder), replacing(path, alone=True) as draft:
+            draft.write_text(text, encoding="utf-8")
+    return worth
+
+
+def measured_worth(
+    target: str, folder: Path, prompts: Sequence[str], *, drafter: str, device: str = "auto"
+) -> StatedWorth | None:
+    """From greedy texts after `prompts`: each plain, at K = 1 and at the longest K, in turns."""
+    seen = {0: _Seen(), 1: _Seen(), DEFAULT_K: _Seen()}
+    params = SamplingParams(max_tokens=_TOKENS)
+    with ExitStack() as stack:
+        llms: dict[int, LLM] = {}
+        for k in seen:
+            config = EngineConfig(
+                drafter=drafter if k else "none",
+                k=k,
+                controller="fixed",
+                watchdog="off",
+                batch_size=1,
+                device=device,
+                profile=True,
+            )
+            draft = str(folder) if k and kind_of(folder) == drafter else None
+            llm = LLM(target, draft=draft, config=config, weights_of=llms.get(0))
+            llms[k] = stack.enter_context(closing(llm))
+        for prompt in prompts:
+            for k, llm in llms.items():
+                seen[k].add(llm.generate([prompt], params)[0].rounds, k)
+    longest = seen[DEFAULT_K]
+    if not all(one.accepted for one in seen.values()):
+        return None
+    num_rounds = len(longest.accepted)
+    kept = [sum(n > place for n in longest.accepted) / num_rounds for place in range(DEFAULT_K)]
+    return fitted(
+        [round(share, 3) for share in kept],
+        (median(seen[1].drafting), median(longest.drafting)),
+        (median(seen[1].verifying), median(longest.verifying)),
+        median(seen[0].verifying),
+    )
