@@ -46,8 +46,8 @@ def toy_options(*, name: str = "", vocab_size: int = 5, ahead: bool = False) -> 
     )
 
 
-def told_at_start() -> tuple[ChildOptions, socket.socket]:
-    return ChildOptions.from_json(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
+def told_options() -> ChildOptions:
+    return ChildOptions.from_json(sys.argv[1])
 
 
 def _drafts(*drafts: tuple[Sequence[int], Sequence[int], int]) -> Frame:
@@ -91,13 +91,13 @@ LIES: Mapping[str, Callable[[], bytes]] = {
 
 
 def liar() -> None:
-    options, line = told_at_start()
+    options, line = told_options(), socket.socket(fileno=int(sys.argv[2]))
     if options.name == "quits":
         sys.exit("no such luck")
     if options.name == "never ready":
         time.sleep(60)
     hello = BodyWriter()
-    hello.put(Struct("<II?"), options.vocab_size, options.num_distributions, False)
+    hello.put(Struct("<II??"), options.vocab_size, options.num_distributions, False, False)
     send(line, hello.frame(Kind.HELLO))
     while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:
         if frame.kind is Kind.PROPOSE:

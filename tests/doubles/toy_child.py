@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from doubles.child_programs import told_at_start
+from doubles.child_programs import told_options
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft
 from outrider.core.protocols import (
@@ -97,7 +97,7 @@ class Echo:
 
 def toy() -> None:
     """Exactly what the real program does, but for the model."""
-    from outrider.drafters.process.child import Inner, serve
+    from outrider.drafters.process.child import Inherited, Inner, serve
 
     def build(options: ChildOptions) -> Inner:
         drafter = toy_drafter(options)
@@ -106,6 +106,5 @@ def toy() -> None:
         echo = Echo(drafter)
         return Inner(echo, options.vocab_size, inverse_cdf, echo)
 
-    options, line = told_at_start()
-    serve(line, int(sys.argv[3]), options, build)
+    serve(Inherited.named(sys.argv[2:]), told_options(), build)
     os._exit(0)

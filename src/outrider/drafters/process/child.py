@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -24,7 +26,7 @@ from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.process.frames import Frame, Kind, receive, send
+from outrider.drafters.process.frames import Frame, Kind, Pipe, receive, send
 from outrider.drafters.process.messages import (
     Answer,
     Asked,
@@ -38,7 +40,7 @@ from outrider.drafters.process.messages import (
     read_terms,
 )
 from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.shared import SharedProbs
+from outrider.drafters.process.shared import MemoryPipe, SharedProbs
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model, prepare_torch
 
@@ -112,10 +114,10 @@ class WorkerServer:
         self._trouble: Frame | None = None
         self._ahead_seconds = 0.0
 
-    @property
-    def hello(self) -> Hello:
+    def hello(self, *, in_memory: bool) -> Hello:
         num_distributions = len(self._distributions.probs_LV)
-        return Hello(self._inner.vocab_size, num_distributions, self._inner.ahead is not None)
+        drafts_ahead = self._inner.ahead is not None
+        return Hello(self._inner.vocab_size, num_distributions, drafts_ahead, in_memory)
 
     def answer(self, frame: Frame) -> Frame | None:
         """What to answer, if anything. Raises DrafterError for a frame that makes no sense."""
@@ -238,27 +240,60 @@ class _After:
         return replace(self.key, start=self.key.start + num_emitted)
 
 
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What the engine opened: its socket, the memory for distributions, and that for messages if
+    there is any."""
+
+    line: socket.socket
+    distribution_file: int
+    message_file: int | None = None
+
+    @classmethod
+    def named(cls, words: Sequence[str]) -> Inherited:
+        line, *files = map(int, words)
+        return cls(socket.socket(fileno=line), *files)
+
+    def pipe(self) -> MemoryPipe | None:
+        """Where messages go after HELLO, if not through the socket, which then says no more than
+        that the engine is gone."""
+        if self.message_file is None:
+            return None
+        pipe = MemoryPipe.over(self.message_file, rank=1)
+        if pipe is not None:
+            Thread(target=_end_with, args=(self.line, pipe), daemon=True).start()
+        return pipe
+
+
+def _end_with(line: socket.socket, pipe: MemoryPipe) -> None:
+    with suppress(OSError):
+        line.recv(1)
+    pipe.end()
+
+
 def serve(
-    line: socket.socket,
-    distribution_file: int,
+    inherited: Inherited,
     options: ChildOptions,
     build: Callable[[ChildOptions], Inner] = build_inner,
 ) -> None:
     """Load, say hello, and answer until the engine says EXIT or is gone."""
+    line = inherited.line
     try:
         inner = build(options)
         distributions = SharedProbs.over(
-            distribution_file, options.num_distributions, options.vocab_size
+            inherited.distribution_file, options.num_distributions, options.vocab_size
         )
     except OutriderError as error:
         send(line, failure(error))
         return
     server = WorkerServer(inner, distributions)
+    memory = inherited.pipe()
+    pipe: Pipe = line if memory is None else memory
     try:
-        send(line, server.hello.frame())
-        while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:
+        send(line, server.hello(in_memory=memory is not None).frame())
+        while (frame := receive(pipe)) is not None and frame.kind is not Kind.EXIT:
             answer = server.answer(frame)
             if answer is not None:
-                send(line, answer)
+                send(pipe, answer)
     except ConnectionError:
         return  # the engine ended while it was being answered

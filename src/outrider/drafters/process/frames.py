@@ -1,7 +1,7 @@
 """Inter-process frames: a fixed header and packed numbers.
 
 A frame is eight bytes (a mark, its kind, the length of its body) and the body: struct fields and
-lists of int32, each behind its length, little-endian. No frame names a type or runs code, and each
+lists of int32, each behind its length, as the machine has them. No frame names a type or runs code, and each
 read is checked against the length, so a broken peer causes a DrafterError at worst. Struct
 suffices: nothing below the command line may need another serialisation library.
 """
@@ -9,22 +9,20 @@ suffices: nothing below the command line may need another serialisation library.
 from __future__ import annotations
 
 import math
-import socket
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from struct import Struct
 from time import monotonic
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol
 
 from outrider.core.errors import DrafterError
 
 # Far above any batch of prompts; a length beyond it is a damaged header.
 MAX_BODY_BYTES = 1 << 28
-# The timeout of a socket whose calls have limits: how often they look at the clock. It is set once,
-# since two threads may use the socket at a time.
+# The timeout of a pipe whose calls have limits: how often they look at the clock. It is set once,
+# since two threads may use the pipe at a time.
 TICK_SECONDS = 0.05
 _MARK = 0x724F
 _HEADER = Struct("<HHI")
@@ -68,7 +66,7 @@ class BodyWriter:
         self.parts.append(form.pack(*values))
 
     def ints(self, values: Sequence[int]) -> None:
-        self.parts += (_COUNT.pack(len(values)), np.asarray(values, dtype="<i4").tobytes())
+        self.parts += (_COUNT.pack(len(values)), array("i", values).tobytes())
 
     def text(self, value: str) -> None:
         data = value.encode()
@@ -93,7 +91,7 @@ class BodyReader:
 
     def ints(self) -> list[int]:
         size = self.count() * 4
-        return np.frombuffer(self._next(size), dtype="<i4").tolist()
+        return array("i", self._next(size)).tolist()
 
     def text(self) -> str:
         return self._next(self.count()).decode(errors="replace")
@@ -116,14 +114,25 @@ class BodyReader:
         return part
 
 
-def receive(line: socket.socket, timeout: float = math.inf) -> Frame | None:
+class Pipe(Protocol):
+    """A stream of bytes each way: a socket, or memory (shared.py). Both calls do as much as they can at
+    once. They raise TimeoutError where that is nothing within the pipe's own TICK_SECONDS, if it has
+    such a limit, and another OSError where the peer is gone."""
+
+    def send(self, data: memoryview, /) -> int: ...
+    def recv(self, size: int, /) -> bytes:
+        """None at all if the peer closed its end."""
+        ...
+
+
+def receive(pipe: Pipe, timeout: float = math.inf) -> Frame | None:
     """The next frame; None if the peer closed its end before one began.
 
     Raises TimeoutError if the whole frame is not there within `timeout` seconds, DrafterError if
-    what came is no frame. A limit needs a socket with a timeout (TICK_SECONDS) of its own.
+    what came is no frame. A limit needs a pipe that has one of its own.
     """
     deadline = monotonic() + timeout
-    header = _read(line, _HEADER.size, deadline)
+    header = _read(pipe, _HEADER.size, deadline)
     if not header:
         return None
     if len(header) < _HEADER.size:
@@ -131,30 +140,30 @@ def receive(line: socket.socket, timeout: float = math.inf) -> Frame | None:
     mark, kind, size = _HEADER.unpack(header)
     if mark != _MARK or kind not in _KINDS or size > MAX_BODY_BYTES:
         raise DrafterError(f"a drafter's process sent what is no message: {header.hex(' ')}.")
-    body = _read(line, size, deadline)
+    body = _read(pipe, size, deadline)
     if len(body) < size:
         raise _cut_off()
     return Frame(Kind(kind), body)
 
 
-def send(line: socket.socket, frame: Frame, timeout: float = math.inf) -> None:
+def send(pipe: Pipe, frame: Frame, timeout: float = math.inf) -> None:
     """Raises TimeoutError if the peer does not take it within `timeout` seconds, another OSError
     if the peer is gone."""
     deadline = monotonic() + timeout
     data = memoryview(frame.packed())
     while data:
         try:
-            data = data[line.send(data) :]
+            data = data[pipe.send(data) :]
         except TimeoutError:
             _check(deadline)
 
 
-def _read(line: socket.socket, size: int, deadline: float) -> bytes:
+def _read(pipe: Pipe, size: int, deadline: float) -> bytes:
     """`size` bytes, or fewer if the peer closed its end."""
     data = bytearray()
     while len(data) < size:
         try:
-            part = line.recv(min(size - len(data), 1 << 20))
+            part = pipe.recv(min(size - len(data), 1 << 20))
         except TimeoutError:
             _check(deadline)
             continue

@@ -27,7 +27,7 @@ from outrider.drafters.process.frames import BodyReader, BodyWriter, Frame, Kind
 T = TypeVar("T")
 
 _SEQ = Struct("<q")
-_HELLO = Struct("<II?")
+_HELLO = Struct("<II??")
 _COUNT = Struct("<I")
 _ROW = Struct("<qIId?")
 _KEY = Struct("<QII")
@@ -44,15 +44,17 @@ _HITS: tuple[bool | None, ...] = (None, False, True)
 @dataclass(frozen=True, slots=True)
 class Hello:
     """The process is ready: its model's vocabulary, its room for distributions, whether it drafts
-    ahead."""
+    ahead, and whether all other messages go through memory. This one comes through the socket."""
 
     vocab_size: int
     num_distributions: int
     drafts_ahead: bool
+    in_memory: bool
 
     def frame(self) -> Frame:
         writer = BodyWriter()
-        writer.put(_HELLO, self.vocab_size, self.num_distributions, self.drafts_ahead)
+        told = self.vocab_size, self.num_distributions, self.drafts_ahead, self.in_memory
+        writer.put(_HELLO, *told)
         return writer.frame(Kind.HELLO)
 
     @classmethod

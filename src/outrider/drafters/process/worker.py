@@ -22,12 +22,19 @@ from outrider.drafters.process.frames import (
     TICK_SECONDS,
     Frame,
     Kind,
+    Pipe,
     receive,
     send,
 )
 from outrider.drafters.process.messages import Hello, read_failure
 from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.shared import SharedProbs, anonymous_file, num_bytes
+from outrider.drafters.process.shared import (
+    MemoryPipe,
+    SharedProbs,
+    anonymous_file,
+    message_memory,
+    num_bytes,
+)
 
 # -P: the folder in which the user works is no place to import from.
 CHILD = (sys.executable, "-P", "-m", "outrider.drafters.process")
@@ -53,26 +60,35 @@ class WorkerLine:
         self._sending = Lock()
         self._reason = ""
         self._socket, theirs = socket.socketpair()
-        distribution_file = anonymous_file(num_bytes(options.num_distributions, options.vocab_size))
+        self._pipe: Pipe = self._socket
+        self._memory: MemoryPipe | None = None
+        files = [anonymous_file(num_bytes(options.num_distributions, options.vocab_size))]
+        message_file = None if options.force_reference else message_memory()
+        if message_file is not None:
+            files.append(message_file)
         # What the process writes is read when it has ended, for the reason.
         self._written: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - it lives with the line
         weakref.finalize(self, _close, self._socket, self._written)
         self._socket.settimeout(TICK_SECONDS)
         try:
             self.distributions = SharedProbs.over(
-                distribution_file, options.num_distributions, options.vocab_size
+                files[0], options.num_distributions, options.vocab_size
             )
+            if message_file is not None:
+                self._memory = MemoryPipe.over(message_file, rank=0)
+            inherited = (theirs.fileno(), *files)
             self.process = subprocess.Popen(
-                [*command, options.to_json(), str(theirs.fileno()), str(distribution_file)],
+                [*command, options.to_json(), *map(str, inherited)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._written,
                 stderr=self._written,
-                pass_fds=(theirs.fileno(), distribution_file),
+                pass_fds=inherited,
                 process_group=0,
             )
         finally:
             theirs.close()
-            os.close(distribution_file)
+            for file in files:
+                os.close(file)
 
     def greet(self, timeout: float) -> Hello:
         """What it says when it is ready. Raises OutriderError with its reason if it cannot be, or
@@ -91,6 +107,8 @@ class WorkerLine:
                 f"its draft model has {hello.vocab_size} tokens, the target "
                 f"{self.distributions.probs_LV.shape[1]}"
             )
+        if hello.in_memory and self._memory is not None:
+            self._pipe = self._memory
         return hello
 
     def queue(self, frames: Sequence[Frame]) -> None:
@@ -131,6 +149,11 @@ class WorkerLine:
             self._reason = str(error).rstrip(".")
         self.process.kill()
 
+    def ended(self) -> None:
+        """The process is gone: nobody waits for it any more."""
+        if self._memory is not None:
+            self._memory.end()
+
     def end(self) -> None:
         """Ask the process to end; whoever started it waits for that."""
         self.queue([Frame(Kind.EXIT)])
@@ -154,10 +177,10 @@ class WorkerLine:
 
     def _send(self, timeout: float) -> None:
         while self._outbox:
-            send(self._socket, self._outbox.popleft(), timeout)
+            send(self._pipe, self._outbox.popleft(), timeout)
 
     def _receive(self, timeout: float) -> Frame:
-        frame = receive(self._socket, timeout)
+        frame = receive(self._pipe, timeout)
         if frame is None:
             raise ConnectionError("it ended")
         return frame
@@ -286,6 +309,7 @@ class WorkerKeeper:
             self._settled.set()
             _log.info("The drafter's process %d is ready.", line.process.pid)
         line.process.wait()
+        line.ended()
         self._ready = None
         with self._lock:
             self._started = None

@@ -1,4 +1,5 @@
-"""Ranks of one model on one machine, over memory that their processes share (csrc/ranks.h).
+"""Ranks on one machine, over memory that their processes share (csrc/ranks.h): those of one model, or
+an engine and its drafter.
 
 The memory has no name in any folder: rank 0 makes it, the others inherit its descriptor, and it is
 gone with the last of them, however they end.
@@ -11,7 +12,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Sequence
-from ctypes import c_char, c_int64
+from ctypes import c_char, c_int64, string_at
 from types import TracebackType
 
 from torch import Tensor
@@ -19,6 +20,10 @@ from torch import Tensor
 from outrider.core.errors import MachineError
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import RoundModel
+
+
+# Bytes that are taken from a stream at once, at most.
+_PIECE = 1 << 16
 
 
 def shared_memory(library: ctypes.CDLL, size: int) -> int:
@@ -59,6 +64,9 @@ class NativeRanks:
             function(library, f"ranks_{name}")
             for name in ("sum", "send", "receive", "tell", "turn", "follow", "end")
         )
+        self._put, self._take = (function(library, f"ranks_{name}") for name in ("put", "take"))
+        self._taken = (c_char * _PIECE)()
+        self._taken_at = ctypes.addressof(self._taken)
 
     def sum(self, numbers: Tensor) -> bool:
         """Leave in `numbers`, float32, their sum over all ranks, added up in the order of ranks."""
@@ -69,6 +77,19 @@ class NativeRanks:
 
     def receive(self, tensor: Tensor, source: int) -> bool:
         return bool(self._receive(self.address, source, tensor.data_ptr(), tensor.nbytes))
+
+    def put(self, data: bytes, to: int, patience: float) -> int | None:
+        """How many bytes of `data` rank `to` may take from now on: some as soon as there is room, 0
+        if there is none for `patience` seconds (0: as long as it takes), None at the end."""
+        count: int = self._put(self.address, to, data, len(data), patience)
+        return None if count < 0 else count
+
+    def take(self, size: int, source: int, patience: float) -> bytes | None:
+        """At most `size` bytes that rank `source` put, as soon as there are some; none if there are
+        none for `patience` seconds (0: as long as it takes), None at the end."""
+        most = min(size, _PIECE)
+        count: int = self._take(self.address, source, self._taken_at, most, patience)
+        return None if count < 0 else string_at(self._taken_at, count)
 
     def tell(self, message: Sequence[int]) -> bool:
         """Send `message` to all others, for their `next_message`."""

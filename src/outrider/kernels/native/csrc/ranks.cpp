@@ -95,13 +95,15 @@ void Ranks::end() {
     for (int rank = 0; rank < size_; ++rank) wake(rank);
 }
 
-// False at the end. Sleeps are counted, since the time while a process is stopped is none of it.
+// False at the end, or after `patience` seconds if that is not 0. Sleeps are counted, since the time
+// while a process is stopped is none of it.
 template <class Ready>
-bool Ranks::await(const Ready& ready) {
+bool Ranks::await(const Ready& ready, double patience) {
     if (ready()) return true;
     const auto start = Clock::now();
-    const auto limit = sleepy_ > 0 ? SPIN : YIELD;
-    sleepy_ -= sleepy_ > 0;
+    const int sleepy = sleepy_.load(std::memory_order_relaxed);
+    const auto limit = sleepy > 0 ? SPIN : YIELD;
+    if (sleepy > 0) sleepy_.store(sleepy - 1, std::memory_order_relaxed);
     for (auto before = start, now = start; now - start < limit; before = now) {
         for (int spins = 0; spins < 32; ++spins) {
             if (ready()) return true;
@@ -111,7 +113,7 @@ bool Ranks::await(const Ready& ready) {
         if (now - start > SPIN) std::this_thread::yield();
         now = Clock::now();
         if (now - before > DISPLACED) {
-            sleepy_ = SLEEPY_WAITS;
+            sleepy_.store(SLEEPY_WAITS, std::memory_order_relaxed);
             break;
         }
     }
@@ -119,16 +121,13 @@ bool Ranks::await(const Ready& ready) {
     const auto slept = std::chrono::duration<double>(SLEEP).count();
     bool found = false;
     for (double waited = 0; !found && !ended(); waited += slept) {
-        if (patience_ > 0 && waited > patience_) {
-            end();
-            break;
-        }
+        if (patience > 0 && waited >= patience) break;
         const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
-        bell.asleep.store(1, std::memory_order_seq_cst);
+        bell.asleep.fetch_add(1, std::memory_order_seq_cst);
         std::atomic_thread_fence(std::memory_order_seq_cst);
         found = ready();
         if (!found && !ended()) sleep_on(bell.rings, rings);
-        bell.asleep.store(0, std::memory_order_seq_cst);
+        bell.asleep.fetch_sub(1, std::memory_order_seq_cst);
         found = found || ready();
     }
     return found;
@@ -151,7 +150,7 @@ void Ranks::sum(float* x, int64_t count) {
                     return false;
             return true;
         };
-        if (!await(all_arrived)) return;
+        if (!await(all_arrived, patience_)) return end();
         float* total = x + start;
         std::memcpy(total, place, sizeof(float) * size);
         for (int rank = 1; rank < size_; ++rank) {
@@ -161,44 +160,56 @@ void Ranks::sum(float* x, int64_t count) {
     }
 }
 
-void Ranks::write(int to, const void* data, int64_t bytes) {
+int64_t Ranks::put(int to, const void* data, int64_t bytes, double patience) {
     Stream& stream = this->stream(rank_, to);
+    const uint64_t written = stream.written.value.load(std::memory_order_relaxed);
+    int64_t room = 0;
+    const auto has_room = [&] {
+        const uint64_t read = stream.read.value.load(std::memory_order_acquire);
+        room = STREAM_SIZE - static_cast<int64_t>(written - read);
+        return room > 0;
+    };
+    if (ended() || !await(has_room, patience)) return ended() ? -1 : 0;
+    const int64_t at = written % STREAM_SIZE;
+    const int64_t count = std::min({bytes, room, STREAM_SIZE - at});
+    std::memcpy(stream.bytes + at, data, count);
+    stream.written.value.store(written + count, std::memory_order_release);
+    wake(to);
+    return count;
+}
+
+int64_t Ranks::take(int from, void* data, int64_t bytes, double patience) {
+    Stream& stream = this->stream(from, rank_);
+    const uint64_t read = stream.read.value.load(std::memory_order_relaxed);
+    int64_t there = 0;
+    const auto has_some = [&] {
+        there = static_cast<int64_t>(stream.written.value.load(std::memory_order_acquire) - read);
+        return there > 0;
+    };
+    if (!await(has_some, patience)) return ended() ? -1 : 0;
+    const int64_t at = read % STREAM_SIZE;
+    const int64_t count = std::min({bytes, there, STREAM_SIZE - at});
+    std::memcpy(data, stream.bytes + at, count);
+    stream.read.value.store(read + count, std::memory_order_release);
+    wake(from);
+    return count;
+}
+
+void Ranks::write(int to, const void* data, int64_t bytes) {
     const char* from = static_cast<const char*>(data);
-    uint64_t written = stream.written.value.load(std::memory_order_relaxed);
-    while (bytes > 0 && !ended()) {
-        int64_t room = 0;
-        const auto has_room = [&] {
-            const uint64_t read = stream.read.value.load(std::memory_order_acquire);
-            room = STREAM_SIZE - static_cast<int64_t>(written - read);
-            return room > 0;
-        };
-        if (!await(has_room)) return;
-        const int64_t at = written % STREAM_SIZE;
-        const int64_t count = std::min({bytes, room, STREAM_SIZE - at});
-        std::memcpy(stream.bytes + at, from, count);
-        from += count, written += count, bytes -= count;
-        stream.written.value.store(written, std::memory_order_release);
-        wake(to);
+    while (bytes > 0) {
+        const int64_t count = put(to, from, bytes, patience_);
+        if (count <= 0) return end();
+        from += count, bytes -= count;
     }
 }
 
 void Ranks::read(int from, void* data, int64_t bytes) {
-    Stream& stream = this->stream(from, rank_);
     char* to = static_cast<char*>(data);
-    uint64_t read = stream.read.value.load(std::memory_order_relaxed);
     while (bytes > 0) {
-        int64_t there = 0;
-        const auto has_some = [&] {
-            there = static_cast<int64_t>(stream.written.value.load(std::memory_order_acquire) - read);
-            return there > 0;
-        };
-        if (!await(has_some)) return;
-        const int64_t at = read % STREAM_SIZE;
-        const int64_t count = std::min({bytes, there, STREAM_SIZE - at});
-        std::memcpy(to, stream.bytes + at, count);
-        to += count, read += count, bytes -= count;
-        stream.read.value.store(read, std::memory_order_release);
-        wake(from);
+        const int64_t count = take(from, to, bytes, patience_);
+        if (count <= 0) return end();
+        to += count, bytes -= count;
     }
 }
 
@@ -318,6 +329,18 @@ extern "C" int outrider_ranks_send(Ranks* ranks, int to, const void* data, int64
 extern "C" int outrider_ranks_receive(Ranks* ranks, int from, void* data, int64_t bytes) {
     ranks->read(from, data, bytes);
     return !ranks->ended();
+}
+
+// Some of the bytes, as soon as there is room for or are any: how many, 0 after `patience` seconds,
+// -1 at the end.
+extern "C" int64_t outrider_ranks_put(Ranks* ranks, int to, const void* data, int64_t bytes,
+                                      double patience) {
+    return ranks->put(to, data, bytes, patience);
+}
+
+extern "C" int64_t outrider_ranks_take(Ranks* ranks, int from, void* data, int64_t bytes,
+                                       double patience) {
+    return ranks->take(from, data, bytes, patience);
 }
 
 extern "C" void outrider_ranks_turn(Ranks* ranks, int begins) {
