@@ -42,6 +42,7 @@ def toy_options(*, name: str = "", vocab_size: int = 5, ahead: bool = False) -> 
         max_rows=64,
         max_logits=8,
         chunk=3,
+        batch_size=4,
         ahead=AheadChoices(k=4) if ahead else None,
     )
 

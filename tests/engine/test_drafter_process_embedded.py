@@ -61,6 +61,7 @@ def real() -> Generator[ProcessDrafter]:
         max_rows=64,
         max_logits=48,
         chunk=64,
+        batch_size=4,
         threads=1,
         ahead=AheadChoices(k=4, fan_out=8),
     )

@@ -247,6 +247,7 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
         max_rows=options.room.max_rows,
         max_logits=options.room.max_logits,
         chunk=config.prefill_chunk,
+        batch_size=config.batch_size,
         states=asdict(options.room.states),
         max_tokens=plan.draft_window,
         name=plan.draft_name,

@@ -26,7 +26,7 @@ LEAST_SHARE = 2
 
 class ModelDrafter:
     """Drafts with `model`, whose tokens `sampler` chooses; feeds at most `chunk` tokens of a prompt
-    in one pass. With `fused`, trees are drafted in one call where that can be."""
+    in one pass. With `fused`, drafts are made in one call where that can be."""
 
     name = "model"
     needs = DraftNeeds()

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, ContractError, given
-from outrider.core.protocols import CausalLM, DraftRow, StepRow
-from outrider.core.rng import KeyedRng, pick_node
+from outrider.core.protocols import AheadRow, CausalLM, DraftRow, StepRow
+from outrider.core.rng import KeyedRng, Rng, pick_node
 from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.drafters.growth import (
     DraftSampler,
@@ -32,7 +32,13 @@ from outrider.drafters.growth import (
 )
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput, target_states
 from outrider.kernels.native.forward import Entrance, ForwardParts, NativeForward
-from outrider.kernels.native.rounds import CacheSpan, ChainRow, NativeChains, RoundModel
+from outrider.kernels.native.rounds import (
+    CacheSpan,
+    ChainRow,
+    DraftedChains,
+    NativeChains,
+    RoundModel,
+)
 from outrider.kernels.native.trees import NativeTreeDrafts, most_fed
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import wanted_tokens
@@ -116,8 +122,8 @@ class FusedDrafts(Protocol):
 
 
 class FusedChains:
-    """FusedDrafts: one call for the pass that reads and those that draft on. Only the text stays
-    staged.
+    """FusedDrafts: one call for the pass that reads and those that draft on. What was read of
+    drafts stays staged with `keeps_drafts`, else only the text does.
 
     Not for requests with logits processors, and drawn tokens only with keyed numbers of their own.
     `enter` is called just before the passes; where it says no, the chains grow in Python.
@@ -125,66 +131,84 @@ class FusedChains:
 
     def __init__(
         self,
-        model: RoundModel,
+        chains: KeyedChains,
         state: HeadMemory,
-        sampler: DraftSampler,
         *,
-        batch_size: int,
-        vocab_size: int,
         enter: Callable[[Sequence[TextPart]], bool],
+        keeps_drafts: bool = False,
     ) -> None:
-        self._state, self._sampler, self._vocab_size = state, sampler, vocab_size
-        self._enter = enter
-        self._call = NativeChains(model, batch_size=batch_size, vocab_size=vocab_size)
+        self._chains, self._state = chains, state
+        self._enter, self._keeps_drafts = enter, keeps_drafts
 
     def try_rows(self, parts: Sequence[TextPart]) -> list[FusedDraft] | None:
-        if not all(self._takes(part.row) for part in parts):
+        if not all(part.row.shaper is None for part in parts):
             return None
         state = self._state
-        state.reserve({p.row.seq_id: len(p.tokens) + p.row.budget.depth - 1 for p in parts})
-        rows = [self._row(part) for part in parts]
-        if not self._call.fits(rows) or not self._enter(parts):
+        rows = [self._chains.row(part.row, part.row.rng, _span(state, part)) for part in parts]
+        if None in rows:
             return None
-        made = self._call(rows)
+        state.reserve({p.row.seq_id: len(p.tokens) + p.row.budget.depth - 1 for p in parts})
+        made = self._chains.draft(rows, lambda: self._enter(parts))
         if made is None:
             return None
         drafts: list[FusedDraft] = []
         for index, part in enumerate(parts):
-            state.note_chain(part.row.seq_id, part.tokens)
             probs_NV = None
             if made.probs_BKV is not None and not part.row.params.greedy:
                 probs_NV = made.probs_BKV[index, : part.row.budget.depth]
-            drafts.append(FusedDraft(Draft.chain(made.drafted[index], probs_NV)))
+            draft = Draft.chain(made.drafted[index], probs_NV)
+            fed = [*part.tokens, *draft.tokens[:-1]] if self._keeps_drafts else part.tokens
+            state.note_chain(part.row.seq_id, fed)
+            drafts.append(FusedDraft(draft, fed if self._keeps_drafts else ()))
         return drafts
 
-    def _takes(self, row: DraftRow) -> bool:
-        sampler = self._sampler
-        if row.shaper is not None:
-            return False
-        return row.params.greedy or (
-            sampler.draw_for(row.params) is pick_node
-            and sampler.change is None
-            and isinstance(row.rng, KeyedRng)
-            and row.rng.choose == sampler.sampling.pick
-        )
 
-    def _row(self, part: TextPart) -> ChainRow:
-        row, span = part.row, _span(self._state, part)
-        if row.params.greedy:
-            return ChainRow(span, row.budget.depth)
-        if not isinstance(row.rng, KeyedRng):
-            raise ContractError("rng is no KeyedRng")
+class KeyedChains:
+    """Chains of one model in one call, chosen as `sampler` chooses."""
+
+    def __init__(
+        self, model: RoundModel, sampler: DraftSampler, *, batch_size: int, vocab_size: int
+    ) -> None:
+        self._sampler, self._vocab_size = sampler, vocab_size
+        self._call = NativeChains(model, batch_size=batch_size, vocab_size=vocab_size)
+
+    def row(
+        self, row: DraftRow | AheadRow, rng: Rng, span: CacheSpan, *, branch_place: int = 0
+    ) -> ChainRow | None:
+        """None where tokens are not drawn as the call draws them."""
+        params, depth = row.params, row.budget.depth
+        if params.greedy:
+            return ChainRow(span, depth, branch_place=branch_place)
+        sampler = self._sampler
+        if (
+            sampler.draw_for(params) is not pick_node
+            or sampler.change is not None
+            or not isinstance(rng, KeyedRng)
+            or rng.choose != sampler.sampling.pick
+        ):
+            return None
         return ChainRow(
             span,
-            row.budget.depth,
+            depth,
             temperature=max(drawn_params(row).temperature, MIN_TEMPERATURE),
-            top_k=min(row.params.top_k, self._vocab_size),
-            top_p=row.params.top_p,
-            min_p=row.params.min_p,
-            seed=row.rng.seed,
-            sample=row.rng.sample,
-            start=row.rng.start,
+            top_k=min(params.top_k, self._vocab_size),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=rng.seed,
+            sample=rng.sample,
+            start=rng.start,
+            branch_place=branch_place,
         )
+
+    def draft(
+        self, rows: Sequence[ChainRow | None], enter: Callable[[], bool]
+    ) -> DraftedChains | None:
+        """None where some row is none, memory is too small, `enter` says no, or logits are no
+        numbers."""
+        known = [row for row in rows if row is not None]
+        if len(known) < len(rows) or not self._call.fits(known) or not enter():
+            return None
+        return self._call(known)
 
 
 def _span(state: HeadMemory, part: TextPart) -> CacheSpan:
@@ -238,7 +262,7 @@ def _is_greedy(part: TextPart) -> bool:
 
 def fused_model_trees(model: CausalLM, *, batch_size: int) -> FusedTrees | None:
     """None where a pass of `model` is no native call."""
-    own = _NativeModel.of(model)
+    own = NativeModel.of(model)
     if own is None:
         return None
     passes, state = own.passes, own.model.state
@@ -249,33 +273,30 @@ def fused_model_chains(
     model: CausalLM, sampler: DraftSampler, *, batch_size: int
 ) -> FusedChains | None:
     """None where a pass of `model` is no native call."""
-    own = _NativeModel.of(model)
+    own = NativeModel.of(model)
     if own is None:
         return None
-    size = own.model.spec.vocab_size
-    return FusedChains(
-        own.passes,
-        own.model.state,
-        sampler,
-        batch_size=batch_size,
-        vocab_size=size,
-        enter=lambda _: own.is_same(),
-    )
+    chains = own.chains(sampler, batch_size=batch_size)
+    return FusedChains(chains, own.model.state, enter=lambda _: own.is_same(), keeps_drafts=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _NativeModel:
+class NativeModel:
     """A model whose pass is one native call, as it was when drafts were built."""
 
     model: LlamaModel
     passes: RoundModel
 
     @classmethod
-    def of(cls, model: CausalLM) -> _NativeModel | None:
+    def of(cls, model: CausalLM) -> NativeModel | None:
         forward = model.forward() if isinstance(model, LlamaModel) else None
         if not isinstance(model, LlamaModel) or not isinstance(forward, NativeForward):
             return None
         return cls(model, RoundModel(forward, model.logits, model.state.page_size))
+
+    def chains(self, sampler: DraftSampler, *, batch_size: int) -> KeyedChains:
+        size = self.model.spec.vocab_size
+        return KeyedChains(self.passes, sampler, batch_size=batch_size, vocab_size=size)
 
     def is_same(self) -> bool:
         """Kernels may be exchanged later."""
@@ -297,4 +318,5 @@ def fused_head_drafts(
     if sampler.branches:
         return FusedTrees(model, state, batch_size=batch_size, enter=enter)
     size = passes.vocab_size
-    return FusedChains(model, state, sampler, batch_size=batch_size, vocab_size=size, enter=enter)
+    chains = KeyedChains(model, sampler, batch_size=batch_size, vocab_size=size)
+    return FusedChains(chains, state, enter=enter)

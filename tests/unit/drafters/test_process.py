@@ -167,6 +167,7 @@ def test_options_survive_their_json() -> None:
         max_rows=3,
         max_logits=2,
         chunk=1,
+        batch_size=4,
         cores=(0, 3),
         ahead=AheadChoices(k=4, saguaro=0.5),
     )

@@ -25,6 +25,7 @@ def test_a_hybrid_has_the_room_for_states_that_the_engine_decided() -> None:
         max_rows=16,
         max_logits=4,
         chunk=8,
+        batch_size=4,
         states=asdict(STATES),
     )
     drafter = build_inner(ChildOptions.from_json(options.to_json())).drafter

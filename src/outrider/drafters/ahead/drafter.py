@@ -30,9 +30,16 @@ from outrider.drafters.ahead.table import (
     fork,
     rank,
 )
-from outrider.drafters.ahead.tree import DraftPrefix, DraftPrefixes, Tree, grow_all
+from outrider.drafters.ahead.tree import (
+    DraftPrefix,
+    DraftPrefixes,
+    FusedBranches,
+    Tree,
+    grow_all,
+)
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.native import fused_model_chains
 from outrider.drafters.ngram import NgramDrafter
 
 
@@ -110,7 +117,8 @@ class _Look:
 class AheadDrafter:
     """DraftAhead with the model of `jit`, whose memory and way of choosing tokens it shares, or
     cached drafts would be others; `room` is what that model was given. `free` makes the drafts of
-    forced hits in no time, where there is such a drafter.
+    forced hits in no time, where there is such a drafter. With `fused` branches grow in one call
+    where that can be.
 
     Drafting ahead loses where drafter and target compete for one memory bus: branches of verdicts
     that do not come are paid for. Requests with logits processors are drafted for in turns only,
@@ -129,9 +137,10 @@ class AheadDrafter:
         room: AheadCapacity,
         *,
         free: ModelDrafter | None = None,
+        fused: FusedBranches | None = None,
         clock: Clock = HOST_CLOCK,
     ) -> None:
-        self._jit, self._free, self._clock = jit, free, clock
+        self._jit, self._free, self._fused, self._clock = jit, free, fused, clock
         self._fast = NgramDrafter(max_n=choices.max_ngram, min_n=choices.min_ngram)
         self._fallback = Fallback(jit, self._fast, choices.fallback, clock)
         self._forced = ForcedHits(choices.force_hits) if choices.force_hits >= 0 else None
@@ -215,7 +224,7 @@ class AheadDrafter:
             hit = bool(self._answers[trunk.row.seq_id].hit)
             branches = fork(ranking, self._forecast, trunk.num_branches, hit=hit)
             trees.append(Tree(trunk.row, trunk.root, branches, self._jit.sampler))
-        num_nodes = grow_all(self._jit.model, trees)
+        num_nodes = grow_all(self._jit.model, trees, self._fused)
         for tree, trunk, ranking in zip(trees, trunks, rankings, strict=True):
             foreseen = PreparedRound(trunk.row.start, trunk.draft, tree.drafts(), ranking.ids)
             self._table.put(trunk.row.seq_id, foreseen)
@@ -290,6 +299,7 @@ def ahead(
     room: AheadCapacity,
     *,
     chunk: int,
+    batch_size: int,
 ) -> AheadDrafter:
     """Drafts with `model`, ahead of verdicts too, in the `room` that the model was given; reads at
     most `chunk` prompt tokens in one pass."""
@@ -299,4 +309,8 @@ def ahead(
     free = None
     if choices.force_hits >= 0 and isinstance(model, Foretold):
         free = ModelDrafter(model.without_cost(), sampler, chunk=chunk)
-    return AheadDrafter(ModelDrafter(model, sampler, chunk=chunk), choices, room, free=free)
+    fused = fused_model_chains(model, sampler, batch_size=batch_size)
+    jit = ModelDrafter(model, sampler, chunk=chunk, fused=fused)
+    num_branches = batch_size * choices.fan_out
+    branches = FusedBranches.of(model, sampler, num_branches=num_branches)
+    return AheadDrafter(jit, choices, room, free=free, fused=branches)

@@ -25,6 +25,8 @@ from outrider.drafters.ahead.choices import AheadCapacity
 from outrider.drafters.ahead.table import Branch
 from outrider.drafters.growth import DraftSampler, drawn_params
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.native import NativeModel
+from outrider.kernels.native.rounds import CacheSpan, ChainRow
 
 _NO_NEEDS = DraftNeeds()
 
@@ -72,6 +74,12 @@ class Tree:
         for chain, token in zip(self._chains, tokens, strict=True):
             chain.append(token)
 
+    def take(self, drafted: Sequence[Sequence[int]], probs_BKV: Tensor | None) -> None:
+        """Branches that were grown at once, and what those that are not greedy were drawn from."""
+        self._chains = [list(chain) for chain in drafted]
+        if probs_BKV is not None and not self.row.params.greedy:
+            self._probs_KBV = probs_BKV[:, : self.row.budget.depth].transpose(0, 1)
+
     def drafts(self) -> dict[tuple[int, int], Draft]:
         """By (accepted, token). Probs are views; whoever keeps one keeps all."""
         if self.lost:
@@ -100,10 +108,57 @@ class Tree:
             return [0] * len(self.branches)
 
 
-def grow_all(model: CausalLM, trees: Sequence[Tree]) -> int:
+class FusedBranches:
+    """All passes in one call. Branches are chains that see the trunk up to where they branch off,
+    and lie behind all that is staged, in places of their own. Nothing of them stays staged."""
+
+    def __init__(self, own: NativeModel, sampler: DraftSampler, *, num_branches: int) -> None:
+        self._own, self._chains = own, own.chains(sampler, batch_size=num_branches)
+
+    @classmethod
+    def of(
+        cls, model: CausalLM, sampler: DraftSampler, *, num_branches: int
+    ) -> FusedBranches | None:
+        """For so many in all. None where a pass of `model` is no native call."""
+        own = NativeModel.of(model)
+        return None if own is None else cls(own, sampler, num_branches=num_branches)
+
+    def try_trees(self, trees: Sequence[Tree]) -> bool:
+        """Grow `trees` to their ends, in places that were reserved; False, with nothing done, where
+        that takes a pass a token."""
+        rows = [row for tree in trees for row in self._rows(tree)]
+        made = self._chains.draft(rows, self._own.is_same)
+        if made is None:
+            return False
+        start = 0
+        for tree in trees:
+            end = start + len(tree.branches)
+            probs_BKV = None if made.probs_BKV is None else made.probs_BKV[start:end]
+            tree.take(made.drafted[start:end], probs_BKV)
+            start = end
+        return True
+
+    def _rows(self, tree: Tree) -> list[ChainRow | None]:
+        row, state = tree.row, self._own.model.state
+        length, pages = state.length(row.seq_id), state.pages(row.seq_id)
+        place = length + state.num_staged(row.seq_id)
+        return [
+            self._chains.row(
+                row,
+                row.rng_after(branch.accepted + 1),
+                CacheSpan(length + tree.root + branch.accepted + 1, (branch.token,), pages),
+                branch_place=place + index * row.budget.depth,
+            )
+            for index, branch in enumerate(tree.branches)
+        ]
+
+
+def grow_all(model: CausalLM, trees: Sequence[Tree], fused: FusedBranches | None = None) -> int:
     """Grow every tree to its end; the number of nodes that were fed."""
     num_nodes = 0
     live = [tree for tree in trees if not tree.complete]
+    if live and fused is not None and fused.try_trees(live):
+        return sum(len(tree.branches) * tree.row.budget.depth for tree in live)
     while live:
         feeds = [tree.feed(model.state.num_staged(tree.row.seq_id)) for tree in live]
         logits_MV = model.step(feeds, _NO_NEEDS).logits_MV

@@ -26,6 +26,7 @@ from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.native import fused_model_chains
 from outrider.drafters.process.frames import Frame, Kind, Pipe, receive, send
 from outrider.drafters.process.messages import (
     Answer,
@@ -63,11 +64,13 @@ def build_inner(options: ChildOptions) -> Inner:
     draw = draw_for(options.sampler)
     sampler = DraftSampler(kernels.argmax, "the draft model", draw, kernels.sampling)
     size, pick, choices = model.spec.vocab_size, kernels.sampling.pick, options.ahead
+    batch = options.batch_size
     if choices is None:
-        return Inner(ModelDrafter(model, sampler, chunk=options.chunk), size, pick)
+        fused = fused_model_chains(model, sampler, batch_size=batch)
+        return Inner(ModelDrafter(model, sampler, chunk=options.chunk, fused=fused), size, pick)
     needed = room_needed(choices.k, choices.fan_out, 1)
     room = replace(needed, num_rows=options.max_rows, num_logits=options.max_logits)
-    drafter = ahead(model, sampler, choices, room, chunk=options.chunk)
+    drafter = ahead(model, sampler, choices, room, chunk=options.chunk, batch_size=batch)
     return Inner(drafter, size, pick, drafter)
 
 

@@ -1,9 +1,9 @@
 """Inter-process frames: a fixed header and packed numbers.
 
 A frame is eight bytes (a mark, its kind, the length of its body) and the body: struct fields and
-lists of int32, each behind its length, as the machine has them. No frame names a type or runs code, and each
-read is checked against the length, so a broken peer causes a DrafterError at worst. Struct
-suffices: nothing below the command line may need another serialisation library.
+lists of int32, each behind its length, in the machine's order of bytes. No frame names a type or
+runs code, and each read is checked against the length, so a broken peer causes a DrafterError at
+worst. Struct suffices: nothing below the command line may need another serialisation library.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class BodyReader:
 
 
 class Pipe(Protocol):
-    """A stream of bytes each way: a socket, or memory (shared.py). Both calls do as much as they can at
-    once. They raise TimeoutError where that is nothing within the pipe's own TICK_SECONDS, if it has
-    such a limit, and another OSError where the peer is gone."""
+    """A stream of bytes each way: a socket, or memory (shared.py). Both calls do what they can at
+    once. They raise TimeoutError where that is nothing within the pipe's own TICK_SECONDS, if it
+    has such a limit, and another OSError where the peer is gone."""
 
     def send(self, data: memoryview, /) -> int: ...
     def recv(self, size: int, /) -> bytes:

@@ -18,8 +18,8 @@ from outrider.drafters.ahead.choices import AheadChoices
 class ChildOptions:
     """How to load the draft model in `folder`, and what to draft with it.
 
-    With `ahead` it drafts ahead too. `vocab_size` is the target's; at most `num_distributions`
-    distributions go into one answer: sequences that draft together times K. `num_slots`,
+    With `ahead` it drafts ahead too. `vocab_size` is the target's; at most `batch_size` sequences
+    draft together, and `num_distributions`, K for each, go into one answer. `num_slots`,
     `page_size`, `max_rows` and `max_logits` are the model's room, `max_tokens` is its window, which
     the engine keeps to, `states` the fields of the room for the states of a hybrid, those left out
     as usual, and `chunk` how many tokens of a prompt it reads at a time. `sampler` is the
@@ -35,6 +35,7 @@ class ChildOptions:
     max_rows: int
     max_logits: int
     chunk: int
+    batch_size: int
     max_tokens: int | None = None
     states: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
     name: str = ""

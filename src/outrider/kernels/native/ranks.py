@@ -1,5 +1,6 @@
-"""Ranks on one machine, over memory that their processes share (csrc/ranks.h): those of one model, or
-an engine and its drafter.
+"""Ranks on one machine, over memory that their processes share (csrc/ranks.h).
+
+They are those of one model, or an engine and its drafter's process.
 
 The memory has no name in any folder: rank 0 makes it, the others inherit its descriptor, and it is
 gone with the last of them, however they end.
@@ -20,7 +21,6 @@ from torch import Tensor
 from outrider.core.errors import MachineError
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import RoundModel
-
 
 # Bytes that are taken from a stream at once, at most.
 _PIECE = 1 << 16

@@ -66,7 +66,7 @@ class Row(Structure):
         (c_uint32, "sample start"),
         (c_float, "temperature"),
         (c_int32, "depth target_length target_unread draft_length draft_unread num_accepted next"),
-        (c_int32, "wants_laws unused"),
+        (c_int32, "wants_laws branch_place"),
         (c_int64, "top_k"),
         (c_double, "top_p min_p"),
         (c_void_p, "shaping"),
@@ -164,7 +164,8 @@ class Lane:
 @dataclass(frozen=True, slots=True)
 class ChainRow:
     """One sequence: what is read of it, how deep to draft, and how tokens are chosen; temperature 0
-    is greedy and needs no numbers."""
+    is greedy and needs no numbers. A chain that branches off a staged one sees `feed.length` places
+    and has its own from `branch_place` on, behind all that is staged."""
 
     feed: CacheSpan
     depth: int
@@ -175,6 +176,7 @@ class ChainRow:
     seed: int = 0
     sample: int = 0
     start: int = 0
+    branch_place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ class NativeChains:
             told = self._rows[index]
             tell(told, row, row.depth)
             told.draft_length, told.draft_unread = row.feed.length, len(row.feed.unread)
+            told.branch_place = row.branch_place
             at = self._lane.read(index, row.feed, at)
         self._round.num_rows, self._round.most_depth = len(rows), most
         probs_BKV = None

@@ -8,6 +8,7 @@
 // Memory is not committed here: the text may end before the round does, and only Python knows.
 #include <algorithm>
 #include <chrono>
+#include <vector>
 
 #include "round.h"
 #include "sampling.h"
@@ -52,33 +53,78 @@ bool choose(const Round& r, int depth) {
     return true;
 }
 
-// Every row's chain; the last token of one is not read, since nothing follows it.
-bool draft(const Round& r) {
-    Memory& memory = *r.draft;
-    memory.clear();
-    const int32_t* unread = r.unread_draft;
-    int deepest = 0;
-    for (int b = 0; b < r.num_rows; ++b) {
-        const Row& row = r.rows[b];
-        if (row.depth == 0) continue;
-        for (int i = 0; i < row.draft_unread; ++i)
-            memory.pack(b, *unread++, row.draft_length + i, i == row.draft_unread - 1);
-        deepest = std::max(deepest, row.depth);
-    }
-    for (int depth = 0; depth < deepest; ++depth) {
-        if (!memory.run() || !choose(r, depth)) return false;
-        memory.clear();
-        for (int b = 0, m = -1; b < r.num_rows; ++b) {
-            const Row& row = r.rows[b];
-            m += row.depth > depth;
-            if (row.depth <= depth + 1) continue;
-            const int position = row.draft_length + row.draft_unread + depth;
-            memory.carry(m);
-            memory.pack(b, r.drafted(b)[depth], position, true);
+// Passes of the draft model, of which some rows may branch off a chain that is staged.
+class Drafting {
+  public:
+    explicit Drafting(const Round& r)
+        : r_(r), memory_(*r.draft), branches_(std::any_of(r.rows, r.rows + r.num_rows, branches)) {}
+
+    // The pass is not to point to vectors that are gone.
+    ~Drafting() { memory_.pass.extra_offsets = memory_.pass.extra_slots = nullptr; }
+
+    // Every row's chain; the last token of one is not read, since nothing follows it.
+    bool operator()() {
+        clear();
+        const int32_t* unread = r_.unread_draft;
+        int deepest = 0;
+        for (int b = 0; b < r_.num_rows; ++b) {
+            const Row& row = r_.rows[b];
+            if (row.depth == 0) continue;
+            for (int i = 0; i < row.draft_unread; ++i)
+                pack(b, *unread++, i, i == row.draft_unread - 1);
+            deepest = std::max(deepest, row.depth);
         }
+        for (int depth = 0; depth < deepest; ++depth) {
+            if (!run() || !choose(r_, depth)) return false;
+            clear();
+            for (int b = 0, m = -1; b < r_.num_rows; ++b) {
+                const Row& row = r_.rows[b];
+                m += row.depth > depth;
+                if (row.depth <= depth + 1) continue;
+                memory_.carry(m);
+                pack(b, r_.drafted(b)[depth], row.draft_unread + depth, true);
+            }
+        }
+        return true;
     }
-    return true;
-}
+
+  private:
+    static bool branches(const Row& row) { return row.branch_place > 0; }
+
+    void clear() {
+        memory_.clear();
+        offsets_.assign(1, 0);
+        extra_.clear();
+    }
+
+    bool run() {
+        if (branches_) {
+            memory_.pass.extra_offsets = offsets_.data();
+            memory_.pass.extra_slots = extra_.data();
+        }
+        return memory_.run();
+    }
+
+    // Token `i` behind what row `b` sees already.
+    void pack(int b, int token, int i, bool wants) {
+        const Row& row = r_.rows[b];
+        const int n = memory_.pass.num_tokens;
+        memory_.pack(b, token, row.draft_length + i, wants);
+        if (!branches_) return;
+        if (branches(row)) {
+            memory_.visible[n] = row.draft_length;
+            for (int own = 0; own <= i; ++own)
+                extra_.push_back(memory_.slot(b, row.branch_place + own));
+            memory_.slots[n] = extra_.back();
+        }
+        offsets_.push_back(static_cast<int32_t>(extra_.size()));
+    }
+
+    const Round& r_;
+    Memory& memory_;
+    const bool branches_;
+    std::vector<int32_t> offsets_, extra_;
+};
 
 bool verify(const Round& r) {
     Memory& memory = *r.target;
@@ -130,7 +176,7 @@ bool accept(const Round& r) {
 // nothing counts, and the stages in Python find out what and say so.
 extern "C" int outrider_round(Round* round) {
     const double started = now();
-    if (round->draft != nullptr && !draft(*round)) return 0;
+    if (round->draft != nullptr && !Drafting(*round)()) return 0;
     const double drafted = now();
     if (!verify(*round)) return 0;
     const double verified = now();
@@ -141,7 +187,7 @@ extern "C" int outrider_round(Round* round) {
 
 // Only the drafts of a round, and the distributions that those at a temperature were drawn from. Whether all
 // numbers were some.
-extern "C" int outrider_drafts(Round* round) { return draft(*round); }
+extern "C" int outrider_drafts(Round* round) { return Drafting(*round)(); }
 
 extern "C" double outrider_uniform(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2,
                                    uint32_t c3) {

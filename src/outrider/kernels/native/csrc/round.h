@@ -39,12 +39,17 @@ struct Memory {
         num_wanted = 0;
     }
 
-    void pack(int row, int token, int position, bool wants) {
-        const int n = pass.num_tokens++, size = pass.page_size;
+    int slot(int row, int place) const {
+        const int size = pass.page_size;
         const int32_t* pages = pass.pages + static_cast<int64_t>(row) * pass.num_page_columns;
+        return pages[place / size] * size + place % size;
+    }
+
+    void pack(int row, int token, int position, bool wants) {
+        const int n = pass.num_tokens++;
         tokens[n] = token;
         positions[n] = position;
-        slots[n] = pages[position / size] * size + position % size;
+        slots[n] = slot(row, position);
         seq[n] = row;
         visible[n] = position + 1;
         if (wants) wanted[num_wanted++] = n;
@@ -96,7 +101,10 @@ struct Row {
     int32_t depth;      // tokens to draft, or drafted already
     int32_t target_length, target_unread, draft_length, draft_unread;
     int32_t num_accepted, next;
-    int32_t wants_laws, unused;  // whether all distributions are to lie in place of logits
+    int32_t wants_laws;  // whether all distributions are to lie in place of logits
+    // Of a draft that branches off a staged one: the first of the places of its own, which follow what
+    // is staged; it sees them and the `draft_length` places before the branch. 0: it goes on there.
+    int32_t branch_place;
     int64_t top_k;               // 0 keeps all
     double top_p, min_p;
     const Shaping* shaping;  // null changes no logits
