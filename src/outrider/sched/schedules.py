@@ -34,8 +34,8 @@ class DraftAheadLanes:
     The true verdict is looked up among those foreseen (drafters/ahead/); a hit has its next draft
     ready. New drafts go first on the decode lane, since the target waits for them. Where drafting
     ahead takes longer than a verification, or slows the target down, a round in turns may be over
-    sooner; then nothing is drafted ahead (`ModeTrial`). Groups that were parted meet again
-    (`BatchMerger`).
+    sooner; then nothing is drafted ahead (`ModeTrial`), and the lane that verifies, which has all
+    cores, drafts as well. Groups that were parted meet again (`BatchMerger`).
     """
 
     lanes = (DECODE, VERIFY, PREFILL)
@@ -46,19 +46,28 @@ class DraftAheadLanes:
         self._contest = ModeTrial(AHEAD_TRIAL_TURNS, doubtful=AHEAD_DOUBTFUL)
 
     def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
-        in_turns = not self._is_ahead(num_live)
-        if lane != PREFILL and self._groups.holds(lane, pool, in_turns=in_turns):
-            return job_of(self._ahead(pool, num_live)) if lane == DECODE else None
+        if lane == PREFILL:
+            return beside(lane, pool, self._sizes)
+        if not self._is_ahead(num_live):
+            return None if lane == DECODE else self._round(pool)
+        if self._groups.holds(lane, pool):
+            return job_of(pool.ahead) if lane == DECODE else None
         if lane != DECODE:
             return beside(lane, pool, self._sizes)
-        return job_of(pool.draft[: self._sizes.decode] or self._ahead(pool, num_live))
+        return job_of(pool.draft[: self._sizes.decode] or pool.ahead)
+
+    def _round(self, pool: ReadyQueues) -> Job | None:
+        """Of all in one job, once nobody has a draft any more that was made for a job of its own."""
+        if pool.verify:
+            return beside(VERIFY, pool, self._sizes)
+        if pool.drafting and pool.patient:
+            return None
+        most = min(self._sizes.decode, self._sizes.verify)
+        return job_of(rounds(pool.draft[:most]))
 
     def observe(self, trace: JobTrace) -> None:
         self._groups.observe(trace)
         self._contest.observe(trace, self._groups.in_turns(trace.num_live))
-
-    def _ahead(self, pool: ReadyQueues, num_live: int) -> tuple[StageItem, ...]:
-        return pool.ahead if self._is_ahead(num_live) else ()
 
     def _is_ahead(self, num_live: int) -> bool:
         return self._always or self._contest.way(num_live) == 0
