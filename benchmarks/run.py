@@ -32,6 +32,7 @@ STUDIES = {
     "drafters_parity": "parity_matrix",
     "gate": "gate",
     "ranks": "ranks",
+    "hand_over": "hand_over",
     "suggest": "suggest",
     "structured": "structured",
     "serving": "serving",

@@ -176,6 +176,9 @@ class Lanes:
         assert job.works
         pairs = [(work.seq_id, work.stage) for work in job.works]
         assert len(set(pairs)) == len(pairs)
+        with_drafter = {Stage.DRAFT, Stage.AHEAD}
+        if with_drafter & {*job.stages}:
+            assert not any(with_drafter & {*other.stages} for other in self._busy.values())
         for other in self._busy.values():
             for seq_id in set(job.seq_ids) & set(other.seq_ids):
                 assert {*job.alone(seq_id).stages, *other.alone(seq_id).stages} == {

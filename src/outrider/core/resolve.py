@@ -243,12 +243,12 @@ def _drafter(config: EngineConfig, given: str | None) -> DrafterKind:
 
 def _schedule(config: EngineConfig, drafter: DrafterKind) -> str:
     """Lanes on one memory share its bandwidth, and one packed pass already uses that, so `auto`
-    keeps one lane. Drafting ahead pays where the draft model has a memory or cores of its own."""
+    keeps one lane, also for a draft model in a process of its own. Where that has a memory of its
+    own `ssd` finds out by trials whether drafting ahead pays."""
     if config.schedule != AUTO:
         return config.schedule
-    elsewhere = AUTO not in (config.device, config.drafter_device)
-    elsewhere = elsewhere and config.device != config.drafter_device
-    apart = config.drafter_home == "process" or elsewhere
+    apart = AUTO not in (config.device, config.drafter_device)
+    apart = apart and config.device != config.drafter_device
     return "ssd" if apart and drafter.drafts_ahead else "single"
 
 

@@ -133,6 +133,18 @@ SHEETS: Mapping[str, DeviceSheet] = {
             overhead=50e-6,
             power=_power(30, 20e9, 320e9),
         ),
+        # 32 such cores with dot products of bfloat16 pairs, on eight channels of DDR5-4800.
+        DeviceSheet(
+            name="cpu-32core",
+            bandwidth=307e9,
+            flops={"float32": 5.1e12, "bfloat16": 10.2e12, "int8": 20.5e12},
+            memory_bytes=256 * 10**9,
+            row_tile=4,
+            bandwidth_share=0.75,
+            flops_share=0.6,
+            overhead=50e-6,
+            power=_power(300, 307e9, 10.2e12),
+        ),
     )
 }
 

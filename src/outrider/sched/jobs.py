@@ -111,8 +111,8 @@ class ReadyQueues:
     token) while decoding, the unread prompt before. Who waits in `prefill` may be given chunks of
     the prompt, or a first round that also reads all of the rest. `ahead` lists those whose drafts
     are being verified in another lane now, for which nothing was drafted ahead yet.
-    `num_free_tokens` is the arena's room. `drafting` and `verifying` are in such a job now. A lane
-    may wait for them as long as the pool is `patient`; it is not where nothing else would run.
+    `num_free_tokens` is the arena's room. `drafting` and `verifying` are in such a job now, and for
+    `num_ahead` something is drafted ahead: one job at a time uses the drafter. A lane may wait for them as long as the pool is `patient`; it is not where nothing else would run.
     A job may read `most_prompt_tokens` (pace.py), None if only the schedule bounds that.
     """
 
@@ -125,6 +125,7 @@ class ReadyQueues:
     verifying: tuple[int, ...] = ()
     patient: bool = True
     most_prompt_tokens: int | None = None
+    num_ahead: int = 0
 
     def chunk(self, size: int) -> int:
         """How many prompt tokens a job may read, where a schedule would read `size`."""

@@ -73,6 +73,7 @@ class Ledger:
             self._those_in(Stage.DRAFT),
             self._those_in(Stage.VERIFY),
             patient,
+            num_ahead=len(self._looking),
         )
 
     def _works(self, stage: Stage) -> tuple[StageItem, ...]:

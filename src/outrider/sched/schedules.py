@@ -48,6 +48,8 @@ class DraftAheadLanes:
     def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
         if lane == PREFILL:
             return beside(lane, pool, self._sizes)
+        if lane == DECODE and pool.drafting:
+            return None  # in a round of the other lane
         if not self._is_ahead(num_live):
             return None if lane == DECODE else self._round(pool)
         if self._groups.holds(lane, pool):
@@ -60,7 +62,7 @@ class DraftAheadLanes:
         """Of all in one job, once nobody has a draft any more that was made for a job of its own."""
         if pool.verify:
             return beside(VERIFY, pool, self._sizes)
-        if pool.drafting and pool.patient:
+        if pool.drafting or pool.num_ahead:
             return None
         most = min(self._sizes.decode, self._sizes.verify)
         return job_of(rounds(pool.draft[:most]))

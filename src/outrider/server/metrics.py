@@ -129,6 +129,9 @@ class Metrics(Collector):
         counts["drafts", model, name] += sum(histogram)
         counts["draft_tokens", model, name] += stats.num_drafted
         counts["accepted_tokens", model, name] += stats.num_accepted
+        if stats.p_hit is not None:
+            counts["hits", model, name] += stats.num_hits
+            counts["misses", model, name] += stats.num_misses
         for place in range(1, len(histogram)):
             counts["per_pos", model, name, str(place - 1)] += sum(histogram[place:])
 
@@ -259,6 +262,16 @@ _COUNTERS = {
     "accepted_tokens": (
         "spec_decode_num_accepted_tokens",
         "Drafted tokens that the target accepted.",
+        ["model_name", "drafter"],
+    ),
+    "hits": (
+        "spec_decode_num_hits",
+        "Drafts made ahead of the verdict that were ready when asked for.",
+        ["model_name", "drafter"],
+    ),
+    "misses": (
+        "spec_decode_num_misses",
+        "Drafts that a drafter ahead did not have ready.",
         ["model_name", "drafter"],
     ),
     "failures": (

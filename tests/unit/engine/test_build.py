@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -104,6 +105,23 @@ def test_a_window_without_room_for_a_round_is_refused() -> None:
     assert resolve_window(EngineConfig(), 7, has_draft=False, k=4) == 7
     with pytest.raises(ConfigError, match="k=4"):
         resolve_window(EngineConfig(), 6, has_draft=False, k=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "schedule"),
+    [
+        (EngineConfig(), "single"),
+        (EngineConfig(drafter_home="process"), "single"),
+        (EngineConfig(device="cpu", drafter_device="cpu"), "single"),
+        (EngineConfig(device="cuda", drafter_device="cpu"), "ssd"),
+        (EngineConfig(device="cuda", drafter_device="cpu", drafter="ngram"), "single"),
+    ],
+)
+def test_auto_drafts_ahead_where_the_draft_model_has_a_memory_of_its_own(
+    config: EngineConfig, schedule: str
+) -> None:
+    resolved = resolve(replace(config, schedule="auto"), MODEL)
+    assert resolved.settings.schedule == schedule
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from doubles.lanes import Arrival, Lanes, Ran
 from doubles.timelines import job_trace
 from outrider.core.config import EngineConfig
-from outrider.sched.jobs import Job, LaneSizes, ReadyQueues, Schedule, Stage, StageItem
+from outrider.sched.jobs import (
+    Job,
+    JobKind,
+    LaneSizes,
+    ReadyQueues,
+    Schedule,
+    Stage,
+    StageItem,
+)
 from outrider.sched.schedules import (
     DraftAheadLanes,
     PrefillDecode,
@@ -151,8 +159,25 @@ def test_ssd_verifies_two_groups_in_one_pass_where_that_saves_more_than_the_wait
         schedule.observe(job_trace("draft", size, 0.1))
         schedule.observe(job_trace("verify", size, 1.0))
     assert schedule.next_job("verify", waiting, 5) is None
-    assert schedule.next_job("decode", waiting, 5) == Job(POOL.ahead)
+    assert schedule.next_job("decode", replace(waiting, drafting=()), 5) == Job(POOL.ahead)
     assert schedule.next_job("verify", replace(waiting, patient=False), 5) == Job(VERIFIES)
+
+
+def test_ssd_in_turns_drafts_where_it_verifies_and_never_beside_another_draft() -> None:
+    """One job at a time uses the drafter."""
+    schedule = DraftAheadLanes(SIZES)
+    waiting = ReadyQueues((), DRAFTS, (), 99)
+    schedule._contest.way = lambda num_live: 1  # pyright: ignore[reportPrivateUsage]
+    round_of_all = schedule.next_job("verify", waiting, 2)
+    assert round_of_all is not None
+    assert round_of_all.kind is JobKind.ROUND
+    assert schedule.next_job("decode", waiting, 2) is None
+    assert schedule.next_job("verify", replace(waiting, num_ahead=1), 2) is None
+    assert schedule.next_job("verify", replace(waiting, drafting=(7,)), 2) is None
+    assert schedule.next_job("verify", replace(waiting, verify=VERIFIES), 2) == Job(VERIFIES)
+    schedule._contest.way = lambda num_live: 0  # pyright: ignore[reportPrivateUsage]
+    assert schedule.next_job("decode", replace(waiting, drafting=(7,)), 2) is None
+    assert schedule.next_job("decode", waiting, 2) == Job(DRAFTS)
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_a_verification_that_failed_takes_its_offers_back() -> None:
     ahead = job((1, Stage.AHEAD, 0))
     ledger.start(ahead)
     ledger.undo(verify)
-    assert pool_of(ledger) == ReadyQueues((), (), tuple(verify.works), 99)
+    assert pool_of(ledger) == ReadyQueues((), (), tuple(verify.works), 99, num_ahead=1)
     assert [ledger.is_running(seq_id) for seq_id in (0, 1)] == [False, True]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,18 @@ def test_a_request_is_counted_under_vllms_names() -> None:
     assert value(metrics, "inter_token_latency_seconds_count", model_name="tiny") == 2
     assert value(metrics, "inter_token_latency_seconds_bucket", model_name="tiny", le="0.4") == 1
     assert value(metrics, "e2e_request_latency_seconds_sum", model_name="tiny") == 1.0
+
+
+def test_hits_of_a_drafter_ahead_are_counted() -> None:
+    metrics = made()
+    metrics.observe(done(result()))
+    assert not any("num_hits" in name for name in samples(metrics))
+    ahead = replace(result().stats, num_hits=3, num_misses=1)
+    for _ in range(2):
+        metrics.observe(done(result(stats=ahead)))
+    own = {"model_name": "tiny", "drafter": "model"}
+    assert value(metrics, "spec_decode_num_hits_total", **own) == 6
+    assert value(metrics, "spec_decode_num_misses_total", **own) == 2
 
 
 def test_a_drafter_that_failed_is_counted() -> None:

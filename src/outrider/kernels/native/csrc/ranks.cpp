@@ -87,6 +87,7 @@ void Ranks::wake(int rank) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (bell.asleep.load(std::memory_order_relaxed) == 0) return;
     bell.rings.fetch_add(1, std::memory_order_seq_cst);
+    has_woken_.store(true, std::memory_order_relaxed);
     wake_all(bell.rings);
 }
 
@@ -101,6 +102,8 @@ template <class Ready>
 bool Ranks::await(const Ready& ready, double patience) {
     if (ready()) return true;
     const auto start = Clock::now();
+    // Who was just woken may wait for this very core.
+    const bool yields = has_woken_.exchange(false, std::memory_order_relaxed);
     const int sleepy = sleepy_.load(std::memory_order_relaxed);
     const auto limit = sleepy > 0 ? SPIN : YIELD;
     if (sleepy > 0) sleepy_.store(sleepy - 1, std::memory_order_relaxed);
@@ -110,7 +113,7 @@ bool Ranks::await(const Ready& ready, double patience) {
             pause();
         }
         if (ended()) return false;
-        if (now - start > SPIN) std::this_thread::yield();
+        if (yields || now - start > SPIN) std::this_thread::yield();
         now = Clock::now();
         if (now - before > DISPLACED) {
             sleepy_.store(SLEEPY_WAITS, std::memory_order_relaxed);

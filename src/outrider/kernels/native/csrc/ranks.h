@@ -82,6 +82,7 @@ class Ranks {
     const int rank_, size_;
     const double patience_;
     std::atomic<int> sleepy_{0};
+    std::atomic<bool> has_woken_{false};
     std::recursive_mutex turn_;
 };
 
