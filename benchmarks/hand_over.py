@@ -23,7 +23,8 @@ from outrider.drafters.process.options import ChildOptions
 from outrider.testing import row
 
 K = 4
-CODE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import hand_over as h; h.child()"
+FOLDER = str(Path(__file__).parent)
+CODE = f"import sys; sys.path.insert(0, {FOLDER!r}); import hand_over; hand_over.child()"
 # Where messages go: `force_reference` leaves native kernels out, and so their memory.
 WAYS = {"memory": False, "socket": True}
 PAUSES = {"awake": 0.0, "asleep": 0.02}
@@ -135,9 +136,9 @@ def _turn(drafter: ProcessDrafter, num_rows: int, asks: int, pause: float) -> li
         drafts = drafter.propose(rows)
         seconds = perf_counter() - began
         taken.append(seconds - (drafter.stats().draft_seconds - before))
-        for (seq_id, text), draft in zip(texts.items(), drafts, strict=True):
+        for seq_id, draft in zip(texts, drafts, strict=True):
             last[seq_id] = Outcome(seq_id, draft, Verdict((0, 1), 9))
-            text += last[seq_id].tokens
+            texts[seq_id] += last[seq_id].tokens
     for seq_id in texts:
         drafter.close(seq_id)
     # The first ones tell the texts.

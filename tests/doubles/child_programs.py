@@ -56,9 +56,8 @@ def _drafts(*drafts: tuple[Sequence[int], Sequence[int], int]) -> Frame:
     writer = BodyWriter()
     writer.put(Struct("<ddI"), 0.0, 0.0, len(drafts))
     for tokens, parents, first_distribution in drafts:
-        writer.put(Struct("<Bi"), 0, first_distribution)
-        writer.ints(tokens)
-        writer.ints(parents)
+        writer.put(Struct("<BiI"), 0, first_distribution, len(tokens))
+        writer.known_ints([*tokens, *parents])
     return writer.frame(Kind.DRAFTS)
 
 

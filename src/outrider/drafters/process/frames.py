@@ -68,6 +68,10 @@ class BodyWriter:
     def ints(self, values: Sequence[int]) -> None:
         self.parts += (_COUNT.pack(len(values)), array("i", values).tobytes())
 
+    def known_ints(self, values: Sequence[int]) -> None:
+        """Without their number, which something before tells."""
+        self.parts.append(array("i", values).tobytes())
+
     def text(self, value: str) -> None:
         data = value.encode()
         self.parts += (_COUNT.pack(len(data)), data)
@@ -84,17 +88,22 @@ class BodyReader:
     at: int = 0
 
     def take(self, form: Struct) -> tuple[Any, ...]:
-        return form.unpack(self._next(form.size))
+        start = self._past(form.size)
+        return form.unpack_from(self.body, start)
 
     def count(self) -> int:
         return self.take(_COUNT)[0]
 
     def ints(self) -> list[int]:
-        size = self.count() * 4
-        return array("i", self._next(size)).tolist()
+        return self.known_ints(self.count())
+
+    def known_ints(self, count: int) -> list[int]:
+        start = self._past(4 * count)
+        return array("i", self.body[start : self.at]).tolist()
 
     def text(self) -> str:
-        return self._next(self.count()).decode(errors="replace")
+        start = self._past(self.count())
+        return self.body[start : self.at].decode(errors="replace")
 
     def end(self) -> None:
         if self.at != len(self.body):
@@ -102,16 +111,16 @@ class BodyReader:
                 f"a message from a drafter's process has {len(self.body) - self.at} bytes too many."
             )
 
-    def _next(self, size: int) -> bytes:
-        end = self.at + size
+    def _past(self, size: int) -> int:
+        """Go on behind the next `size` bytes; where they begin."""
+        start, end = self.at, self.at + size
         if end > len(self.body):
             raise DrafterError(
                 f"a message from a drafter's process ends after {len(self.body)} bytes, where "
                 f"{end} were announced."
             )
-        part = self.body[self.at : end]
         self.at = end
-        return part
+        return start
 
 
 class Pipe(Protocol):

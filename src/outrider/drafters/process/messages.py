@@ -29,11 +29,10 @@ T = TypeVar("T")
 _SEQ = Struct("<q")
 _HELLO = Struct("<II??")
 _COUNT = Struct("<I")
-_ROW = Struct("<qIId?")
-_KEY = Struct("<QII")
-_TOKEN = Struct("<i")
-_AHEAD = Struct("<qIiIdd")
-_DRAFT = Struct("<Bi")
+# Numbers of a row, and how many of each kind follow it.
+_ROW = Struct("<qIIdQIIiIII?")
+_AHEAD = Struct("<qIiIddQIII")
+_DRAFT = Struct("<BiI")
 _FULL = Struct("<?")
 _BUSY = Struct("<dd")
 
@@ -77,28 +76,27 @@ class Asked:
     last: Outcome | None
 
     def put(self, writer: BodyWriter) -> None:
-        budget, last = self.budget, self.last
-        writer.put(
-            _ROW, self.seq_id, self.num_known, budget.depth, budget.temperature, last is not None
-        )
-        writer.ints(self.new)
-        _put_key(writer, self.key)
-        if last is not None:
-            _put_draft(writer, last.draft)
-            writer.ints(last.verdict.path)
-            writer.put(_TOKEN, last.verdict.next_token)
+        budget, key, last = self.budget, self.key, self.last
+        draft, verdict = (_NO_DRAFT, _NO_VERDICT) if last is None else (last.draft, last.verdict)
+        counts = len(self.new), len(draft.tokens), len(verdict.path)
+        about = self.seq_id, self.num_known, budget.depth, budget.temperature
+        keyed = key.seed, key.sample, key.start, verdict.next_token
+        writer.put(_ROW, *about, *keyed, *counts, last is not None)
+        writer.known_ints([*self.new, *draft.tokens, *draft.parents, *verdict.path])
 
     @classmethod
     def take(cls, reader: BodyReader) -> Asked:
-        seq_id, num_known, depth, temperature, has_last = reader.take(_ROW)
-        new = reader.ints()
-        key = _take_key(reader)
+        row = reader.take(_ROW)
+        seq_id, num_known, depth, temperature, seed, sample, start, next_token, *counts = row
+        num_new, num_nodes, num_path, has_last = counts
+        end = num_new + 2 * num_nodes
+        numbers = reader.known_ints(end + num_path)
         last = None
         if has_last:
-            draft, path = _take_draft(reader), tuple(reader.ints())
-            (next_token,) = reader.take(_TOKEN)
-            last = Outcome(seq_id, draft, Verdict(path, next_token))
-        return cls(seq_id, num_known, new, Budget(depth, temperature), key, last)
+            verdict = Verdict(tuple(numbers[end:]), next_token)
+            last = Outcome(seq_id, _draft(numbers[num_new:end]), verdict)
+        key = KeyedRng(seed, sample, start)
+        return cls(seq_id, num_known, numbers[:num_new], Budget(depth, temperature), key, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +112,16 @@ class AskedAhead:
     window: float = 0.0
 
     def put(self, writer: BodyWriter) -> None:
-        depth, temperature = self.budget.depth, self.budget.temperature
-        writer.put(_AHEAD, self.seq_id, self.start, self.pending, depth, temperature, self.window)
-        _put_draft(writer, self.draft)
-        _put_key(writer, self.key)
+        budget, key, draft = self.budget, self.key, self.draft
+        about = self.seq_id, self.start, self.pending, budget.depth, budget.temperature, self.window
+        writer.put(_AHEAD, *about, key.seed, key.sample, key.start, len(draft.tokens))
+        writer.known_ints([*draft.tokens, *draft.parents])
 
     @classmethod
     def take(cls, reader: BodyReader) -> AskedAhead:
-        seq_id, start, pending, depth, temperature, window = reader.take(_AHEAD)
-        draft, key = _take_draft(reader), _take_key(reader)
-        return cls(seq_id, start, pending, draft, Budget(depth, temperature), key, window)
+        seq_id, start, pending, depth, temperature, window, *key, num_nodes = reader.take(_AHEAD)
+        draft, budget = _draft(reader.known_ints(2 * num_nodes)), Budget(depth, temperature)
+        return cls(seq_id, start, pending, draft, budget, KeyedRng(*key), window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +133,18 @@ class Proposal:
     first_distribution: int | None
 
     def put(self, writer: BodyWriter) -> None:
-        first = _NO_DISTRIBUTIONS if self.first_distribution is None else self.first_distribution
-        writer.put(_DRAFT, _HITS.index(self.draft.hit), first)
-        _put_draft(writer, self.draft)
+        draft, first = self.draft, self.first_distribution
+        first = _NO_DISTRIBUTIONS if first is None else first
+        writer.put(_DRAFT, _HITS.index(draft.hit), first, len(draft.tokens))
+        writer.known_ints([*draft.tokens, *draft.parents])
 
     @classmethod
     def take(cls, reader: BodyReader) -> Proposal:
-        hit, first = reader.take(_DRAFT)
-        draft = _take_draft(reader)
+        hit, first, num_nodes = reader.take(_DRAFT)
         if hit >= len(_HITS):
             raise DrafterError(f"a drafter's process calls {hit} a hit or a miss.")
-        told = Draft(draft.tokens, draft.parents, hit=_HITS[int(hit)])
-        return cls(told, None if first == _NO_DISTRIBUTIONS else int(first))
+        draft = _draft(reader.known_ints(2 * num_nodes), _HITS[int(hit)])
+        return cls(draft, None if first == _NO_DISTRIBUTIONS else int(first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,27 +236,17 @@ def _take_all(reader: BodyReader, take: Callable[[BodyReader], T]) -> list[T]:
     return [take(reader) for _ in range(reader.count())]
 
 
-def _put_key(writer: BodyWriter, key: KeyedRng) -> None:
-    writer.put(_KEY, key.seed, key.sample, key.start)
+_NO_DRAFT, _NO_VERDICT = Draft.empty(), Verdict((), 0)
 
 
-def _take_key(reader: BodyReader) -> KeyedRng:
-    return KeyedRng(*reader.take(_KEY))
-
-
-def _put_draft(writer: BodyWriter, draft: Draft) -> None:
-    writer.ints(draft.tokens)
-    writer.ints(draft.parents)
-
-
-def _take_draft(reader: BodyReader) -> Draft:
-    """Raises DrafterError if the nodes are no tree, parents before children."""
-    tokens, parents = reader.ints(), reader.ints()
-    if len(tokens) != len(parents) or not all(
-        ROOT <= parent < node for node, parent in enumerate(parents)
-    ):
+def _draft(numbers: Sequence[int], hit: bool | None = None) -> Draft:
+    """Of its tokens, and as many parents. Raises DrafterError if the nodes are no tree, parents
+    before children."""
+    size = len(numbers) // 2
+    tokens, parents = tuple(numbers[:size]), tuple(numbers[size:])
+    if not all([ROOT <= parent < node for node, parent in enumerate(parents)]):
         raise DrafterError("a drafter's process sent nodes that are no tree.")
-    return Draft(tuple(tokens), tuple(parents))
+    return Draft(tokens, parents, hit=hit)
 
 
 # More than any vocabulary has: keeps all, as larger numbers do.

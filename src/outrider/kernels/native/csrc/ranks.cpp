@@ -34,6 +34,9 @@ constexpr auto YIELD = std::chrono::milliseconds(2);
 // thread that wakes up is served before those that never slept.
 constexpr auto DISPLACED = std::chrono::microseconds(200);
 constexpr int SLEEPY_WAITS = 256;
+// What is there as soon as a core was offered was made on that core: so many waits then offer it at
+// once.
+constexpr int CROWDED_WAITS = 16;
 #if defined(__linux__)
 constexpr auto SLEEP = std::chrono::milliseconds(100);
 #else
@@ -87,7 +90,6 @@ void Ranks::wake(int rank) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (bell.asleep.load(std::memory_order_relaxed) == 0) return;
     bell.rings.fetch_add(1, std::memory_order_seq_cst);
-    has_woken_.store(true, std::memory_order_relaxed);
     wake_all(bell.rings);
 }
 
@@ -102,18 +104,26 @@ template <class Ready>
 bool Ranks::await(const Ready& ready, double patience) {
     if (ready()) return true;
     const auto start = Clock::now();
-    // Who was just woken may wait for this very core.
-    const bool yields = has_woken_.exchange(false, std::memory_order_relaxed);
-    const int sleepy = sleepy_.load(std::memory_order_relaxed);
-    const auto limit = sleepy > 0 ? SPIN : YIELD;
-    if (sleepy > 0) sleepy_.store(sleepy - 1, std::memory_order_relaxed);
+    const auto counts_down = [](std::atomic<int>& waits) {
+        const int left = waits.load(std::memory_order_relaxed);
+        if (left > 0) waits.store(left - 1, std::memory_order_relaxed);
+        return left > 0;
+    };
+    const auto limit = counts_down(sleepy_) ? SPIN : YIELD;
+    const bool is_crowded = counts_down(crowded_);
     for (auto before = start, now = start; now - start < limit; before = now) {
         for (int spins = 0; spins < 32; ++spins) {
             if (ready()) return true;
             pause();
         }
         if (ended()) return false;
-        if (yields || now - start > SPIN) std::this_thread::yield();
+        if (is_crowded || now - start > SPIN) {
+            std::this_thread::yield();
+            if (ready()) {
+                crowded_.store(CROWDED_WAITS, std::memory_order_relaxed);
+                return true;
+            }
+        }
         now = Clock::now();
         if (now - before > DISPLACED) {
             sleepy_.store(SLEEPY_WAITS, std::memory_order_relaxed);

@@ -81,8 +81,8 @@ class Ranks {
     Stream* const streams_;  // [size][size]
     const int rank_, size_;
     const double patience_;
-    std::atomic<int> sleepy_{0};
-    std::atomic<bool> has_woken_{false};
+    // Waits that are yet to be short, or to offer the core at once.
+    std::atomic<int> sleepy_{0}, crowded_{0};
     std::recursive_mutex turn_;
 };
 
