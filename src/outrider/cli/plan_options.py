@@ -52,7 +52,8 @@ class PlanOptions(CountingOption):
     device: str = setting(
         "auto",
         "auto, cpu, cuda or mps measure here; a device that you do not have is planned for by its "
-        "sheet: v100, a100, h100, h200, rtx4090, m2-max, cpu-2core, or a JSON or YAML file.",
+        "sheet: v100, a100, h100, h200, rtx4090, m2-max, cpu-2core, cpu-32core, or a JSON or YAML "
+        "file.",
     )
     draft_device: str | None = setting(
         None,

@@ -336,3 +336,31 @@ def test_what_is_no_fleet_is_refused(
     shown = outrider("bench", "simulate", *SHORT, *words)
     assert shown.code == 2
     assert problem in shown.err
+
+
+COST_STUDY = Path(__file__).parents[3] / "docs" / "cost-study.md"
+
+
+@pytest.mark.slow
+def test_the_table_of_machines_that_are_not_here_is_what_its_commands_say(
+    outrider: Command,
+) -> None:
+    section = COST_STUDY.read_text("utf-8").split("## Machines that are not here")[1]
+    section = section.split("\n## ")[0]
+    block = section.split("```")[1].replace("\\\n", " ")
+    commands = [line.split()[1:] for line in block.strip().splitlines()]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(commands) == len(rows) == 5
+    for words, row in zip(commands, rows, strict=True):
+        record = json.loads(outrider(*words, "--json").out)["simulation"]
+        in_turns, ahead = (by_engine(record)[name]["speedup"] for name in ("single", "ssd"))
+        formulas = [by_engine(record)[name]["formula"] for name in ("single", "ssd")]
+        times = record["times"]
+        told = [
+            f"{times['draft'] / times['plain']:.2f}",
+            f"{in_turns:.2f}x",
+            f"{ahead:.2f}x",
+            f"{ahead / in_turns:.2f}",
+            f"{formulas[1] / formulas[0]:.2f}",
+        ]
+        assert row[2:7] == told
