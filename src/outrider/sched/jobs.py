@@ -112,8 +112,9 @@ class ReadyQueues:
     the prompt, or a first round that also reads all of the rest. `ahead` lists those whose drafts
     are being verified in another lane now, for which nothing was drafted ahead yet.
     `num_free_tokens` is the arena's room. `drafting` and `verifying` are in such a job now, and for
-    `num_ahead` something is drafted ahead: one job at a time uses the drafter. A lane may wait for them as long as the pool is `patient`; it is not where nothing else would run.
-    A job may read `most_prompt_tokens` (pace.py), None if only the schedule bounds that.
+    `num_ahead` something is drafted ahead: one job at a time uses the drafter. A lane may wait for
+    them as long as the pool is `patient`; it is not where nothing else would run. A job may read
+    `most_prompt_tokens` (pace.py), None if only the schedule bounds that.
     """
 
     prefill: tuple[StageItem, ...]

@@ -59,7 +59,7 @@ class DraftAheadLanes:
         return job_of(pool.draft[: self._sizes.decode] or pool.ahead)
 
     def _round(self, pool: ReadyQueues) -> Job | None:
-        """Of all in one job, once nobody has a draft any more that was made for a job of its own."""
+        """Of all in one job, once nobody has a draft that was made for a job of its own."""
         if pool.verify:
             return beside(VERIFY, pool, self._sizes)
         if pool.drafting or pool.num_ahead:

@@ -244,7 +244,7 @@ def _draft(numbers: Sequence[int], hit: bool | None = None) -> Draft:
     before children."""
     size = len(numbers) // 2
     tokens, parents = tuple(numbers[:size]), tuple(numbers[size:])
-    if not all([ROOT <= parent < node for node, parent in enumerate(parents)]):
+    if not all(ROOT <= parent < node for node, parent in enumerate(parents)):
         raise DrafterError("a drafter's process sent nodes that are no tree.")
     return Draft(tokens, parents, hit=hit)
 
