@@ -133,11 +133,11 @@ def test_a_chain_at_once_is_the_one_that_grows(tmp_path: Path) -> None:
             drafter.propose([live[i].row(depth) for i, depth in zip(ids, depths, strict=True)])
             for drafter, live in zip((one, other), sides, strict=True)
         ]
-        for i, ours, theirs in zip(ids, *made, strict=True):
+        for i, ours, theirs in zip(ids, made[0], made[1], strict=True):
             check_alike(ours, theirs)
             kept, token = rng.randint(0, len(ours)), rng.randrange(VOCAB)
-            for live in sides:
-                live[i].go_on(ours, kept, token)
+            for side in sides:
+                side[i].go_on(ours, kept, token)
         assert one._staged == other._staged  # pyright: ignore[reportPrivateUsage]
     assert counted.made == 16
 
@@ -170,13 +170,13 @@ def test_branches_at_once_are_those_that_grow(tmp_path: Path) -> None:
             made.append(drafter.propose([live[i].row(K) for i in ids]))
             told = zip(ids, made[-1], strict=True)
             drafter.propose_after([live[i].ahead(draft, depth) for i, draft in told])
-        for i, ours, theirs in zip(ids, *made, strict=True):
+        for i, ours, theirs in zip(ids, made[0], made[1], strict=True):
             check_alike(ours, theirs)
             hits += bool(ours.hit)
             prepared = one._table._rounds[i]  # pyright: ignore[reportPrivateUsage]
             foreseen = rng.choice(sorted(prepared.branches))
             kept, token = foreseen if rng.random() < 0.7 else (0, rng.randrange(VOCAB))
-            for live in sides:
-                live[i].go_on(ours, kept, token)
+            for side in sides:
+                side[i].go_on(ours, kept, token)
     assert hits > 12
     assert fused.made == 24
