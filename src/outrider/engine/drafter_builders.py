@@ -62,7 +62,9 @@ def build_with_model(context: BuildContext) -> Drafter:
         room, choices = draft_capacity(context.resolved), AheadChoices.of(config)
         chunk, batch = config.prefill_chunk, config.batch_size
         return ahead(draft, sampler, choices, room, chunk=chunk, batch_size=batch)
-    fused = _fused(draft, sampler, batch_size=config.batch_size)
+    fused = None
+    if trees or config.fused_round:
+        fused = _fused(draft, sampler, batch_size=config.batch_size)
     return ModelDrafter(draft, sampler, chunk=config.prefill_chunk, fused=fused)
 
 
