@@ -138,7 +138,7 @@ class QuickLLM:
         if config.drafter in self.absent:
             raise self.absent[config.drafter]
         self.target, self.draft, self.config = target, draft, config
-        self.drafter, self.k = config.drafter, config.k
+        self.drafter, self.k = config.drafter, config.most_k
         self.exact = config.drafter == "none" or config.sampler in EXACT_SAMPLERS
         self.notes = ()
         self.kernels = SimpleNamespace(choices=(), exact=True)

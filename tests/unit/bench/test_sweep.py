@@ -46,7 +46,7 @@ class ScriptedLLM:
     def __init__(self, target: str, *, draft: str | None, config: EngineConfig) -> None:
         assert (target, draft) == ("t", "d" if config.k else None)
         assert not config.profile
-        self.k = config.k
+        self.k = config.most_k
         self.drafter = config.drafter
         self.exact = True
         self.notes = ("one note",)
