@@ -208,6 +208,20 @@ def test_no_more_wait_than_may(llm: LLM) -> None:
     run(main())
 
 
+def test_requests_that_were_left_keep_nobody_out(llm: LLM) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm, max_queued=1) as owner:
+            for _ in range(20):
+                left = owner.stream(PROMPTS[0], LONG)._make([1])  # pyright: ignore[reportPrivateUsage]
+                owner.engine.add(left)
+                owner.engine.leave(left)
+                owner.engine.leave(left)
+            (result,) = await owner.generate(PROMPTS[0], LONG)
+            assert result.text
+
+    run(main())
+
+
 def test_a_slow_reader_finds_larger_pieces(llm: LLM, owner: AsyncLLM) -> None:
     async def main() -> tuple[int, str]:
         stream = owner.stream(PROMPTS[0], LONG)

@@ -94,7 +94,9 @@ class EngineThread:
         with state.changed:
             if state.closing is not None:
                 raise state.closing
-            num_waiting = len(state.new) + len(state.queue) + len(state.reading)
+            # Those that leave are there until the next job, and keep nobody out.
+            left = {one for one in state.leaving if one.handle is None}
+            num_waiting = len(state.new) + len(state.queue) + len(state.reading) - len(left)
             if num_waiting >= state.max_queued:
                 state.num_refused += 1
                 raise QueueFullError(num_waiting, state.num_refused)
