@@ -1,9 +1,4 @@
-"""`LLM`, the Python API: load a pair once, then stream, generate and chat.
-
-with LLM("outrider/embedded") as llm:
-    for event in llm.stream("def quicksort(items):", max_tokens=64):
-        print(event.text, end="")
-"""
+"""`LLM`, the Python API: load a pair once, then stream, generate and chat."""
 
 from __future__ import annotations
 
@@ -147,6 +142,10 @@ class LLM:
     def k(self) -> int:
         """Draft tokens in a row at most; 0 where nothing is drafted."""
         return self._pair.plan.resolved.k
+
+    @property
+    def fixed_k(self) -> bool:
+        return self._pair.plan.resolved.settings.controller == "fixed"
 
     @property
     def exact(self) -> bool:

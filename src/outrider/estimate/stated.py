@@ -12,14 +12,17 @@ pass that verifies.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from outrider.estimate.theory import measured_speed_up
 
 # Of config.json.
 KEY = "outrider_worth"
+# Longer chains are not asked for (EngineConfig.k).
+MOST_K = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +37,20 @@ class StatedWorth:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self | None:
-        """What config.json says under `KEY`; None if it does not have this form."""
-        try:
-            kept = tuple(map(float, values["kept"]))
-            found = cls(kept, *(float(values[name]) for name in ("first", "later", "row")))
-        except (KeyError, TypeError, ValueError):
+        """What config.json says under `KEY`; None if it does not have this form: a file may hold
+        anything, and an estimate that is missing costs less than a wrong one."""
+        kept, times = values.get("kept"), [values.get(name) for name in ("first", "later", "row")]
+        if not isinstance(kept, list) or not 1 <= len(kept) <= MOST_K:
             return None
-        times = (found.first, found.later, found.row)
-        fair = all(0 <= chance <= 1 for chance in kept) and all(
-            0 <= one < math.inf for one in times
-        )
-        return found if kept and fair else None
+        chances = [_number(one) for one in cast("list[object]", kept)]
+        first, later, row = (_number(one) for one in times)
+        if first is None or later is None or row is None:
+            return None
+        found = [one for one in chances if one is not None and one <= 1]
+        # More drafts are never kept more often.
+        if len(found) < len(kept) or found != sorted(found, reverse=True):
+            return None
+        return cls(tuple(found), first, later, row)
 
     def values(self) -> dict[str, object]:
         """As config.json has it."""
@@ -67,6 +73,13 @@ class StatedWorth:
     @property
     def pays(self) -> bool:
         return self.speed_up(self.best_k) > 1
+
+
+def _number(value: object) -> float | None:
+    """None for what is no number from 0 on that a float can be."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= sys.float_info.max else None
 
 
 def fitted(

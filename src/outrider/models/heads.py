@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from torch import Tensor
 
@@ -134,10 +134,11 @@ def worth_of(folder: Path, drafter: str) -> StatedWorth | None:
     """What a folder says that `drafter` brings and costs; None where it says nothing."""
     if folder.is_file() or not is_there(folder / "config.json"):
         return None
-    stated = _config(folder).child(KEY)
-    if stated is None or stated.values.get("drafter") != drafter:
+    stated = _config(folder).values.get(KEY)
+    if not isinstance(stated, dict):
         return None
-    return StatedWorth.of(stated.values)
+    values = cast("dict[str, object]", stated)
+    return StatedWorth.of(values) if values.get("drafter") == drafter else None
 
 
 def verifier_of(folder: Path) -> str | None:

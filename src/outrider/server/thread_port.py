@@ -257,7 +257,7 @@ def card_of(llm: LLM) -> EngineCard:
         k=llm.k,
         sampler=config.sampler,
         exact=llm.exact,
-        fixed_k=config.resolved_controller == "fixed",
+        fixed_k=llm.fixed_k,
         has_chat_template=tokenizer.has_chat_template,
         chat_template=tokenizer.templates.source or "",
         tool_template=tokenizer.templates.tool_source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -152,3 +153,31 @@ def test_a_text_that_is_not_open_is_an_error(make: Make) -> None:
             drafter.close(3)
         with pytest.raises(KeyError):
             drafter.offers([row(3, [1], depth=2)])
+
+
+@every_drafter
+def test_requests_come_and_go_while_another_thread_drafts(make: Make) -> None:
+    """As where a lane drafts. Without order between the calls, tables that grow end the process."""
+    texts = both(make)[0]
+    told = threading.Event()
+
+    def come_and_go() -> None:
+        for first in range(100, 1_000_000, 3_000):
+            if told.is_set():
+                return
+            for seq_id in range(first, first + 3_000):
+                texts.open(seq_id, [0, 1])
+            for seq_id in range(first, first + 3_000):
+                texts.close(seq_id)
+
+    other = threading.Thread(target=come_and_go)
+    for seq_id in range(8):
+        texts.open(seq_id, [0, 1])
+    other.start()
+    text = [0, 1, 0]
+    for _ in range(300):
+        text.append(len(text) % 2)
+        drafts = texts.offers([row(seq_id, text, depth=4) for seq_id in range(8)])
+        assert len({draft.tokens for draft in drafts}) == 1
+    told.set()
+    other.join()

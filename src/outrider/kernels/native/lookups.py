@@ -47,7 +47,8 @@ class LookupRoom(Structure):
 
 
 class NativeTexts:
-    """Texts of requests. Not thread-safe: memory is used again by every call."""
+    """Texts of requests. One thread at a time may ask for offers, whose memory is used again; others
+    open and close texts meanwhile."""
 
     branches = False
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -87,8 +88,11 @@ struct LookupBudget {
     int depth, size;
 };
 
+// A lane drafts while requests come and go on another thread: every call from outside holds `entry`.
 class Lookup {
   public:
+    std::mutex entry;
+
     virtual ~Lookup() = default;
     virtual void open(int64_t seq_id, int64_t prompt_length) = 0;
     // Reads on in a text and drafts; how many nodes.

@@ -148,15 +148,20 @@ extern "C" {
 Lookup* outrider_ngram(const NgramSettings* settings) { return new Ngrams(*settings); }
 
 void outrider_lookup_open(Lookup* lookup, int64_t seq_id, int64_t prompt_length) {
+    std::lock_guard<std::mutex> lock(lookup->entry);
     lookup->open(seq_id, prompt_length);
 }
 
 int outrider_lookup_offer(Lookup* lookup, int64_t seq_id, int num_unread, int depth, int size,
                           const LookupRoom* room) {
+    std::lock_guard<std::mutex> lock(lookup->entry);
     return lookup->offer(seq_id, num_unread, {depth, size}, *room);
 }
 
-void outrider_lookup_close(Lookup* lookup, int64_t seq_id) { lookup->close(seq_id); }
+void outrider_lookup_close(Lookup* lookup, int64_t seq_id) {
+    std::lock_guard<std::mutex> lock(lookup->entry);
+    lookup->close(seq_id);
+}
 
 void outrider_lookup_free(Lookup* lookup) { delete lookup; }
 }

@@ -367,12 +367,17 @@ extern "C" {
 Lookup* outrider_suffix(const SuffixSettings* settings) { return new Suffixes(*settings); }
 
 void outrider_suffix_learn(Lookup* lookup, const int32_t* tokens, int64_t count) {
+    std::lock_guard<std::mutex> lock(lookup->entry);
     static_cast<Suffixes*>(lookup)->learn(tokens, count);
 }
 
-void outrider_suffix_forget(Lookup* lookup) { static_cast<Suffixes*>(lookup)->forget(); }
+void outrider_suffix_forget(Lookup* lookup) {
+    std::lock_guard<std::mutex> lock(lookup->entry);
+    static_cast<Suffixes*>(lookup)->forget();
+}
 
 int64_t outrider_suffix_states(Lookup* lookup) {
+    std::lock_guard<std::mutex> lock(lookup->entry);
     return static_cast<Suffixes*>(lookup)->num_states();
 }
 }
