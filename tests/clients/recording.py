@@ -32,7 +32,9 @@ def write_recording(name: str, kept: Iterable[Exchange], home: str) -> None:
     told = {"client": _locked(name), "cut": f"texts of more than {_MOST_CHARS} characters, ids"}
     file = HERE / "recorded" / f"{name}.json"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(told | {"requests": requests}, separators=(",", ":")) + "\n", "utf-8")
+    file.write_text(
+        json.dumps(told | {"requests": requests}, separators=(",", ":")) + "\n", "utf-8"
+    )
 
 
 def _locked(name: str) -> str:
