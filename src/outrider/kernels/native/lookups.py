@@ -47,8 +47,8 @@ class LookupRoom(Structure):
 
 
 class NativeTexts:
-    """Texts of requests. One thread at a time may ask for offers, whose memory is used again; others
-    open and close texts meanwhile."""
+    """Texts of requests. One thread at a time may ask for offers, whose memory is used again;
+    others may open and close texts meanwhile."""
 
     branches = False
 
