@@ -39,10 +39,13 @@ class StatedWorth:
     def of(cls, values: Mapping[str, Any]) -> Self | None:
         """What config.json says under `KEY`; None if it does not have this form: a file may hold
         anything, and an estimate that is missing costs less than a wrong one."""
-        kept, times = values.get("kept"), [values.get(name) for name in ("first", "later", "row")]
-        if not isinstance(kept, list) or not 1 <= len(kept) <= MOST_K:
+        stated, times = values.get("kept"), [values.get(name) for name in ("first", "later", "row")]
+        if not isinstance(stated, list):
             return None
-        chances = [_number(one) for one in cast("list[object]", kept)]
+        kept = cast("list[object]", stated)
+        if not 1 <= len(kept) <= MOST_K:
+            return None
+        chances = [_number(one) for one in kept]
         first, later, row = (_number(one) for one in times)
         if first is None or later is None or row is None:
             return None
