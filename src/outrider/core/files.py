@@ -337,8 +337,8 @@ def new_folder(folder: Path) -> Generator[list[Path]]:
 
 
 def anonymous_file(name: str, size: int) -> int:
-    """The descriptor of a file of `size` zero bytes that is in no folder; `name` is for who looks at
-    descriptors. Pages are taken when first written. Raises OSError."""
+    """The descriptor of a file of `size` zero bytes that is in no folder; `name` is for who looks
+    at descriptors. Pages are taken when first written. Raises OSError."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create(name)
     else:

@@ -161,7 +161,7 @@ def test_a_student_learns_from_its_own_text(outrider: Command, texts: Path) -> N
 def test_a_finished_training_is_reported_though_its_worth_cannot_be_measured(
     outrider: Command, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: object, **named: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise MachineError("the arena does not fit in memory")
 
     monkeypatch.setattr(worth, "state_worth", refuse)

@@ -242,18 +242,18 @@ def _readers(path: Path) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
 def test_a_file_that_cannot_grow_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(file: int, size: int) -> None:
+    def refuse(*_: int) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
     file = anonymous_file("test", 9)
     assert os.fstat(file).st_size == 9
     os.close(file)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(os, "truncate", refuse)
     monkeypatch.setattr(os, "ftruncate", refuse)
     with pytest.raises(OSError, match="no space"):
         anonymous_file("test", 9)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_nobody_else_reads_files() -> None:
