@@ -5,6 +5,7 @@ Nothing here imports PyTorch, so that a liar starts at once.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -13,16 +14,17 @@ from pathlib import Path
 from struct import Struct
 
 from outrider.drafters.ahead.choices import AheadChoices
-from outrider.drafters.process.frames import BodyWriter, Frame, Kind, receive, send
+from outrider.drafters.process.frames import BodyWriter, Frame, Kind, Pipe, receive, send
 from outrider.drafters.process.options import ChildOptions
 
 TESTS = str(Path(__file__).parents[1])
 TOY = "toy_child:toy"
 LIAR = "child_programs:liar"
+LIAR_IN_MEMORY = "child_programs:liar_in_memory"
 
 
 def command(program: str) -> tuple[str, ...]:
-    """That runs TOY or LIAR."""
+    """That runs TOY or a liar."""
     module, name = program.split(":")
     code = (
         f"import sys; sys.path.insert(0, {TESTS!r}); from doubles.{module} import {name}; {name}()"
@@ -96,13 +98,34 @@ def liar() -> None:
         sys.exit("no such luck")
     if options.name == "never ready":
         time.sleep(60)
+    _greet(options, line, in_memory=False)
+    _lie(options.name, line)
+
+
+def liar_in_memory() -> None:
+    """The same through memory, where there are native kernels for it."""
+    from outrider.drafters.process.child import Inherited
+
+    options, inherited = told_options(), Inherited.named(sys.argv[2:])
+    memory = inherited.pipe()
+    _greet(options, inherited.line, in_memory=memory is not None)
+    _lie(options.name, inherited.line if memory is None else memory)
+    os._exit(0)
+
+
+def _greet(options: ChildOptions, line: socket.socket, *, in_memory: bool) -> None:
     hello = BodyWriter()
-    hello.put(Struct("<II??"), options.vocab_size, options.num_distributions, False, False)
+    hello.put(Struct("<II??"), options.vocab_size, options.num_distributions, False, in_memory)
     send(line, hello.frame(Kind.HELLO))
-    while (frame := receive(line)) is not None and frame.kind is not Kind.EXIT:
+
+
+def _lie(name: str, pipe: Pipe) -> None:
+    while (frame := receive(pipe)) is not None and frame.kind is not Kind.EXIT:
         if frame.kind is Kind.PROPOSE:
-            line.sendall(LIES[options.name]())
-            if options.name == "cut":
+            lie = memoryview(LIES[name]())
+            while lie:
+                lie = lie[pipe.send(lie) :]
+            if name == "cut":
                 return
 
 

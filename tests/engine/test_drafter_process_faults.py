@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 
 from checks.faults import gone, pid_of, until
-from doubles.child_programs import LIAR, TESTS, command, toy_options
+from doubles.child_programs import LIAR, LIAR_IN_MEMORY, TESTS, command, toy_options
+from outrider.core import env
 from outrider.core.draft import Draft
-from outrider.core.errors import CapacityError, DrafterError
+from outrider.core.errors import CapacityError, DrafterError, MachineError
+from outrider.drafters.process import worker
 from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.worker import RestartBackoff
+from outrider.drafters.process.shared import MemoryPipe, SharedProbs
+from outrider.drafters.process.worker import RestartBackoff, WorkerLine
+from outrider.kernels.native.build import built_kernels
 from outrider.testing import row
 
 pytestmark = [
@@ -27,6 +31,7 @@ pytestmark = [
 ]
 
 HOME = Home(timeout=5.0, pace=RestartBackoff(first=60.0), command=command(LIAR))
+IN_MEMORY = replace(HOME, command=command(LIAR_IN_MEMORY))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +106,86 @@ def test_restarts_come_ever_more_rarely() -> None:
     assert drafter.stats().num_ends == num_ends
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+@pytest.mark.parametrize("failed", ["anonymous_file", "message_memory", "SharedProbs"])
+def test_no_memory_is_a_start_that_failed_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    def refuse(*_: object) -> int:
+        raise MachineError("there is no memory to share", hint="end something")
+
+    with monkeypatch.context() as patch:
+        if failed == "SharedProbs":
+            patch.setattr(SharedProbs, "over", refuse)
+        else:
+            patch.setattr(worker, failed, refuse)
+        with pytest.raises(DrafterError, match="no memory to share") as caught:
+            ProcessDrafter(toy_options(name="silent"), HOME).wait_ready()
+        assert caught.value.hint == "end something"
+        gc.collect()
+        files = num_files()
+        home = replace(HOME, pace=RestartBackoff(first=0.01, longest=0.01))
+        drafter = ProcessDrafter(toy_options(name="silent"), home)
+        until(lambda: drafter.stats().num_ends > 9, 10.0)
+        gc.collect()
+        # A launch may be under way: both ends of its line, what is written, and the memory.
+        assert num_files() <= files + 5
+    until(lambda: drafter.stats().pid is not None)
+    drafter.shut_down()
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize(
+    ("lie", "reason"), [("garbage", "no message"), ("foreign distribution", "shared memory")]
+)
+def test_a_lie_over_memory_ends_the_process_too(lie: str, reason: str) -> None:
+    drafter = ProcessDrafter(toy_options(name=lie), IN_MEMORY)
+    drafter.wait_ready()
+    drafter.open(0, [1])
+    assert drafter.propose([row(0, [1], depth=3)]) == [Draft.empty()]
+    until(lambda: drafter.stats().num_ends == 1, 1.0)
+    assert reason in drafter.stats().reasons[0]
+    drafter.shut_down()
+
+
+@pytest.mark.usefixtures("native_library")
+def test_who_dies_in_the_middle_of_a_message_over_memory_is_heard_of_at_once() -> None:
+    """Memory itself tells nobody."""
+    drafter = ProcessDrafter(toy_options(name="cut"), IN_MEMORY)
+    drafter.wait_ready()
+    drafter.open(0, [1])
+    began = time.monotonic()
+    assert drafter.propose([row(0, [1], depth=3)]) == [Draft.empty()]
+    assert time.monotonic() - began < IN_MEMORY.timeout / 2
+    until(lambda: drafter.stats().num_ends == 1, 1.0)
+    drafter.shut_down()
+
+
+def line_of(drafter: ProcessDrafter) -> WorkerLine:
+    line = drafter._keeper.line  # pyright: ignore[reportPrivateUsage]
+    assert line is not None
+    return line
+
+
+def uses_memory(line: WorkerLine) -> bool:
+    return isinstance(line._pipe, MemoryPipe)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize(
+    ("program", "reference", "expected"),
+    [(LIAR_IN_MEMORY, False, True), (LIAR_IN_MEMORY, True, False), (LIAR, False, False)],
+)
+def test_messages_go_through_memory_where_both_can(
+    program: str, reference: bool, expected: bool
+) -> None:
+    options = replace(toy_options(name="silent"), force_reference=reference)
+    drafter = ProcessDrafter(options, replace(HOME, command=command(program)))
+    drafter.wait_ready()
+    assert uses_memory(line_of(drafter)) is expected
+    drafter.shut_down()
+
+
 def shared_memories() -> int:
     """How many this process maps. They have no name in any folder that could outlive it."""
     return Path("/proc/self/maps").read_text().count("memfd:outrider-")
@@ -111,13 +196,17 @@ def num_files() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
-def test_nothing_is_left_behind() -> None:
+@pytest.mark.parametrize("reference", [False, True])
+def test_nothing_is_left_behind(reference: bool) -> None:
+    has_kernels = built_kernels(env.compiler(), env.cache_folder()).library is not None
     gc.collect()
     files, memories = num_files(), shared_memories()
-    drafter = ProcessDrafter(toy_options(name="silent"), HOME)
+    options = replace(toy_options(name="silent"), force_reference=reference)
+    drafter = ProcessDrafter(options, HOME)
     drafter.wait_ready()
     pid = pid_of(drafter)
-    assert shared_memories() > memories
+    # For distributions, and for messages.
+    assert shared_memories() == memories + (2 if has_kernels and not reference else 1)
     drafter.open(0, [1])
     drafter.shut_down()
     drafter.shut_down()

@@ -33,7 +33,7 @@ from outrider.cli.output import answer, say
 from outrider.cli.paint import Meter
 from outrider.cli.session import interruptible
 from outrider.core.clock import HOST_CLOCK, Clock
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, OutriderError
 
 if TYPE_CHECKING:
     from outrider.train.loop import Progress as Standing
@@ -224,7 +224,11 @@ def train(
     worth = None
     if target:
         prompts, device = text.wish.prompts, text.wish.device
-        worth = state_worth(target, folder, prompts, drafter=kind_of(folder), device=device)
+        try:
+            worth = state_worth(target, folder, prompts, drafter=kind_of(folder), device=device)
+        except OutriderError as error:
+            # What was trained is written, and is no worse for it.
+            say(f"note: what it brings here was not measured: {error}")
     _report(call, folder, trainer, target, worth)
     return 0
 

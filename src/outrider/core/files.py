@@ -336,6 +336,22 @@ def new_folder(folder: Path) -> Generator[list[Path]]:
             raise
 
 
+def anonymous_file(name: str, size: int) -> int:
+    """The descriptor of a file of `size` zero bytes that is in no folder; `name` is for who looks
+    at descriptors. Pages are taken when first written. Raises OSError."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create(name)
+    else:
+        with tempfile.TemporaryFile(prefix=name) as opened:
+            file = os.dup(opened.fileno())
+    try:
+        os.truncate(file, size)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
 def remove(*paths: Path) -> None:
     """As far as it can be done: folders only where they are empty."""
     for path in paths:

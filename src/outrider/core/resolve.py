@@ -187,8 +187,7 @@ def resolve(
     config: EngineConfig, given: str | None, known: Measured | None = None
 ) -> ResolvedConfig:
     """What `config` means where there is a draft model, heads or a copy of the target, of the kind
-    `given`, or none of them. `known` is what was measured of
-    that.
+    `given`, or none of them. `known` is what was measured of that.
 
     Raises ConfigError if the drafter needs a draft model or heads of another kind, or cannot live
     in a process.

@@ -238,9 +238,13 @@ class BatchMerger:
         verify = self._seconds[_VERIFY].mean(size)
         return None if draft is None or verify is None else draft + verify
 
-    def holds(self, lane: str, pool: ReadyQueues, *, in_turns: bool = False) -> bool:
-        """Whether the lane, which drafts or verifies, waits rather than take what waits for it:
-        always, if all are to go `in_turns`. Never both of them."""
+    def forget_waits(self) -> None:
+        """The lanes are joined: whoever waited no longer does."""
+        self._awaited.clear()
+
+    def holds(self, lane: str, pool: ReadyQueues) -> bool:
+        """Whether the lane, which drafts or verifies, waits rather than take what waits for it.
+        Never both of them."""
         if lane == DECODE:
             here, room = pool.draft, self._sizes.decode
             coming = pool.verifying or _ids(pool.verify)
@@ -253,8 +257,6 @@ class BatchMerger:
             pays = False
         elif awaited is not None:
             pays = not awaited.isdisjoint(coming)
-        elif in_turns:
-            pays = True
         else:
             pays = self._saves(lane, len(here) + len(coming), began=bool(pool.drafting))
         if pays:

@@ -51,6 +51,7 @@ class DraftAheadLanes:
         if lane == DECODE and pool.drafting:
             return None  # in a round of the other lane
         if not self._is_ahead(num_live):
+            self._groups.forget_waits()
             return None if lane == DECODE else self._round(pool)
         if self._groups.holds(lane, pool):
             return job_of(pool.ahead) if lane == DECODE else None
@@ -125,7 +126,9 @@ class PrefillDraftVerify:
     def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
         self._separate = self._is_separate(num_live)
         separate = self._separate and (not self._threshold or self._contest.way(num_live) == 0)
-        if separate and lane != PREFILL and self._groups.holds(lane, pool):
+        if not separate:
+            self._groups.forget_waits()
+        elif lane != PREFILL and self._groups.holds(lane, pool):
             return None
         if lane != DECODE:
             return beside(lane, pool, self._sizes)

@@ -17,8 +17,9 @@ from doubles.command_line import Command
 from outrider.api.llm import LLM
 from outrider.cli.train import Preparation
 from outrider.core.config import EngineConfig
+from outrider.core.errors import MachineError
 from outrider.core.params import SamplingParams
-from outrider.train import session
+from outrider.train import session, worth
 from outrider.train.folder import STATE, WORK
 
 pytestmark = pytest.mark.wide
@@ -153,6 +154,23 @@ def test_a_student_learns_from_its_own_text(outrider: Command, texts: Path) -> N
     shown = outrider(*words, "--reverse", "1", "--json")
     assert shown.code == 0, shown.err
     assert json.loads(shown.out)["loss"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_a_finished_training_is_reported_though_its_worth_cannot_be_measured(
+    outrider: Command, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MachineError("the arena does not fit in memory")
+
+    monkeypatch.setattr(worth, "state_worth", refuse)
+    shown = outrider("train", "draft", "made", str(texts), *DRAFT, "--steps", "2", "--json")
+    assert shown.code == 0, shown.err
+    assert "not measured: the arena does not fit in memory" in shown.err
+    record = json.loads(shown.out)
+    assert record["steps"] == 2
+    assert "worth" not in record
 
 
 @pytest.mark.slow

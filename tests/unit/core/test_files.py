@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.files import (
     MAX_JSON_VALUES,
     FileKind,
+    anonymous_file,
     open_regular,
     parse_json,
     read_bytes,
@@ -236,6 +238,22 @@ def _readers(path: Path) -> list[str]:
             if any("r" in mode for mode in modes) or (in_library and not modes):
                 found.append("open")
     return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_a_file_that_cannot_grow_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    file = anonymous_file("test", 9)
+    assert os.fstat(file).st_size == 9
+    os.close(file)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, "truncate", refuse)
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(OSError, match="no space"):
+        anonymous_file("test", 9)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_nobody_else_reads_files() -> None:

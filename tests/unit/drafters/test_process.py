@@ -18,6 +18,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, DrafterError, SequenceError
+from outrider.core.files import anonymous_file
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
@@ -48,7 +49,7 @@ from outrider.drafters.process.messages import (
     read_terms,
 )
 from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.shared import SharedProbs, anonymous_file, num_bytes
+from outrider.drafters.process.shared import SharedProbs, num_bytes
 from outrider.testing import VOCAB, row
 
 ids = st.integers(0, 2**31 - 1)
@@ -217,7 +218,7 @@ def test_a_line_knows_its_end_and_its_limits() -> None:
 
 
 def test_distributions_are_seen_on_both_sides_and_copied() -> None:
-    file = anonymous_file(num_bytes(3, 4))
+    file = anonymous_file("test", num_bytes(3, 4))
     ours, theirs = SharedProbs.over(file, 3, 4), SharedProbs.over(file, 3, 4)
     os.close(file)
     probs_NV = torch.rand(2, 4)
@@ -232,7 +233,7 @@ def test_distributions_are_seen_on_both_sides_and_copied() -> None:
 
 def server(drafter: RowDrafter | None = None, *, num_distributions: int = 8) -> WorkerServer:
     inner = drafter or model_drafter(ToyHybrid(vocab_size=VOCAB, seed=5), chunk=3)
-    file = anonymous_file(num_bytes(num_distributions, VOCAB))
+    file = anonymous_file("test", num_bytes(num_distributions, VOCAB))
     distributions = SharedProbs.over(file, num_distributions, VOCAB)
     os.close(file)
     return WorkerServer(Inner(inner, VOCAB, inverse_cdf), distributions)

@@ -110,6 +110,17 @@ def test_a_wait_ends_with_those_for_whom_it_began() -> None:
     assert own.holds(VERIFY, pool(verify=(1, 2, 6), drafting=(3,)))
 
 
+def test_a_wait_that_was_left_is_none_when_lanes_are_parted_again() -> None:
+    own, waiting = lanes(fixed=9.0), pool(verify=(1,), drafting=(2,))
+    assert own.holds(VERIFY, waiting)
+    for _ in range(8):
+        for size in (1, 3):
+            own.observe(job_trace("draft", size, 99.0))
+    assert own.holds(VERIFY, waiting)
+    own.forget_waits()
+    assert not own.holds(VERIFY, waiting)
+
+
 def test_lanes_never_wait_for_each_other() -> None:
     own = lanes(fixed=9.0, draft=0.5)
     assert own.holds(VERIFY, pool(draft=(2,), verify=(1,)))

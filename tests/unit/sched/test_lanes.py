@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ from outrider.sched.jobs import (
     Stage,
     StageItem,
 )
+from outrider.sched.overlap import NEWEST
 from outrider.sched.schedules import (
     DraftAheadLanes,
     PrefillDecode,
@@ -161,6 +164,25 @@ def test_ssd_verifies_two_groups_in_one_pass_where_that_saves_more_than_the_wait
     assert schedule.next_job("verify", waiting, 5) is None
     assert schedule.next_job("decode", replace(waiting, drafting=()), 5) == Job(POOL.ahead)
     assert schedule.next_job("verify", replace(waiting, patient=False), 5) == Job(VERIFIES)
+
+
+@pytest.mark.parametrize("make", [DraftAheadLanes, partial(PrefillDraftVerify, threshold=1)])
+def test_who_waited_before_lanes_were_joined_waits_for_nobody_after(
+    make: Callable[[LaneSizes], DraftAheadLanes | PrefillDraftVerify],
+) -> None:
+    schedule = make(SIZES)
+    waiting = ReadyQueues((), (), VERIFIES, 99, drafting=(7,))
+    for size in (1, 2):
+        schedule.observe(job_trace("draft", size, 0.1))
+        schedule.observe(job_trace("verify", size, 1.0))
+    assert schedule.next_job("verify", waiting, 5) is None
+    # By now it would not pay.
+    for size in (1, 2) * NEWEST:
+        schedule.observe(job_trace("draft", size, 9.0))
+    schedule._contest.way = lambda num_live: 1  # pyright: ignore[reportPrivateUsage]
+    assert schedule.next_job("verify", waiting, 5) == Job(VERIFIES)
+    schedule._contest.way = lambda num_live: 0  # pyright: ignore[reportPrivateUsage]
+    assert schedule.next_job("verify", waiting, 5) == Job(VERIFIES)
 
 
 def test_ssd_in_turns_drafts_where_it_verifies_and_never_beside_another_draft() -> None:

@@ -6,8 +6,6 @@ Shapes:  L = places for distributions, N = nodes of a draft, V = vocabulary.
 from __future__ import annotations
 
 import mmap
-import os
-import tempfile
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +33,7 @@ class SharedProbs:
 
     @classmethod
     def over(cls, file: int, num_distributions: int, vocab_size: int) -> SharedProbs:
-        """Over `file`, of the size that `anonymous_file` gave it. It may be closed after that."""
+        """Over `file`, of the size that `num_bytes` tells. It may be closed after that."""
         memory = mmap.mmap(file, num_bytes(num_distributions, vocab_size))
         flat = torch.frombuffer(memory, dtype=torch.float32, count=num_distributions * vocab_size)
         return cls(flat.view(num_distributions, vocab_size))
@@ -57,8 +55,8 @@ class SharedProbs:
 
 
 class MemoryPipe:
-    """A Pipe through memory (csrc/ranks.h), in which a message that is waited for arrives some
-    microseconds after it was sent, a fifth of what a socket takes. The engine is rank 0.
+    """A Pipe through memory (csrc/ranks.h): a peer that has just begun to wait is reached without
+    a call of the system. The engine is rank 0.
 
     The engine waits TICK_SECONDS at a time, the process as long as it takes. `end` frees whoever
     waits: nobody learns from memory that the other one is gone.
@@ -99,7 +97,7 @@ _PIECE = 1 << 16
 
 
 def message_memory() -> int | None:
-    """The descriptor of memory for messages; None without native kernels."""
+    """The descriptor of memory for messages; None without native kernels. Raises MachineError."""
     library = built_kernels(env.compiler(), env.cache_folder()).library
     return None if library is None else shared_memory(library, 2)
 
@@ -107,14 +105,3 @@ def message_memory() -> int | None:
 def num_bytes(num_distributions: int, vocab_size: int) -> int:
     # An empty mapping is an error.
     return max(num_distributions * vocab_size * 4, 1)
-
-
-def anonymous_file(size: int) -> int:
-    """A descriptor of `size` bytes that no name leads to. Pages are taken when first written."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("outrider-distributions")
-    else:
-        with tempfile.TemporaryFile() as opened:
-            file = os.dup(opened.fileno())
-    os.truncate(file, size)
-    return file

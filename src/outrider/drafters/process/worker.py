@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from outrider.core.clock import patience
 from outrider.core.errors import DrafterError, OutriderError
+from outrider.core.files import anonymous_file
 from outrider.drafters.process.frames import (
     TICK_SECONDS,
     Frame,
@@ -31,7 +32,6 @@ from outrider.drafters.process.options import ChildOptions
 from outrider.drafters.process.shared import (
     MemoryPipe,
     SharedProbs,
-    anonymous_file,
     message_memory,
     num_bytes,
 )
@@ -44,7 +44,8 @@ _TAIL_BYTES = 4096
 
 
 class WorkerLine:
-    """One process from its start to its end. Raises OSError if it cannot be started.
+    """One process from its start to its end. Raises OSError or MachineError if it cannot be
+    started.
 
     Frames are queued, which never waits, and then sent; so a thread that only tells something does
     not wait while another thread sends. Only the thread that asks waits for an answer, and it holds
@@ -62,19 +63,18 @@ class WorkerLine:
         self._socket, theirs = socket.socketpair()
         self._pipe: Pipe = self._socket
         self._memory: MemoryPipe | None = None
-        files = [anonymous_file(num_bytes(options.num_distributions, options.vocab_size))]
-        message_file = None if options.force_reference else message_memory()
-        if message_file is not None:
-            files.append(message_file)
+        files: list[int] = []
         # What the process writes is read when it has ended, for the reason.
         self._written: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - it lives with the line
         weakref.finalize(self, _close, self._socket, self._written)
         self._socket.settimeout(TICK_SECONDS)
         try:
-            self.distributions = SharedProbs.over(
-                files[0], options.num_distributions, options.vocab_size
-            )
+            size = options.num_distributions, options.vocab_size
+            files.append(anonymous_file("outrider-distributions", num_bytes(*size)))
+            self.distributions = SharedProbs.over(files[0], *size)
+            message_file = None if options.force_reference else message_memory()
             if message_file is not None:
+                files.append(message_file)
                 self._memory = MemoryPipe.over(message_file, rank=0)
             inherited = (theirs.fileno(), *files)
             self.process = subprocess.Popen(
@@ -292,7 +292,8 @@ class WorkerKeeper:
         """Run one process to its end; why it ended."""
         try:
             line = self._launch()
-        except OSError as error:
+        except (OSError, OutriderError) as error:
+            self._hint = getattr(error, "hint", None)
             return str(error)
         with self._lock:
             self._started = line

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
-import tempfile
 from collections.abc import Sequence
 from ctypes import c_char, c_int64, string_at
 from types import TracebackType
@@ -19,6 +17,7 @@ from types import TracebackType
 from torch import Tensor
 
 from outrider.core.errors import MachineError
+from outrider.core.files import anonymous_file
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import RoundModel
 
@@ -33,18 +32,9 @@ def shared_memory(library: ctypes.CDLL, size: int) -> int:
     if num_bytes < 0:
         raise MachineError(f"{size} ranks are more than share memory on one machine.")
     try:
-        descriptor = _nameless()
-        os.ftruncate(descriptor, num_bytes)
+        return anonymous_file("outrider-ranks", num_bytes)
     except OSError as error:
         raise MachineError(f"there is no memory for ranks to share: {error}") from error
-    return descriptor
-
-
-def _nameless() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("outrider-ranks")
-    with tempfile.TemporaryFile(prefix="outrider-ranks-") as file:
-        return os.dup(file.fileno())
 
 
 class NativeRanks:

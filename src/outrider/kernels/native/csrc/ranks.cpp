@@ -51,13 +51,13 @@ void pause() {
 #endif
 }
 
-// Until `word` is no longer `value`, at most as long as SLEEP.
-void sleep_on(std::atomic<uint32_t>& word, uint32_t value) {
+// Until `word` is no longer `value`, at most for `seconds`, less than one.
+void sleep_on(std::atomic<uint32_t>& word, uint32_t value, double seconds) {
 #if defined(__linux__)
-    timespec limit{0, std::chrono::nanoseconds(SLEEP).count()};
+    timespec limit{0, static_cast<long>(1e9 * seconds)};
     syscall(SYS_futex, &word, FUTEX_WAIT, value, &limit, nullptr, 0);
 #else
-    if (word.load() == value) std::this_thread::sleep_for(SLEEP);
+    if (word.load() == value) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 #endif
 }
 
@@ -131,15 +131,16 @@ bool Ranks::await(const Ready& ready, double patience) {
         }
     }
     Bell& bell = shared_->bells[rank_];
-    const auto slept = std::chrono::duration<double>(SLEEP).count();
+    constexpr double longest = std::chrono::duration<double>(SLEEP).count();
     bool found = false;
-    for (double waited = 0; !found && !ended(); waited += slept) {
+    for (double waited = 0, nap; !found && !ended(); waited += nap) {
         if (patience > 0 && waited >= patience) break;
+        nap = patience > 0 ? std::min(longest, patience - waited) : longest;
         const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
         bell.asleep.fetch_add(1, std::memory_order_seq_cst);
         std::atomic_thread_fence(std::memory_order_seq_cst);
         found = ready();
-        if (!found && !ended()) sleep_on(bell.rings, rings);
+        if (!found && !ended()) sleep_on(bell.rings, rings, nap);
         bell.asleep.fetch_sub(1, std::memory_order_seq_cst);
         found = found || ready();
     }
