@@ -26,9 +26,8 @@ constexpr int VEC_BYTES = LANES * DOT_INPUTS;
 // As in quantised.cpp.
 constexpr int PREFETCH_AHEAD = 2048;
 
-// Short vectors want several steps' codes at once; where the sums of twelve rows fill the registers of
-// 512 bits, those codes would drive them out.
-constexpr int EIGHTS_UNROLLED = LANES < 16 ? 4 : 1;
+// Rows whose sums leave registers for the codes of several steps at once.
+constexpr int MOST_UNROLLED_ROWS = LANES < 16 ? MAX_ROWS : 2;
 
 // Of what is multiplied, by Codes.
 constexpr int BITS[] = {4, 5, 6, 8, 8};
@@ -184,8 +183,12 @@ ALWAYS_INLINE void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
     }
     for (int e = 0; e < EIGHTS; e += TOGETHER) {
         BitVec sums[ROWS][BLOCK_VECS] = {};
-#pragma GCC unroll EIGHTS_UNROLLED
-        for (int i = 0; i < TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + e + i, table, sums);
+        if constexpr (ROWS <= MOST_UNROLLED_ROWS)
+#pragma GCC unroll 4
+            for (int i = 0; i < TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + e + i, table, sums);
+        else
+#pragma GCC unroll 1
+            for (int i = 0; i < TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + e + i, table, sums);
         unrolled<BLOCK_VECS>([&](auto v) {
             IntVec scale;
             if constexpr (F.sets == 2)
