@@ -14,7 +14,7 @@ from outrider.core.fields import WHOLE, check_fields, documented, setting
 from outrider.core.plugins import ControllerKind, Plugins, RuleKind
 
 DRAFTERS = (AUTO, *KINDS)
-DEFAULT_K = 4
+DEFAULT_K, MOST_K = 4, 64
 WATCHDOGS = ("request", "engine", "off")
 TREE_SHAPES = ("confident", "calibrated")
 HEAD_INITS = ("tie", "copy", "random")
@@ -58,7 +58,7 @@ class EngineConfig:
         "Draft at most this many tokens at once; unset is what the folder that drafts says is best "
         f"here, else {DEFAULT_K}.",
         minimum=0,
-        maximum=64,
+        maximum=MOST_K,
         kind=int,
     )
     tree_nodes: int = setting(
@@ -372,7 +372,7 @@ class EngineConfig:
 
     @property
     def most_k(self) -> int:
-        """Draft tokens in a row at most; what it is unless something was said."""
+        """`k`, or DEFAULT_K where none is given."""
         return DEFAULT_K if self.k is None else self.k
 
     @property

@@ -17,12 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, cast
 
+from outrider.core.config import MOST_K
 from outrider.estimate.theory import measured_speed_up
 
 # Of config.json.
 KEY = "outrider_worth"
-# Longer chains are not asked for (EngineConfig.k).
-MOST_K = 64
 
 
 @dataclass(frozen=True, slots=True)

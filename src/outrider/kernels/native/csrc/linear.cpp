@@ -23,10 +23,6 @@ constexpr int BLOCK = LANES * BLOCK_VECS;
 // stays in the second-level cache, and starting a tile anew counts for little. A chain's running sum
 // is kept between slices, unrounded.
 constexpr int SLICE_BYTES = 64 * 1024;
-// How far ahead of use memory is asked for weights. Without it a pass of several rows takes the time
-// of its memory and of its arithmetic one after the other; with it, the longer of the two. The more
-// rows share a weight, the more time there is.
-constexpr int FEW_ROWS = 2, AHEAD_OF_FEW = 2 * 1024, AHEAD_OF_MANY = 16 * 1024;
 // Below this many multiply-adds a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 16;
 
@@ -136,8 +132,7 @@ template <class W>
 void one_tile(const Problem& p, const Rows<W>& x, const W* weights, int first, int last) {
     const int steps = num_steps<W>(p.num_in);
     const int64_t block_stride = static_cast<int64_t>(steps) * BLOCK;
-    const int ahead = p.num_rows <= FEW_ROWS ? AHEAD_OF_FEW : AHEAD_OF_MANY;
-    const Slice whole{0, steps, ahead, STEP_BYTES<W>};
+    const Slice whole{0, steps, bytes_ahead(p.num_rows), STEP_BYTES<W>};
     Vec sums[MAX_ROWS * BLOCK_VECS];
     for (int block = first, blocks; block < last; block += blocks) {
         blocks = blocks_at_once(p.num_rows);

@@ -24,7 +24,6 @@ constexpr int BLOCK = LANES * BLOCK_VECS;
 constexpr int VEC_BYTES = LANES * DOT_INPUTS;
 // As in linear.cpp; a slice of a block stays in the first-level cache for all tiles of rows.
 constexpr int SLICE_BYTES = 16 * 1024;
-constexpr int FEW_ROWS = 2, AHEAD_OF_FEW = 2 * 1024, AHEAD_OF_MANY = 16 * 1024;
 // Below this many multiply-adds a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 18;
 
@@ -134,8 +133,7 @@ void finish(const Problem& p, const Vec* sums, int row, int rows, int block, int
 
 // All rows fit one tile: whole blocks, one after the other.
 void one_tile(const Problem& p, int first, int last) {
-    const int ahead = p.num_rows <= FEW_ROWS ? AHEAD_OF_FEW : AHEAD_OF_MANY;
-    const Slice slice{p.rows, 0, 0, p.rows.num_groups, ahead, STEP_BYTES};
+    const Slice slice{p.rows, 0, 0, p.rows.num_groups, bytes_ahead(p.num_rows), STEP_BYTES};
     Vec sums[MAX_ROWS * BLOCK_VECS];
     for (int block = first, blocks; block < last; block += blocks) {
         blocks = blocks_at_once(p.num_rows);
