@@ -14,6 +14,7 @@ from doubles.toy_hybrid import ToyHybrid
 from engine.test_failures import REQUESTS, FailingAt, FaultError, submitted, written
 from outrider import LLM
 from outrider.api.output import OutputStream
+from outrider.core.budget import JobTrace
 from outrider.core.draft import Outcome
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
@@ -73,12 +74,37 @@ def test_where_others_wait_for_it_a_job_has_one_round(options: dict[str, Any]) -
 
 
 def test_who_hears_of_jobs_hears_of_each_round() -> None:
-    engine, heard = rig().engine(), list[object]()
+    engine, heard = rig().engine(), list[JobTrace]()
     engine.jobs = heard.append
-    submitted(rig(), engine)
+    seqs = submitted(rig(), engine)
     jobs = jobs_of(engine, LONG)
-    assert len(heard) == len(jobs)
-    assert max(map(len, jobs)) <= len(REQUESTS)
+    assert max(map(len, jobs)) > len(REQUESTS)
+    assert sum(seq.num_rounds for seq in seqs) == sum(
+        len(job.seq_ids) for job in heard if "verify" in job.kinds
+    )
+    times = [time for job in heard for time in (job.began, job.ended)]
+    assert times == sorted(times)
+    assert all(job.seconds > 0 for job in heard)
+
+
+def test_what_fails_is_told_of_the_round_that_it_failed_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, heard = TinyAttentionLM(vocab_size=VOCAB), list[JobTrace]()
+    step = target.step
+
+    def failing(rows: Any, needs: Any) -> Any:
+        if target.state.length(0) > 8:
+            raise FaultError
+        return step(rows, needs)
+
+    monkeypatch.setattr(target, "step", failing)
+    one = Rig(target, k=0)
+    engine = one.engine()
+    engine.jobs = heard.append
+    seq = one.live(0, REQUESTS[0])
+    engine.submit(seq)
+    assert len(jobs_of(engine, LONG)) < len(heard)
+    assert isinstance(seq.error, FaultError)
+    assert [job.num_failed for job in heard] == [0] * (len(heard) - 1) + [1]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])

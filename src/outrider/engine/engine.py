@@ -238,10 +238,9 @@ class Engine:
 
     def _may_have_more_rounds(self, job: Job) -> bool:
         """Whether nobody waits for the end of its first round: no prompt, no other lane, no room in
-        the arena, and nobody who hears of jobs."""
+        the arena."""
         return (
             self._has_one_lane
-            and self.jobs is None
             and self.residents.limits.reserve >= 1
             and job.kind is JobKind.ROUND
             and all(work.stage is not Stage.PREFILL and work.num_tokens <= 1 for work in job.works)
@@ -295,21 +294,23 @@ class Engine:
 
     def _report(self, done: LaneResult, num_failed: int) -> None:
         if self.pace is not None:
-            self.pace.observe(done.task.job, (done.ended - done.began) / done.task.num_rounds)
+            self.pace.observe(done.task.job, (done.ended - done.began) / (len(done.task.ends) + 1))
         if self.jobs is None and not self._observers:
             return
-        trace = done.trace(num_failed)
+        traces = done.traces(num_failed)
         if self.jobs is not None:
             try:
                 with foreign(), breakable():
-                    self.jobs(trace)
+                    for trace in traces:
+                        self.jobs(trace)
             except Exception:  # noqa: BLE001 - an observer may be anybody's code
                 self.jobs = None
                 _log.warning(
                     "An observer of jobs failed, and hears of none any more.", exc_info=True
                 )
         for observer in self._observers:
-            observer.observe(trace)
+            for trace in traces:
+                observer.observe(trace)
 
     def _settle(self, done: LaneResult) -> None:
         residents, job, batch = self.residents, done.task.job, done.task.batch

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from typing import Protocol, cast
 
 from outrider.core.budget import JobTrace
@@ -32,7 +31,8 @@ class LaneTask:
     are rounds to draft ahead of. `rounds` is how many each of `batch` had run, `queues` how many
     waited for (prefill, draft, verify), and `num_free` the arena's room, when it began. Drafts that
     were made in other jobs took `draft_seconds`. Rounds follow the first for `more_seconds`, until
-    a text ends; `outcomes` are of those that are over."""
+    a text ends; `outcomes` are of those that are over, and `ends` when each but the last was, in
+    seconds of the host's clock."""
 
     job: Job
     batch: Batch
@@ -46,11 +46,7 @@ class LaneTask:
     draft_seconds: float = 0.0
     more_seconds: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
-
-    @property
-    def num_rounds(self) -> int:
-        """Target passes that it had."""
-        return max(len(self.outcomes) // max(len(self.batch), 1), 1)
+    ends: list[float] = field(default_factory=list[float])
 
     @property
     def num_new_to_drafter(self) -> int:
@@ -83,9 +79,11 @@ class LaneResult:
     began: float
     ended: float
 
-    def trace(self, num_failed: int) -> JobTrace:
+    def traces(self, num_failed: int) -> list[JobTrace]:
+        """A record of each of its rounds, or of the job where it had none. What failed did so in the
+        last; queues and room are those that the job began with."""
         task, job = self.task, self.task.job
-        return JobTrace(
+        whole = JobTrace(
             lane=self.lane,
             kinds=tuple([_KINDS[stage] for stage in job.stages]),
             seq_ids=job.seq_ids,
@@ -98,6 +96,14 @@ class LaneResult:
             num_free_tokens=task.num_free,
             num_failed=num_failed,
         )
+        if not task.ends:
+            return [whole]
+        begins, ends = (self.began, *task.ends), (*task.ends, self.ended)
+        last = len(task.ends)
+        return [
+            replace(whole, began=began, ended=ended, num_failed=num_failed if at == last else 0)
+            for at, (began, ended) in enumerate(zip(begins, ends, strict=True))
+        ]
 
 
 Call = Callable[[LaneTask], LaneWork]
@@ -155,12 +161,14 @@ class LaneRunner:
         return LaneWork()
 
     def _rounds(self, task: LaneTask) -> None:
-        end = perf_counter() + task.more_seconds
-        goes_on = True
-        while goes_on:
+        last = HOST_CLOCK() + task.more_seconds
+        while True:
             done = self.round.run(task.batch, task.chunks, num_waiting=task.num_waiting)
             task.outcomes.extend(done)
-            goes_on = perf_counter() < end and all(seq.finish is None for seq in task.batch)
+            now = HOST_CLOCK()
+            if now >= last or any(seq.finish is not None for seq in task.batch):
+                return
+            task.ends.append(now)
 
 
 @dataclass(slots=True)
