@@ -26,10 +26,10 @@ from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.native.build import needed_library
-from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.native.judge import NativeJudge
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import CacheSpan, RoundRow
+from outrider.kernels.native.topology import num_physical_cores
 from outrider.kernels.registry import Kernels, choose
 from outrider.verify.rules import rule_for
 
@@ -85,7 +85,7 @@ def accept_cost(options: Namespace, report: Report) -> None:
         "repeats": repeats,
     }
     library = needed_library("an accept step in one call")
-    judge = NativeJudge(library, function(library, "team")(threads), "block")
+    judge = NativeJudge(library, function(library, "team")(threads, None), "block")
     sides = (
         Side(kernels.sampling, partial(_judge_seconds, judge, kernels)),
         Side(PLAIN, partial(_stage_seconds, PLAIN, kernels)),

@@ -406,8 +406,8 @@ void stream() {
 }  // namespace
 
 int main() {
-    one = static_cast<Team*>(outrider_team(1));
-    three = static_cast<Team*>(outrider_team(3));
+    one = static_cast<Team*>(outrider_team(1, nullptr));
+    three = static_cast<Team*>(outrider_team(3, nullptr));
     halves();
     for (auto [num_out, num_in] : {std::pair{1, 1}, {33, 70}, {64, 256}, {130, 1000}}) {
         linear<float>(num_out, num_in, outrider_pack_float32, outrider_linear_float32);

@@ -40,7 +40,7 @@ struct DeltaPass {
 };
 
 extern "C" {
-void* outrider_team(int num_threads);
+void* outrider_team(int num_threads, const int* pinned);
 int outrider_block();
 uint64_t outrider_stream(Team*, const char*, int64_t, int);
 double outrider_uniform(uint64_t, uint32_t, uint32_t, uint32_t, uint32_t);

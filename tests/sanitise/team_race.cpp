@@ -17,7 +17,7 @@
 using outrider::Team;
 
 extern "C" {
-void* outrider_team(int num_threads);
+void* outrider_team(int num_threads, const int* pinned);
 void outrider_lane_team(void* team);
 uint64_t outrider_stream(Team* team, const char* data, int64_t bytes, int times);
 void outrider_rms_norm(Team* team, const float* x, const float* weight, float eps, float* out,
@@ -63,7 +63,7 @@ void stream(Team* team, const std::vector<char>& data, uint64_t expected) {
 }
 
 void lane(Team* shared, bool has_own, int seed, const std::vector<char>& data, uint64_t sum) {
-    if (has_own) outrider_lane_team(outrider_team(2 + seed % 2));
+    if (has_own) outrider_lane_team(outrider_team(2 + seed % 2, nullptr));
     for (int turn = 0; turn < NUM_TURNS; ++turn) {
         list(*shared, 1 + (turn * 37 + seed * 11) % 900, 1 + turn % 7);
         if (turn % 5 == 0) kernels(shared, 1 + turn % 40);
@@ -92,10 +92,10 @@ void race(Team& team) {
 int main() {
     std::vector<char> data(3 << 20);
     for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 2654435761u >> 13);
-    auto* alone = static_cast<Team*>(outrider_team(1));
+    auto* alone = static_cast<Team*>(outrider_team(1, nullptr));
     const uint64_t sum = outrider_stream(alone, data.data(), data.size(), 1);
     for (int num_threads : {2, 4}) {
-        auto* shared = static_cast<Team*>(outrider_team(num_threads));
+        auto* shared = static_cast<Team*>(outrider_team(num_threads, nullptr));
 #ifdef PLANTED_RACE
         race(*shared);
 #endif

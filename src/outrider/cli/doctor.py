@@ -35,7 +35,7 @@ from outrider.core.settings import Resolved
 from outrider.kernels.arithmetic import ArithmeticCeiling, arithmetic_ceilings
 from outrider.kernels.bandwidth import Ceiling, ceilings
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
-from outrider.kernels.native.cpu import hardware_threads
+from outrider.kernels.native.topology import hardware_threads, memory_nodes, pinned_threads
 from outrider.kernels.native.tuning import forget
 from outrider.kernels.registry import Choice, Kernels, choose
 from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
@@ -210,7 +210,7 @@ def _facts(device: torch.device, kernels: Kernels) -> dict[str, str]:
         "python": f"{platform.python_version()} ({platform.system()} {platform.machine()})",
         "torch": torch.__version__,
         "device": str(device),
-        "cores": f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)",
+        "cores": _cores(kernels),
         "memory": f"{size(free_bytes(device))} free of {size(total_bytes(device))}",
         "compiler": wanted or "none",
         "native kernels": _origin(kernels),
@@ -220,6 +220,15 @@ def _facts(device: torch.device, kernels: Kernels) -> dict[str, str]:
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
+
+
+def _cores(kernels: Kernels) -> str:
+    told = f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)"
+    if (num_nodes := len(memory_nodes())) > 1:
+        told += f", on {num_nodes} NUMA nodes"
+    if kernels.threads is not None and pinned_threads(int(kernels.threads.name)):
+        told += "; our threads are pinned to them"
+    return told
 
 
 def _origin(kernels: Kernels) -> str:

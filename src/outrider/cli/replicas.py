@@ -59,7 +59,8 @@ class Engines:
 
 def engines_of(options: ReplicasOption, config: EngineConfig) -> Engines:
     """Raises ConfigError for devices or numbers that cannot be meant."""
-    from outrider.server.placement import allowed_cores, device_of, placements
+    from outrider.kernels.native.topology import allowed_cores
+    from outrider.server.placement import device_of, placements
 
     devices = [name.strip() for name in options.devices.split(",") if name.strip()]
     device = device_of(devices, config.device)

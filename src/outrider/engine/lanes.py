@@ -80,8 +80,8 @@ class LaneResult:
     ended: float
 
     def traces(self, num_failed: int) -> list[JobTrace]:
-        """A record of each of its rounds, or of the job where it had none. What failed did so in the
-        last; queues and room are those that the job began with."""
+        """A record of each of its rounds, or of the job where it had none. What failed did so in
+        the last; queues and room are those that the job began with."""
         task, job = self.task, self.task.job
         whole = JobTrace(
             lane=self.lane,

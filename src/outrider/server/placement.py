@@ -6,20 +6,17 @@ one NUMA node as far as equal shares allow; an engine's default of threads is it
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 from msgspec import Struct
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
-from outrider.core.files import FileKind, read_text
+from outrider.kernels.native.topology import allowed_cores
 
-_SYSTEM = Path("/sys/devices/system")
 _DEVICE = re.compile(r"cuda(?::(\d{1,3}))?", re.ASCII)
 
 
@@ -112,20 +109,6 @@ def _gpus(devices: Sequence[str]) -> list[int | None]:
     return found
 
 
-def allowed_cores() -> list[tuple[int, ...]]:
-    """The hardware threads of each core, those of a NUMA node behind each other."""
-    if not hasattr(os, "sched_getaffinity"):
-        return [(number,) for number in range(os.cpu_count() or 1)]
-    allowed = sorted(os.sched_getaffinity(0))
-    nodes = _nodes()
-    cores: dict[tuple[int, str], list[int]] = {}
-    for number in allowed:
-        siblings = _read(_SYSTEM / f"cpu/cpu{number}/topology/thread_siblings_list")
-        cores.setdefault((nodes.get(number, 0), siblings or str(number)), []).append(number)
-    by_node = sorted(cores.items(), key=lambda core: (core[0][0], core[1][0]))
-    return [tuple(threads) for _, threads in by_node]
-
-
 def shares_of(cores: Sequence[tuple[int, ...]], number: int) -> list[tuple[int, ...]]:
     """The cores in as many parts, as equal as they can be; where there are fewer cores, parts
     share them."""
@@ -147,30 +130,3 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             found.append([number])
     return ",".join("-".join(map(str, span)) for span in found)
-
-
-def _nodes() -> Mapping[int, int]:
-    """The NUMA node of each hardware thread; empty where the system does not tell."""
-    found: dict[int, int] = {}
-    for folder in _SYSTEM.glob("node/node*"):
-        name = folder.name.removeprefix("node")
-        if name.isdecimal():
-            found |= dict.fromkeys(_numbers(_read(folder / "cpulist")), int(name))
-    return found
-
-
-def _numbers(text: str) -> list[int]:
-    """Of `spans`."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            found += range(int(first), int(last or first) + 1)
-    return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_text(path, FileKind.SYSTEM).strip()
-    except OSError:
-        return ""

@@ -62,7 +62,7 @@ def test_verdicts_are_those_of_the_stages(
 ) -> None:
     """Drafts that agree a lot and hardly; a row without numbers counts only where it is looked
     at."""
-    team, size, k = function(native_library, "team")(2), 9001, 6
+    team, size, k = function(native_library, "team")(2, None), 9001, 6
     side, judge = native_sampling(native_library, team), NativeJudge(native_library, team, rule)
     counts: set[int] = set()
     for seed in range(12):
@@ -87,7 +87,7 @@ def test_verdicts_are_those_of_the_stages(
 
 
 def test_a_row_that_wants_its_distributions_finds_all(native_library: ctypes.CDLL) -> None:
-    team = function(native_library, "team")(2)
+    team = function(native_library, "team")(2, None)
     side, judge = native_sampling(native_library, team), NativeJudge(native_library, team, "token")
     logits_WV, params = 3 * randn(4, 9001), SamplingParams(temperature=0.8, top_k=30)
     row = RoundRow(0, 0, START, 0.8, UNREAD, top_k=30, drafted=(1, 2, 3), wants_laws=True)

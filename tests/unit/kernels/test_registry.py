@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from outrider.kernels import registry
 from outrider.kernels.kinds import for_kinds
-from outrider.kernels.native.cpu import cpu_identity, num_fast_cores, num_physical_cores
+from outrider.kernels.native.cpu import cpu_identity
 from outrider.kernels.registry import OPS, Choice, choose
 from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn
 
@@ -99,39 +97,8 @@ def test_the_definition_of_a_linear_on_other_devices(dtype: torch.dtype) -> None
     torch.testing.assert_close(out_NO.double(), exact_NO, rtol=2e-2, atol=2e-2)
 
 
-def test_a_cpu_has_cores_and_an_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert num_physical_cores() >= 1
+def test_a_cpu_has_an_identity() -> None:
     assert cpu_identity()
-    monkeypatch.setattr("outrider.kernels.native.cpu._TOPOLOGY", tmp_path)
-    assert num_physical_cores() >= 1
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are not told")
-@pytest.mark.parametrize(
-    ("file", "speeds", "num_fast"),
-    [
-        ("cpufreq/cpuinfo_max_freq", [5400000, 5400000, 5600000, 5600000, 4200000, 4200000], 2),
-        ("cpu_capacity", [1024, 1024, 770, 770, 410, 410], 1),
-        ("cpu_capacity", [1024] * 6, 3),
-        ("nothing", [0] * 6, 3),
-    ],
-    ids=["hybrid", "big.LITTLE", "alike", "untold"],
-)
-def test_fast_cores_are_those_of_the_fastest_kind(
-    file: str, speeds: list[int], num_fast: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six hardware threads of three cores."""
-    for cpu, speed in enumerate(speeds):
-        folder = tmp_path / f"cpu{cpu}"
-        for name in ("topology/thread_siblings_list", file):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        first = cpu // 2 * 2
-        (folder / "topology/thread_siblings_list").write_text(f"{first}-{first + 1}\n")
-        (folder / file).write_text(f"{speed}\n")
-    monkeypatch.setattr("outrider.kernels.native.cpu._TOPOLOGY", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))  # pyright: ignore
-    assert num_physical_cores() == 3
-    assert num_fast_cores() == num_fast
 
 
 def test_layers_that_attend_in_their_own_way_leave_triton_s_attention() -> None:

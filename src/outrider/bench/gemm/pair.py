@@ -26,7 +26,7 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES
 from outrider.core.tree import ROOT
 from outrider.kernels.bandwidth import ceilings
-from outrider.kernels.native.cpu import hardware_threads
+from outrider.kernels.native.topology import hardware_threads
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels, choose
 from outrider.lab.gemm import GemmModel, NonGemmCosts, RandomWeights, make_gemm, products

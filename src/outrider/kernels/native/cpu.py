@@ -1,4 +1,4 @@
-"""The CPU: cores, caches and identity, matrix tiles (AMX), kinds of linear.
+"""The CPU: caches and identity, matrix tiles (AMX), kinds of linear.
 
 Kinds of linear: vectors run anywhere, dots multiply pairs of bfloat16 (AVX512-BF16), tiles multiply
 blocks of bfloat16 or bytes (AMX); see csrc/linear.cpp and csrc/tiles.h. In bfloat16 kinds sum in
@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 import logging
-import os
 import platform
 import signal
 import subprocess
@@ -145,13 +144,6 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def hardware_threads() -> tuple[int, ...]:
-    """Their numbers, in order."""
-    if not hasattr(os, "sched_getaffinity"):
-        return tuple(range(os.cpu_count() or 1))
-    return tuple(sorted(os.sched_getaffinity(0)))
-
-
 def cache_bytes() -> dict[int, int]:
     """Bytes of the first core's data caches by level; empty where the system does not tell."""
     found: dict[int, int] = {}
@@ -173,60 +165,7 @@ def last_cache_bytes() -> int:
     return max(cache_bytes().values(), default=32 << 20)
 
 
-_TOPOLOGY = Path("/sys/devices/system/cpu")
 _CPUINFO = Path("/proc/cpuinfo")
-
-
-def num_physical_cores() -> int:
-    """Cores this process may run on; the hardware threads of one core count once."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
-
-
-# A core is fast that has so much of the fastest one's speed: cores of one kind differ by a few
-# hundredths (the best may run faster), those of two kinds by a quarter and more.
-_FAST_SHARE = 0.85
-# What says how fast a core is, the first that is there: its share of the fastest (arm64), its kHz.
-_SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
-
-
-def num_fast_cores() -> int:
-    """Physical cores of the fastest kind that this process may run on: all, unless the CPU is a
-    hybrid (Intel's performance cores, Apple's, big.LITTLE) and the system says so."""
-    if sys.platform == "darwin":
-        return _performance_cores() or num_physical_cores()
-    if not hasattr(os, "sched_getaffinity"):
-        return num_physical_cores()
-    speeds = {_siblings(cpu): _speed(cpu) for cpu in os.sched_getaffinity(0)}
-    least = _FAST_SHARE * max(speeds.values())
-    return sum(speed >= least for speed in speeds.values())
-
-
-def _speed(cpu: int) -> int:
-    """0 where the system does not tell."""
-    for name in _SPEEDS:
-        with contextlib.suppress(OSError, ValueError):
-            return int(read_text(_TOPOLOGY / f"cpu{cpu}" / name, FileKind.SYSTEM))
-    return 0
-
-
-def _performance_cores() -> int:
-    """0 where macOS does not tell."""
-    found, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
-    name = b"hw.perflevel0.physicalcpu"
-    ask = ctypes.CDLL(None).sysctlbyname
-    failed = ask(name, ctypes.byref(found), ctypes.byref(size), None, ctypes.c_size_t(0))
-    return 0 if failed else found.value
-
-
-def _siblings(cpu: int) -> str:
-    try:
-        return read_text(
-            _TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list", FileKind.SYSTEM
-        )
-    except OSError:
-        return str(cpu)
 
 
 @functools.cache

@@ -1,15 +1,20 @@
-"""CPU tensors in huge pages, which begin at a cache line."""
+"""CPU tensors in huge pages, which begin at a cache line and lie on all NUMA nodes in turn."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import math
 import mmap
+import platform
+from collections.abc import Sequence
 from threading import Lock
 
 import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
+from outrider.kernels.native.topology import memory_nodes
 
 PAGE_BYTES = 2 << 20
 # Regions that small tensors share, of whichever model; a full one is freed with the last of them.
@@ -19,6 +24,12 @@ _ALIGNMENT = 64
 # From here on zeros are left to the system, which gives them page by page.
 _LAZY_BYTES = 1 << 20
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
+# Linux's number of mbind(2), which its C library does not export, and MPOL_INTERLEAVE.
+_MBIND = {"x86_64": 237, "aarch64": 235}
+_INTERLEAVE = 3
+# Of a mask of nodes.
+_MASK_BITS = 1024
+_log = logging.getLogger(__name__)
 
 
 class Regions:
@@ -92,4 +103,25 @@ def _region(num_bytes: int) -> Tensor | None:
         return None
     data = torch.frombuffer(memory, dtype=torch.uint8)
     first = -data.data_ptr() % PAGE_BYTES
+    if len(nodes := memory_nodes()) > 1:
+        spread(data[first : first + size], nodes)
     return data[first : first + num_bytes]
+
+
+def spread(data: Tensor, nodes: Sequence[int]) -> bool:
+    """Have the system take the pages of `data`, which begins at one and was not written to, from
+    NUMA nodes in turn, so that a pass has the bandwidth of all of them whichever thread filled it.
+    Whether it does: a container may forbid it."""
+    number = _MBIND.get(platform.machine())
+    if number is None or max(nodes) >= _MASK_BITS:
+        return False
+    mask = sum(1 << node for node in nodes).to_bytes(_MASK_BITS // 8, "little")
+    arguments = (data.data_ptr(), data.numel(), _INTERLEAVE, mask, _MASK_BITS + 1, 0)
+    types = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int, ctypes.c_char_p, ctypes.c_ulong)
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    call.argtypes = (ctypes.c_long, *types, ctypes.c_uint)
+    if call(number, *arguments):
+        _log.debug("Weights stay on one NUMA node: errno %d.", ctypes.get_errno())
+        return False
+    return True

@@ -24,6 +24,7 @@ from outrider.core.errors import ContractError, given
 from outrider.kernels.kv_rows import head_dim_of
 from outrider.kernels.native import huge_pages
 from outrider.kernels.native.cpu import DOTS, ENDINGS, TILES, VECTORS
+from outrider.kernels.native.topology import pinned_threads
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan
 
 # In the order of csrc/forward.cpp.
@@ -141,7 +142,7 @@ _SIGNATURES = {
     "suffix_forget": "p",
     "suffix_learn": "ppl",
     "suffix_states": "p:l",
-    "team": "i:p",
+    "team": "ip:p",
     "top_k": "pplpil",
     "tree_drafts": "p:i",
 }
@@ -163,15 +164,19 @@ def address(native: Callable[..., None]) -> int:
 
 @functools.cache
 def team(library: ctypes.CDLL, num_threads: int) -> int:
-    """The address of the team of this size; models share it. Its threads live with the process."""
-    return function(library, "team")(num_threads)
+    """The address of the team of this size; models share it. Its threads live with the process, and
+    are pinned where `pinned_threads` says so."""
+    pinned = pinned_threads(num_threads)
+    places = (c_int * len(pinned))(*pinned) if pinned else None
+    return function(library, "team")(num_threads, places)
 
 
 @functools.cache
 def _lane_team(library: ctypes.CDLL, number: int, num_threads: int) -> int:
-    """Engines whose lanes have the same number share a team, and so take turns."""
+    """Engines whose lanes have the same number share a team, and so take turns. Lanes run beside
+    each other, so their teams are not pinned: two would be to the same hardware threads."""
     del number
-    return team.__wrapped__(library, num_threads)
+    return function(library, "team")(num_threads, None)
 
 
 def join_lane(library: ctypes.CDLL, number: int, num_threads: int) -> None:

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 namespace outrider {
 
@@ -24,6 +27,19 @@ void pause() {
 #endif
 }
 
+// The calling thread runs on this hardware thread only; what the system refuses changes nothing.
+void pin(int hardware_thread) {
+#ifdef __linux__
+    if (hardware_thread < 0 || hardware_thread >= CPU_SETSIZE) return;
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    CPU_SET(hardware_thread, &allowed);
+    sched_setaffinity(0, sizeof allowed, &allowed);
+#else
+    (void)hardware_thread;
+#endif
+}
+
 }  // namespace
 
 thread_local Team* Team::lane_team_ = nullptr;
@@ -38,9 +54,12 @@ void* Scratch::take(size_t bytes) {
     return reinterpret_cast<void*>((address + ALIGN - 1) / ALIGN * ALIGN);
 }
 
-Team::Team(int num_threads) : num_threads_(num_threads), threads_(num_threads) {
+Team::Team(int num_threads, const int* pinned) : num_threads_(num_threads), threads_(num_threads) {
     for (int thread = 1; thread < num_threads; ++thread)
-        std::thread([this, thread] { serve(thread); }).detach();
+        std::thread([this, thread, place = pinned ? pinned[thread] : -1] {
+            pin(place);
+            serve(thread);
+        }).detach();
 }
 
 void Team::share(int items, int grain, const void* context, Call call) {
@@ -117,9 +136,11 @@ uint32_t Team::await(uint32_t last) {
 
 }  // namespace outrider
 
-// Never freed: its threads may still run while the process ends.
-extern "C" void* outrider_team(int num_threads) {
-    return new outrider::Team(std::min(std::max(num_threads, 1), outrider::MAX_THREADS));
+// `pinned` names a hardware thread for each thread of the team, or is null; the first is the
+// caller's own, which is left where it is. Never freed: its threads may still run while the process
+// ends.
+extern "C" void* outrider_team(int num_threads, const int* pinned) {
+    return new outrider::Team(std::min(std::max(num_threads, 1), outrider::MAX_THREADS), pinned);
 }
 
 // Calls of this thread are served by `team` from now on, whatever team they name; null ends that.

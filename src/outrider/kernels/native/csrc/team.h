@@ -29,7 +29,7 @@ class Scratch {
 
 class Team {
   public:
-    explicit Team(int num_threads);
+    Team(int num_threads, const int* pinned);
 
     // The team that serves the calling thread: this one, unless the thread works for a lane and was
     // given a team of its own, since lanes that shared one would take turns.
