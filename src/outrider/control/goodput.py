@@ -126,9 +126,12 @@ PROMISING = 0.6
 HOPELESS = 1 / 3
 # The longest draft that is tried while none pays.
 SHORT = 4
-# Passes that are learnt from together, since that takes time itself; after the first `EARLY` ones,
-# costs from the last of them only.
+# Passes that are learnt from together, since that takes time itself: at least so many, and until
+# they took so many seconds or are so many; after the first `EARLY` ones, costs from the last of
+# them only.
 TOGETHER = 6
+TOGETHER_SECONDS = 0.01
+MOST_TOGETHER = 48
 EARLY = 256
 # Costs are looked at again after each of the first passes, then after so many.
 FREQUENT = 32
@@ -185,6 +188,7 @@ class GoodputController:
         self._probes = Probes()
         self._open = OpenPasses()
         self._ended: list[tuple[list[RoundTrace], int]] = []
+        self._ended_seconds = 0.0
         self._chosen: dict[tuple[int, ...], list[Budget]] = {}
         self._reading = Reading()
         self._num_passes = 0
@@ -208,7 +212,10 @@ class GoodputController:
         traces = self._open.add(trace)
         if traces is not None:
             self._ended.append((traces, self._reading.ended(traces)))
-            if self._is_trying or len(self._ended) == TOGETHER:
+            self._ended_seconds += seconds_of(trace)
+            num_ended = len(self._ended)
+            is_long = self._ended_seconds >= TOGETHER_SECONDS or num_ended == MOST_TOGETHER
+            if self._is_trying or (num_ended >= TOGETHER and is_long):
                 self._learn_all()
 
     def stats(self) -> GoodputStats:
@@ -228,18 +235,18 @@ class GoodputController:
             _log.warning("Drafting is off: %s.", _REASON)
 
     def _choose(self, seq_ids: tuple[int, ...]) -> list[Budget]:
-        depths = self._depths(seq_ids)
-        most = replace(self._most, choice=self._choice(seq_ids, depths))
+        prefixes = self._prefixes(seq_ids)
+        depths = self._depths(seq_ids, prefixes)
+        most = replace(self._most, choice=self._choice(prefixes, depths))
         return [most.cut(depth) for depth in depths]
 
-    def _choice(self, seq_ids: Sequence[int], depths: Sequence[int]) -> Choice:
+    def _choice(self, prefixes: Sequence[Sequence[float]], depths: Sequence[int]) -> Choice:
         """What drafts of these `depths` are expected to bring, if costs were measured."""
         reason: Reason = "gain"
         if self._is_trying:
             reason = "look" if self._sweep.depth is None else "trial"
         if self._costs is ASSUMED:
             return Choice(reason)
-        prefixes = self._prefixes(seq_ids)
         one = allotted(prefixes, depths, self._seconds_of(prefixes))
         plain = self._uniform(prefixes, 0)
         if one.seconds <= 0:
@@ -255,19 +262,17 @@ class GoodputController:
         for index, (traces, num_unread) in enumerate(self._ended, start=1):
             self._learn(traces, num_unread, newest=index == len(self._ended))
         self._ended.clear()
+        self._ended_seconds = 0.0
         self._chosen.clear()
 
-    def _depths(self, seq_ids: Sequence[int]) -> Sequence[int]:
+    def _depths(self, seq_ids: Sequence[int], prefixes: Sequence[Sequence[float]]) -> Sequence[int]:
         if self._sweep.depth is not None:
             return _of_few([self._sweep.depth] * len(seq_ids))
-        best = self._best(seq_ids)
-        if not self._probes.is_on:
-            return best.depths
-        return self._probing(best, self._prefixes(seq_ids))
+        best = self._best(seq_ids, prefixes)
+        return self._probing(best, prefixes) if self._probes.is_on else best.depths
 
-    def _best(self, seq_ids: Sequence[int]) -> Allotment:
+    def _best(self, seq_ids: Sequence[int], prefixes: Sequence[Sequence[float]]) -> Allotment:
         """The best lengths, where texts are read by drafters only if that pays for itself."""
-        prefixes = self._prefixes(seq_ids)
         best = best_allotment(prefixes, self._seconds_of(prefixes))
         drafting = zip(seq_ids, best.depths, strict=True)
         seconds = self._reading.seconds([seq_id for seq_id, depth in drafting if depth])
@@ -345,7 +350,8 @@ class GoodputController:
             probes.book(seconds, due)
             probes.advance(is_plain=False)
             return
-        best = self._best([trace.seq_id for trace in rounds])
+        seq_ids = [trace.seq_id for trace in rounds]
+        best = self._best(seq_ids, self._prefixes(seq_ids))
         if telling:
             # Reading a prompt is no cost of a look.
             due = sum(trace.num_emitted for trace in rounds) / best.goodput

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from checks.controllers import trace
 from doubles.planned import ToyMachine
-from outrider.control.exploration import SWEEP_ROUNDS
-from outrider.control.goodput import FEW, HORIZON, TOGETHER, WITHOUT_GAIN, GoodputController
+from outrider.control.exploration import PROBE_ROUNDS, SWEEP_ROUNDS
+from outrider.control.goodput import (
+    FEW,
+    HORIZON,
+    MOST_TOGETHER,
+    TOGETHER,
+    WITHOUT_GAIN,
+    GoodputController,
+)
 from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.estimate.cost import CostTable, Curve
@@ -85,6 +93,15 @@ MACHINES: dict[str, tuple[ToyMachine, float]] = {
         ToyMachine(flat, 0.02, lambda i, j, n: 0.4, judge=0.6, speed=lambda n: 1.0 + (n >= HALF)),
         0.98,
     ),
+    "short rounds": (ToyMachine(flat, 0.05, lambda i, j, n: 0.8, speed=lambda n: 2e-4), 0.98),
+    "short rounds where off is best": (
+        ToyMachine(flat, 0.9, lambda i, j, n: 0.5, num_requests=5, speed=lambda n: 2e-4),
+        0.98,
+    ),
+    "acceptance drops in short rounds": (
+        ToyMachine(flat, 0.15, lambda i, j, n: 0.9 if n < HALF else 0.2, speed=lambda n: 2e-4),
+        1.05,
+    ),
     "a round has its own price": (
         ToyMachine(flat, 0.1, lambda i, j, n: 0.6, overhead=1.0),
         0.98,
@@ -111,6 +128,21 @@ def test_it_keeps_up_with_the_best_fixed_length(name: str) -> None:
     found = machine.run(controller, NUM_TOKENS)
     assert found.tokens_per_second >= share * best
     assert controller.stats().probe_share <= 0.02
+
+
+@pytest.mark.parametrize(("scale", "together"), [(1.0, TOGETHER), (1e-4, MOST_TOGETHER)])
+def test_choices_stand_for_as_many_rounds_as_learning_is_worth(scale: float, together: int) -> None:
+    """Learning costs its own time, which beside rounds of 0.2 ms is not little."""
+    machine = ToyMachine(
+        flat, 0.3, lambda i, j, n: 0.7, num_requests=4, noise=0.3, speed=lambda n: scale
+    )
+    run = machine.run(GoodputController(k=K), NUM_TOKENS)
+    late = run.depths[len(run.depths) // 2 :]
+    changes = [at for at in range(1, len(late)) if late[at] != late[at - 1]]
+    gaps = [after - at for at, after in pairwise(changes)]
+    # Looks take four rounds, each of which is learnt from at once.
+    assert changes
+    assert sum(gap >= together or gap <= PROBE_ROUNDS for gap in gaps) >= 0.9 * len(gaps)
 
 
 def test_the_yardstick_is_what_fixed_lengths_come_to() -> None:
