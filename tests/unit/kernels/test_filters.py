@@ -75,3 +75,19 @@ def test_tokens_of_just_a_sixteenth_of_the_likeliest_count(name: str, kept: int)
     PLAIN.keep_likely(wanted_NV, top_p, 0.0)
     assert int((probs_NV > 0).sum()) == kept
     assert torch.allclose(probs_NV.double(), wanted_NV, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.9999])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 12.0])
+def test_a_nucleus_of_thousands_is_that_of_the_definition(
+    name: str, top_p: float, spread: float
+) -> None:
+    """Equal numbers, numbers of one bucket, and numbers over many."""
+    side = kernels_named(name, torch.float32).sampling
+    probs_NV = torch.softmax(spread * randn(2, 20_001).double(), dim=-1).float()
+    wanted_NV = probs_NV.double()
+    side.keep_likely(probs_NV, top_p, 0.0)
+    PLAIN.keep_likely(wanted_NV, top_p, 0.0)
+    assert torch.equal(probs_NV > 0, wanted_NV > 0)
+    torch.testing.assert_close(probs_NV.double(), wanted_NV, rtol=1e-6, atol=0)

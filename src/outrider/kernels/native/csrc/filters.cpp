@@ -17,15 +17,15 @@ namespace outrider {
 namespace {
 
 constexpr float INF = std::numeric_limits<float>::infinity();
-// Numbers compared with a bound at once; only in a span that has one are chunks looked at.
-constexpr int64_t CHUNK = 4 * LANES, SPAN = 16 * CHUNK;
+// What no comparison finds.
+constexpr float NOTHING = std::numeric_limits<float>::quiet_NaN();
+// Numbers compared with a bound at once; only in a span that has one are vectors looked at.
+constexpr int64_t SPAN = 64 * LANES;
 // By how much the bound of a nucleus is lowered until enough mass lies above it.
 constexpr float STEP = 1.0f / 16;
 // What a sum whose chunks are added in float32 may come out too large by.
 constexpr double SLACK = 2e-6;
 constexpr int64_t MIN_ROOM = 1024;
-// Candidates that are sorted.
-constexpr int64_t FEW = 16;
 
 inline Vec load_or(const float* from, int64_t count, float otherwise) {
     if (count >= LANES) return load(from);
@@ -43,20 +43,32 @@ inline float largest_of(const float* from, int64_t count) {
     return largest_lane(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
+// Which lanes are at least `bound`: lane 0 is the lowest bit.
+inline uint32_t lanes_from(Vec vec, float bound) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(cast<__m512>(vec), _mm512_set1_ps(bound), _CMP_GE_OQ);
+#elif defined(__AVX__)
+    return _mm256_movemask_ps(
+        _mm256_cmp_ps(cast<__m256>(vec), _mm256_set1_ps(bound), _CMP_GE_OQ));
+#else
+    uint32_t lanes = 0;
+    for (int lane = 0; lane < LANES; ++lane) lanes |= uint32_t{vec[lane] >= bound} << lane;
+    return lanes;
+#endif
+}
+
 // Calls body(index) for the numbers that are at least `bound()`, which may rise meanwhile.
 template <class Bound, class Body>
 void for_large(const float* row, int64_t size, const Bound& bound, const Body& body) {
-    const auto large = [&](int64_t start, int64_t end) {
-        return start < end && largest_of(row + start, end - start) >= bound();
-    };
     for (int64_t span = 0; span < size; span += SPAN) {
         const int64_t last = std::min(span + SPAN, size);
-        if (!large(span, last)) continue;
-        for (int64_t start = span; start < last; start += CHUNK) {
-            const int64_t end = std::min(start + CHUNK, last);
-            if (!large(start, end)) continue;
-            for (int64_t i = start; i < end; ++i)
+        if (largest_of(row + span, last - span) < bound()) continue;
+        for (int64_t start = span; start < last; start += LANES) {
+            uint32_t lanes = lanes_from(load_or(row + start, last - start, NOTHING), bound());
+            for (; lanes != 0; lanes &= lanes - 1) {
+                const int64_t i = start + __builtin_ctz(lanes);
                 if (row[i] >= bound()) body(i);
+            }
         }
     }
 }
@@ -120,20 +132,27 @@ double sum_of(const Candidate* first, const Candidate* last) {
     });
 }
 
+// Numbers between two neighbouring ones of 7 bits of mantissa, those of bfloat16.
+inline int64_t bucket_of(float p) { return cast<uint32_t>(p) >> 16; }
+
 // Puts the likeliest candidates that together reach `top_p` first, at least one; how many, and
-// their sum. Halves are parted, not sorted, until few are left.
-int64_t nucleus(Candidate* candidates, int64_t count, double top_p, double* sum) {
-    int64_t kept = 0, end = count;
-    for (*sum = 0; end - kept > FEW;) {
-        const int64_t middle = kept + (end - kept) / 2;
-        std::nth_element(candidates + kept, candidates + middle, candidates + end);
-        const double more = *sum + sum_of(candidates + kept, candidates + middle);
-        if (more >= top_p) end = middle;
-        else kept = middle, *sum = more;
-    }
-    std::sort(candidates + kept, candidates + end);
-    for (; kept < end && (kept == 0 || *sum < top_p); ++kept) *sum += candidates[kept].p();
-    return kept;
+// their sum. The masses of buckets tell in which of them the last one is, and only that is sorted.
+// `masses` has room for the buckets of `bound` to `most`, between which all candidates lie.
+int64_t nucleus(Candidate* candidates, int64_t count, double top_p, float bound, float most,
+                double* masses, double* sum) {
+    const int64_t low = bucket_of(bound), num_buckets = bucket_of(most) - low + 1;
+    std::fill(masses, masses + num_buckets, 0.0);
+    for (int64_t i = 0; i < count; ++i)
+        masses[bucket_of(candidates[i].p()) - low] += candidates[i].p();
+    int64_t border = num_buckets - 1;
+    for (*sum = 0; border > 0 && *sum + masses[border] < top_p; --border) *sum += masses[border];
+    const auto is_above = [&](const Candidate& one) { return bucket_of(one.p()) > low + border; };
+    const auto is_in = [&](const Candidate& one) { return bucket_of(one.p()) == low + border; };
+    Candidate* kept = std::partition(candidates, candidates + count, is_above);
+    Candidate* end = std::partition(kept, candidates + count, is_in);
+    std::sort(kept, end);
+    for (; kept < end && (kept == candidates || *sum < top_p); ++kept) *sum += kept->p();
+    return kept - candidates;
 }
 
 // Keeps the likeliest tokens whose mass reaches top_p, then of these what is at least min_p of the
@@ -144,12 +163,15 @@ void keep_nucleus(float* distribution, int64_t size, double top_p, float min_p, 
     float bound = most * STEP;
     while (bound > FLT_MIN && mass_above(distribution, size, bound) < top_p + SLACK) bound *= STEP;
     bound = std::max(bound, FLT_MIN);
-    auto* candidates = static_cast<Candidate*>(scratch.take(sizeof(Candidate) * size));
+    const int64_t num_buckets = bucket_of(most) - bucket_of(bound) + 1;
+    auto* masses = static_cast<double*>(
+        scratch.take(sizeof(double) * num_buckets + sizeof(Candidate) * size));
+    auto* candidates = reinterpret_cast<Candidate*>(masses + num_buckets);
     int64_t count = 0;
     for_large(distribution, size, [&] { return bound; },
               [&](int64_t i) { candidates[count++] = Candidate(distribution[i], i); });
     double sum;
-    const int64_t kept = nucleus(candidates, count, top_p, &sum);
+    const int64_t kept = nucleus(candidates, count, top_p, bound, most, masses, &sum);
     const auto total = static_cast<float>(sum);
     const float floor = min_p * (most / total);
     const auto is_near = [&](const Candidate& one) { return one.p() / total >= floor; };
