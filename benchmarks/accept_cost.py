@@ -21,7 +21,8 @@ from torch import Tensor
 from outrider import SamplingParams
 from outrider.core.clock import host_ints
 from outrider.core.draft import Draft
-from outrider.core.rng import KeyedRng, pick_node
+from outrider.core.errors import given
+from outrider.core.rng import KeyedRng, draw_for, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
@@ -36,7 +37,13 @@ from outrider.verify.rules import rule_for
 VOCABULARIES, LENGTHS = (8192, 32_768, 131_072), (1, 4, 8)
 TEMPERATURE = 0.8
 # Ways of choosing that the largest cell is timed with as well.
-WAYS = ({"temperature": 0.0}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05})
+WAYS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"top_k": 40},
+    {"top_p": 0.9},
+    {"min_p": 0.05},
+    {"sampler": "coupled"},
+)
 PROMPT = [1, 2, 3]
 # PyTorch's threads keep their cores busy for so long after a call that they shared.
 SETTLE_SECONDS = 0.005
@@ -70,7 +77,8 @@ def accept_cost(options: Namespace, report: Report) -> None:
     Logits are normal with a spread of 3, the drafter's are the target's with noise added, and
     temperature is 0.8. Both sides run in turn on the same numbers; the figures are medians, with
     the fastest tenth beside them, for on a busy machine that is nearer to the cost. The largest
-    cell comes greedy and with each filter as well. --threads 0 takes the physical cores.
+    cell comes greedy, with each filter and by the coupled rule as well. --threads 0 takes the
+    physical cores.
     """
     repeats, grid = options.repeats, list(product(VOCABULARIES, LENGTHS))
     if options.quick:
@@ -85,7 +93,7 @@ def accept_cost(options: Namespace, report: Report) -> None:
         "repeats": repeats,
     }
     library = needed_library("an accept step in one call")
-    judge = NativeJudge(library, function(library, "team")(threads, None), "block")
+    judge = NativeJudge(library, function(library, "team")(threads, None))
     sides = (
         Side(kernels.sampling, partial(_judge_seconds, judge, kernels)),
         Side(PLAIN, partial(_stage_seconds, PLAIN, kernels)),
@@ -104,7 +112,7 @@ def _accept_cell(
     *,
     vocab_size: int,
     k: int,
-    **way: float,
+    **way: Any,
 ) -> dict[str, Any]:
     """Microseconds of both sides, and reference / native of the medians."""
 
@@ -137,17 +145,18 @@ def _accept_cell(
     return cell
 
 
-def _drawn_chain(vocab_size: int, k: int, seed: int, way: Mapping[str, float]) -> Chain:
+def _drawn_chain(vocab_size: int, k: int, seed: int, way: Mapping[str, Any]) -> Chain:
     """A greedy one is the likeliest of the drafter's tokens."""
     generator = torch.Generator().manual_seed(seed)
     logits_WV = 3 * torch.randn(k + 1, vocab_size, generator=generator)
     near_KV = logits_WV[:k] + 0.5 * torch.randn(k, vocab_size, generator=generator)
-    params = SamplingParams(**{"temperature": TEMPERATURE, "seed": seed, **way})  # pyright: ignore[reportArgumentType]
+    params = SamplingParams(**{"temperature": TEMPERATURE, "seed": seed, "sampler": "block", **way})
     if params.greedy:
         return Chain(Draft.chain(host_ints(near_KV.argmax(-1))), logits_WV, params)
     q_KV = processed_probs(near_KV, params)
     rng = KeyedRng(seed, 0, len(PROMPT))
-    tokens = [pick_node(q_KV[node], rng, node, node) for node in range(k)]
+    draw = draw_for(given(params.sampler, "rule"))
+    tokens = [draw(q_KV[node], rng, node, node) for node in range(k)]
     return Chain(Draft.chain(tokens, q_KV), logits_WV, params)
 
 
@@ -164,6 +173,7 @@ def _judge_seconds(judge: NativeJudge, kernels: Kernels, chain: Chain) -> tuple[
         top_p=params.top_p,
         min_p=params.min_p,
         drafted=chain.draft.tokens,
+        rule=given(params.sampler, "rule"),
     )
     _settle(kernels, logits_WV)
     started = perf_counter()
@@ -174,7 +184,7 @@ def _judge_seconds(judge: NativeJudge, kernels: Kernels, chain: Chain) -> tuple[
 
 
 def _stage_seconds(side: Sampling, kernels: Kernels, chain: Chain) -> tuple[float, int]:
-    rule = rule_for("block", sampling=side)
+    rule = rule_for(given(chain.params.sampler, "rule"), sampling=side)
     seq = LiveSequence(
         seq_id=0,
         tokens=list(PROMPT),

@@ -300,6 +300,18 @@ void sampling(int64_t size) {
         check(holds && before + probs[got] > goal - 1e-9, "pick" + of);
     }
 
+    for (uint32_t position = 0; position < 5; ++position) {
+        int64_t winner = 0;
+        double least = INFINITY;
+        for (int64_t i = 0; i < size; ++i) {
+            const double uniform = outrider_uniform(77, static_cast<uint32_t>(i), position, 3, 4);
+            const double x = (std::floor(uniform * 0x1p52) + 0.5) * 0x1p-52;
+            const double time = -std::log(x) / probs[i];
+            if (probs[i] > 0 && time < least) least = time, winner = i;
+        }
+        check(outrider_race(three, probs.data(), 77, position, 3, size) == winner, "race" + of);
+    }
+
     Doubles rest(size);
     for (int64_t i = 0; i < size; ++i)
         rest[i] = std::max(0.9 * probs[i] - double{probs[size + i]}, 0.0);

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from doubles.rig import round_of
 from outrider import LLM
 from outrider.api.result import GenerationResult
-from outrider.core.config import EngineConfig
+from outrider.core.config import EXACT_SAMPLERS, EngineConfig
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.philox import philox_uniform
@@ -70,7 +70,7 @@ def test_the_native_numbers_are_those_of_the_definition(
 # Rules and drafters are other parts of the call. Other combinations are `deep`.
 @pytest.mark.covering(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["block", "token", "match"])
+@pytest.mark.parametrize("sampler", ["block", "token", "match", "coupled"])
 @pytest.mark.parametrize(("drafter", "k"), [("model", 1), ("model", 6), ("ngram", 5), ("none", 0)])
 def test_tokens_and_verdicts_are_those_of_the_stages(sampler: str, drafter: str, k: int) -> None:
     """Greedy, sampled and filtered requests share batches, and join and leave at other rounds."""
@@ -93,6 +93,21 @@ def test_tokens_and_verdicts_are_those_of_the_stages(sampler: str, drafter: str,
     assert fused == staged
 
 
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_requests_with_rules_of_their_own_share_a_batch(drafter: str) -> None:
+    rules = (None, *EXACT_SAMPLERS)
+    params = [
+        SamplingParams(max_tokens=12 + 5 * i, seed=i, temperature=0.9, sampler=rule)
+        for i, rule in enumerate((*rules, *rules))
+    ]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
+    fused, staged = (
+        _told(_llm(fused=on, drafter=drafter, k=4, batch_size=6).generate(prompts, params))
+        for on in (True, False)
+    )
+    assert fused == staged
+
+
 @pytest.mark.parametrize("dtype", ["auto", "float16"])
 def test_a_plain_request_never_asks_the_stages(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = _llm(fused=True, k=3, dtype=dtype)
@@ -102,9 +117,10 @@ def test_a_plain_request_never_asks_the_stages(dtype: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(Stages, "verify", refuse)
     ways = (
-        dict[str, float](),
+        dict[str, object](),
         {"temperature": 0.9},
         {"temperature": 0.9, "logprobs": True, "top_p": 0.9},
+        *({"temperature": 0.9, "sampler": rule} for rule in EXACT_SAMPLERS),
     )
     shaped = {"presence_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": {3: 1.0}}
     for way in (*ways, shaped, {"logprobs": True}):
@@ -124,7 +140,7 @@ SHAPED: tuple[dict[str, object], ...] = (
 # Rules and drafters are other parts of the call. Other combinations are `deep`.
 @pytest.mark.covering(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["block", "token", "match"])
+@pytest.mark.parametrize("sampler", ["block", "token", "match", "coupled"])
 @pytest.mark.parametrize(("drafter", "k"), [("model", 6), ("ngram", 5), ("none", 0)])
 def test_penalties_and_log_probabilities_are_those_of_the_stages(
     sampler: str, drafter: str, k: int
@@ -223,7 +239,7 @@ def test_other_kernels_put_in_their_place_are_used() -> None:
     assert calls > 0
 
 
-@pytest.mark.parametrize("config", [{"sampler": "coupled"}, {"sampler": "typical"}])
+@pytest.mark.parametrize("config", [{"sampler": "threshold"}, {"sampler": "typical"}])
 def test_rounds_that_cannot_be_one_call_go_by_stages(config: dict[str, str]) -> None:
     llm = LLM(config=EngineConfig(**config))  # pyright: ignore[reportArgumentType]
     assert isinstance(round_of(llm._engine), Stages)  # pyright: ignore[reportPrivateUsage]

@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, ContractError, given
 from outrider.core.protocols import AheadRow, CausalLM, DraftRow, StepRow
-from outrider.core.rng import KeyedRng, Rng, pick_node
+from outrider.core.rng import KeyedRng, Rng, pick_node, race_node
 from outrider.core.sampling import MIN_TEMPERATURE
 from outrider.drafters.growth import (
     DraftSampler,
@@ -180,8 +180,9 @@ class KeyedChains:
         if params.greedy:
             return ChainRow(span, depth, branch_place=branch_place)
         sampler = self._sampler
+        draw = sampler.draw_for(params)
         if (
-            sampler.draw_for(params) is not pick_node
+            draw not in (pick_node, race_node)
             or sampler.change is not None
             or not isinstance(rng, KeyedRng)
             or rng.choose != sampler.sampling.pick
@@ -198,6 +199,7 @@ class KeyedChains:
             sample=rng.sample,
             start=rng.start,
             branch_place=branch_place,
+            rule="coupled" if draw is race_node else "token",
         )
 
     def draft(

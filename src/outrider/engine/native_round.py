@@ -60,14 +60,16 @@ class NativePasses(CausalLM, Protocol):
 class NativeRound:
     """A `Round` over `stages`, whose target and draft model it runs without asking them.
 
-    `draft` and `drafter` are given together, `draft` alone for a copy in the target's memory;
-    without either drafts come from the stages' drafter.
+    `rule` is the engine's, a name in RULES; a request may have another. `draft` and `drafter` are
+    given together, `draft` alone for a copy in the target's memory; without either drafts come from
+    the stages' drafter.
     """
 
     stages: Stages
     call: NativeRounds
     target: NativePasses
     pick: Pick
+    rule: str
     draft: NativePasses | None = None
     drafter: ModelDrafter | None = None
 
@@ -117,7 +119,7 @@ class NativeRound:
             and seq.pick == self.pick
             and not seq.params.round_events
             and not seq.is_unscored
-            and not seq.speculation.sampler
+            and (seq.speculation.sampler or self.rule) in RULES
             and (self.draft is None or seq.speculation.engine_drafts)
             for seq in batch
         )
@@ -155,6 +157,7 @@ class NativeRound:
             depth=depth,
             shaping=None if seq.shaper is None else seq.shaper.sparse(seq.tokens),
             wants_laws=seq.params.logprobs,
+            rule=seq.speculation.sampler or self.rule,
         )
 
     def _draft_feed(
@@ -237,13 +240,13 @@ def native_round(
         draft = drafter.model
         chains = chains and _is_native(draft)
     if drafted or not chains:
-        call = NativeRounds(_model(target), None, batch_size=batch_size, rule=rule)
-        return NativeRound(stages, call, target, pick)
+        call = NativeRounds(_model(target), None, batch_size=batch_size)
+        return NativeRound(stages, call, target, pick, rule)
     if draft is None or not _is_native(draft) or draft.spec.vocab_size != target.spec.vocab_size:
         return "the draft model has no native pass over the target's vocabulary"
-    call = NativeRounds(_model(target), _model(draft), batch_size=batch_size, rule=rule)
+    call = NativeRounds(_model(target), _model(draft), batch_size=batch_size)
     own = drafter if isinstance(drafter, ModelDrafter) else None
-    return NativeRound(stages, call, target, pick, draft, own)
+    return NativeRound(stages, call, target, pick, rule, draft, own)
 
 
 def _is_native(model: CausalLM) -> TypeGuard[NativePasses]:

@@ -255,7 +255,7 @@ def only(one: DraftRow, drafter: HiddenDrafter) -> Draft:
 def test_what_a_call_cannot_choose_the_loop_chooses(
     targets: Callable[[str], LlamaModel], tmp_path: Path
 ) -> None:
-    """Logits that are shaped, races, and numbers that are not keyed."""
+    """Logits that are shaped, and numbers that are not keyed."""
     name = "EAGLE 3"
     at_once, loop, counted = drafters(name, targets("float32"), tmp_path / "plain")
     params = replace(DRAWN, presence_penalty=1.5)
@@ -268,11 +268,20 @@ def test_what_a_call_cannot_choose_the_loop_chooses(
     assert only(row(name, 0, TEXT), at_once).tokens
     assert counted.answered == 1
 
-    racing = replace(SAMPLER, draw=race_node)
-    at_once, loop, counted = drafters(name, targets("float32"), tmp_path / "racing", racing)
-    drawn = row(name, 0, TEXT, params=DRAWN)
-    check_same(only(drawn, at_once), only(drawn, loop))
-    assert (counted.asked, counted.answered) == (1, 0)
+
+def test_a_call_draws_by_races_as_the_loop_does(
+    targets: Callable[[str], LlamaModel], tmp_path: Path
+) -> None:
+    name, racing = "EAGLE 3", replace(SAMPLER, draw=race_node)
+    at_once, loop, counted = drafters(name, targets("float32"), tmp_path, racing)
+    plain, _, _ = drafters(name, targets("float32"), tmp_path / "plain")
+    differing = 0
+    for seed in range(8):
+        drawn = row(name, 0, TEXT, params=replace(DRAWN, seed=seed))
+        check_same(only(drawn, at_once), only(drawn, loop))
+        differing += only(drawn, at_once).tokens != only(drawn, plain).tokens
+    assert (counted.asked, counted.answered) == (16, 16)
+    assert differing
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])

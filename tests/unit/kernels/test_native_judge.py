@@ -17,7 +17,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
-from outrider.core.rng import KeyedRng, pick_node
+from outrider.core.rng import KeyedRng, draw_for
 from outrider.core.sampling import Distributions, Sampling, processed_probs
 from outrider.kernels.native.judge import NativeJudge
 from outrider.kernels.native.ops import function
@@ -63,7 +63,7 @@ def test_verdicts_are_those_of_the_stages(
     """Drafts that agree a lot and hardly; a row without numbers counts only where it is looked
     at."""
     team, size, k = function(native_library, "team")(2, None), 9001, 6
-    side, judge = native_sampling(native_library, team), NativeJudge(native_library, team, rule)
+    side, judge = native_sampling(native_library, team), NativeJudge(native_library, team)
     counts: set[int] = set()
     for seed in range(12):
         params = SamplingParams(temperature=0.8, seed=seed, **how)  # pyright: ignore[reportArgumentType]
@@ -72,7 +72,7 @@ def test_verdicts_are_those_of_the_stages(
         near_KV = logits_WV[:k] + (0.2 + seed % 3) * randn(k, size, seed=seed + 99)
         q_KV = processed_probs(near_KV, params, side)
         rng = KeyedRng(seed, 0, START, side.pick)
-        tokens = [pick_node(q_KV[node], rng, node, node) for node in range(k)]
+        tokens = [draw_for(rule)(q_KV[node], rng, node, node) for node in range(k)]
         if spoilt is not None:
             logits_WV[spoilt, 5000] = math.nan
         draft = Draft.chain(tokens, q_KV if drawn else None)
@@ -80,6 +80,7 @@ def test_verdicts_are_those_of_the_stages(
         row = RoundRow(
             seed, 0, START, 0.8, UNREAD, params.top_k, params.top_p, params.min_p, draft.tokens
         )
+        row.rule = rule
         got = judge([row], logits_WV.clone(), q_KV if drawn else None)
         assert got == (None if wanted is None else [wanted])
         counts |= {wanted.num_accepted} if wanted else set()
@@ -88,7 +89,7 @@ def test_verdicts_are_those_of_the_stages(
 
 def test_a_row_that_wants_its_distributions_finds_all(native_library: ctypes.CDLL) -> None:
     team = function(native_library, "team")(2, None)
-    side, judge = native_sampling(native_library, team), NativeJudge(native_library, team, "token")
+    side, judge = native_sampling(native_library, team), NativeJudge(native_library, team)
     logits_WV, params = 3 * randn(4, 9001), SamplingParams(temperature=0.8, top_k=30)
     row = RoundRow(0, 0, START, 0.8, UNREAD, top_k=30, drafted=(1, 2, 3), wants_laws=True)
     wanted_WV = processed_probs(logits_WV.clone(), params, side)

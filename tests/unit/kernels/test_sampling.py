@@ -6,6 +6,7 @@ Shapes:  N = rows, V = vocabulary.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +23,9 @@ from outrider.core.draft import Verdict
 from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, VerifyRow
-from outrider.core.rng import inverse_cdf
+from outrider.core.rng import KeyedRng, inverse_cdf
 from outrider.core.sampling import PLAIN, Distributions, Sampling, leftover, processed_probs
+from outrider.kernels.native.ops import function
 from outrider.verify.exact import BlockRule, TokenRule
 from unit.kernels.implementations import IMPLEMENTATIONS, kernels_named, randn
 
@@ -368,3 +370,30 @@ def test_filters_leave_no_distribution_of_what_is_none(
     with pytest.raises(NumericsError):
         side.pick(probs_NV[0], 0.5)
     assert side.pick(probs_NV[1], 0.5) >= 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 4096, 4097, 20_001])
+def test_a_native_race_is_won_by_the_definition_s_winner(
+    native_library: ctypes.CDLL, size: int, threads: int
+) -> None:
+    """Weights of every size, none at all for many, and equal ones."""
+    race, team = function(native_library, "race"), function(native_library, "team")(threads, None)
+    generator = torch.Generator().manual_seed(size)
+    wide_V = torch.softmax(9 * torch.randn(size, generator=generator), dim=-1)
+    few_V = torch.where(torch.rand(size, generator=generator) < 0.01, wide_V, 0.0)
+    few_V[size // 2] = 1e-30
+    for weights_V in (wide_V, few_V, torch.full((size,), 1 / size), torch.full((size,), 1e-45)):
+        for seed, sample, start in ((0, 0, 0), (2**63 + 5, 3, 77), (12345, 0, 2**31)):
+            for depth in range(3):
+                wanted = KeyedRng(seed, sample, start).race_at(weights_V, depth)
+                got = race(team, weights_V.data_ptr(), seed, start + depth, sample, size)
+                assert got == wanted
+
+
+def test_a_race_of_no_distribution_has_no_winner(native_library: ctypes.CDLL) -> None:
+    race, team = function(native_library, "race"), function(native_library, "team")(2, None)
+    for number in (0.0, math.nan, math.inf):
+        weights_V = torch.zeros(9001)
+        weights_V[5000] = number
+        assert race(team, weights_V.data_ptr(), 1, 2, 3, 9001) == -1

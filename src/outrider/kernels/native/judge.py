@@ -14,7 +14,6 @@ from torch import Tensor
 
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import (
-    RULES,
     MemoryStruct,
     RoundRow,
     RoundStruct,
@@ -27,8 +26,8 @@ from outrider.kernels.native.rounds import (
 class NativeJudge:
     """Verdicts alone, as a round finds them: on chains whose logits are there already."""
 
-    def __init__(self, library: ctypes.CDLL, team: int, rule: str) -> None:
-        self._team, self._rule, self._run = team, RULES[rule], function(library, "judge")
+    def __init__(self, library: ctypes.CDLL, team: int) -> None:
+        self._team, self._run = team, function(library, "judge")
 
     def __call__(
         self, rows: Sequence[RoundRow], logits_MV: Tensor, probs_BKV: Tensor | None
@@ -52,7 +51,6 @@ class NativeJudge:
             len(rows),
             most,
             vocab_size,
-            self._rule,
             drafts=ctypes.addressof(drafts),
             distributions=None if probs_BKV is None else probs_BKV.data_ptr(),
             leftover=leftover_V.data_ptr(),

@@ -118,6 +118,7 @@ _SIGNATURES = {
     "peak": "pil:l",
     "pick": "ppdl:l",
     "quantise": "pipipii",
+    "race": "ppuuul:l",
     "rank": "ppilifpp:i",
     "ranks": "piid:p",
     "ranks_bytes": "i:l",

@@ -28,6 +28,8 @@ from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import PassStruct, function, struct_fields
 
 MAX_DEPTH = 64
+# Acceptance rules, as in csrc/round.h.
+RULES = {"token": 0, "block": 1, "match": 2, "coupled": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Row(Structure):
         (c_uint32, "sample start"),
         (c_float, "temperature"),
         (c_int32, "depth target_length target_unread draft_length draft_unread num_accepted next"),
-        (c_int32, "wants_laws branch_place"),
+        (c_int32, "wants_laws branch_place rule unused"),
         (c_int64, "top_k"),
         (c_double, "top_p min_p"),
         (c_void_p, "shaping"),
@@ -93,7 +95,7 @@ class ShapingStruct(Structure):
 class RoundStruct(Structure):
     _fields_ = struct_fields(
         (c_void_p, "team target draft rows"),
-        (c_int32, "num_rows most_depth vocab_size rule"),
+        (c_int32, "num_rows most_depth vocab_size unused"),
         (c_void_p, "drafts unread_target unread_draft distributions leftover best"),
         (c_double, "draft_seconds verify_seconds"),
     )
@@ -164,7 +166,8 @@ class Lane:
 @dataclass(frozen=True, slots=True)
 class ChainRow:
     """One sequence: what is read of it, how deep to draft, and how tokens are chosen; temperature 0
-    is greedy and needs no numbers. A chain that branches off a staged one sees `feed.length` places
+    is greedy and needs no numbers. `rule` is a name in RULES: the coupled one draws by races. A
+    chain that branches off a staged one sees `feed.length` places
     and has its own from `branch_place` on, behind all that is staged."""
 
     feed: CacheSpan
@@ -177,6 +180,7 @@ class ChainRow:
     sample: int = 0
     start: int = 0
     branch_place: int = 0
+    rule: str = "token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +247,14 @@ def tell(told: Row, row: ChainRow | RoundRow, depth: int) -> None:
     told.seed, told.sample, told.start = row.seed, row.sample, row.start
     told.temperature, told.depth = row.temperature, depth
     told.top_k, told.top_p, told.min_p = row.top_k, row.top_p, row.min_p
-
-
-RULES = {"token": 0, "block": 1, "match": 2}
+    told.rule = RULES[row.rule]
 
 
 @dataclass(slots=True)
 class RoundRow:
     """One sequence of a round. `drafted` is a chain that somebody else chose; else `draft` is what
-    the draft model reads, and `depth` is how many tokens it drafts, none without a `draft`."""
+    the draft model reads, and `depth` is how many tokens it drafts, none without a `draft`. `rule`
+    is a name in RULES."""
 
     seed: int
     sample: int
@@ -266,6 +269,7 @@ class RoundRow:
     depth: int = 0
     shaping: SparseShaping | None = None
     wants_laws: bool = False
+    rule: str = "token"
 
 
 @dataclass(slots=True)
@@ -289,12 +293,10 @@ class Decided:
 class NativeRounds:
     """Rounds of up to `batch_size` rows. Not thread-safe: memory is used again by every round.
 
-    `rule` is a name in RULES. Without a `draft` the rows bring their drafts.
+    Without a `draft` the rows bring their drafts.
     """
 
-    def __init__(
-        self, target: RoundModel, draft: RoundModel | None, *, batch_size: int, rule: str
-    ) -> None:
+    def __init__(self, target: RoundModel, draft: RoundModel | None, *, batch_size: int) -> None:
         self._target = Lane(target, batch_size)
         self._draft = None if draft is None else Lane(draft, batch_size)
         self._rows, self._shapings = (Row * batch_size)(), (ShapingStruct * batch_size)()
@@ -309,7 +311,6 @@ class NativeRounds:
             None if self._draft is None else self._draft.address,
             ctypes.addressof(self._rows),
             vocab_size=vocab_size,
-            rule=RULES[rule],
             drafts=ctypes.addressof(self._drafts),
             unread_target=ctypes.addressof(self._target.unread),
             unread_draft=None if self._draft is None else ctypes.addressof(self._draft.unread),

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "round.h"
-#include "sampling.h"
 
 namespace outrider {
 
@@ -35,8 +34,8 @@ class Judge {
     // False if the target's distribution is none.
     bool operator()() {
         if (row_.wants_laws) make(0, row_.depth + 1);
-        if (r_.rule == MATCH) return match();
-        return r_.rule == BLOCK && r_.draft != nullptr && row_.depth > 0 ? block() : token();
+        if (row_.rule == MATCH || row_.rule == COUPLED) return match();
+        return row_.rule == BLOCK && r_.draft != nullptr && row_.depth > 0 ? block() : token();
     }
 
   private:
@@ -130,10 +129,16 @@ class Judge {
 
     bool match() {
         for (int node = 0;; ++node) {
-            const double uniform = row_.uniform(row_.start + node, ROOT, POSITION);
-            const int64_t own = outrider_pick(r_.team, p(node), uniform, r_.vocab_size);
+            const int64_t own = draw(node);
             if (own < 0 || node == row_.depth || own != tokens_[node]) return keep(node, own);
         }
+    }
+
+    // The target's own token after `node` drafted ones, by numbers that its place has.
+    int64_t draw(int node) {
+        if (row_.rule == COUPLED) return row_.race(r_.team, p(node), node, r_.vocab_size);
+        const double uniform = row_.uniform(row_.start + node, ROOT, POSITION);
+        return outrider_pick(r_.team, p(node), uniform, r_.vocab_size);
     }
 
     const Round& r_;

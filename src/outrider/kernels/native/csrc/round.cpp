@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "round.h"
-#include "sampling.h"
 
 using namespace outrider;
 
@@ -45,7 +44,9 @@ bool choose(const Round& r, int depth) {
         if (!row.greedy()) {
             float* distribution = r.distribution(b, depth);
             make_laws(r, row, memory.spread(logits, distribution, r.vocab_size), distribution, 1);
-            token = outrider_pick(r.team, distribution, row.uniform(row.start, depth, DRAFT), r.vocab_size);
+            token = row.rule == COUPLED
+                ? row.race(r.team, distribution, depth, r.vocab_size)
+                : outrider_pick(r.team, distribution, row.uniform(row.start, depth, DRAFT), r.vocab_size);
         }
         if (token < 0) return false;
         r.drafted(b)[depth] = static_cast<int32_t>(token);

@@ -8,6 +8,7 @@
 
 #include "pass.h"
 #include "philox.h"
+#include "sampling.h"
 
 extern "C" int outrider_forward(const void* decoder, const outrider::Pass* pass,
                                 const int32_t* tokens, const int32_t* wanted, int num_wanted,
@@ -17,7 +18,7 @@ namespace outrider {
 
 // As Role in core/rng.py.
 enum Role { DRAFT, ACCEPT, NEXT, POSITION };
-enum Rule { TOKEN, BLOCK, MATCH };
+enum Rule { TOKEN, BLOCK, MATCH, COUPLED };
 constexpr int ROOT = -1;
 // As in rounds.py; no deeper draft is given.
 constexpr int MAX_DEPTH = 64;
@@ -105,6 +106,7 @@ struct Row {
     // Of a draft that branches off a staged one: the first of the places of its own, which follow what
     // is staged; it sees them and the `draft_length` places before the branch. 0: it goes on there.
     int32_t branch_place;
+    int32_t rule, unused;
     int64_t top_k;               // 0 keeps all
     double top_p, min_p;
     const Shaping* shaping;  // null changes no logits
@@ -116,6 +118,10 @@ struct Row {
     bool filters(int vocab_size) const {
         return (top_k > 0 && top_k < vocab_size) || top_p < 1 || min_p > 0;
     }
+    // The winner of the race at a place, `depth` tokens after the round's start.
+    int64_t race(Team* team, const float* weights, int depth, int64_t size) const {
+        return outrider_race(team, weights, seed, start + depth, sample, size);
+    }
     bool coin(double probability, int node) const {
         return probability >= 1 || uniform(start, node, ACCEPT) < probability;
     }
@@ -126,7 +132,7 @@ struct Round {
     Team* team;
     Memory *target, *draft;
     Row* rows;
-    int32_t num_rows, most_depth, vocab_size, rule;
+    int32_t num_rows, most_depth, vocab_size, unused;
     int32_t *drafts, *unread_target, *unread_draft;
     float* distributions;      // [rows][most_depth][vocabulary] of what was drafted at a temperature
     float* leftover;  // [vocabulary]
