@@ -78,7 +78,6 @@ void outrider_softmax(Team*, const float*, float, float*, int, int64_t);
 void outrider_masses(Team*, const float*, float, const int32_t*, double*, int, int64_t);
 int64_t outrider_pick(Team*, const float*, double, int64_t);
 int64_t outrider_race(Team*, const float*, uint64_t, uint32_t, uint32_t, int64_t);
-double outrider_uniform(uint64_t, uint32_t, uint32_t, uint32_t, uint32_t);
 double outrider_leftover(Team*, const float*, const float*, int64_t, double, float*, int64_t);
 void outrider_top_k(Team*, const float*, int64_t, float*, int, int64_t);
 void outrider_keep_likely(Team*, float*, double, double, int, int64_t);
