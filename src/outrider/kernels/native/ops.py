@@ -165,8 +165,7 @@ def address(native: Callable[..., None]) -> int:
 
 @functools.cache
 def team(library: ctypes.CDLL, num_threads: int) -> int:
-    """The address of the team of this size; models share it. Its threads live with the process, and
-    are pinned where `pinned_threads` says so."""
+    """The address of the team of this size, which models share, for the life of the process."""
     pinned = pinned_threads(num_threads)
     places = (c_int * len(pinned))(*pinned) if pinned else None
     return function(library, "team")(num_threads, places)
@@ -174,8 +173,7 @@ def team(library: ctypes.CDLL, num_threads: int) -> int:
 
 @functools.cache
 def _lane_team(library: ctypes.CDLL, number: int, num_threads: int) -> int:
-    """Engines whose lanes have the same number share a team, and so take turns. Lanes run beside
-    each other, so their teams are not pinned: two would be to the same hardware threads."""
+    """Shared by lanes of the same number. Not pinned: two lanes would have the same cores."""
     del number
     return function(library, "team")(num_threads, None)
 
