@@ -10,6 +10,7 @@ from mutants.planting import Mutant
 PAGED = "outrider.cache.paged_kv"
 COLUMNS = "outrider.cache.pages"
 PAGES = "outrider.cache.pages"
+POOL = "outrider.cache.pool"
 
 MUTANTS = (
     Mutant(
@@ -22,14 +23,14 @@ MUTANTS = (
     Mutant(
         "a page is given back while its last key is seen",
         PAGED,
-        "max(length + 1 - self.reach, 0)",
-        "max(length + 2 - self.reach, 0)",
+        "max(length + 1 - self._window, 0)",
+        "max(length + 2 - self._window, 0)",
         check_freed,
     ),
     Mutant(
         "a text offers pages whose beginning it gave back",
         PAGED,
-        "if not 0 < index <= seq.num_freed:",
+        "if self.frames is not None or not 0 < index <= seq.num_freed:",
         "if True:",
         check_freed,
     ),
@@ -86,14 +87,14 @@ MUTANTS = (
     Mutant(
         "page not released",
         PAGED,
-        "self._pool.release(self._sequences.pop(seq_id).held)",
-        "self._pool.release(self._sequences.pop(seq_id).held[1:])",
+        "self._pool.release(self._held(seq))",
+        "self._pool.release(self._held(seq)[1:])",
         rollback,
     ),
     Mutant(
         "fork shares an unfinished page",
         PAGED,
-        "            if rest:\n                pages.append(self._pool.take(pages, GROWTH))",
+        "            if rest:\n                pages.append(self._take(pages, GROWTH))",
         "            if rest:\n                pages.append(old.pages[whole])",
         rollback,
     ),
@@ -128,44 +129,44 @@ MUTANTS = (
     ),
     Mutant(
         "taken page still findable",
-        PAGES,
+        POOL,
         "        self._forget(page)\n        return page",
         "        self._forget(-1)\n        return page",
         check_pages,
     ),
     Mutant(
         "shared page stays in the ring",
-        PAGES,
+        POOL,
         "self._ring.pop(page, None)",
         "self._ring.get(page, None)",
         check_pages,
     ),
     Mutant(
         "shared page stays open",
-        PAGES,
+        POOL,
         "        if page in self._open:\n            self._open.remove(page)",
         "        if page in self._ring:\n            self._open.remove(page)",
         check_pages,
     ),
     Mutant(
         "young content is opened",
-        PAGES,
+        POOL,
         "and len(self._open) < len(self._ring)",
         "and self._ring",
         check_pages,
     ),
-    Mutant("pages in no row", PAGES, "if pages and pages[-1] + 1", "if pages and -1", check_pages),
+    Mutant("pages in no row", POOL, "if pages and pages[-1] + 1", "if pages and -1", check_pages),
     Mutant(
         "a text begins in another's way",
-        PAGES,
+        POOL,
         "run[len(run) // 2 :] if is_behind_others else run",
         "run",
         check_pages,
     ),
-    Mutant("pages as a stack", PAGES, "popitem(last=False)", "popitem(last=True)", check_pages),
+    Mutant("pages as a stack", POOL, "popitem(last=False)", "popitem(last=True)", check_pages),
     Mutant(
         "beginnings die first",
-        PAGES,
+        POOL,
         "for page in reversed(pages):",
         "for page in list(pages):",
         check_pages,
@@ -180,8 +181,8 @@ MUTANTS = (
     Mutant(
         "capacity not checked before taking",
         PAGED,
-        "self._pool.require(sum(missing.values()))",
-        "self._pool.require(0)",
+        "self._require(sum(missing.values()))",
+        "self._require(0)",
         rollback,
     ),
 )

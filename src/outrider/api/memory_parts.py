@@ -11,10 +11,11 @@ from typing import Literal
 
 import torch
 
-from outrider.api.plan import LoadPlan, room_of, whole_pages
+from outrider.api.plan import LoadPlan, most_staged, room_of, whole_pages
 from outrider.core.config import EngineConfig
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES, DecoderConfig, ModelSpec
+from outrider.drafters.model import LEAST_SHARE
 from outrider.engine.drafter_builders import draft_capacity
 from outrider.engine.prompt_logprobs import SCORED_ROWS
 from outrider.kernels.registry import is_native
@@ -92,7 +93,12 @@ def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> Room:
     rows = config.batch_size * (plan.resolved.draft_size + 1)
     most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
     room = room_of(
-        config, plan.num_slots, max_rows=most, max_logits=max(rows, SCORED_ROWS), window=plan.window
+        config,
+        plan.num_slots,
+        max_rows=most,
+        max_logits=max(rows, SCORED_ROWS),
+        window=plan.window,
+        num_staged=most_staged(plan.resolved),
     )
     return replace(room, hidden_layers=plan.hidden_layers(heads))
 
@@ -101,12 +107,15 @@ def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> Roo
     """Beside a target with so many slots, with room for the foreseen verdicts of a draft model that
     drafts ahead."""
     config, more = resolved.settings, draft_capacity(resolved)
+    # A process of its own is told of no such memory.
+    apart = config.drafter_home != "process"
     room = room_of(
         config,
         num_slots + config.batch_size * whole_pages(more.num_slots, config.page_size),
         max_rows=max(config.prefill_chunk, 2 * config.batch_size, more.num_rows),
         max_logits=max(config.batch_size, more.num_logits),
         window=window,
+        num_staged=apart * (most_staged(resolved) + LEAST_SHARE + more.num_slots),
     )
     # A model that drafts ahead stages all its branches.
     history = max(room.states.history, more.num_slots)
@@ -198,8 +207,7 @@ def _model_parts(model: _Model) -> Iterator[Part]:
         pages = 4 * spec.num_layers * (4 << 20)
         pages = min(pages, spec.weight_bytes) + (32 << 20)
         yield Part(f"mapped files {of}", mapped + pages, device, "addresses")
-    arena = room.num_slots * spec.kv_bytes_per_token
-    yield Part(f"KV arena {of}, {room.num_slots} tokens", arena, device)
+    yield Part(f"KV arena {of}, {room.num_slots} tokens", room.arena_bytes(spec), device)
     kept = room.num_slots * len(room.hidden_layers) * spec.hidden_size * spec.bytes_per_kv
     yield Part(f"hidden states {of}", kept, device)
     yield Part(f"recurrent states {of}", room.states.num_bytes(spec), device)

@@ -89,8 +89,17 @@ def idle_settings(resolved: ResolvedConfig) -> tuple[str, ...]:
 
 
 def room_of(
-    config: EngineConfig, num_slots: int, *, max_rows: int, max_logits: int, window: int = 0
+    config: EngineConfig,
+    num_slots: int,
+    *,
+    max_rows: int,
+    max_logits: int,
+    window: int = 0,
+    num_staged: int = 0,
 ) -> Room:
+    """With `num_staged`, that many tokens of a text at a time besides those that were committed,
+    local layers have memory of their own: on CPUs and in one process."""
+    apart = num_staged and config.tensor_parallel == 1 and pick_device(config.device).type == "cpu"
     return Room(
         num_slots=num_slots,
         page_size=config.page_size,
@@ -99,7 +108,14 @@ def room_of(
         states=states_of(config),
         window=window,
         frees_pages=True,
+        num_texts=config.batch_size if apart else 0,
+        num_staged=num_staged,
     )
+
+
+def most_staged(resolved: ResolvedConfig) -> int:
+    """Tokens of one text that a job reads of its prompt, and a round stages behind it, at most."""
+    return resolved.settings.prefill_chunk + resolved.staged_rows + 1
 
 
 def states_of(config: EngineConfig) -> RecurrentCapacity:
@@ -222,7 +238,7 @@ def plan_pair(
     longest = window + resolved.rows_past_end(captures=captures)
     context = str(config.context or (DRAFT_CONTEXT if has_draft else "auto"))
     # Whole pages: that is what the arena allocates and what a sequence is charged for.
-    wanted = config.arena_tokens or _default_slots(target, config, longest)
+    wanted = config.arena_tokens or _default_slots(target, resolved, longest)
     return LoadPlan(
         resolved=resolved,
         folder=folder,
@@ -346,15 +362,17 @@ def _check_sizes(target: int, draft: int) -> None:
         )
 
 
-def _default_slots(model: DecoderConfig, config: EngineConfig, window: int) -> int:
+def _default_slots(model: DecoderConfig, resolved: ResolvedConfig, window: int) -> int:
+    config, staged = resolved.settings, most_staged(resolved)
     # Not known before the weights are looked at: the widest.
     dtype = "float32" if config.dtype == AUTO else config.dtype
     spec = spec_of_config(model, dtype, config.kv_dtype)
-    room = whole_pages(window, config.page_size)
+    num_slots = config.batch_size * whole_pages(window, config.page_size)
+    room = room_of(config, num_slots, max_rows=1, max_logits=1, num_staged=staged)
     return arena_slots(
         spec,
-        sequences=config.batch_size,
-        window=room,
+        num_slots=num_slots,
+        num_local_slots=room.num_local_slots(spec),
         device=pick_device(config.device),
         states=states_of(config),
         share=config.memory_share,

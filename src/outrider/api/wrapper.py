@@ -300,8 +300,7 @@ def load_wrapper(
     own = config.dtype if dtype == "auto" else dtype
     num_slots = arena_slots(
         spec_of_config(config, own, kv_dtype),
-        sequences=_NUM_CACHES,
-        window=min(config.max_tokens, _MAX_CONTEXT),
+        num_slots=_NUM_CACHES * min(config.max_tokens, _MAX_CONTEXT),
         device=pick_device(device),
         states=RecurrentCapacity(),
     )

@@ -80,14 +80,15 @@ def total_bytes(device: torch.device) -> int:
 def arena_slots(
     spec: ModelSpec,
     *,
-    sequences: int,
-    window: int,
+    num_slots: int,
     device: torch.device,
+    num_local_slots: int = 0,
     states: RecurrentCapacity | None = None,
     share: float = 1.0,
 ) -> int:
-    """Slots for `sequences` full windows, or for as many as a quarter of the memory, or of this
-    `share` of it, holds once it holds the recurrent `states`, if the model has any.
+    """`num_slots`, or as many as a quarter of the memory, or of this `share` of it, holds once it
+    holds the recurrent `states`, if the model has any. Local layers have `num_local_slots` of their
+    own, if that is not 0.
 
     On a CPU, memory of slots that were never written is not resident. Raises CapacityError where
     not a single slot is left.
@@ -95,6 +96,9 @@ def arena_slots(
     most = int(total_bytes(device) * share * ARENA_SHARE)
     taken = 0 if states is None else states.num_bytes(spec)
     affordable = (most - taken) // spec.kv_bytes_per_token
+    if 0 < num_local_slots < affordable:
+        local = spec.arena_bytes(0, num_local_slots)
+        affordable = (most - taken - local) // spec.arena_bytes(1, 0)
     if affordable < 1:
         told = f"keys and values of one token take {size(spec.kv_bytes_per_token)}"
         if taken:
@@ -105,7 +109,7 @@ def arena_slots(
             if taken
             else "choose a smaller model, or a machine with more memory",
         )
-    return min(sequences * window, affordable)
+    return min(num_slots, affordable)
 
 
 def states_that_fit(

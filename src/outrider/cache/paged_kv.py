@@ -7,7 +7,7 @@ Rows of rejected tokens are dead space: no plan names their slots, and later nod
 Hidden states that a drafter asked for lie in the slots of their tokens (`hidden_SKD`). Lanes may
 call for different sequences at once; one lock guards the shared page accounts.
 
-Shapes:  L = layers, G = KV heads, S = slots, D = head size, N = packed tokens, B = sequences,
+Shapes:  L = layers of an arena, G = KV heads, S = slots, D = head size, N = packed tokens, B = sequences,
          P = page-table columns, E = extra keys, K = captured layers (then D is the hidden size),
          M = rows that are left of a prompt, R = elements of a stored row.
 """
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.cache.frames import Frames
 from outrider.cache.pages import Columns, PagePool, PageTable
 from outrider.cache.sequence_pages import GROWTH, NOTHING_SEEN, SequencePages
 from outrider.core.errors import ContractError
@@ -42,7 +43,9 @@ class PagedKV:
     tokens follow the remaining rows, at their positions in the text.
 
     Pages that no later token sees by the `reach` of the spec are given back, unless hidden states
-    are kept. Positions and places in the table stay what they are.
+    are kept. Positions and places in the table stay what they are. With `num_local_slots` the local
+    layers of the spec have an `arena` of their own, where pages lie in `frames` as long as later
+    tokens see them.
 
     `on_copy` is told before slots are copied to others: arenas that ranks keep alike follow it.
     """
@@ -58,18 +61,32 @@ class PagedKV:
         num_slots: int,
         page_size: int,
         num_hidden: int = 0,
+        num_local_slots: int = 0,
     ) -> None:
         num_pages = -(-num_slots // page_size)
         kept = torch.int8 if spec.kv_dtype == "int8" else dtype
         width = row_size(spec.head_dim, kept)
-        shape = (spec.num_layers, 2, spec.num_kv_heads, num_pages * page_size, width)
-        self.arena = zeros(shape, dtype=kept, device=device)
-        self.layers = tuple((layer[0], layer[1]) for layer in self.arena)
+
+        def arena(num_layers: int, pages: int) -> Tensor:
+            shape = (num_layers, 2, spec.num_kv_heads, pages * page_size, width)
+            return zeros(shape, dtype=kept, device=device)
+
+        self._local_layers = local = spec.local_layers if num_local_slots else ()
+        self.arena = arena(spec.num_layers - len(local), num_pages)
+        self.frames: Frames | None = None
+        layers = list(self.arena)
+        if local:
+            local_pages = -(-num_local_slots // page_size)
+            self.frames = Frames(arena(len(local), local_pages), num_pages, page_size)
+            for depth, layer in zip(local, self.frames.arena, strict=True):
+                layers.insert(depth, layer)
+        self.layers = tuple((layer[0], layer[1]) for layer in layers)
         hidden = (num_pages * page_size, num_hidden, spec.hidden_size)
         self.hidden_SKD = zeros(hidden, dtype=dtype, device=device)
         self._pool = PagePool(num_pages, page_size)
         self._page_size = page_size
         self.reach = 0 if num_hidden else spec.reach
+        self._window = spec.window if self._local_layers else self.reach
         self._device = device
         self._sequences: dict[int, SequencePages] = {}
         self._lock = RLock()
@@ -78,13 +95,12 @@ class PagedKV:
         if seq_id in self._sequences:
             raise ContractError("the sequence is open already")
         with self._lock:
-            pages = self._pool.find_prefix(tokens, salt)
+            pages = self._seen_by_all(self._pool.find_prefix(tokens, salt))
             reused = len(pages) * self._page_size
             expected = len(tokens) // self._page_size + GROWTH
             seq = SequencePages(pages, list(tokens[:reused]), num_expected=expected, salt=salt)
             seq.num_freed = self._num_unseen(reused)
-            for page in seq.held:
-                self._pool.share(page)
+            self._share(seq)
             self._sequences[seq_id] = seq
         return reused
 
@@ -100,16 +116,15 @@ class PagedKV:
             raise ContractError("some of its beginning is gone")
         whole, rest = divmod(len(tokens) - num_dropped, self._page_size)
         with self._lock:
-            self._pool.require(int(rest > 0))
+            self._require(int(rest > 0))
             pages = old.pages[:whole]
             seq = SequencePages(
                 pages, tokens, num_dropped=num_dropped, num_freed=old.num_freed, salt=old.salt
             )
-            for page in seq.held:
-                self._pool.share(page)
+            self._share(seq)
             self._sequences[new] = seq
             if rest:
-                pages.append(self._pool.take(pages, GROWTH))
+                pages.append(self._take(pages, GROWTH))
         if rest:
             start = whole * self._page_size
             self._moved(
@@ -131,7 +146,10 @@ class PagedKV:
 
     def close(self, seq_id: int) -> None:
         with self._lock:
-            self._pool.release(self._sequences.pop(seq_id).held)
+            seq = self._sequences.pop(seq_id)
+            if self.frames is not None:
+                self.frames.let_go(seq.in_window)
+            self._pool.release(self._held(seq))
 
     def read(self, seq_id: int) -> Tensor:
         """A copy of the committed keys and values, of shape [L, 2, G, rows, R]."""
@@ -142,10 +160,10 @@ class PagedKV:
         return self._sequences[seq_id].tokens
 
     def slots(self, seq_id: int) -> Tensor:
-        """Where the committed rows lie, in order, int64."""
+        """Where the committed rows lie in all layers, in order, int64."""
         seq = self._sequences[seq_id]
-        if seq.num_freed:
-            raise ContractError("some of its rows are gone")
+        if seq.num_freed or self.frames is not None:
+            raise ContractError("some of its rows are gone, or lie in an arena of their own")
         slots = self._slots(seq, 0, seq.num_rows)
         return torch.tensor(slots, dtype=torch.int64, device=self._device)
 
@@ -163,6 +181,8 @@ class PagedKV:
         seq, num_rows = self._sequences[seq_id], rows_L2GMR.shape[3]
         if seq.num_staged:
             raise ContractError("nodes are staged")
+        if self._window:
+            raise ContractError("windows are of texts whose rows are all there")
         if num_rows > seq.num_rows:
             raise ContractError("more rows than the sequence has")
         self._finish_reading()
@@ -188,7 +208,9 @@ class PagedKV:
     def check(self) -> None:
         """Assert that no page leaked or is counted twice."""
         with self._lock:
-            self._pool.check([seq.held for seq in self._sequences.values()])
+            self._pool.check([self._held(seq) for seq in self._sequences.values()])
+            if self.frames is not None:
+                self.frames.check_seen([seq.in_window for seq in self._sequences.values()])
 
     @property
     def page_size(self) -> int:
@@ -201,13 +223,13 @@ class PagedKV:
         if not any(missing.values()):
             return
         with self._lock:
-            self._pool.require(sum(missing.values()))
+            self._require(sum(missing.values()))
             for seq_id, num_pages in missing.items():
                 seq = self._sequences[seq_id]
                 room = max(num_pages, seq.num_expected - len(seq.pages))
                 for _ in range(num_pages):
                     # One at a time: an interrupt must not leave a page that nobody holds.
-                    seq.pages.append(self._pool.take(seq.pages, room))
+                    seq.pages.append(self._take(seq.pages, room))
 
     def pages(self, seq_id: int) -> Sequence[int]:
         """The pages of a sequence in order; slot t of it lies in page t // page_size. The same
@@ -236,6 +258,15 @@ class PagedKV:
         for index, row in enumerate(rows):
             self._stage(columns, index, row)
         return columns.plan(self._tables(rows), self._page_size, self._device)
+
+    def by_layer(self, plan: PackedPlan) -> Sequence[PackedPlan]:
+        """What each layer is told of a pass: local ones have their own places for its rows."""
+        plans = [plan] * len(self.layers)
+        if self.frames is not None:
+            local = self.frames.plan(plan)
+            for depth in self._local_layers:
+                plans[depth] = local
+        return plans
 
     def _missing(self, seq_id: int, count: int) -> int:
         seq = self._sequences[seq_id]
@@ -289,25 +320,58 @@ class PagedKV:
         if seq.num_dropped:
             return len(moved)  # its rows are no other text's
         full = range(filled, len(seq.tokens) // self._page_size)
-        if full or self.reach:
+        if full or self._window:
             with self._lock:
                 for index in full:
                     # A page is found by way of those before it.
-                    if not 0 < index <= seq.num_freed:
+                    if self.frames is not None or not 0 < index <= seq.num_freed:
                         self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
                 self._free_unseen(seq)
         return len(moved)
 
     def _num_unseen(self, length: int) -> int:
         """Pages that no token behind the first `length` sees."""
-        return max(length + 1 - self.reach, 0) // self._page_size if self.reach else 0
+        return max(length + 1 - self._window, 0) // self._page_size if self._window else 0
 
     def _free_unseen(self, seq: SequencePages) -> None:
         start, end = seq.num_freed, self._num_unseen(len(seq.tokens))
         if end > start:
             self._finish_reading()
             seq.num_freed = end
-            self._pool.release(seq.pages[start:end])
+            given_back = self._pool.release if self.frames is None else self.frames.let_go
+            given_back(seq.pages[start:end])
+
+    def _seen_by_all(self, pages: list[int]) -> list[int]:
+        """The longest beginning of `pages` of which every layer has what later tokens see."""
+        while pages and self.frames is not None:
+            start = self._num_unseen(len(pages) * self._page_size)
+            missing = self.frames.first_missing(pages[start:])
+            if missing is None:
+                break
+            pages = pages[: start + missing]
+        return pages
+
+    def _held(self, seq: SequencePages) -> Sequence[int]:
+        """Pages that are its own: those that are seen, or all where some layers see all."""
+        return seq.in_window if self.frames is None else seq.pages
+
+    def _share(self, seq: SequencePages) -> None:
+        for page in self._held(seq):
+            self._pool.share(page)
+        if self.frames is not None:
+            self.frames.hold(seq.in_window)
+
+    def _require(self, num_pages: int) -> None:
+        self._pool.require(num_pages)
+        if self.frames is not None:
+            self.frames.require(num_pages)
+
+    def _take(self, pages: Sequence[int], room: int) -> int:
+        """A page to follow `pages`, in every arena."""
+        page = self._pool.take(pages, room)
+        if self.frames is not None:
+            self.frames.give(page, pages)
+        return page
 
     def _finish_reading(self) -> None:
         """Before pages are given back that another stream may be given to write."""
@@ -324,5 +388,7 @@ class PagedKV:
         into = torch.tensor(target, device=self._device)
         origin = torch.tensor(source, device=self._device)
         self.arena.index_copy_(3, into, self.arena[:, :, :, origin])
+        if self.frames is not None:
+            self.frames.copy(into, origin)
         if self.hidden_SKD.shape[1]:
             self.hidden_SKD.index_copy_(0, into, self.hidden_SKD[origin])

@@ -43,7 +43,7 @@ class SequencePages:
     what the first of them see; it is only made where something branches off.
 
     `num_dropped` of the tokens that were committed first have no rows any more. The first
-    `num_freed` of `pages` are its own no longer: tables name them, and nobody reads them.
+    `num_freed` of `pages` no window reaches: tables name them, and nobody reads them there.
     `num_expected` pages hold the prompt and the beginning of an answer."""
 
     pages: list[int] = field(default_factory=list[int])
@@ -84,8 +84,8 @@ class SequencePages:
         return len(self.tokens) - self.num_dropped
 
     @property
-    def held(self) -> Sequence[int]:
-        """Pages that are its own."""
+    def in_window(self) -> Sequence[int]:
+        """Pages that later tokens see through a window, or all without one."""
         return self.pages[self.num_freed :] if self.num_freed else self.pages
 
     @property

@@ -23,6 +23,7 @@ class ModelSpec:
     values of `bytes_per_kv` each, or int8 (kernels/kv_rows.py). Every parameter counts once,
     though a tied output head is held apart from the table. Some layers see the last `window`
     tokens alone, if that is not 0, and no layer sees more than the last `reach`, if that is not 0.
+    Where others see all, `local_layers` are those that see `window` tokens.
     Of a hybrid `num_kv_layers` attend; the states of the others take `state_bytes` a sequence, and
     what one token does to them `input_bytes`. Of a mixture each token uses `num_active_experts` of
     `num_experts` in every layer that has them; all experts together are `expert_parameters`.
@@ -46,6 +47,7 @@ class ModelSpec:
     kv_dtype: str = "auto"
     window: int = 0
     reach: int = 0
+    local_layers: tuple[int, ...] = ()
     num_kv_layers: int | None = None
     state_bytes: int = 0
     input_bytes: int = 0
@@ -62,6 +64,16 @@ class ModelSpec:
         if self.kv_dtype == "int8":
             row = self.head_dim + 2 * self.head_dim // KV_GROUP
         return 2 * num_layers * self.num_kv_heads * row
+
+    @property
+    def local_bytes_per_token(self) -> int:
+        """Of those, what local layers take."""
+        return self.kv_bytes_per_token // self.num_layers * len(self.local_layers)
+
+    def arena_bytes(self, num_slots: int, num_local_slots: int) -> int:
+        """Of keys and values, with so many slots for a token in all layers but the local ones."""
+        local = self.local_bytes_per_token
+        return num_slots * (self.kv_bytes_per_token - local) + num_local_slots * local
 
     @property
     def weight_bytes(self) -> int:

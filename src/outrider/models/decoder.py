@@ -66,7 +66,9 @@ class Room:
     `hidden_layers`; in one step, `max_rows` packed tokens and `max_logits` rows of logits. A hybrid
     has room for recurrent `states` besides. No sequence is longer than `window`, where that is not
     0. With `frees_pages`, pages that no later token sees are given back: no text is then forked
-    where it was shorter."""
+    where it was shorter. Local layers then have memory of their own, for what `num_texts` texts see
+    that have at most `num_staged` tokens more at a time; without a number they keep what the others
+    do."""
 
     num_slots: int
     page_size: int = 32
@@ -76,12 +78,25 @@ class Room:
     states: RecurrentCapacity = field(default_factory=RecurrentCapacity)
     window: int = 0
     frees_pages: bool = False
+    num_texts: int = 0
+    num_staged: int = 0
 
     def num_positions(self, max_tokens: int, *, reach: int = 0) -> int:
         """How many positions the tables of a model of that window need, whose tokens see the last
         `reach`. Siblings of a tree may lie past the window, no path does."""
         most = max_tokens if self.frees_pages and reach else min(max_tokens, self.num_slots)
         return min(most, self.window or most) + self.max_rows
+
+    def num_local_slots(self, spec: ModelSpec) -> int:
+        """KV positions of local layers, in whole pages; 0 where all layers have the same."""
+        if not (spec.local_layers and self.num_texts and self.frees_pages):
+            return 0
+        num_pages = -(-(spec.window + self.num_staged) // self.page_size) + 1
+        return min(self.num_slots, self.num_texts * num_pages * self.page_size)
+
+    def arena_bytes(self, spec: ModelSpec) -> int:
+        """Of keys and values."""
+        return spec.arena_bytes(self.num_slots, self.num_local_slots(spec) or self.num_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +177,7 @@ class Passes:
             num_slots=room.num_slots,
             page_size=room.page_size,
             num_hidden=len(room.hidden_layers),
+            num_local_slots=room.num_local_slots(spec),
         )
         self._views: dict[int, Scratch] = {}
         self._make_buffers = lambda: (
@@ -228,9 +244,9 @@ class Passes:
         """Leave the last residual in `x_ND`; the captured layers in the order named."""
         scratch = self._view(plan.num_tokens)
         stack.embed(plan, scratch)
+        plans = zip(self.kv.by_layer(plan), self.kv.layers, strict=True)
         layers = (
-            partial(stack.layer, depth, plan, scratch, kv)
-            for depth, kv in enumerate(self.kv.layers)
+            partial(stack.layer, depth, own, scratch, kv) for depth, (own, kv) in enumerate(plans)
         )
         return residuals(layers, scratch.x_ND, hidden_layers)
 

@@ -173,6 +173,13 @@ class LlamaConfig(DecoderConfig):
         return max(windows) if all(windows) else 0
 
     @property
+    def local_layers(self) -> tuple[int, ...]:
+        """Layers with a window, the same for all of them, where others see the whole text."""
+        windows = [self.layer_kind(index).window for index in range(self.num_layers)]
+        mixed = len(set(windows)) == 2 and 0 in windows
+        return tuple(index for index, window in enumerate(windows) if window) if mixed else ()
+
+    @property
     def attends_otherwise(self) -> bool:
         """Whether attention is anywhere more than a softmax over all keys."""
         traits = self.traits
@@ -215,7 +222,8 @@ class LlamaConfig(DecoderConfig):
         sizes = {"bytes_per_weight": bytes_per_weight, "bytes_per_kv": bytes_per_kv}
         plain = DecoderConfig.spec(self, name, **sizes)
         if self.whole_tokens < self.max_tokens:
-            plain = replace(plain, window=self.whole_tokens, reach=self.reach)
+            seen = {"window": self.whole_tokens, "reach": self.reach}
+            plain = replace(plain, **seen, local_layers=self.local_layers)
         if self.experts is None:
             return plain
         of_layer = self.experts.expert_parameters(self.hidden_size)

@@ -205,6 +205,7 @@ class LlamaModel(PassDecoder):
         if self.kernels.forward is None or (self._comm.size > 1 and memory is None):
             return None
         config, tables, depths = self.config, self._tables, sorted(self._depths)
+        frames = self._passes.kv.frames
         return self.kernels.forward(
             ForwardParts(
                 embedding_VD=tables.embedding,
@@ -219,6 +220,7 @@ class LlamaModel(PassDecoder):
                 ffn_size=self._operators[0].config.ffn_size,
                 hidden_SKD=self._passes.kv.hidden_SKD,
                 hidden_layers=self._hidden_layers,
+                frames_P=None if frames is None else frames.of_P,
                 traits=_decoder_traits(config),
                 ranks=None if memory is None else memory.address,
             )

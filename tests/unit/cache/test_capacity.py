@@ -13,18 +13,18 @@ CPU = torch.device("cpu")
 
 
 def test_a_small_wish_is_granted() -> None:
-    assert arena_slots(toy_spec("toy", 5), sequences=3, window=100, device=CPU) == 300
+    assert arena_slots(toy_spec("toy", 5), num_slots=300, device=CPU) == 300
 
 
 def test_a_wish_beyond_memory_gets_its_share() -> None:
     spec = toy_spec("toy", 5)
-    slots = arena_slots(spec, sequences=1 << 20, window=1 << 30, device=CPU)
+    slots = arena_slots(spec, num_slots=1 << 50, device=CPU)
     assert slots == int(total_bytes(CPU) * ARENA_SHARE) // spec.kv_bytes_per_token
 
 
 def test_engines_that_share_the_memory_plan_no_more_than_there_is() -> None:
     spec = toy_spec("toy", 5)
-    asked = partial(arena_slots, spec, sequences=1 << 20, window=1 << 30, device=CPU)
+    asked = partial(arena_slots, spec, num_slots=1 << 50, device=CPU)
     whole, third = asked(), asked(share=1 / 3)
     assert 0 <= whole - 3 * third < 4
     bounds = limits(CPU, 0.25)

@@ -193,9 +193,9 @@ def test_the_arena_leaves_room_for_states() -> None:
     taken = (2 * 5 + 4) * 1000 + 2 * 2 * 4 * 10
     assert room.num_bytes(spec) == taken
     share = int(total_bytes(HOST) * ARENA_SHARE)
-    slots = arena_slots(spec, sequences=1 << 20, window=1 << 30, device=HOST, states=room)
+    slots = arena_slots(spec, num_slots=1 << 50, device=HOST, states=room)
     assert slots == (share - taken) // spec.kv_bytes_per_token
     huge = replace(spec, state_bytes=1 << 50)
     with pytest.raises(CapacityError, match="the recurrent states take") as caught:
-        arena_slots(huge, sequences=1, window=1, device=HOST, states=room)
+        arena_slots(huge, num_slots=1, device=HOST, states=room)
     assert "--state-rollback replay" in (caught.value.hint or "")

@@ -19,7 +19,8 @@ from checks.memory import (
     check_rows,
     check_twins,
 )
-from outrider.cache.pages import OpenPages, PagePool
+from outrider.cache.pages import PagePool
+from outrider.cache.pool import OpenPages
 from outrider.core.errors import ContractError
 
 CHECKS = (

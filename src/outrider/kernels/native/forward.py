@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_float, c_int32, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Protocol
@@ -140,7 +140,9 @@ class ForwardParts:
     """What a decoder is made of. The tensors must live, unmoved, as long as the forward does. Every
     pass leaves the residuals after `hidden_layers` in `hidden_SKD`, of the dtype of weights.
     Without `final_norm_D` the output head reads the last residual as it is. `turns` are the tables
-    of cos and sin of each layer, of shape TH. A rank's share names its `ranks` (ranks.py)."""
+    of cos and sin of each layer, of shape TH. Pages of layers with a window lie in the frames
+    `frames_P` (int32) of an arena of their own, if it is not None. A rank's share names its `ranks`
+    (ranks.py), and has no frames."""
 
     embedding_VD: Tensor | PackedTable
     final_norm_D: Tensor | None
@@ -154,6 +156,7 @@ class ForwardParts:
     ffn_size: int
     hidden_SKD: Tensor
     hidden_layers: Sequence[int] = ()
+    frames_P: Tensor | None = None
     entrance: Entrance | None = None
     traits: DecoderTraits = PLAIN_DECODER
     ranks: int | None = None
@@ -199,7 +202,8 @@ class _Decoder(Structure):
         (c_void_p, "team rope_append attention embedding lookup final_norm"),
         (LinearStruct, "head"),
         (c_void_p, "layers x norm qkv attended up activated hidden captured entrance no_bias"),
-        (c_void_p, "ranks"),
+        (c_void_p, "ranks frames"),
+        (c_int64, "local_stride"),
         (c_float, "eps embedding_scale residual_scale logit_scale logit_cap"),
         (c_int32, "num_layers hidden_size ffn_size vocab_size dtype num_captured"),
         (c_int32, "parallel whole_heads gelu head_size"),
@@ -220,6 +224,9 @@ class NativeForward:
             *map(_layer, parts.layers, parts.kv, parts.turns, scales)
         )
         self._layers = layers
+        # By whether layers have a window: arenas are as long as one group of them needs.
+        keys = {bool(layer.look.window): k for layer, (k, _) in zip(layers, parts.kv, strict=True)}
+        self._k_GSD = keys.get(False, parts.kv[0][0])
         vocab_size, hidden_size = parts.embedding_VD.shape
         if parts.hidden_SKD.dtype != parts.embedding_VD.dtype:
             raise ContractError("hidden states have another dtype than the weights")
@@ -230,7 +237,7 @@ class NativeForward:
         self._no_bias_D = parts.buffers.x_ND.new_zeros(hidden_size) if traits.centred else None
         self._decoder = _Decoder(
             ops.team,
-            *ops.functions(parts.kv[0][0].dtype),
+            *ops.functions(self._k_GSD.dtype),
             embedding,
             lookup,
             pointer(parts.final_norm_D),
@@ -242,6 +249,8 @@ class NativeForward:
             None if self._entrance is None else ctypes.addressof(self._entrance),
             pointer(self._no_bias_D),
             parts.ranks,
+            pointer(parts.frames_P),
+            keys.get(True, self._k_GSD).stride(0),
             parts.eps,
             traits.embedding_scale,
             traits.residual_scale,
@@ -276,12 +285,11 @@ class NativeForward:
         return self._parts.buffers.x_ND.shape[0]
 
     def blank_pass(self, page_size: int) -> PassStruct:
-        parts = self._parts
-        return self._ops.blank(parts.buffers.qkv_NE.shape[1], parts.kv[0][0], page_size)
+        return self._ops.blank(self._parts.buffers.qkv_NE.shape[1], self._k_GSD, page_size)
 
     def __call__(self, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
         parts = self._parts
-        described = self._ops.describe(plan, parts.buffers.qkv_NE.shape[1], parts.kv[0][0])
+        described = self._ops.describe(plan, parts.buffers.qkv_NE.shape[1], self._k_GSD)
         foreign = self._run(
             self.address,
             described,

@@ -67,14 +67,14 @@ class SequenceKeys:
 
 
 class TorchAttention:
-    """`alone` computes every row by itself. Remembers what the last plan asks for, by window."""
+    """`alone` computes every row by itself. Of each window it remembers what the last plan asks for,
+    since layers with one may have a plan of their own."""
 
-    __slots__ = ("_alone", "_plan", "_sequences")
+    __slots__ = ("_alone", "_asked")
 
     def __init__(self, *, alone: bool) -> None:
         self._alone = alone
-        self._plan: PackedPlan | None = None
-        self._sequences: dict[int, list[SequenceKeys]] = {}
+        self._asked: dict[int, tuple[PackedPlan, list[SequenceKeys]]] = {}
 
     def __call__(
         self,
@@ -86,12 +86,10 @@ class TorchAttention:
         out_NO: Tensor,
     ) -> None:
         kind = AttentionKind.of(how)
-        if self._plan is not plan:
-            self._plan, self._sequences = plan, {}
-        sequences = self._sequences.get(kind.window)
-        if sequences is None:
+        asked, sequences = self._asked.get(kind.window, (None, ()))
+        if asked is not plan:
             sequences = list(sequence_keys(plan, alone=self._alone, window=kind.window))
-            self._sequences[kind.window] = sequences
+            self._asked[kind.window] = plan, sequences
         for keys in sequences:
             k_GUD = keys.read(k_GSD, alone=self._alone)
             v_GUD = keys.read(v_GSD, alone=self._alone)

@@ -9,7 +9,9 @@
 //
 // Ranks that share a decoder (ranks.h) run its passes together: rank 0 announces a pass, and all sum
 // what a layer's two products to the residual give.
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "linears.h"
 #include "pass.h"
@@ -89,6 +91,10 @@ struct Decoder {
     const Entrance* entrance;  // null but for heads
     const float* no_bias;      // zeros where norms are centred, else null
     Ranks* ranks;              // null unless the decoder is a rank's share
+    // Where pages lie in the arena of layers with a window (cache/frames.py), whose heads are this far
+    // apart; null where all layers have one arena, as they do in ranks.
+    const int32_t* frames;
+    int64_t local_stride;
     float eps, embedding_scale, residual_scale, logit_scale, logit_cap;
     int32_t num_layers, hidden_size, ffn_size, vocab_size, dtype, num_captured;
     // Whether attention and FFN read the same norm, query and key norms take all heads as one, and
@@ -215,6 +221,38 @@ void norm_heads(const Decoder& d, const Layer& layer, const Pass& pass) {
     }
 }
 
+// A pass as layers with a window see it, where their pages lie in frames. Good until this thread asks
+// again, and in memory that it keeps.
+Pass in_frames(const Decoder& d, const Pass& pass) {
+    static thread_local std::vector<int32_t> numbers;
+    const int num = pass.num_tokens, size = pass.page_size;
+    int num_rows = 0, num_columns = 0;
+    for (int n = 0; n < num; ++n) {
+        num_rows = std::max(num_rows, pass.seq[n] + 1);
+        num_columns = std::max(num_columns, (pass.visible[n] + size - 1) / size);
+    }
+    const int num_extra = pass.extra_offsets == nullptr ? 0 : pass.extra_offsets[num];
+    numbers.resize(num + num_extra + static_cast<size_t>(num_rows) * num_columns);
+    int32_t* next = numbers.data();
+    const auto placed = [&](const int32_t* slots, int count) {
+        int32_t* first = next;
+        for (int i = 0; i < count; ++i)
+            *next++ = d.frames[slots[i] / size] * size + slots[i] % size;
+        return first;
+    };
+    Pass local = pass;
+    local.head_stride = d.local_stride;
+    local.slots = placed(pass.slots, num);
+    if (num_extra > 0) local.extra_slots = placed(pass.extra_slots, num_extra);
+    local.pages = next;
+    local.num_page_columns = num_columns;
+    for (int row = 0; row < num_rows; ++row) {
+        const int32_t* pages = pass.pages + static_cast<int64_t>(row) * pass.num_page_columns;
+        for (int i = 0; i < num_columns; ++i) *next++ = d.frames[pages[i]];
+    }
+    return local;
+}
+
 void attend(const Decoder& d, const Layer& layer, const Pass& pass) {
     const int num = pass.num_tokens;
     const float* reads = attention_input(d, layer, num);
@@ -266,10 +304,11 @@ void run(const Decoder& d, const Pass& pass, const int32_t* tokens) {
     embed<T>(d, tokens, pass.num_tokens);
     scale_all(d.x, d.embedding_scale, static_cast<int64_t>(pass.num_tokens) * d.hidden_size);
     if (d.entrance != nullptr) enter(d, *d.entrance, pass.num_tokens);
+    const Pass local = d.frames == nullptr ? pass : in_frames(d, pass);
     for (int i = 0; i < d.num_layers; ++i) {
         if (d.ranks != nullptr && d.ranks->ended()) return;
         capture<T>(d, pass, i);
-        attend(d, d.layers[i], pass);
+        attend(d, d.layers[i], d.layers[i].look.window > 0 ? local : pass);
         feed(d, d.layers[i], pass.num_tokens);
     }
     capture<T>(d, pass, d.num_layers);
