@@ -61,10 +61,13 @@ class Machine(RuleBasedStateMachine):
         num_slots=st.integers(20, 60),
         sizes=sizes,
         reach=st.sampled_from((0, 1, 3, 6)),
+        num_local_slots=st.sampled_from((0, 0, 20, 40)),
     )
-    def begin(self, page_size: int, num_slots: int, sizes: LaneSizes, reach: int) -> None:
+    def begin(
+        self, page_size: int, num_slots: int, sizes: LaneSizes, reach: int, num_local_slots: int
+    ) -> None:
         self.page_size, self.num_slots, self.sizes = page_size, num_slots, sizes
-        self.reach = reach
+        self.reach, self.num_local_slots = reach, num_local_slots if reach else 0
         self._build()
 
     @precondition(lambda self: len(self.texts) < MOST_LIVE)
@@ -194,7 +197,10 @@ class Machine(RuleBasedStateMachine):
 
     def _build(self) -> None:
         self.arena = StampedArena(
-            num_slots=self.num_slots, page_size=self.page_size, reach=self.reach
+            num_slots=self.num_slots,
+            page_size=self.page_size,
+            reach=self.reach,
+            num_local_slots=self.num_local_slots,
         )
         self.ledger = Ledger(drafts_ahead=self.schedule_name == "ssd")
         self.schedule = SCHEDULES[self.schedule_name](self.sizes)

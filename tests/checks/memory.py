@@ -199,6 +199,45 @@ def check_freed() -> None:
     assert others.open(3, [5, 6, 3, 4]) == 2
 
 
+def check_frames() -> None:
+    """Where one layer has a window, its arena holds what later tokens see of texts of any length,
+    and a beginning is shared where that is still there."""
+    arena = StampedArena(num_slots=64, page_size=SIZE, reach=4, num_local_slots=16)
+    texts = [[(token * (seq_id + 2)) % 7 for token in range(20)] for seq_id in (0, 1)]
+    arena.open(0, ())
+    arena.open(1, ())
+    for token in range(0, 20, 2):
+        for seq_id in (0, 1):
+            first, second = texts[seq_id][token : token + 2]
+            # A refused sibling before what is kept, which is moved.
+            arena.step([StepRow(seq_id, (6, first, second), (ROOT, ROOT, 1))])
+            arena.commit({seq_id: (1, 2)})
+            arena.check(0)
+            arena.check(1)
+            arena.state.check()
+    arena.step([StepRow.chain(1, [5])])
+    arena.commit({1: (0,)})
+    arena.fork(1, 2)
+    arena.check(2)
+    with pytest.raises(ContractError, match="gone"):
+        arena.fork(1, 3, 4)
+    for seq_id in (1, 2):
+        arena.close(seq_id)
+    # The end of the second text is still there; of the first, which goes on, no beginning is.
+    assert arena.open(1, texts[1]) == 20
+    arena.check(1)
+    assert arena.open(2, texts[0][:10]) == 0
+    with pytest.raises(CapacityError):
+        arena.step([StepRow.chain(2, texts[0][:10])])
+    arena.state.check()
+    arena.close(1)
+    arena.step([StepRow.chain(2, texts[0][:6])])
+    arena.commit({2: range(6)})
+    for seq_id in (0, 2):
+        arena.check(seq_id)
+    arena.state.check()
+
+
 def check_pages() -> None:
     check_ring()
     check_rows()

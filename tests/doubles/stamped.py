@@ -28,16 +28,22 @@ def stamp(before: int, token: int) -> int:
 
 class StampedArena:
     """`texts` and `stamps` are the committed tokens of each sequence and their numbers. A token
-    sees the last `reach` of them, if that is not 0."""
+    sees the last `reach` of them, if that is not 0: in a layer alone, if that has `num_local_slots`
+    of its own."""
 
-    def __init__(self, *, num_slots: int, page_size: int, reach: int = 0) -> None:
+    def __init__(
+        self, *, num_slots: int, page_size: int, reach: int = 0, num_local_slots: int = 0
+    ) -> None:
+        window = {"window": reach, "local_layers": (1,)} if num_local_slots else {"reach": reach}
         self.state = PagedKV(
-            replace(toy_spec("stamped", 8), reach=reach),
+            replace(toy_spec("stamped", 8), **window),
             dtype=torch.float64,
             device=torch.device("cpu"),
             num_slots=num_slots,
             page_size=page_size,
+            num_local_slots=num_local_slots,
         )
+        self.reach = reach
         self.texts: dict[int, list[int]] = {}
         self.stamps: dict[int, list[int]] = {}
         self._staged: dict[int, list[tuple[int, int]]] = {}
@@ -59,7 +65,10 @@ class StampedArena:
         numbers: list[int] = []
         for row in rows:
             numbers += self._stage(row)
-        self.state.arena[:, :, :, slots] = torch.tensor(numbers, dtype=torch.float64)[:, None]
+        stamps = torch.tensor(numbers, dtype=torch.float64)[:, None]
+        self.state.arena[:, :, :, slots] = stamps
+        if (frames := self.state.frames) is not None:
+            frames.arena[:, :, :, frames.slots(torch.tensor(slots))] = stamps
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         self.state.commit(paths)
@@ -79,13 +88,19 @@ class StampedArena:
         length, pages = len(self.texts[seq_id]), self.state.pages(seq_id)
         assert self.state.length(seq_id) == length
         assert self.state.num_staged(seq_id) == len(self._staged[seq_id])
-        reach, size = self.state.reach, self.state.page_size
-        seen = range(max(length + 1 - reach, 0) if reach else 0, length)
-        holders = self._holders()
-        assert all(holders[pages[t // size]] for t in seen)
-        held = self.state.arena[:, :, :, [pages[t // size] * size + t % size for t in seen]]
-        wanted = torch.tensor(self.stamps[seq_id][seen.start :], dtype=torch.float64)
-        assert torch.equal(held, wanted[:, None].expand_as(held))
+        size, frames, holders = self.state.page_size, self.state.frames, self._holders()
+        seen = range(max(length + 1 - self.reach, 0) if self.reach else 0, length)
+        slots = torch.tensor(
+            [pages[t // size] * size + t % size for t in range(length)], dtype=torch.int32
+        )
+        places = slots if frames is None else frames.slots(slots)
+        local = (self.state.arena if frames is None else frames.arena, places, seen)
+        whole = (self.state.arena, slots, range(length))
+        for arena, at, sight in (local, *([] if frames is None else [whole])):
+            assert all(holders[pages[t // size]] for t in sight)
+            held = arena[:, :, :, at[sight.start :].long()]
+            wanted = torch.tensor(self.stamps[seq_id][sight.start :], dtype=torch.float64)
+            assert torch.equal(held, wanted[:, None].expand_as(held))
 
     def _holders(self) -> list[int]:
         """How many hold each page."""

@@ -1,9 +1,10 @@
-"""Models whose layers all have windows give back the pages that no later token sees."""
+"""Layers with windows give back what no later token sees: in all layers, or in those alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 
 from doubles.tiny_families import add_words, write_family
 from outrider import LLM, EngineConfig, SamplingParams
+from outrider.api.plan import room_of
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import CapacityError
+from outrider.core.spec import ModelSpec
+from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 
 pytest.importorskip("transformers")
@@ -44,9 +48,7 @@ def opened(folder: Path, **settings: Any) -> LLM:
 def texts(folder: Path, **settings: Any) -> list[tuple[int, ...]]:
     with closing(opened(folder, **settings)) as llm:
         found = [result.token_ids for result in llm.generate(PROMPTS, PARAMS)]
-        target = llm.models["target"]
-        assert isinstance(target, LlamaModel)
-        target.state.check()
+        memory_of(llm).check()
         return found
 
 
@@ -74,20 +76,119 @@ def test_greedy_text_is_what_it_is_where_all_is_kept(
 def test_a_long_text_holds_few_pages(tmp_path: Path) -> None:
     folder = add_words(write_family(tmp_path, "mistral"))
     with closing(opened(folder, drafter="ngram", k=3, batch_size=1, arena_tokens=24)) as llm:
-        target = llm.models["target"]
-        assert isinstance(target, LlamaModel)
-        assert target.spec.reach == WINDOW
+        memory = memory_of(llm)
+        assert memory.reach == WINDOW
         for _ in llm.stream(PROMPTS[0], PARAMS):
-            assert target.state.num_free_tokens >= 24 - (WINDOW + CHUNK + PAGE)
-        assert target.state.num_free_tokens == 24
+            assert memory.num_free_tokens >= 24 - (WINDOW + CHUNK + PAGE)
+        assert memory.num_free_tokens == 24
 
 
-def test_a_model_with_a_layer_that_sees_all_keeps_all(tmp_path: Path) -> None:
+def test_layers_that_see_all_count_for_whole_texts(tmp_path: Path) -> None:
     folder = add_words(write_family(tmp_path, "ministral"))
     with closing(opened(folder, drafter="none", arena_tokens=96, batch_size=1)) as llm:
-        target = llm.models["target"]
-        assert isinstance(target, LlamaModel)
-        assert target.spec.window
-        assert target.state.reach == 0
+        assert memory_of(llm).reach == 0
         with pytest.raises(CapacityError, match="arena"):
             llm.generate([PROMPTS[0]], PARAMS)
+
+
+LANES: Sequence[dict[str, Any]] = (
+    {"drafter": "ngram", "k": 4, "min_ngram": 1, "schedule": "pd"},
+    {"drafter": "model", "k": 3, "schedule": "pdv"},
+    {"drafter": "model", "k": 3, "schedule": "ssd", "fan_out": 2},
+    {"drafter": "model", "k": 3, "schedule": "ssd", "fan_out": 2, "force_reference": True},
+    {"drafter": "recycling", "k": 3, "tree_nodes": 8, "fused_round": False},
+    {"drafter": "layer-skip", "k": 3, "skip_layers": "0", "tree_nodes": 6},
+)
+# Windows before, behind and between layers that see all; sinks, caps and mixtures.
+MIXED = ("gemma3_text", "gemma2_unusual", "gpt_oss", "qwen2_sliding", "smollm3_unusual")
+
+
+def one_table(room: Room, spec: ModelSpec) -> int:
+    del room, spec
+    return 0
+
+
+def wanted(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[tuple[int, ...]]:
+    """Texts of a model whose layers all keep whole texts."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Room, "num_local_slots", one_table)
+        return texts(folder, drafter="none", batch_size=1, **settings)
+
+
+@pytest.mark.parametrize("family", MIXED)
+def test_local_layers_hold_windows_and_the_text_is_the_same(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = add_words(write_family(tmp_path, family))
+    expected = wanted(folder, monkeypatch)
+    for way in (*WAYS, *LANES) if family == "gemma3_text" else WAYS:
+        assert texts(folder, **way) == expected, way
+
+
+def test_texts_that_are_preempted_and_read_again_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = add_words(write_family(tmp_path, "gemma3_text"))
+    expected = wanted(folder, monkeypatch)
+    for way in WAYS:
+        if way["drafter"] == "model" or way.get("batch_size") == 1:
+            continue
+        # Room for whole layers of two texts of 101 tokens, not of three.
+        with closing(opened(folder, arena_tokens=160, reserve=0.0, **way)) as llm:
+            assert [result.token_ids for result in llm.generate(PROMPTS, PARAMS)] == expected, way
+            assert llm.counts.preempted > 0
+            memory_of(llm).check()
+
+
+def test_local_layers_take_the_same_for_a_text_of_any_length(tmp_path: Path) -> None:
+    folder = add_words(write_family(tmp_path, "gemma3_text"))
+    with closing(opened(folder, drafter="ngram", k=3, batch_size=1)) as llm:
+        memory = memory_of(llm)
+        assert memory.frames is not None
+        assert len(memory.frames.arena) == 3
+        assert len(memory.arena) == 1
+        # Those of a window, a chunk and a draft, in whole pages.
+        most = (7 + CHUNK + 4) // PAGE + 2
+        assert memory.frames.num_pages <= most < len(PROMPTS[0]) // PAGE
+        for _ in llm.stream(PROMPTS[0], PARAMS):
+            assert memory.frames.num_free >= 0
+        memory.check()
+        assert memory.frames.num_free == memory.frames.num_pages
+
+
+def test_a_text_that_goes_on_shares_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its beginning is found as far as the last window before it is still there."""
+    folder = add_words(write_family(tmp_path, "gemma3_text"))
+    way: dict[str, Any] = {"drafter": "ngram", "k": 3, "min_ngram": 1, "batch_size": 1}
+
+    def turns(**settings: Any) -> list[tuple[int, ...]]:
+        text, found = list(PROMPTS[0]), list[tuple[int, ...]]()
+        with closing(opened(folder, **settings)) as llm:
+            for turn in range(3):
+                result = llm.generate([text], SamplingParams(max_tokens=24, ignore_eos=True))[0]
+                if turn and memory_of(llm).frames is not None:
+                    assert result.num_cached_tokens >= len(text) - 2 * PAGE
+                found.append(result.token_ids)
+                text += [*result.token_ids, turn]
+            memory_of(llm).check()
+        return found
+
+    found = turns(**way)
+    with monkeypatch.context() as patched:
+        patched.setattr(Room, "num_local_slots", one_table)
+        assert found == turns(drafter="none", batch_size=1)
+
+
+def test_where_ranks_share_a_model_all_layers_keep_all() -> None:
+    config, room = EngineConfig(page_size=PAGE, tensor_parallel=2), {"max_rows": 8, "max_logits": 8}
+    assert room_of(config, 64, num_staged=9, **room).num_texts == 0
+    alone = room_of(replace(config, tensor_parallel=1), 64, num_staged=9, **room)
+    assert alone.num_texts == config.batch_size
+
+
+def memory_of(llm: LLM) -> PagedKV:
+    target = llm.models["target"]
+    assert isinstance(target, LlamaModel)
+    return target.state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.memory import check_freed, check_pages
+from checks.memory import check_frames, check_freed, check_pages
 from checks.runs import poisoned_rollback, rollback
 from checks.state import check_speculation_is_not_found
 from mutants.planting import Mutant
@@ -11,6 +11,7 @@ PAGED = "outrider.cache.paged_kv"
 COLUMNS = "outrider.cache.pages"
 PAGES = "outrider.cache.pages"
 POOL = "outrider.cache.pool"
+FRAMES = "outrider.cache.frames"
 
 MUTANTS = (
     Mutant(
@@ -26,6 +27,48 @@ MUTANTS = (
         "max(length + 1 - self._window, 0)",
         "max(length + 2 - self._window, 0)",
         check_freed,
+    ),
+    Mutant(
+        "a frame is given back too early",
+        PAGED,
+        "max(length + 1 - self._window, 0)",
+        "max(length + 2 - self._window, 0)",
+        check_frames,
+    ),
+    Mutant(
+        "a text begins with pages whose frames are gone",
+        PAGED,
+        "            if missing is None:\n                break",
+        "            if missing != -1:\n                break",
+        check_frames,
+    ),
+    Mutant(
+        "a text that ends keeps its frames",
+        PAGED,
+        "self.frames.let_go(seq.in_window)",
+        "self.frames.let_go(())",
+        check_frames,
+    ),
+    Mutant(
+        "a page that is taken again keeps two frames",
+        FRAMES,
+        "if old is not None:",
+        "if old == -1:",
+        check_frames,
+    ),
+    Mutant(
+        "kept branches move where all is seen alone",
+        FRAMES,
+        "self.slots(into_C), rows)",
+        "self.slots(origin_C), rows)",
+        check_frames,
+    ),
+    Mutant(
+        "kernels are told of no frame",
+        FRAMES,
+        "self.of_P[page] = frame",
+        "self.of_P[page] = 0",
+        check_frames,
     ),
     Mutant(
         "a text offers pages whose beginning it gave back",

@@ -108,7 +108,9 @@ def test_a_llama_is_the_same_through_both_doors(tmp_path: Path) -> None:
             assert getattr(theirs.config, field) == getattr(ours.config, field)
         # Through transformers a context ends where a sliding window would begin to slide.
         window = variant(name).config.get("sliding_window") or ours.spec.max_tokens
-        assert theirs.spec == replace(ours.spec, max_tokens=window, window=0, reach=0, local_layers=())
+        assert theirs.spec == replace(
+            ours.spec, max_tokens=window, window=0, reach=0, local_layers=()
+        )
         wanted_NV, found_NV = feed(ours, TEXT, [60]), feed(theirs, TEXT, [13, 47])
         torch.testing.assert_close(found_NV, wanted_NV, atol=1e-4, rtol=1e-5)
 

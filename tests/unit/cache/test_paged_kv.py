@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from checks.memory import check_freed
+from checks.memory import check_frames, check_freed
 from checks.state import check_speculation_is_not_found
 from doubles.tiny_attention import TinyAttentionLM, live_slots
 from outrider.core.clock import host_ints
@@ -156,6 +156,10 @@ def test_live_slots_are_those_of_committed_rows() -> None:
 
 def test_pages_that_no_later_token_sees_are_given_back() -> None:
     check_freed()
+
+
+def test_a_layer_with_a_window_holds_it_where_another_sees_all() -> None:
+    check_frames()
 
 
 def test_the_arena_is_allocated_once_in_whole_pages() -> None:
