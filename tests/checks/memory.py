@@ -138,17 +138,36 @@ def check_forgetting() -> None:
 
 def check_twins() -> None:
     """Two pages with the same content: one answers, and freeing either breaks nothing."""
-    pool = PagePool(4, SIZE)
+    pool = PagePool(6, SIZE)
     tokens = [1, 2, 3, 4]
     left, right = [pool.take(), pool.take()], [pool.take(), pool.take()]
     for pages in (left, right):
         for index in range(2):
             pool.remember(pages, tokens, index, "")
     assert pool.find_prefix(tokens, "") == left
+    # What follows either is found behind the one.
+    for twin, more in ((left, [5, 6]), (right, [7, 8])):
+        longer = [*twin, pool.take()]
+        pool.remember(longer, [*tokens, *more], 2, "")
+        assert pool.find_prefix([*tokens, *more], "") == [*left, longer[2]]
+        pool.release(longer[2:])
     pool.release(left)
-    assert [pool.take(), pool.take()] == left[::-1]
+    taken = [pool.take() for _ in range(4)]
+    assert taken[2:] == left[::-1]
     assert set(pool.find_prefix(tokens, "")).isdisjoint(left)
-    pool.check([left, right])
+    pool.check([taken, right])
+
+
+def check_poorer_twins() -> None:
+    """One that lacks something gives way to a later one of the same text, which has its name."""
+    pool = PagePool(4, SIZE)
+    old, new = [pool.take(), pool.take()], [pool.take()]
+    for index in range(2):
+        pool.remember(old, [1, 2, 3, 4], index, "")
+    pool.remember(new, [1, 2], 0, "", lambda page: page not in old)
+    assert pool.find_prefix([1, 2, 3, 4], "") == [new[0], old[1]]
+    pool.release(old)
+    pool.check([new])
 
 
 def check_remembering_again() -> None:
@@ -231,9 +250,17 @@ def check_frames() -> None:
         arena.step([StepRow.chain(2, texts[0][:10])])
     arena.state.check()
     arena.close(1)
-    arena.step([StepRow.chain(2, texts[0][:6])])
-    arena.commit({2: range(6)})
+    for start in (0, 4):
+        arena.step([StepRow.chain(2, texts[0][start : start + 4])])
+        arena.commit({2: range(4)})
     for seq_id in (0, 2):
+        arena.check(seq_id)
+    arena.state.check()
+    # What is read again is found by others, and what follows it, whoever read that.
+    arena.close(2)
+    assert arena.open(3, texts[0]) == 20
+    assert arena.open(4, texts[0][:9]) == 8
+    for seq_id in (0, 3, 4):
         arena.check(seq_id)
     arena.state.check()
 
@@ -247,6 +274,7 @@ def check_pages() -> None:
     check_generations()
     check_forgetting()
     check_twins()
+    check_poorer_twins()
     check_remembering_again()
     check_requirements()
 

@@ -14,6 +14,7 @@ import torch
 
 from doubles.tiny_attention import toy_spec
 from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pages import ArenaSize
 from outrider.core.clock import host_ints
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
@@ -39,9 +40,7 @@ class StampedArena:
             replace(toy_spec("stamped", 8), **window),
             dtype=torch.float64,
             device=torch.device("cpu"),
-            num_slots=num_slots,
-            page_size=page_size,
-            num_local_slots=num_local_slots,
+            size=ArenaSize(num_slots, page_size, num_local_slots),
         )
         self.reach = reach
         self.texts: dict[int, list[int]] = {}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pages import ArenaSize
 from outrider.core.clock import host_ints
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -77,8 +78,7 @@ class TinyAttentionLM:
             self.spec,
             dtype=torch.float64,
             device=torch.device("cpu"),
-            num_slots=num_slots,
-            page_size=page_size,
+            size=ArenaSize(num_slots, page_size),
         )
         self.state.arena.fill_(torch.nan)
         self._embed_VD = weights(vocab_size, WIDTH)

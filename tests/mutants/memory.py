@@ -166,8 +166,8 @@ MUTANTS = (
     Mutant(
         "stale prefix without generation",
         PAGES,
-        "return page, self._generation[page]",
-        "return page, 0",
+        "self._name_of[page] = next(self._fillings)",
+        "self._name_of[page] = page",
         check_pages,
     ),
     Mutant(
@@ -206,6 +206,14 @@ MUTANTS = (
         "run",
         check_pages,
     ),
+    Mutant(
+        "twins have names of their own",
+        PAGES,
+        "self._name_of[page] = self._name_of[known]",
+        "self._name_of[page] = page",
+        check_pages,
+    ),
+    Mutant("a poorer twin stays", PAGES, "if whole(known):", "if known >= 0:", check_frames),
     Mutant("pages as a stack", POOL, "popitem(last=False)", "popitem(last=True)", check_pages),
     Mutant(
         "beginnings die first",
@@ -217,7 +225,7 @@ MUTANTS = (
     Mutant(
         "prefix by content without place",
         PAGES,
-        "parent = self._name(page)",
+        "parent = self._name_of[page]",
         "parent = salt",
         check_pages,
     ),

@@ -45,6 +45,9 @@ class Frames(Pool[int]):
         self._know(frame, page)
         self.of_P[page] = frame
 
+    def has(self, page: int) -> bool:
+        return page in self._page_of
+
     def hold(self, pages: Sequence[int]) -> None:
         """One more text sees these pages, all of which have frames."""
         for page in pages:
@@ -57,7 +60,7 @@ class Frames(Pool[int]):
     def first_missing(self, pages: Sequence[int]) -> int | None:
         """The place in `pages` of the last one without a frame; None where all have one."""
         places = range(len(pages) - 1, -1, -1)
-        return next((place for place in places if pages[place] not in self._page_of), None)
+        return next((place for place in places if not self.has(pages[place])), None)
 
     def check_seen(self, seen: Sequence[Sequence[int]]) -> None:
         """Assert that all pages that texts see have frames, none leaked or counted twice."""

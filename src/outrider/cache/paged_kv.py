@@ -7,9 +7,9 @@ Rows of rejected tokens are dead space: no plan names their slots, and later nod
 Hidden states that a drafter asked for lie in the slots of their tokens (`hidden_SKD`). Lanes may
 call for different sequences at once; one lock guards the shared page accounts.
 
-Shapes:  L = layers of an arena, G = KV heads, S = slots, D = head size, N = packed tokens, B = sequences,
-         P = page-table columns, E = extra keys, K = captured layers (then D is the hidden size),
-         M = rows that are left of a prompt, R = elements of a stored row.
+Shapes:  L = layers of an arena, G = KV heads, S = slots, D = head size, N = packed tokens,
+         B = sequences, P = page-table columns, E = extra keys, K = captured layers (then D is the
+         hidden size), M = rows that are left of a prompt, R = elements of a stored row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.frames import Frames
-from outrider.cache.pages import Columns, PagePool, PageTable
+from outrider.cache.pages import ArenaSize, Columns, PagePool, PageTable
 from outrider.cache.sequence_pages import GROWTH, NOTHING_SEEN, SequencePages
 from outrider.core.errors import ContractError
 from outrider.core.protocols import StepRow
@@ -43,8 +43,8 @@ class PagedKV:
     tokens follow the remaining rows, at their positions in the text.
 
     Pages that no later token sees by the `reach` of the spec are given back, unless hidden states
-    are kept. Positions and places in the table stay what they are. With `num_local_slots` the local
-    layers of the spec have an `arena` of their own, where pages lie in `frames` as long as later
+    are kept. Positions and places in the table stay what they are. With local slots the local
+    layers of the spec have an arena of their own, where pages lie in `frames` as long as later
     tokens see them.
 
     `on_copy` is told before slots are copied to others: arenas that ranks keep alike follow it.
@@ -58,12 +58,10 @@ class PagedKV:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        num_slots: int,
-        page_size: int,
+        size: ArenaSize,
         num_hidden: int = 0,
-        num_local_slots: int = 0,
     ) -> None:
-        num_pages = -(-num_slots // page_size)
+        num_pages, page_size = size.num_pages, size.page_size
         kept = torch.int8 if spec.kv_dtype == "int8" else dtype
         width = row_size(spec.head_dim, kept)
 
@@ -71,13 +69,12 @@ class PagedKV:
             shape = (num_layers, 2, spec.num_kv_heads, pages * page_size, width)
             return zeros(shape, dtype=kept, device=device)
 
-        self._local_layers = local = spec.local_layers if num_local_slots else ()
+        self._local_layers = local = spec.local_layers if size.num_frames else ()
         self.arena = arena(spec.num_layers - len(local), num_pages)
         self.frames: Frames | None = None
         layers = list(self.arena)
         if local:
-            local_pages = -(-num_local_slots // page_size)
-            self.frames = Frames(arena(len(local), local_pages), num_pages, page_size)
+            self.frames = Frames(arena(len(local), size.num_frames), num_pages, page_size)
             for depth, layer in zip(local, self.frames.arena, strict=True):
                 layers.insert(depth, layer)
         self.layers = tuple((layer[0], layer[1]) for layer in layers)
@@ -325,9 +322,14 @@ class PagedKV:
                 for index in full:
                     # A page is found by way of those before it.
                     if self.frames is not None or not 0 < index <= seq.num_freed:
-                        self._pool.remember(seq.pages, seq.tokens, index, seq.salt)
+                        known = (seq.pages, seq.tokens, index, seq.salt)
+                        self._pool.remember(*known, self._is_whole)
                 self._free_unseen(seq)
         return len(moved)
+
+    def _is_whole(self, page: int) -> bool:
+        """Whether every layer has what was written to it."""
+        return self.frames is None or self.frames.has(page)
 
     def _num_unseen(self, length: int) -> int:
         """Pages that no token behind the first `length` sees."""

@@ -5,7 +5,9 @@ Shapes:  N = packed tokens, B = sequences, P = page-table columns, E = extra key
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,24 @@ from outrider.cache.pool import Pool
 from outrider.kernels.plan import PackedPlan
 
 PageTable = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaSize:
+    """Slots in pages of `page_size`; local layers have `num_local_slots` of their own, if that is
+    not 0. The last page is whole."""
+
+    num_slots: int
+    page_size: int
+    num_local_slots: int = 0
+
+    @property
+    def num_pages(self) -> int:
+        return -(-self.num_slots // self.page_size)
+
+    @property
+    def num_frames(self) -> int:
+        return -(-self.num_local_slots // self.page_size)
 
 
 class Columns:
@@ -68,9 +88,8 @@ def _tensor(array: np.ndarray[Any, np.dtype[np.int32]], device: torch.device) ->
     return tensor.to(device)
 
 
-# A page is named by (number, generation); the generation says which filling of it is meant.
-_Name = tuple[int, int]
-_Key = tuple[_Name | str, tuple[int, ...]]
+# What comes before, by its name or as a salt, and a page's own tokens.
+_Key = tuple[int | str, tuple[int, ...]]
 
 
 class PagePool(Pool[_Key]):
@@ -79,11 +98,15 @@ class PagePool(Pool[_Key]):
     A full page stays findable by its content while it is free, so a later sequence with the same
     prefix shares it instead of computing it again. Shared pages are never written: only whole
     pages are shared, and a sequence writes past its committed length.
+
+    Every filling of a page has a name, which pages of the same text share: what follows one of them
+    is found behind any.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         super().__init__(num_pages, page_size)
-        self._generation = [0] * num_pages
+        self._fillings = count()
+        self._name_of = [0] * num_pages
 
     def exchange(self, pages: Sequence[int], num_pages: int) -> list[int]:
         """Give up `pages` of one sequence for `num_pages` that are its alone. Raises CapacityError,
@@ -96,32 +119,42 @@ class PagePool(Pool[_Key]):
             taken.append(self.take(taken, missing))
         return taken
 
-    def remember(self, pages: Sequence[int], tokens: Sequence[int], index: int, salt: str) -> None:
-        """Make `pages[index]`, filled by its share of `tokens`, findable by what it holds."""
+    def remember(
+        self,
+        pages: Sequence[int],
+        tokens: Sequence[int],
+        index: int,
+        salt: str,
+        whole: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        """Make `pages[index]`, filled by its share of `tokens`, findable by what it holds, unless
+        another is, and is `whole`."""
         page = pages[index]
         if page in self._key_of:
             return
         start = index * self.page_size
-        parent = self._name(pages[index - 1]) if index else salt
+        parent = self._name_of[pages[index - 1]] if index else salt
         key = (parent, tuple(tokens[start : start + self.page_size]))
-        if key not in self._page_of:
-            self._know(page, key)
+        known = self._page_of.get(key)
+        if known is not None:
+            self._name_of[page] = self._name_of[known]
+            if whole(known):
+                return
+            del self._key_of[known]
+        self._know(page, key)
 
     def find_prefix(self, tokens: Sequence[int], salt: str) -> list[int]:
         """The longest run of known full pages of this salt that `tokens` begins with."""
         found: list[int] = []
-        parent: _Name | str = salt
+        parent: int | str = salt
         for start in range(0, len(tokens) - self.page_size + 1, self.page_size):
             page = self._page_of.get((parent, tuple(tokens[start : start + self.page_size])))
             if page is None:
                 break
             found.append(page)
-            parent = self._name(page)
+            parent = self._name_of[page]
         return found
-
-    def _name(self, page: int) -> _Name:
-        return page, self._generation[page]
 
     def _forget(self, page: int) -> None:
         super()._forget(page)
-        self._generation[page] += 1
+        self._name_of[page] = next(self._fillings)

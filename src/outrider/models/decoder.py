@@ -25,6 +25,7 @@ from torch import Tensor
 
 from outrider.cache.compaction import Keep, kept_keys
 from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pages import ArenaSize
 from outrider.core.errors import ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec, RecurrentCapacity
@@ -174,10 +175,8 @@ class Passes:
             spec if room.frees_pages else replace(spec, reach=0),
             dtype=place.dtype,
             device=place.device,
-            num_slots=room.num_slots,
-            page_size=room.page_size,
+            size=ArenaSize(room.num_slots, room.page_size, room.num_local_slots(spec)),
             num_hidden=len(room.hidden_layers),
-            num_local_slots=room.num_local_slots(spec),
         )
         self._views: dict[int, Scratch] = {}
         self._make_buffers = lambda: (

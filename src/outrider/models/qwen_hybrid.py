@@ -26,6 +26,7 @@ from torch import Tensor
 
 from outrider.cache.hybrid import HybridPlan, HybridState
 from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pages import ArenaSize
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -188,8 +189,7 @@ class QwenHybridModel:
             replace(self._spec, num_layers=len(self.config.attention_layers)),
             dtype=place.dtype,
             device=place.device,
-            num_slots=room.num_slots + room.page_size,
-            page_size=room.page_size,
+            size=ArenaSize(room.num_slots + room.page_size, room.page_size),
             num_hidden=len(room.hidden_layers),
         )
 

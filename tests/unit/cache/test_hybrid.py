@@ -13,6 +13,7 @@ from doubles.tiny_hybrids import tiny_hybrid
 from outrider.cache.capacity import ARENA_SHARE, arena_slots, total_bytes
 from outrider.cache.hybrid import HybridState
 from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pages import ArenaSize
 from outrider.cache.recurrent import CellPool, Checkpoints
 from outrider.core.errors import CapacityError
 from outrider.core.protocols import DraftNeeds, StepRow
@@ -86,7 +87,7 @@ def test_a_device_with_little_memory_gets_less_history(monkeypatch: pytest.Monke
             return free
 
         monkeypatch.setattr("outrider.cache.capacity.free_bytes", free_bytes)
-        kv = PagedKV(spec, dtype=torch.float32, device=device, num_slots=16, page_size=4)
+        kv = PagedKV(spec, dtype=torch.float32, device=device, size=ArenaSize(16, 4))
         return HybridState(kv, SHAPE, room, device)
 
     assert state(room.num_bytes(SHAPE)).history == 6

@@ -12,6 +12,7 @@ from checks.memory import (
     check_generations,
     check_holders,
     check_opening,
+    check_poorer_twins,
     check_prefixes,
     check_remembering_again,
     check_requirements,
@@ -32,6 +33,7 @@ CHECKS = (
     check_generations,
     check_forgetting,
     check_twins,
+    check_poorer_twins,
     check_remembering_again,
     check_requirements,
 )

@@ -67,8 +67,8 @@ class SequenceKeys:
 
 
 class TorchAttention:
-    """`alone` computes every row by itself. Of each window it remembers what the last plan asks for,
-    since layers with one may have a plan of their own."""
+    """`alone` computes every row by itself. Remembers what the last plan asks for, by window: local
+    layers may have a plan of their own."""
 
     __slots__ = ("_alone", "_asked")
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pages import ArenaSize
 from outrider.core.errors import CheckpointError, ConfigError, ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
@@ -153,8 +154,7 @@ class AdapterModel:
             self._spec,
             dtype=body.dtype,
             device=body.device,
-            num_slots=room.num_slots,
-            page_size=room.page_size,
+            size=ArenaSize(room.num_slots, room.page_size),
         )
         self._cache = ArenaCache(
             self._kv, body.kernels, num_heads=config.num_heads, max_rows=room.max_rows
