@@ -304,14 +304,16 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
 
 
 def memory_fit(spec: ModelSpec, device: torch.device) -> Mapping[str, Any]:
-    """How many KV tokens fit beside the weights in what `device` has free now."""
+    """How many KV tokens fit beside the weights in what `device` has free now, counted in all
+    layers, and how many texts as long as the window, of which local layers hold theirs on a CPU."""
     free = free_bytes(device)
     left = max(0, free - spec.weight_bytes)
+    local = spec.window if spec.local_layers and device.type == "cpu" else spec.max_tokens
     return {
         "model": spec.name,
         "weights_bytes": spec.weight_bytes,
         "kv_per_1000_tokens_bytes": 1000 * spec.kv_bytes_per_token,
         "free_bytes": free,
         "num_tokens_that_fit": left // spec.kv_bytes_per_token,
-        "num_windows_that_fit": left // (spec.kv_bytes_per_token * spec.max_tokens),
+        "num_windows_that_fit": left // spec.arena_bytes(spec.max_tokens, local),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,6 +15,18 @@ CPU = torch.device("cpu")
 
 def test_a_small_wish_is_granted() -> None:
     assert arena_slots(toy_spec("toy", 5), num_slots=300, device=CPU) == 300
+
+
+def test_local_layers_take_their_windows_alone() -> None:
+    """Beyond those, what memory there is holds more of the other layers."""
+    spec = replace(toy_spec("toy", 5), window=8, local_layers=(1,))
+    asked = partial(arena_slots, spec, num_slots=1 << 50, device=CPU)
+    most = int(total_bytes(CPU) * ARENA_SHARE)
+    for num_local in (64, 4096):
+        slots = asked(num_local_slots=num_local)
+        assert 0 <= most - spec.arena_bytes(slots, num_local) < spec.arena_bytes(1, 0)
+    assert asked(num_local_slots=asked()) == asked()
+    assert arena_slots(spec, num_slots=300, num_local_slots=64, device=CPU) == 300
 
 
 def test_a_wish_beyond_memory_gets_its_share() -> None:
