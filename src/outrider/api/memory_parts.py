@@ -207,7 +207,8 @@ def _model_parts(model: _Model) -> Iterator[Part]:
         pages = 4 * spec.num_layers * (4 << 20)
         pages = min(pages, spec.weight_bytes) + (32 << 20)
         yield Part(f"mapped files {of}", mapped + pages, device, "addresses")
-    yield Part(f"KV arena {of}, {room.num_slots} tokens", room.arena_bytes(spec), device)
+    arena = spec.arena_bytes(room.num_slots, room.num_local_slots(spec) or room.num_slots)
+    yield Part(f"KV arena {of}, {room.num_slots} tokens", arena, device)
     kept = room.num_slots * len(room.hidden_layers) * spec.hidden_size * spec.bytes_per_kv
     yield Part(f"hidden states {of}", kept, device)
     yield Part(f"recurrent states {of}", room.states.num_bytes(spec), device)

@@ -95,10 +95,6 @@ class Room:
         num_pages = -(-(spec.window + self.num_staged) // self.page_size) + 1
         return min(self.num_slots, self.num_texts * num_pages * self.page_size)
 
-    def arena_bytes(self, spec: ModelSpec) -> int:
-        """Of keys and values."""
-        return spec.arena_bytes(self.num_slots, self.num_local_slots(spec) or self.num_slots)
-
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
