@@ -14,8 +14,9 @@ from doubles.hf_checkpoints import write_hf
 from doubles.tiny_families import FAMILIES, add_words, write_family
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.plan import room_of
+from outrider.cache.frames import Frames
 from outrider.cache.paged_kv import PagedKV
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.spec import ModelSpec
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
@@ -135,6 +136,33 @@ def test_rows_of_any_type_lie_in_frames(
     expected = wanted(folder, monkeypatch, **kind)
     for way in (WAYS[2], WAYS[4]):
         assert texts(folder, **way, **kind) == expected
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_a_frame_that_is_given_back_is_read_by_nobody(
+    reference: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = add_words(write_family(tmp_path, "gemma3_text"))
+    release, num_unseen = Frames.release, PagedKV._num_unseen  # pyright: ignore[reportPrivateUsage]
+
+    def poison(frames: Frames, numbers: Sequence[int]) -> None:
+        release(frames, numbers)
+        rows = [PAGE * number + row for number in numbers for row in range(PAGE)]
+        frames.arena[:, :, :, rows] = float("nan")
+
+    def text(**settings: Any) -> Sequence[int]:
+        with closing(opened(folder, **settings, force_reference=reference)) as llm:
+            return llm.generate(PROMPTS[:1], PARAMS)[0].token_ids
+
+    expected = text(drafter="none")
+    monkeypatch.setattr(Frames, "release", poison)
+    ways = [way for way in WAYS if "force_reference" not in way and way["drafter"] != "model"]
+    for way in ways:
+        assert text(**way) == expected, way
+    # A page too early, and what is read of it is no number.
+    monkeypatch.setattr(PagedKV, "_num_unseen", lambda *given: num_unseen(*given) + 1)
+    with pytest.raises(NumericsError):
+        text(drafter="none")
 
 
 def test_texts_that_are_preempted_and_read_again_are_the_same(
