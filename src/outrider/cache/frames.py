@@ -57,14 +57,14 @@ class Frames(Pool[int]):
         """A text does not see these pages any more, or ends."""
         self.release([self._page_of[page] for page in pages])
 
-    def first_missing(self, pages: Sequence[int]) -> int | None:
+    def last_missing(self, pages: Sequence[int]) -> int | None:
         """The place in `pages` of the last one without a frame; None where all have one."""
         places = range(len(pages) - 1, -1, -1)
         return next((place for place in places if not self.has(pages[place])), None)
 
     def check_seen(self, seen: Sequence[Sequence[int]]) -> None:
         """Assert that all pages that texts see have frames, none leaked or counted twice."""
-        if any(self.first_missing(pages) is not None for pages in seen):
+        if any(self.last_missing(pages) is not None for pages in seen):
             raise ContractError("a page that is seen has no frame")
         self.check([[self._page_of[page] for page in pages] for pages in seen])
         if any(int(self.of_P[page]) != frame for page, frame in self._page_of.items()):

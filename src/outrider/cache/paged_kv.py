@@ -347,7 +347,7 @@ class PagedKV:
         """The longest beginning of `pages` of which every layer has what later tokens see."""
         while pages and self.frames is not None:
             start = self._num_unseen(len(pages) * self._page_size)
-            missing = self.frames.first_missing(pages[start:])
+            missing = self.frames.last_missing(pages[start:])
             if missing is None:
                 break
             pages = pages[: start + missing]

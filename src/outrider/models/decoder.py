@@ -90,10 +90,10 @@ class Room:
 
     def num_local_slots(self, spec: ModelSpec) -> int:
         """KV positions of local layers, in whole pages; 0 where all layers have the same."""
-        if not (spec.local_layers and self.num_texts and self.frees_pages):
-            return 0
         num_pages = -(-(spec.window + self.num_staged) // self.page_size) + 1
-        return min(self.num_slots, self.num_texts * num_pages * self.page_size)
+        num_slots = self.num_texts * num_pages * self.page_size
+        apart = spec.local_layers and self.frees_pages and num_slots < self.num_slots
+        return num_slots if apart else 0
 
 
 @dataclass(frozen=True, slots=True)
