@@ -150,6 +150,9 @@ def test_a_frame_that_is_given_back_is_read_by_nobody(
         rows = [PAGE * number + row for number in numbers for row in range(PAGE)]
         frames.arena[:, :, :, rows] = float("nan")
 
+    def early(memory: PagedKV, length: int) -> int:
+        return num_unseen(memory, length) + 1
+
     def text(**settings: Any) -> Sequence[int]:
         with closing(opened(folder, **settings, force_reference=reference)) as llm:
             return llm.generate(PROMPTS[:1], PARAMS)[0].token_ids
@@ -160,7 +163,7 @@ def test_a_frame_that_is_given_back_is_read_by_nobody(
     for way in ways:
         assert text(**way) == expected, way
     # A page too early, and what is read of it is no number.
-    monkeypatch.setattr(PagedKV, "_num_unseen", lambda *given: num_unseen(*given) + 1)
+    monkeypatch.setattr(PagedKV, "_num_unseen", early)
     with pytest.raises(NumericsError):
         text(drafter="none")
 
