@@ -10,114 +10,21 @@ round, so every exact rule keeps the target's distribution.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from outrider.control.allotment import Allotment, RoundSeconds, allotted, best_allotment
 from outrider.control.exploration import DepthSweep, Probes, sweep_depths
 from outrider.core.budget import Budget, Choice, Reason, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import Acceptance
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
-from outrider.estimate.online import OpenPasses, seconds_of
+from outrider.estimate.online import FadingMean, OpenPasses, seconds_of
 from outrider.estimate.reading import Reading
 from outrider.estimate.worth import LEAST_WEIGHED
 
 _log = logging.getLogger(__name__)
-
-# Seconds of a round by (packed rows, deepest draft, number of sequences that draft).
-RoundSeconds = Callable[[int, int, int], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Allotment:
-    """Draft lengths in the order of the batch; expected tokens and seconds of the round."""
-
-    depths: tuple[int, ...]
-    num_tokens: float
-    seconds: float
-
-    @property
-    def goodput(self) -> float:
-        """Tokens a second."""
-        return self.num_tokens / self.seconds if self.seconds > 0 else float("inf")
-
-    @property
-    def is_plain(self) -> bool:
-        return not any(self.depths)
-
-
-def allotted(
-    prefixes: Sequence[Sequence[float]], depths: Sequence[int], seconds: RoundSeconds
-) -> Allotment:
-    """What drafts of these `depths` are expected to bring; `prefixes` has P_1 to P_k a sequence.
-
-    Place j of a request's draft is kept with probability P_j, the product of the rates up to it,
-    and never more likely than the place before. So of all ways to draft C tokens for the batch, at
-    most D for each, the C largest P of places up to D bring most, and they are beginnings of
-    drafts. What is left is to choose C and D, with b tokens a round that the target adds by itself:
-
-        goodput(C, D) = (b + the sum of the C largest P) / T(C, D)
-    """
-    tokens = sum(1 + sum(row[:depth]) for row, depth in zip(prefixes, depths, strict=True))
-    num_drafting = sum(depth > 0 for depth in depths)
-    deepest = max(depths, default=0)
-    took = seconds(len(depths) + sum(depths), deepest, num_drafting)
-    return Allotment(tuple(depths), tokens, took)
-
-
-def best_allotment(prefixes: Sequence[Sequence[float]], seconds: RoundSeconds) -> Allotment:
-    """The best by goodput(C, D) over the D that are tried; of equals the one that drafts least.
-
-    C = 0 is plain decoding, with its own cost. TETRIS (Wu et al. 2025, arXiv 2502.15197) allots the
-    target's rows in this way. The bound D is there because the drafter's passes cost time as well;
-    D is tried at powers of two and at the largest depth. All of it is decided before anything is
-    drawn.
-    """
-    nodes = sorted(
-        (-kept, place, index)
-        for index, row in enumerate(prefixes)
-        for place, kept in enumerate(row, start=1)
-    )
-    num_sequences = len(prefixes)
-    best = allotted(prefixes, [0] * num_sequences, seconds)
-    limit, most = 1, max(map(len, prefixes), default=0)
-    while num_sequences > 1 and limit < most:
-        best = _extended(best, [node for node in nodes if node[1] <= limit], seconds)
-        limit *= 2
-    return _extended(best, nodes, seconds)
-
-
-def _extended(
-    best: Allotment, nodes: Sequence[tuple[float, int, int]], seconds: RoundSeconds
-) -> Allotment:
-    """The best of `best` and all beginnings of `nodes`, (-P, place, sequence) in order."""
-    num_sequences = len(best.depths)
-    tokens, deepest, num_drafting = float(num_sequences), 1, 0
-    least, found = best.seconds / best.num_tokens, 0
-    result = best
-    for count, (lost, place, _) in enumerate(nodes, start=1):
-        if lost == 0:
-            break
-        tokens -= lost
-        if place == 1:
-            num_drafting += 1
-        elif place > deepest:
-            deepest = place
-        took = seconds(num_sequences + count, deepest, num_drafting)
-        if took < least * tokens:
-            least, found = took / tokens, count
-            result = Allotment((), tokens, took)
-        elif took >= least * (tokens - lost * (len(nodes) - count)):
-            # Not even if all that follows were as good as this one, and free.
-            break
-    if not found:
-        return best
-    depths = [0] * num_sequences
-    for _, _, index in nodes[:found]:
-        depths[index] += 1
-    return Allotment(tuple(depths), result.num_tokens, result.seconds)
-
 
 # A depth is left out of the sweep where it promises less than this share of the best so far.
 PROMISING = 0.6
@@ -171,8 +78,9 @@ class GoodputController:
     which the first sweep is left out. With `num_nodes` the longest drafts are trees of so many
     tokens, shorter ones of fewer in proportion.
 
-    Where trees are drafted, a place of the path costs as many rows as there are nodes for each, and
-    P_j is the probability that some path is kept up to place j.
+    Where trees are drafted, a place of the path costs as many rows as there were nodes for each,
+    and P_j is the probability that some path is kept up to place j. A tree is told what a node must
+    bring: the tokens that are written, as things go, in the time that one more takes.
     """
 
     def __init__(self, *, k: int, num_nodes: int = 0, costs: CostTable | None = None) -> None:
@@ -180,6 +88,9 @@ class GoodputController:
             raise ContractError("k is at least 0")
         self._k = k
         self._most = Budget(k, num_nodes=num_nodes)
+        # Nodes of the newest trees, in all and a place.
+        self._size = FadingMean(1 / 32)
+        self._bushiness = FadingMean(1 / 32, max(num_nodes / max(k, 1), 1.0))
         self._acceptance = Acceptance(k)
         self._meter = CostMeter(costs)
         self._costs = costs or ASSUMED
@@ -237,22 +148,29 @@ class GoodputController:
     def _choose(self, seq_ids: tuple[int, ...]) -> list[Budget]:
         prefixes = self._prefixes(seq_ids)
         depths = self._depths(seq_ids, prefixes)
-        most = replace(self._most, choice=self._choice(prefixes, depths))
+        most = self._expecting(prefixes, depths)
         return [most.cut(depth) for depth in depths]
 
-    def _choice(self, prefixes: Sequence[Sequence[float]], depths: Sequence[int]) -> Choice:
-        """What drafts of these `depths` are expected to bring, if costs were measured."""
+    def _expecting(self, prefixes: Sequence[Sequence[float]], depths: Sequence[int]) -> Budget:
+        """The largest budget, with what drafts of these `depths` are expected to bring, if costs
+        were measured."""
         reason: Reason = "gain"
         if self._is_trying:
             reason = "look" if self._sweep.depth is None else "trial"
+        unknown = replace(self._most, choice=Choice(reason))
         if self._costs is ASSUMED:
-            return Choice(reason)
+            return unknown
         one = allotted(prefixes, depths, self._seconds_of(prefixes))
         plain = self._uniform(prefixes, 0)
         if one.seconds <= 0:
-            return Choice(reason)
+            return unknown
         gain = one.goodput * plain.seconds / plain.num_tokens
-        return Choice(reason, one.num_tokens, one.seconds, gain)
+        choice = Choice(reason, one.num_tokens, one.seconds, gain)
+        size, price = self._size.value, None
+        if size and self._sweep.depth is None:
+            num_drafting = sum(depth > 0 for depth in depths)
+            price = one.goodput * self._costs.token_seconds(len(depths), num_drafting, size)
+        return replace(self._most, choice=choice, price=price)
 
     @property
     def _is_trying(self) -> bool:
@@ -279,7 +197,7 @@ class GoodputController:
         if not seconds:
             return best
         known = [
-            [] if self._reading.is_due(seq_id) else row
+            () if self._reading.is_due(seq_id) else row
             for seq_id, row in zip(seq_ids, prefixes, strict=True)
         ]
         without = best_allotment(known, self._seconds_of(known))
@@ -309,6 +227,9 @@ class GoodputController:
         strangers = [trace for trace in rounds if not self._acceptance.knows(trace.seq_id)]
         for trace in rounds:
             self._acceptance.observe(trace.seq_id, trace.num_places, trace.num_accepted)
+        for trace in drafting if self._most.num_nodes else ():
+            self._size.add(trace.num_drafted)
+            self._bushiness.add(trace.num_drafted / trace.num_places)
         if num_unread:
             depth = max(trace.num_drafted for trace in drafting)
             due = self._costs.draft_seconds(depth, len(drafting))
@@ -388,4 +309,4 @@ class GoodputController:
 
     def _num_nodes(self, num_places: int) -> int:
         """Tokens of drafts that have so many places in all."""
-        return max(num_places, num_places * self._most.num_nodes // max(self._k, 1))
+        return round(num_places * (self._bushiness.value or 1.0))

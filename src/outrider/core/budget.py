@@ -30,14 +30,16 @@ class Budget:
 
     `temperature` is what the drafter multiplies a request's own by before it draws. It reports the
     distribution that it drew from, so the output keeps its distribution; only acceptance changes.
-    `why` says what a depth was set to 0 for, if drafting was found dead; `choice` what its
-    controller chose it for, if that says so.
+    `why` says what a depth was set to 0 for, if drafting was found dead; `price` what a node of a
+    tree must bring, in expected tokens, to pay for its row, if that was measured; `choice` what its
+    controller chose it for, if that says so. All of it is settled before anything is drawn.
     """
 
     depth: int
     temperature: float = 1.0
     num_nodes: int = 0
     why: str = ""
+    price: float | None = None
     choice: Choice | None = field(default=None, compare=False)
 
     @property

@@ -112,6 +112,18 @@ class CostTable:
         host = self.host * num_sequences + self.judge * (num_rows - num_sequences)
         return self.overhead + host + self.target.at(num_rows) + drafting
 
+    def token_seconds(self, num_sequences: int, num_drafting: int, size: float) -> float:
+        """What one more drafted token adds to a round in which so many draft `size` tokens each:
+        from half as many to twice as many, for the first one costs what any draft does."""
+        if not num_drafting:
+            return 0.0
+        few, many = max(round(size / 2), 1), max(round(2 * size), 2)
+        less, more = (
+            self.round_seconds(num_sequences, num_sequences + num_drafting * n, n, num_drafting)
+            for n in (few, many)
+        )
+        return (more - less) / (num_drafting * (many - few))
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

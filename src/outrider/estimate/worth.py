@@ -32,18 +32,23 @@ LEAST_IN_TREE = 0.04
 LEAST_BEGUN = 0.15
 # Later tokens of prompt lookup, which follow a likely one.
 LEAST_GONE_ON = 0.03
-# A node of a draft model's tree, unless its row fills a tile and so costs nothing.
+# A node of a tree where nobody measured what a row costs, unless its row fills a tile and so costs
+# nothing.
 LEAST_WORTH = 0.02
 # A place whose cost and gain the goodput controller weighs: below, no gain is worth working out.
 LEAST_WEIGHED = 0.005
 
 
-def worthwhile(shape: Shape) -> Shape:
-    """Its nodes that are worth a row, and those that fill the last tile of rows."""
-    return shape.first(num_worthwhile(shape.worths))
+def worthwhile(shape: Shape, price: float | None = None) -> Shape:
+    """Its nodes that are worth a row."""
+    return shape.first(num_worthwhile(shape.worths, price))
 
 
-def num_worthwhile(worths: Sequence[float]) -> int:
-    """How many of the nodes of these worths, which never rise, to draft."""
+def num_worthwhile(worths: Sequence[float], price: float | None = None) -> int:
+    """How many of the nodes of these worths, which never rise, to draft: those that bring what a
+    row costs, one at least. Without a price those that may, and what fills the last tile of
+    rows."""
+    if price is not None:
+        return max(sum(worth >= price for worth in worths), min(1, len(worths)))
     wanted = sum(worth >= LEAST_WORTH for worth in worths)
     return fill_rows(wanted, len(worths))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control.goodput import allotted, best_allotment
+from outrider.control.allotment import allotted, best_allotment
 from outrider.estimate.theory import prefix_products
 
 DEPTH = 3

@@ -54,9 +54,9 @@ def test_a_tree_is_as_long_as_a_chain_of_its_depth(name: str, kept: list[float])
         trees.observe(tree(depth, num_accepted))
 
 
-def settled(num_nodes: int, row: float) -> int:
-    """The depth that goodput settles on where three of four tokens in a row are kept and a row
-    costs `row` of a pass."""
+def settled(num_nodes: int, row: float, nodes_a_place: int = 3) -> Budget:
+    """What goodput settles on where three of four tokens in a row are kept and a row costs `row` of
+    a pass."""
     costs = CostTable(
         target=Curve(((1.0, 1.0), (101.0, 1.0 + 100 * row))),
         drafts=((1, Curve(((0.0, 0.0), (1.0, 0.001)))),),
@@ -65,7 +65,7 @@ def settled(num_nodes: int, row: float) -> int:
     for turn in range(60):
         depth = controller.budgets([0])[0].depth
         kept = depth if turn % 4 else depth // 2
-        nodes = num_nodes * depth // K or depth
+        nodes = nodes_a_place * depth if num_nodes else depth
         seconds = 1.0 + row * nodes
         told = trace(0, nodes, kept)
         controller.observe(
@@ -78,10 +78,37 @@ def settled(num_nodes: int, row: float) -> int:
                 accept_seconds=0.0,
             )
         )
-    return controller.budgets([0])[0].depth
+    return controller.budgets([0])[0]
 
 
 def test_goodput_counts_all_rows_of_a_tree_and_only_its_depth_as_kept() -> None:
     """Rows that cost nothing leave a tree as deep as a chain; dear ones make it shallower."""
-    assert settled(NODES, 0.0) == settled(0, 0.0) == K
-    assert 0 < settled(NODES, 0.06) < settled(0, 0.06)
+    assert settled(NODES, 0.0).depth == settled(0, 0.0).depth == K
+    assert 0 < settled(NODES, 0.06).depth < settled(0, 0.06).depth
+
+
+@pytest.mark.parametrize("row", [0.005, 0.02, 0.06])
+def test_a_node_must_bring_what_is_written_meanwhile(row: float) -> None:
+    budget = settled(NODES, row)
+    assert budget.choice is not None
+    assert budget.choice.tokens is not None
+    assert budget.choice.seconds is not None
+    # A node takes a row, and a thousandth for drafting it.
+    seconds = row + 0.001
+    wanted = seconds * budget.choice.tokens / budget.choice.seconds
+    assert budget.price == pytest.approx(wanted, rel=0.05)
+
+
+def test_only_what_was_measured_is_a_price() -> None:
+    """Not of chains either, which have no node to leave out."""
+    assert GoodputController(k=K, num_nodes=NODES).budgets([0])[0].price is None
+    assert settled(0, 0.02).price is None
+
+
+def test_trees_of_few_nodes_a_place_are_taken_for_such() -> None:
+    """Trees that leave out most nodes are as deep as chains where rows are dear."""
+
+    def depth(nodes_a_place: int) -> int:
+        return settled(NODES, 0.06, nodes_a_place).depth
+
+    assert depth(1) == settled(0, 0.06).depth > depth(3)

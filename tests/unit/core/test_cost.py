@@ -108,3 +108,17 @@ def test_what_is_no_table_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         CostTable.of_json(text)
     assert caught.value.hint
+
+
+def test_a_token_more_costs_what_it_adds_where_drafts_are() -> None:
+    """Not what any draft costs, which the first row has here; rows grow dear from the ninth on."""
+    costs = CostTable(
+        target=Curve(((1.0, 1.0), (2.0, 3.0), (9.0, 3.7), (17.0, 6.1))),
+        drafts=((1, Curve(((0.0, 0.0), (1.0, 0.5), (16.0, 2.0)))),),
+    )
+    assert costs.token_seconds(1, 1, 3.8) == pytest.approx(0.1 + 0.1)
+    assert costs.token_seconds(1, 1, 1.0) == pytest.approx(0.1 + 0.1)
+    assert costs.token_seconds(1, 1, 8.0) == pytest.approx((0.4 + 2.4) / 12 + 0.1)
+    assert costs.token_seconds(3, 0, 8.0) == 0
+    # What the draft model adds is shared by all that draft.
+    assert costs.token_seconds(2, 2, 1.0) == pytest.approx(0.1 + 0.1 / 2)
