@@ -173,14 +173,15 @@ def _judge_seconds(judge: NativeJudge, kernels: Kernels, chain: Chain) -> tuple[
         top_p=params.top_p,
         min_p=params.min_p,
         drafted=chain.draft.tokens,
+        probs_NV=chain.draft.probs_NV,
         rule=given(params.sampler, "rule"),
     )
     _settle(kernels, logits_WV)
     started = perf_counter()
-    verdicts = judge([row], logits_WV, chain.draft.probs_NV)
+    verdicts = judge([row], logits_WV)
     seconds = perf_counter() - started
     assert verdicts is not None
-    return seconds, verdicts[0].num_accepted
+    return seconds, len(verdicts[0].path)
 
 
 def _stage_seconds(side: Sampling, kernels: Kernels, chain: Chain) -> tuple[float, int]:

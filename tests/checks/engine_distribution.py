@@ -14,7 +14,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from checks.distribution import assert_same_distribution, floats, joint_distribution
+from checks.distribution import (
+    TOLERANCE,
+    assert_same_distribution,
+    floats,
+    joint_distribution,
+)
 from checks.state import fresh_logits
 from doubles.drafters import random_chains, random_trees
 from doubles.every_branch import Distribution, EveryBranch, Tokens, distribution
@@ -115,10 +120,13 @@ def engine_distribution(rig: Rig, prompt: Sequence[int], params: SamplingParams)
 
 
 def check_engine_distribution(
-    rig: Rig, kind: Callable[..., CausalLM], params: SamplingParams
+    rig: Rig,
+    kind: Callable[..., CausalLM],
+    params: SamplingParams,
+    tolerance: float = TOLERANCE,
 ) -> None:
     wanted = target_distribution(kind, PROMPT, params, rig.target.spec.vocab_size)
-    assert_same_distribution(engine_distribution(rig, PROMPT, params), wanted)
+    assert_same_distribution(engine_distribution(rig, PROMPT, params), wanted, tolerance)
 
 
 def distribution_drafters() -> dict[str, Callable[[], Drafter]]:

@@ -3,8 +3,8 @@ texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -16,7 +16,9 @@ from checks.engine_distribution import (
     check_engine_distribution,
     engine_distribution,
 )
+from doubles.native_draws import EveryDraft
 from doubles.rig import BRANCHING, SAMPLER, Rig
+from doubles.tiny_checkpoints import Variant, random_llama
 from doubles.toy_heads import ToyBlock, ToyHeads, WithHidden
 from doubles.toy_hybrid import ToyHybrid
 from outrider.control.heuristics import FixedController
@@ -24,7 +26,9 @@ from outrider.core.budget import Budget
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
 from outrider.core.rng import race_node
+from outrider.drafters.growth import TextPart
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_drafts
 from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, ParallelHeadSampler
 from outrider.verify.exact import BlockRule, TokenRule
 from outrider.verify.match import CoupledRule, MatchRule
@@ -43,6 +47,46 @@ def block(vocab_size: int = VOCAB) -> Drafter:
 def model(vocab_size: int = VOCAB) -> Drafter:
     draft = ToyHybrid(vocab_size=vocab_size, seed=7, num_slots=2048)
     return ModelDrafter(draft, BRANCHING, chunk=2)
+
+
+def native_model(vocab_size: int) -> EveryDraft:
+    """A draft model whose trees are one native call each."""
+    changes = {"vocab_size": vocab_size, "bos_token_id": 1, "eos_token_id": 2}
+    # Of these weights the target likes two tokens more than the draft does, so what a younger
+    # sibling is said to be drawn from matters.
+    draft = random_llama(Variant("few ids", changes), seed=5)
+    sampling = draft.kernels.sampling
+    sampler = replace(BRANCHING, sampling=sampling)
+    fused = fused_model_drafts(draft, sampler, batch_size=1)
+    if fused is None:
+        pytest.skip("no compiler, no native kernels")
+    drafter = ModelDrafter(draft, sampler, chunk=2, fused=AtOnce(fused))
+    return EveryDraft(drafter, sampling.pick)
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """No draft grows by levels."""
+
+    inner: FusedDrafts
+
+    def try_rows(self, parts: Sequence[TextPart]) -> Sequence[FusedDraft]:
+        drafts = self.inner.try_rows(parts)
+        assert drafts is not None
+        return drafts
+
+
+# Float32 is summed by the native call.
+ROUNDED = 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("rule", [TokenRule(), BlockRule(), MatchRule()], ids=lambda r: r.name)
+def test_trees_of_one_call(params: SamplingParams, depth: int, rule: AcceptanceRule) -> None:
+    run = rig(native_model(VOCAB), Budget(depth, num_nodes=3), rule)
+    check_engine_distribution(run, ToyHybrid, params, ROUNDED)
 
 
 def racing() -> Drafter:

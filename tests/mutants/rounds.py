@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "draft hung from the wrong row",
-        STAGES,
+        "outrider.core.draft",
         "(root + 1 + parent for",
         "(max(root, parent) for",
         check_all_accepted,

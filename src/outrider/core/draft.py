@@ -46,8 +46,9 @@ class Draft:
         """Raises DrafterError for what is no tree: a drafter may be anybody's code."""
         if len(self.tokens) != len(self.parents):
             raise DrafterError(f"{len(self.tokens)} tokens with {len(self.parents)} parents.")
-        is_chain = self.parents == _chain_parents(len(self.parents))
-        if not is_chain and not all(map(_comes_before, self.parents, range(len(self.parents)))):
+        if not self.is_chain and not all(
+            map(_comes_before, self.parents, range(len(self.parents)))
+        ):
             raise DrafterError(f"parents {self.parents[:16]} do not come before their children.")
         if self.probs_NV is not None and self.probs_NV.shape[0] != len(self.tokens):
             raise DrafterError(
@@ -56,6 +57,10 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == _chain_parents(len(self.parents))
 
     @staticmethod
     def empty() -> Draft:
@@ -72,7 +77,7 @@ class Draft:
     @property
     def max_depth(self) -> int:
         """Tokens on the longest path."""
-        if self.parents == _chain_parents(len(self)):
+        if self.is_chain:
             return len(self)
         depths: list[int] = []
         for parent in self.parents:
@@ -87,6 +92,11 @@ def _chain_parents(num_nodes: int) -> tuple[int, ...]:
 
 def _comes_before(parent: int, node: int) -> bool:
     return ROOT <= parent < node
+
+
+def parents_below(root: int, parents: Sequence[int]) -> tuple[int, ...]:
+    """Parents of a chain up to node `root`, the pending token, and of a draft that hangs there."""
+    return (*range(ROOT, root), *(root + 1 + parent for parent in parents))
 
 
 _EMPTY = Draft((), ())

@@ -21,11 +21,16 @@ from outrider.core.draft import Draft
 from outrider.core.errors import NumericsError, blaming
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow, StepRow
-from outrider.core.rng import DrawNode, Rng, draw_for, pick_node
+from outrider.core.rng import DrawNode, draw_for, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
-from outrider.core.tree import MAX_WIDTH, ROOT, Shape, best_shape, guessed_chances
-from outrider.core.tree_nodes import KeptNodes, Level, TreeLimits
-from outrider.estimate.worth import LEAST_WORTH, num_worthwhile, worthwhile
+from outrider.core.tree import ROOT
+from outrider.core.tree_nodes import Level
+from outrider.drafters.tree_drafts import (
+    SampledNodes,
+    chosen_draft,
+    settled_shape,
+    tree_limits,
+)
 
 # The highest that a request may ask for.
 MAX_TEMPERATURE = 100.0
@@ -261,7 +266,7 @@ class GreedyTree:
             raise NumericsError(self._model_name)
 
     def draft(self) -> Draft:
-        return chosen_draft(self._nodes.kept())
+        return chosen_draft(self._nodes.kept(), self.row.budget)
 
 
 class SampledTree:
@@ -270,8 +275,9 @@ class SampledTree:
     def __init__(self, sampler: DraftSampler, row: DraftRow) -> None:
         self.row, self.level = row, Level()
         self._params, self._sampler = drawn_params(row), sampler
-        self._shape = settled_shape(row).by_depth()
-        self._nodes = SampledNodes(self._shape, row.rng, sampler.draw_for(row.params))
+        self._shape = settled_shape(row.budget)
+        draw, leftover = sampler.draw_for(row.params), sampler.sampling.leftover
+        self._nodes = SampledNodes(self._shape, row.rng, draw, leftover)
         self._has_children = set(self._shape.parents)
         self._reading: Sequence[int] = (ROOT,)
         self._paths = _Paths(row)
@@ -300,86 +306,6 @@ class SampledTree:
 
     def draft(self) -> Draft:
         return self._nodes.draft()
-
-
-class SampledNodes:
-    """The nodes of a tree of the shape given, drawn one by one, siblings without replacement.
-
-    A node for which its distribution has no token left is not drawn, nor is anything below it. That
-    depends on the distributions alone and on earlier siblings, so what the rule keeps follows the
-    target's distribution.
-    """
-
-    def __init__(self, shape: Shape, rng: Rng, draw: DrawNode = pick_node) -> None:
-        self.shape, self._rng, self._draw = shape, rng, draw
-        self._depths = shape.depths
-        # For each node of the shape: its node of the draft, None if it could not be drawn.
-        self.drawn: list[int | None] = []
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self._probs: list[Tensor] = []
-
-    def grow(self, probs_V: Tensor | None) -> None:
-        """Draw the shape's next node from what follows its parent, None if that was not drawn."""
-        index = len(self.drawn)
-        parent = self._parent(index)
-        left_V = None
-        if probs_V is not None and parent is not None:
-            left_V = without(probs_V, self._drawn_below(parent))
-        if left_V is None or parent is None:
-            self.drawn.append(None)
-            return
-        node = len(self.tokens)
-        self.tokens.append(self._draw(left_V, self._rng, node, self._depths[index]))
-        self.parents.append(parent)
-        self._probs.append(left_V)
-        self.drawn.append(node)
-
-    def draft(self) -> Draft:
-        if not self.tokens:
-            return Draft.empty()
-        return Draft(tuple(self.tokens), tuple(self.parents), torch.stack(self._probs))
-
-    def _parent(self, index: int) -> int | None:
-        parent = self.shape.parents[index]
-        return ROOT if parent == ROOT else self.drawn[parent]
-
-    def _drawn_below(self, parent: int) -> list[int]:
-        return [t for t, p in zip(self.tokens, self.parents, strict=True) if p == parent]
-
-
-def without(probs_V: Tensor, tokens: Sequence[int]) -> Tensor | None:
-    """`probs_V` given that none of `tokens` was drawn; None if they are all it has."""
-    if not tokens:
-        return probs_V
-    left_V = probs_V.clone()
-    left_V[list(tokens)] = 0
-    total = left_V.sum(dtype=torch.float64)
-    return left_V.div_(total) if float(total) > 0 else None
-
-
-def chosen_tree(shape: Shape, candidates: Sequence[Sequence[int]]) -> Draft:
-    """A greedy tree whose candidates depend on the depth alone: `candidates[depth][rank]`."""
-    tokens = [candidates[d][rank] for d, rank in zip(shape.depths, shape.ranks, strict=True)]
-    return Draft(tuple(tokens), shape.parents)
-
-
-def tree_limits(row: DraftRow) -> TreeLimits:
-    """Of a greedy tree for `row`. What is not worth a row of the target's is not worth one of the
-    draft's either: children are worth less still."""
-    return TreeLimits(row.budget.size, row.budget.depth, MAX_WIDTH, LEAST_WORTH)
-
-
-def chosen_draft(kept: KeptNodes) -> Draft:
-    """Those of a greedy tree that are worth a row."""
-    count = num_worthwhile(kept.worths)
-    return Draft(tuple(kept.tokens[:count]), tuple(kept.parents[:count]))
-
-
-def settled_shape(row: DraftRow) -> Shape:
-    """The shape of a drawn tree, by guesses: nobody counted how often candidates are right."""
-    chances = guessed_chances(row.budget.depth)
-    return worthwhile(best_shape(chances, row.budget.size)).narrowed(MAX_WIDTH)
 
 
 class _Paths:

@@ -1,9 +1,9 @@
-"""Native calls for drafts on CPUs: a pass of a head, a whole chain, or the greedy trees of a batch.
+"""Native calls for drafts on CPUs: a pass of a head, or the chains or trees of a batch.
 
 EAGLE and MTP nets are a Llama layer behind an entrance where a token meets the state before it
 (kernels/native/forward.py). Without a native library, or with another layer, the nets run operator
-by operator, which is the definition. Drawn trees, and trees of requests with logits processors,
-grow level by level in Python.
+by operator, which is the definition. Drafts of requests with logits processors grow level by level
+in Python.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, W = ids that are drafted,
          D = hidden size, K = depth of the deepest draft, B = texts.
@@ -18,28 +18,19 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, ContractError, given
 from outrider.core.protocols import AheadRow, CausalLM, DraftRow, StepRow
 from outrider.core.rng import KeyedRng, Rng, pick_node, race_node
 from outrider.core.sampling import MIN_TEMPERATURE
-from outrider.drafters.growth import (
-    DraftSampler,
-    TextPart,
-    chosen_draft,
-    drawn_params,
-    tree_limits,
-)
+from outrider.drafters.growth import DraftSampler, TextPart, drawn_params
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput, target_states
+from outrider.drafters.tree_drafts import chosen_draft, settled_shape, tree_limits
+from outrider.kernels.native.chains import ChainRow, DraftedChains, NativeChains
 from outrider.kernels.native.forward import Entrance, ForwardParts, NativeForward
-from outrider.kernels.native.rounds import (
-    CacheSpan,
-    ChainRow,
-    DraftedChains,
-    NativeChains,
-    RoundModel,
-)
-from outrider.kernels.native.trees import NativeTreeDrafts, most_fed
+from outrider.kernels.native.rounds import CacheSpan, Draws, RoundModel
+from outrider.kernels.native.trees import Grown, NativeTreeDrafts, PlannedTree
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import wanted_tokens
 from outrider.models.heads import HeadMemory
@@ -163,6 +154,36 @@ class FusedChains:
         return drafts
 
 
+_GREEDY = Draws()
+
+
+def keyed_draws(
+    sampler: DraftSampler, row: DraftRow | AheadRow, rng: Rng, vocab_size: int
+) -> Draws | None:
+    """How a call draws the tokens of `row`; None where they are not drawn as a call draws them."""
+    params = row.params
+    if params.greedy:
+        return _GREEDY
+    draw = sampler.draw_for(params)
+    if (
+        draw not in (pick_node, race_node)
+        or sampler.change is not None
+        or not isinstance(rng, KeyedRng)
+        or rng.choose != sampler.sampling.pick
+    ):
+        return None
+    return Draws(
+        temperature=max(drawn_params(row).temperature, MIN_TEMPERATURE),
+        top_k=min(params.top_k, vocab_size),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=rng.seed,
+        sample=rng.sample,
+        start=rng.start,
+        rule="coupled" if draw is race_node else "token",
+    )
+
+
 class KeyedChains:
     """Chains of one model in one call, chosen as `sampler` chooses."""
 
@@ -176,31 +197,10 @@ class KeyedChains:
         self, row: DraftRow | AheadRow, rng: Rng, span: CacheSpan, *, branch_place: int = 0
     ) -> ChainRow | None:
         """None where tokens are not drawn as the call draws them."""
-        params, depth = row.params, row.budget.depth
-        if params.greedy:
-            return ChainRow(span, depth, branch_place=branch_place)
-        sampler = self._sampler
-        draw = sampler.draw_for(params)
-        if (
-            draw not in (pick_node, race_node)
-            or sampler.change is not None
-            or not isinstance(rng, KeyedRng)
-            or rng.choose != sampler.sampling.pick
-        ):
+        draws = keyed_draws(self._sampler, row, rng, self._vocab_size)
+        if draws is None:
             return None
-        return ChainRow(
-            span,
-            depth,
-            temperature=max(drawn_params(row).temperature, MIN_TEMPERATURE),
-            top_k=min(params.top_k, self._vocab_size),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=rng.seed,
-            sample=rng.sample,
-            start=rng.start,
-            branch_place=branch_place,
-            rule="coupled" if draw is race_node else "token",
-        )
+        return ChainRow(span, row.budget.depth, draws, branch_place)
 
     def draft(
         self, rows: Sequence[ChainRow | None], enter: Callable[[], bool]
@@ -219,67 +219,77 @@ def _span(state: HeadMemory, part: TextPart) -> CacheSpan:
 
 
 class FusedTrees:
-    """FusedDrafts of greedy trees; what was read for them stays staged. `enter`, if given, is
-    called when it is sure that a pass is made; the trees grow in Python unless `usable`."""
+    """FusedDrafts of trees, whose tokens are chosen as `sampler` chooses; what was read for them
+    stays staged. `enter` is called just before the passes; where it says no, the trees grow in
+    Python.
+
+    Not for requests with logits processors, and drawn tokens only with keyed numbers of their own.
+    """
 
     def __init__(
         self,
-        model: RoundModel,
+        call: NativeTreeDrafts,
         state: HeadMemory,
+        sampler: DraftSampler,
         *,
-        batch_size: int,
-        enter: Callable[[Sequence[TextPart]], object] = lambda _: None,
-        usable: Callable[[], bool] = lambda: True,
+        vocab_size: int,
+        enter: Callable[[Sequence[TextPart]], bool],
     ) -> None:
-        self._state, self._enter, self._usable = state, enter, usable
-        self._call = NativeTreeDrafts(model, batch_size=batch_size)
+        self._call, self._state, self._enter = call, state, enter
+        self._sampler, self._vocab_size = sampler, vocab_size
 
     def try_rows(self, parts: Sequence[TextPart]) -> list[FusedDraft] | None:
-        if not self._usable() or not all(map(_is_greedy, parts)):
-            return None
-        limits = [tree_limits(part.row) for part in parts]
-        if not self._call.fits([part.tokens for part in parts], limits):
+        trees = [tree for part in parts if (tree := self._planned(part)) is not None]
+        if len(trees) < len(parts) or not self._call.fits(trees):
             return None
         needed = {
-            part.row.seq_id: len(part.tokens) + most_fed(limit)
-            for part, limit in zip(parts, limits, strict=True)
+            part.row.seq_id: len(part.tokens) + tree.most_fed
+            for part, tree in zip(parts, trees, strict=True)
         }
         try:
             self._state.reserve(needed)
         except CapacityError:
             # Levels are seldom as wide as they may be.
             return None
-        self._enter(parts)
-        grown = self._call([_span(self._state, part) for part in parts], limits)
+        grown = self._call(trees) if self._enter(parts) else None
         if grown is None:
             return None
         for part, one in zip(parts, grown, strict=True):
             self._state.note_tree(part.row.seq_id, one.tokens, one.parents)
-        return [FusedDraft(chosen_draft(one.kept), one.tokens, one.parents) for one in grown]
+        return [
+            FusedDraft(_draft_of(one, part.row.budget), one.tokens, one.parents)
+            for part, one in zip(parts, grown, strict=True)
+        ]
+
+    def _planned(self, part: TextPart) -> PlannedTree | None:
+        """None where nodes are not chosen as the call chooses them."""
+        row = part.row
+        draws = keyed_draws(self._sampler, row, row.rng, self._vocab_size)
+        if row.shaper is not None or draws is None:
+            return None
+        shape = None if row.params.greedy else settled_shape(row.budget)
+        return PlannedTree(_span(self._state, part), tree_limits(row), draws, shape)
 
 
-def _is_greedy(part: TextPart) -> bool:
-    return part.row.params.greedy and part.row.shaper is None
+def _draft_of(grown: Grown, budget: Budget) -> Draft:
+    if grown.probs_NV is None:
+        return chosen_draft(grown.kept, budget)
+    return Draft(tuple(grown.kept.tokens), tuple(grown.kept.parents), grown.probs_NV)
 
 
-def fused_model_trees(model: CausalLM, *, batch_size: int) -> FusedTrees | None:
-    """None where a pass of `model` is no native call."""
-    own = NativeModel.of(model)
-    if own is None:
-        return None
-    passes, state = own.passes, own.model.state
-    return FusedTrees(passes, state, batch_size=batch_size, usable=own.is_same)
-
-
-def fused_model_chains(
+def fused_model_drafts(
     model: CausalLM, sampler: DraftSampler, *, batch_size: int
-) -> FusedChains | None:
-    """None where a pass of `model` is no native call."""
+) -> FusedDrafts | None:
+    """Trees or chains, as `sampler` says; None where a pass of `model` is no native call."""
     own = NativeModel.of(model)
     if own is None:
         return None
+    state, size = own.model.state, own.model.spec.vocab_size
+    if sampler.branches:
+        call = NativeTreeDrafts(own.passes, batch_size=batch_size, vocab_size=size)
+        return FusedTrees(call, state, sampler, vocab_size=size, enter=lambda _: own.is_same())
     chains = own.chains(sampler, batch_size=batch_size)
-    return FusedChains(chains, own.model.state, enter=lambda _: own.is_same(), keeps_drafts=True)
+    return FusedChains(chains, state, enter=lambda _: own.is_same(), keeps_drafts=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +326,9 @@ def fused_head_drafts(
         passes.enter(fuse(target_states(parts)))
         return True
 
-    model, state = passes.model, passes.state
+    model, state, size = passes.model, passes.state, passes.vocab_size
     if sampler.branches:
-        return FusedTrees(model, state, batch_size=batch_size, enter=enter)
-    size = passes.vocab_size
+        call = NativeTreeDrafts(model, batch_size=batch_size, vocab_size=size)
+        return FusedTrees(call, state, sampler, vocab_size=size, enter=enter)
     chains = KeyedChains(model, sampler, batch_size=batch_size, vocab_size=size)
     return FusedChains(chains, state, enter=enter)

@@ -27,13 +27,9 @@ from outrider.core.sampling import processed_probs
 from outrider.core.tree import Chances, best_shape, chain_shape, guessed_chances
 from outrider.core.tree_nodes import sharp_shares
 from outrider.drafters.block import BlockContext, Guess
-from outrider.drafters.growth import (
-    DraftSampler,
-    SampledNodes,
-    chosen_tree,
-    drawn_params,
-)
+from outrider.drafters.growth import DraftSampler, drawn_params
 from outrider.drafters.none import Stateless
+from outrider.drafters.tree_drafts import SampledNodes, chosen_tree
 from outrider.estimate.worth import worthwhile
 
 TreeKind = Literal["confident", "calibrated"]
@@ -67,9 +63,11 @@ class ParallelHeadSampler:
             return Draft.chain(self.sampler.best(logits_KV.contiguous()))
         shape = chain_shape(len(logits_KV))
         if branches:
-            shape = worthwhile(best_shape(self._counted(len(logits_KV)), row.budget.size))
+            best = best_shape(self._counted(len(logits_KV)), row.budget.size)
+            shape = worthwhile(best, row.budget.price)
         probs_KV = processed_probs(logits_KV, drawn_params(row), self.sampler.sampling)
-        nodes = SampledNodes(shape, row.rng, self.sampler.draw_for(row.params))
+        draw, leftover = self.sampler.draw_for(row.params), self.sampler.sampling.leftover
+        nodes = SampledNodes(shape, row.rng, draw, leftover)
         for position in shape.depths:
             nodes.grow(probs_KV[position])
         return nodes.draft()
@@ -83,7 +81,7 @@ class ParallelHeadSampler:
         if self.trees == "confident":
             shares_KR = sharp_shares(best_KR, logits_KV, _SHARPNESS)
             chances = [host_floats(shares_R) for shares_R in shares_KR]
-        shape = worthwhile(best_shape(chances, row.budget.size))
+        shape = worthwhile(best_shape(chances, row.budget.size), row.budget.price)
         return chosen_tree(shape, host_rows(ids_KR))
 
     def _counted(self, num_places: int) -> Chances:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import DrafterKind
 from outrider.core.errors import ConfigError, given
-from outrider.core.protocols import CausalLM, Drafter
+from outrider.core.protocols import Drafter
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.rng import draw_for
 from outrider.core.spec import DecoderConfig
@@ -25,7 +25,7 @@ from outrider.drafters.catalog import BuildContext
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import normed_target
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import FusedDrafts, fused_model_chains, fused_model_trees
+from outrider.drafters.native import fused_model_drafts
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.parallel_heads import ParallelHeadSampler, TreeKind
 from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
@@ -64,15 +64,8 @@ def build_with_model(context: BuildContext) -> Drafter:
         return ahead(draft, sampler, choices, room, chunk=chunk, batch_size=batch)
     fused = None
     if trees or config.fused_round:
-        fused = _fused(draft, sampler, batch_size=config.batch_size)
+        fused = fused_model_drafts(draft, sampler, batch_size=config.batch_size)
     return ModelDrafter(draft, sampler, chunk=config.prefill_chunk, fused=fused)
-
-
-def _fused(model: CausalLM, sampler: DraftSampler, *, batch_size: int) -> FusedDrafts | None:
-    """Drafts of a model in one call; None where that cannot be."""
-    if sampler.branches:
-        return fused_model_trees(model, batch_size=batch_size)
-    return fused_model_chains(model, sampler, batch_size=batch_size)
 
 
 def sampler_of(context: BuildContext, model_name: str, *, branches: bool = False) -> DraftSampler:
@@ -272,6 +265,6 @@ def build_own(context: BuildContext) -> Drafter:
     branches, batch = context.resolved.num_nodes > 0, context.config.batch_size
     sampler = sampler_of(context, "the draft model", branches=branches)
     sampler = replace(sampler, argmax=model.kernels.argmax, sampling=model.kernels.sampling)
-    fused = _fused(model, sampler, batch_size=batch)
+    fused = fused_model_drafts(model, sampler, batch_size=batch)
     notes = gain_notes(target, model) if context.kind.fewer_bits else ()
     return SelfDrafter(model, sampler, name=name, fused=fused, notes=notes)

@@ -1,7 +1,7 @@
 """Native round: a whole round of a batch as one C++ call, for what most requests ask.
 
 The native round takes chains that a draft model draws within the call, which may be a copy of the
-target over its memory, or that a drafter chose without drawing, of requests without masks, bans,
+target over its memory, or any draft that a drafter made before, of requests without masks, bans,
 reported rounds, rules of their own or dropped prompt keys. All else goes stage by stage. Both ways
 give the same tokens, so a request may change between them.
 
@@ -19,14 +19,13 @@ from typing import Protocol, TypeGuard, runtime_checkable
 from torch import Tensor
 
 from outrider.cache.paged_kv import PagedKV
-from outrider.core.draft import Draft, Outcome, TokenLogprobs, Verdict
+from outrider.core.draft import Draft, Outcome, TokenLogprobs, Verdict, parents_below
 from outrider.core.errors import ContractError, given
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.core.rng import Pick
 from outrider.core.sampling import MIN_TEMPERATURE, log_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
-from outrider.core.tree import ROOT
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.round import Batch, Chunks, FinishedRow, RoundTiming, clamp
@@ -41,6 +40,7 @@ from outrider.kernels.native.rounds import (
     RoundRow,
     RoundVerdict,
 )
+from outrider.kernels.native.trees import is_plain
 
 _log = logging.getLogger(__name__)
 
@@ -101,9 +101,10 @@ class NativeRound:
         )
 
     def _verified(self, batch: Batch, draft_seconds: float, num_waiting: int) -> list[Outcome]:
-        """By the stages where some draft is no chosen chain or a number is none."""
+        """By the stages where some draft was drawn from numbers of another kind or a number is
+        none."""
         began = perf_counter() - draft_seconds
-        rows = [self._row(seq, len(batch)) for seq in batch if _is_chosen_chain(seq.draft)]
+        rows = [self._row(seq, len(batch)) for seq in batch if _is_plain(seq.draft)]
         if len(rows) == len(batch) and self.call.fits(rows):
             decided = self.call(rows)
             if decided is not None:
@@ -134,14 +135,10 @@ class NativeRound:
 
     def _row(self, seq: LiveSequence, batch_size: int) -> RoundRow:
         """What the call is told of `seq`. Reads the prompt with the draft model if need be."""
-        drafted: Sequence[int] = ()
-        depth = 0
-        if self.draft is None:
-            drafted = seq.draft.tokens
-        else:
-            depth = max(self.stages.depth(seq), 0)
+        draft = seq.draft if self.draft is None else Draft.empty()
+        depth = 0 if self.draft is None else max(self.stages.depth(seq), 0)
         unread = seq.tokens[self.target.state.length(seq.seq_id) :]
-        target = _feed(self.target, seq.seq_id, unread, depth + len(drafted))
+        target = _feed(self.target, seq.seq_id, unread, depth + len(draft))
         return RoundRow(
             seed=seq.params.rng_seed,
             sample=seq.sample,
@@ -152,7 +149,9 @@ class NativeRound:
             top_p=seq.params.top_p,
             min_p=seq.params.min_p,
             target=target,
-            drafted=drafted,
+            drafted=draft.tokens,
+            parents=None if draft.is_chain else draft.parents,
+            probs_NV=draft.probs_NV,
             draft=self._draft_feed(seq, depth, batch_size, target) if depth else None,
             depth=depth,
             shaping=None if seq.shaper is None else seq.shaper.sparse(seq.tokens),
@@ -200,19 +199,25 @@ class NativeRound:
             self.drafter.note(seq.seq_id, fed)
         if self.draft is not None:
             seq.draft = Draft.chain(drafted)
-        path = tuple(range(verdict.num_accepted))
-        outcome = Outcome(seq.seq_id, seq.draft, Verdict(path, verdict.next_token))
+        outcome = Outcome(seq.seq_id, seq.draft, Verdict(verdict.path, verdict.next_token))
         outcome, reason = clamp(outcome, seq)
         if seq.params.logprobs:
-            outcome = replace(outcome, logprobs=self._logprobs(seq.params, outcome.tokens, start))
-        self.target.state.note_chain(seq.seq_id, (*row.target.unread, *drafted))
+            outcome = replace(outcome, logprobs=self._logprobs(seq.params, outcome, start))
+        fed = (*row.target.unread, *drafted)
+        if row.parents is None:
+            self.target.state.note_chain(seq.seq_id, fed)
+        else:
+            parents = parents_below(len(row.target.unread) - 1, row.parents)
+            self.target.state.note_tree(seq.seq_id, fed, parents)
         return FinishedRow(seq, len(row.target.unread), outcome, reason)
 
     def _logprobs(
-        self, params: SamplingParams, tokens: Sequence[int], start: int
+        self, params: SamplingParams, outcome: Outcome, start: int
     ) -> tuple[TokenLogprobs, ...]:
-        """Of a chain's tokens; a request that is not greedy has distributions for logits now."""
-        rows_NV = self.target.logits[start : start + len(tokens)]
+        """Of what was kept; a request that is not greedy has distributions for logits now."""
+        tokens = outcome.tokens
+        rows = [start, *(start + 1 + node for node in outcome.verdict.path)][: len(tokens)]
+        rows_NV = self.target.logits[rows]
         log_NV = log_probs(rows_NV) if params.greedy else rows_NV.log()
         return token_logprobs(log_NV, range(len(tokens)), tokens, params.top_logprobs)
 
@@ -275,5 +280,5 @@ def _is_heated(seq: LiveSequence) -> bool:
     return seq.budget.temperature != 1 and not seq.params.greedy
 
 
-def _is_chosen_chain(draft: Draft) -> bool:
-    return draft.probs_NV is None and draft.parents == tuple(range(ROOT, len(draft) - 1))
+def _is_plain(draft: Draft) -> bool:
+    return draft.probs_NV is None or is_plain(draft.probs_NV)

@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.control.heuristics import FixedLengths
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import host_rows
-from outrider.core.draft import Outcome, Verdict
+from outrider.core.draft import Outcome, Verdict, parents_below
 from outrider.core.errors import NumericsError, SequenceError, blaming
 from outrider.core.logits import suffixes_of
 from outrider.core.params import SamplingParams
@@ -43,7 +43,6 @@ from outrider.core.sampling import (
     token_logprobs,
 )
 from outrider.core.sequence import LiveSequence
-from outrider.core.tree import ROOT
 from outrider.engine.compaction import Compaction
 from outrider.engine.draft_rows import draft_row
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
@@ -368,13 +367,9 @@ class Stages:
         """What the target has not read, ending with the pending token, and the draft below it."""
         unread = seq.tokens[self.target.state.length(seq.seq_id) :]
         root = len(unread) - 1
-        below = (root + 1 + parent for parent in seq.draft.parents)
-        return StepRow(
-            seq.seq_id,
-            (*unread, *seq.draft.tokens),
-            (*range(ROOT, root), *below),
-            logits_from=root,
-        )
+        tokens = (*unread, *seq.draft.tokens)
+        parents = parents_below(root, seq.draft.parents)
+        return StepRow(seq.seq_id, tokens, parents, logits_from=root)
 
     def _chunk_row(self, chunk: Chunk) -> StepRow:
         start = self.target.state.length(chunk.seq.seq_id)

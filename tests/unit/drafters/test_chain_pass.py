@@ -21,7 +21,7 @@ from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.ahead.tree import FusedBranches, Tree
 from outrider.drafters.growth import DraftSampler, TextPart
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_chains
+from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_drafts
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
@@ -116,7 +116,7 @@ def test_a_chain_at_once_is_the_one_that_grows(tmp_path: Path) -> None:
     """Some of a chain is kept and needs not be read again; texts take turns and share batches."""
     written = write_checkpoint(tmp_path, variant("llama2"), seed=4)
     models = [draft_model(written) for _ in range(2)]
-    fused = fused_model_chains(models[0], sampler_of(models[0]), batch_size=BATCH)
+    fused = fused_model_drafts(models[0], sampler_of(models[0]), batch_size=BATCH)
     if fused is None:
         pytest.skip("no compiler, no native kernels")
     counted, rng = Counted(fused), random.Random(6)

@@ -1,4 +1,4 @@
-"""Greedy trees in one call are those that grow level by level, and memory follows them alike."""
+"""Trees in one call are those that grow level by level, and memory follows them alike."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from outrider.core.errors import NumericsError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow, HiddenStates, StepRow
+from outrider.core.rng import KeyedRng, Pick
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import TreeLimits
 from outrider.drafters.growth import TextPart
@@ -31,14 +32,18 @@ from outrider.drafters.native import (
     FusedDrafts,
     FusedTrees,
     fused_head_drafts,
-    fused_model_trees,
+    fused_model_drafts,
 )
+from outrider.drafters.tree_drafts import settled_shape
+from outrider.kernels.native.rounds import CacheSpan, Draws
+from outrider.kernels.native.trees import PlannedTree
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
 from outrider.proof.reports import SAMPLED
-from outrider.testing import GREEDY, check_same
+from outrider.testing import GREEDY
+from unit.drafters.test_chain_pass import check_alike
 from unit.drafters.test_head_pass import EAGLES, TEXT, VOCAB, loaded, row
 
 BATCH = 3
@@ -74,11 +79,11 @@ def of_models(folder: Path, num_slots: int = 2048) -> Pair:
     """A drafter that has trees made at once where it can, and one that never does."""
     written = write_checkpoint(folder, variant("llama2"), seed=4)
     one, other = (draft_model(written, num_slots) for _ in range(2))
-    fused = fused_model_trees(one, batch_size=BATCH)
+    samplers = [replace(BRANCHING, sampling=model.kernels.sampling) for model in (one, other)]
+    fused = fused_model_drafts(one, samplers[0], batch_size=BATCH)
     if fused is None:
         pytest.skip("no compiler, no native kernels")
     counted = Counted(fused)
-    samplers = [replace(BRANCHING, sampling=model.kernels.sampling) for model in (one, other)]
     at_once = ModelDrafter(one, samplers[0], chunk=5, fused=counted)
     return at_once, ModelDrafter(other, samplers[1], chunk=5), counted
 
@@ -101,15 +106,42 @@ MAKERS: dict[str, Callable[[Path], Pair]] = {
 }
 
 
+FILTERED = replace(SAMPLED, top_k=9, top_p=0.9, min_p=0.01)
+# Siblings come to an end: two tokens at most, or one.
+NARROW = (replace(SAMPLED, top_k=2), replace(SAMPLED, temperature=0.05, top_p=0.5))
+WAYS = {
+    "greedy": (GREEDY,) * BATCH,
+    "drawn": (SAMPLED, replace(SAMPLED, temperature=0.4, seed=11), FILTERED),
+    "narrow": (*NARROW, SAMPLED),
+    "racing": tuple(replace(one, sampler="coupled") for one in (SAMPLED, FILTERED, NARROW[0])),
+    "mixed": (GREEDY, SAMPLED, replace(FILTERED, sampler="coupled")),
+}
+
+
+def pick_of(drafter: Drafter) -> Pick:
+    if isinstance(drafter, ModelDrafter):
+        return drafter.sampler.sampling.pick
+    assert isinstance(drafter, HiddenDrafter)
+    return drafter._sampler.sampling.pick  # pyright: ignore[reportPrivateUsage]
+
+
 def asked(
-    name: str, seq_id: int, text: Sequence[int], budget: Budget, params: SamplingParams = GREEDY
+    name: str,
+    drafter: Drafter,
+    seq_id: int,
+    text: Sequence[int],
+    budget: Budget,
+    params: SamplingParams = GREEDY,
 ) -> DraftRow:
+    """Drawn with the numbers that `drafter` picks tokens by."""
     known = name if name in HEADS else "llama"
-    return replace(row(known, seq_id, text, params=params), budget=budget)
+    rng = KeyedRng(params.rng_seed, 0, len(text), pick_of(drafter))
+    return replace(row(known, seq_id, text, params=params, rng=rng), budget=budget)
 
 
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_tree_at_once_is_the_one_that_grows(name: str, tmp_path: Path) -> None:
+def test_a_tree_at_once_is_the_one_that_grows(name: str, how: str, tmp_path: Path) -> None:
     """Rounds keep some path of a tree, or go by unasked; texts take turns and share batches."""
     at_once, levels, counted = MAKERS[name](tmp_path)
     rng = random.Random(6)
@@ -117,17 +149,29 @@ def test_a_tree_at_once_is_the_one_that_grows(name: str, tmp_path: Path) -> None
     for seq_id, text in enumerate(texts):
         at_once.open(seq_id, text)
         levels.open(seq_id, text)
-    branched = 0
+    branched = cut = 0
     for _ in range(16):
         ids = rng.sample(range(BATCH), rng.randint(1, BATCH))
-        rows = [
-            asked(name, i, texts[i], Budget(rng.randint(1, 6), num_nodes=rng.randint(7, 40)))
+        budgets = {
+            i: Budget(
+                rng.randint(1, 6),
+                rng.choice((1.0, 1.3)),
+                num_nodes=rng.randint(7, 40),
+                price=rng.choice((None, None, 0.01, 0.2)),
+            )
             for i in ids
+        }
+        made = [
+            drafter.propose(
+                [asked(name, drafter, i, texts[i], budgets[i], WAYS[how][i]) for i in ids]
+            )
+            for drafter in (at_once, levels)
         ]
-        drafts = at_once.propose(rows)
-        for i, one, other in zip(ids, drafts, levels.propose(rows), strict=True):
-            check_same(one, other)
+        for i, one, other in zip(ids, made[0], made[1], strict=True):
+            check_alike(one, other)
             branched += len(one) > one.max_depth > 1
+            whole = settled_shape(budgets[i])
+            cut += one.probs_NV is not None and len(one) < len(whole)
             texts[i] += [*_some_path(one, rng), rng.randrange(VOCAB)]
         if isinstance(at_once, ModelDrafter) and isinstance(levels, ModelDrafter):
             # What a path is found in later.
@@ -135,6 +179,7 @@ def test_a_tree_at_once_is_the_one_that_grows(name: str, tmp_path: Path) -> None
             assert at_once._parents == levels._parents  # pyright: ignore[reportPrivateUsage]
     assert counted.asked == counted.made == 16
     assert branched > 8
+    assert cut or how != "narrow"
 
 
 def _some_path(draft: Draft, rng: random.Random) -> list[int]:
@@ -157,19 +202,21 @@ def only(drafter: Drafter, one: DraftRow) -> Draft:
 @pytest.mark.parametrize("name", ["model", "EAGLE 3"])
 def test_what_a_call_cannot_do_grows_by_levels(name: str, tmp_path: Path) -> None:
     at_once, levels, counted = MAKERS[name](tmp_path)
-    params = replace(GREEDY, presence_penalty=1.5)
     budget = Budget(3, num_nodes=9)
-    shaped = replace(
-        asked(name, 0, TEXT, budget, params), shaper=LogitsProcessor(params, prompt_length=3)
-    )
-    check_same(only(at_once, shaped), only(levels, shaped))
-    drawn = asked(name, 0, TEXT, budget, SAMPLED)
-    check_same(only(at_once, drawn), only(levels, drawn))
-    assert (counted.asked, counted.made) == (2, 0)
-    huge = asked(name, 0, TEXT, Budget(3, num_nodes=300))
-    check_same(only(at_once, huge), only(levels, huge))
+
+    def compare(change: Callable[[DraftRow], DraftRow], budget: Budget = budget) -> None:
+        drafts = [only(one, change(asked(name, one, 0, TEXT, budget))) for one in (at_once, levels)]
+        check_alike(*drafts)
+        assert drafts[0].tokens
+
+    params = replace(GREEDY, presence_penalty=1.5)
+    shaper = LogitsProcessor(params, prompt_length=3)
+    compare(lambda row: replace(row, params=params, shaper=shaper))
+    # Tokens that are picked in another way.
+    compare(lambda row: replace(row, params=SAMPLED, rng=KeyedRng(0, 0, 8)))
+    compare(lambda row: row, Budget(3, num_nodes=300))
     assert (counted.asked, counted.made) == (3, 0)
-    assert only(at_once, asked(name, 0, TEXT, budget)).tokens
+    compare(lambda row: row)
     assert counted.made == 1
 
 
@@ -197,28 +244,35 @@ def test_memory_goes_on_below_a_tree_that_it_was_told_of(tmp_path: Path) -> None
 def test_memory_for_the_widest_levels_need_not_be_there(tmp_path: Path) -> None:
     """What a call would need at worst is more than what the tree takes."""
     at_once, levels, counted = of_models(tmp_path, num_slots=48)
-    one = asked("model", 0, TEXT, Budget(4, num_nodes=18))
-    check_same(only(at_once, one), only(levels, one))
+    drafts = [
+        only(one, asked("model", one, 0, TEXT, Budget(4, num_nodes=18)))
+        for one in (at_once, levels)
+    ]
+    check_alike(*drafts)
     assert (counted.asked, counted.made) == (1, 0)
 
 
 def test_small_trees_need_few_rows(tmp_path: Path) -> None:
     """A level has no more nodes than its tree."""
     model = draft_model(write_checkpoint(tmp_path, variant("llama2"), seed=4), max_logits=9)
-    fused = fused_model_trees(model, batch_size=BATCH)
+    fused = fused_model_drafts(model, BRANCHING, batch_size=BATCH)
     if fused is None:
         pytest.skip("no compiler, no native kernels")
+    assert isinstance(fused, FusedTrees)
     fits = fused._call.fits  # pyright: ignore[reportPrivateUsage]
     for sizes in ((9,), (5, 4), (3, 3, 3)):
-        limits = [TreeLimits(size, depth=4, width=16) for size in sizes]
-        assert fits([(1,)] * len(sizes), limits)
-        limits[-1] = replace(limits[-1], num_nodes=sizes[-1] + 1)
-        assert not fits([(1,)] * len(sizes), limits)
+        trees = [
+            PlannedTree(CacheSpan(0, (1,), ()), TreeLimits(size, depth=4, width=16), Draws())
+            for size in sizes
+        ]
+        assert fits(trees)
+        trees[-1] = replace(trees[-1], limits=TreeLimits(sizes[-1] + 1, depth=4, width=16))
+        assert not fits(trees)
 
 
 def test_no_pass_points_to_memory_that_is_gone(tmp_path: Path) -> None:
     at_once, _, counted = of_models(tmp_path)
-    assert only(at_once, asked("model", 0, TEXT, Budget(4, num_nodes=18))).tokens
+    assert only(at_once, asked("model", at_once, 0, TEXT, Budget(4, num_nodes=18))).tokens
     assert isinstance(counted.inner, FusedTrees)
     assert counted.made == 1
     described = counted.inner._call._lane.memory.described  # pyright: ignore[reportPrivateUsage]
@@ -232,21 +286,21 @@ def test_exchanged_kernels_are_called(tmp_path: Path) -> None:
     model = at_once.model
     assert isinstance(model, LlamaModel)
     model.kernels = replace(model.kernels)
-    assert only(at_once, asked("model", 0, TEXT, Budget(2, num_nodes=5))).tokens
+    assert only(at_once, asked("model", at_once, 0, TEXT, Budget(2, num_nodes=5))).tokens
     assert (counted.asked, counted.made) == (1, 0)
 
 
 def test_logits_that_are_no_numbers_are_told(tmp_path: Path) -> None:
     at_once, levels, counted = MAKERS["llama"](tmp_path)
-    told = asked("llama", 0, TEXT, Budget(3, num_nodes=9))
+    told = asked("llama", at_once, 0, TEXT, Budget(3, num_nodes=9))
     layers = torch.full((len(TEXT) - 1, 1, 64), torch.nan)
     bad = replace(told, hidden=HiddenStates(len(TEXT) - 1, lambda a, b: layers[a:b]))
     with pytest.raises(NumericsError, match="the heads gave logits"):
         only(at_once, bad)
     assert (counted.asked, counted.made) == (1, 0)
-    check_same(only(at_once, told), only(levels, told))
+    check_alike(only(at_once, told), only(levels, told))
 
 
 def test_models_without_a_native_pass_have_no_such_call() -> None:
-    assert fused_model_trees(ToyHybrid(vocab_size=VOCAB, seed=5), batch_size=1) is None
+    assert fused_model_drafts(ToyHybrid(vocab_size=VOCAB, seed=5), BRANCHING, batch_size=1) is None
     assert fused_head_drafts(None, torch.clone, BRANCHING, batch_size=1) is None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from checks.effort import examples
 from checks.trees import best_expected, check_shape
 from doubles.every_branch import EveryBranch, Tokens, distribution
+from outrider.core.budget import Budget
 from outrider.core.rng import KeyedRng, race_node
 from outrider.core.tree import (
     ROW_TILE,
@@ -19,7 +20,7 @@ from outrider.core.tree import (
     fill_rows,
     guessed_chances,
 )
-from outrider.drafters.growth import SampledNodes, chosen_tree, without
+from outrider.drafters.tree_drafts import SampledNodes, chosen_tree, settled_shape, without
 from outrider.estimate.worth import worthwhile
 
 falling = st.lists(st.floats(0, 0.4), min_size=1, max_size=4).map(
@@ -81,13 +82,32 @@ def test_guesses_are_chances() -> None:
         assert list(shares) == sorted(shares, reverse=True)
 
 
-def test_a_distribution_without_tokens() -> None:
+def test_nodes_that_bring_less_than_their_price_are_left_out() -> None:
+    """However many rows a tile has; but never all of them."""
+    shape = best_shape(guessed_chances(4), 24)
+    for price in (0.001, 0.05, 0.2, 0.6):
+        kept = worthwhile(shape, price)
+        assert kept == shape.first(sum(worth >= price for worth in shape.worths))
+        assert len(kept) > 0
+    assert len(worthwhile(shape, 0.05)) < ROW_TILE - 1
+    assert len(worthwhile(shape, 2.0)) == 1
+    assert len(worthwhile(Shape((), (), ()), 2.0)) == 0
+
+
+def test_a_drawn_tree_has_the_shape_of_its_budget() -> None:
+    chances = guessed_chances(6)
+    for budget in (Budget(6, num_nodes=20), Budget(6, num_nodes=20, price=0.1)):
+        wanted = worthwhile(best_shape(chances, 20), budget.price).by_depth()
+        assert settled_shape(budget) == wanted
+    assert len(settled_shape(Budget(6, num_nodes=20, price=0.1))) < 15
+
+
+def test_a_distribution_without_a_token() -> None:
     probs_V = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    left_V = without(probs_V, [0])
+    left_V = without(probs_V, 0)
     assert left_V is not None
     assert torch.allclose(left_V, torch.tensor([0.0, 0.6, 0.4], dtype=torch.float64))
-    assert without(probs_V, []) is probs_V
-    assert without(probs_V, [0, 1, 2]) is None
+    assert without(torch.tensor([0.0, 1.0]), 1) is None
     assert float(probs_V.sum()) == 1
 
 
@@ -147,6 +167,6 @@ def test_a_younger_sibling_is_the_runner_up_of_the_race() -> None:
         tree.grow(DISTRIBUTIONS[0])
     draft = tree.draft()
     assert draft.tokens[0] == rng.race_at(DISTRIBUTIONS[0], 0)
-    left_V = without(DISTRIBUTIONS[0], [draft.tokens[0]])
+    left_V = without(DISTRIBUTIONS[0], draft.tokens[0])
     assert left_V is not None
     assert draft.tokens[1] == rng.race_at(left_V, 0)

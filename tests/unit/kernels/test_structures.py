@@ -15,7 +15,7 @@ from outrider.kernels.native import build, forward, levels, mixture
 from outrider.kernels.native.lookups import LookupRoom, NgramSettings, SuffixSettings
 from outrider.kernels.native.ops import LinearStruct, PassStruct
 from outrider.kernels.native.rounds import MemoryStruct, RoundStruct, Row
-from outrider.kernels.native.trees import TreeDrafts, TreeRow, TreeStruct
+from outrider.kernels.native.trees import Drawing, TreeDrafts, TreeRow, TreeStruct
 
 _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] = {
     "round.cpp": (
@@ -26,6 +26,7 @@ _STRUCTURES: dict[str, tuple[tuple[str, type[Structure], dict[str, str]], ...]] 
     ),
     "tree_drafts.cpp": (
         ("Tree", TreeStruct, {}),
+        ("Drawing", Drawing, {}),
         ("TreeRow", TreeRow, {}),
         ("TreeDrafts", TreeDrafts, {}),
     ),

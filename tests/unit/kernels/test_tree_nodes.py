@@ -16,7 +16,8 @@ from torch import Tensor
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import SHARPNESS, ChosenNodes, NodeChoice, TreeLimits, rank
 from outrider.kernels.native.ops import team
-from outrider.kernels.native.trees import MOST_NODES, MOST_WIDTH, NativeTrees
+from outrider.kernels.native.rounds import MOST_NODES
+from outrider.kernels.native.trees import MOST_WIDTH, NativeTrees
 
 NAN, INF = float("nan"), float("inf")
 

@@ -39,7 +39,7 @@ from outrider.drafters.ahead.tree import (
 )
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import fused_model_chains
+from outrider.drafters.native import fused_model_drafts
 from outrider.drafters.ngram import NgramDrafter
 
 
@@ -309,7 +309,7 @@ def ahead(
     free = None
     if choices.force_hits >= 0 and isinstance(model, Foretold):
         free = ModelDrafter(model.without_cost(), sampler, chunk=chunk)
-    fused = fused_model_chains(model, sampler, batch_size=batch_size)
+    fused = fused_model_drafts(model, sampler, batch_size=batch_size)
     jit = ModelDrafter(model, sampler, chunk=chunk, fused=fused)
     num_branches = batch_size * choices.fan_out
     branches = FusedBranches.of(model, sampler, num_branches=num_branches)

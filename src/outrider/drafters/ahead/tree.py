@@ -26,7 +26,8 @@ from outrider.drafters.ahead.table import Branch
 from outrider.drafters.growth import DraftSampler, drawn_params
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import NativeModel
-from outrider.kernels.native.rounds import CacheSpan, ChainRow
+from outrider.kernels.native.chains import ChainRow
+from outrider.kernels.native.rounds import CacheSpan
 
 _NO_NEEDS = DraftNeeds()
 

@@ -26,7 +26,7 @@ from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import fused_model_chains
+from outrider.drafters.native import fused_model_drafts
 from outrider.drafters.process.frames import Frame, Kind, Pipe, receive, send
 from outrider.drafters.process.messages import (
     Answer,
@@ -66,7 +66,7 @@ def build_inner(options: ChildOptions) -> Inner:
     size, pick, choices = model.spec.vocab_size, kernels.sampling.pick, options.ahead
     batch = options.batch_size
     if choices is None:
-        fused = fused_model_chains(model, sampler, batch_size=batch)
+        fused = fused_model_drafts(model, sampler, batch_size=batch)
         return Inner(ModelDrafter(model, sampler, chunk=options.chunk, fused=fused), size, pick)
     needed = room_needed(choices.k, choices.fan_out, 1)
     room = replace(needed, num_rows=options.max_rows, num_logits=options.max_logits)

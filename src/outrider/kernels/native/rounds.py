@@ -1,15 +1,14 @@
-"""Whole speculative rounds, or the drafts of a batch, as one native call: draft, verify, accept.
+"""Whole speculative rounds of a batch as one native call: draft, verify, accept.
 
 See csrc/round.cpp; rows and models are laid out as in csrc/round.h. The stages in Python
 (engine/stages.py) define a round; the native round gives the same tokens, and returns nothing where
-a number is NaN, so that the stages can say what went wrong. Drafters that read hidden states cannot
-be part of the round itself: `outrider_drafts` makes their drafts, from states that must lie in the
-entrance's `states_ND` when the call is made.
+a number is NaN, so that the stages can say what went wrong. Chains alone are in chains.py, trees in
+trees.py.
 
 What is made for each row of each round is not frozen, since that takes three times as long.
 
-Shapes:  B = rows, K = depth of the deepest draft, V = vocabulary (of heads: the ids that they
-         draft), M = logits rows, L = drafted tokens of all rows.
+Shapes:  V = vocabulary (of heads: the ids that they draft), M = logits rows, N = nodes of a draft,
+         L = drafted tokens of all rows.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from outrider.core.logits import SparseShaping
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import PassStruct, function, struct_fields
 
-MAX_DEPTH = 64
+# Of one draft; as in csrc/trees.h.
+MOST_NODES = 256
 # Acceptance rules, as in csrc/round.h.
 RULES = {"token": 0, "block": 1, "match": 2, "coupled": 3}
 
@@ -67,11 +67,11 @@ class Row(Structure):
         (c_uint64, "seed"),
         (c_uint32, "sample start"),
         (c_float, "temperature"),
-        (c_int32, "depth target_length target_unread draft_length draft_unread num_accepted next"),
-        (c_int32, "wants_laws branch_place rule unused"),
+        (c_int32, "num_drafted target_length target_unread draft_length draft_unread"),
+        (c_int32, "num_accepted next wants_laws branch_place rule unused"),
         (c_int64, "top_k"),
         (c_double, "top_p min_p"),
-        (c_void_p, "shaping"),
+        (c_void_p, "shaping parents drawn_from"),
     )
 
 
@@ -95,8 +95,8 @@ class ShapingStruct(Structure):
 class RoundStruct(Structure):
     _fields_ = struct_fields(
         (c_void_p, "team target draft rows"),
-        (c_int32, "num_rows most_depth vocab_size unused"),
-        (c_void_p, "drafts unread_target unread_draft distributions leftover best"),
+        (c_int32, "num_rows most_drafted vocab_size unused"),
+        (c_void_p, "drafts paths unread_target unread_draft leftover best"),
         (c_double, "draft_seconds verify_seconds"),
     )
 
@@ -164,14 +164,10 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainRow:
-    """One sequence: what is read of it, how deep to draft, and how tokens are chosen; temperature 0
-    is greedy and needs no numbers. `rule` is a name in RULES: the coupled one draws by races. A
-    chain that branches off a staged one sees `feed.length` places
-    and has its own from `branch_place` on, behind all that is staged."""
+class Draws:
+    """How the tokens of one draft are chosen; temperature 0 is greedy and needs no numbers. `rule`
+    is a name in RULES: for the coupled one they are drawn by races."""
 
-    feed: CacheSpan
-    depth: int
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -179,82 +175,23 @@ class ChainRow:
     seed: int = 0
     sample: int = 0
     start: int = 0
-    branch_place: int = 0
     rule: str = "token"
 
 
-@dataclass(frozen=True, slots=True)
-class DraftedChains:
-    """The drafts of all rows; `probs_BKV` are what those at a temperature were drawn from, None if
-    all are greedy."""
-
-    drafted: Sequence[Sequence[int]]
-    probs_BKV: Tensor | None
-
-
-class NativeChains:
-    """Drafts of up to `batch_size` rows. Not thread-safe: memory is used again by every call."""
-
-    def __init__(self, model: RoundModel, *, batch_size: int, vocab_size: int) -> None:
-        self._lane = Lane(model, batch_size)
-        self._rows = (Row * batch_size)()
-        self._drafts = (c_int32 * (batch_size * MAX_DEPTH))()
-        self._best = (c_int64 * batch_size)()
-        self._max_logits, self._vocab_size = model.logits_MV.shape[0], vocab_size
-        self._round = RoundStruct(
-            model.forward.team,
-            None,
-            self._lane.address,
-            ctypes.addressof(self._rows),
-            vocab_size=vocab_size,
-            drafts=ctypes.addressof(self._drafts),
-            unread_draft=ctypes.addressof(self._lane.unread),
-            best=ctypes.addressof(self._best),
-        )
-        self._address = ctypes.addressof(self._round)
-        self._run = function(model.forward.library, "drafts")
-
-    def fits(self, rows: Sequence[ChainRow]) -> bool:
-        """Whether buffers have room for the drafts, each of one token at least."""
-        return (
-            len(rows) <= min(len(self._rows), self._max_logits)
-            and all(0 < row.depth <= MAX_DEPTH for row in rows)
-            and sum(len(row.feed.unread) for row in rows) <= len(self._lane.unread)
-        )
-
-    def __call__(self, rows: Sequence[ChainRow]) -> DraftedChains | None:
-        """None if some logits are no numbers; memory then holds nothing that counts."""
-        most, at = max(row.depth for row in rows), 0
-        for index, row in enumerate(rows):
-            told = self._rows[index]
-            tell(told, row, row.depth)
-            told.draft_length, told.draft_unread = row.feed.length, len(row.feed.unread)
-            told.branch_place = row.branch_place
-            at = self._lane.read(index, row.feed, at)
-        self._round.num_rows, self._round.most_depth = len(rows), most
-        probs_BKV = None
-        if any(row.temperature for row in rows):
-            probs_BKV = torch.empty(len(rows), most, self._vocab_size)
-            self._round.distributions = probs_BKV.data_ptr()
-        if not self._run(self._address):
-            return None
-        drafted = [self._drafts[i * most : i * most + row.depth] for i, row in enumerate(rows)]
-        return DraftedChains(drafted, probs_BKV)
-
-
-def tell(told: Row, row: ChainRow | RoundRow, depth: int) -> None:
-    """How the tokens of `row` are chosen."""
-    told.seed, told.sample, told.start = row.seed, row.sample, row.start
-    told.temperature, told.depth = row.temperature, depth
-    told.top_k, told.top_p, told.min_p = row.top_k, row.top_p, row.min_p
-    told.rule = RULES[row.rule]
+def tell(told: Row, draws: Draws | RoundRow, num_drafted: int) -> None:
+    """How so many tokens are chosen."""
+    told.seed, told.sample, told.start = draws.seed, draws.sample, draws.start
+    told.temperature, told.num_drafted = draws.temperature, num_drafted
+    told.top_k, told.top_p, told.min_p = draws.top_k, draws.top_p, draws.min_p
+    told.rule = RULES[draws.rule]
 
 
 @dataclass(slots=True)
 class RoundRow:
-    """One sequence of a round. `drafted` is a chain that somebody else chose; else `draft` is what
-    the draft model reads, and `depth` is how many tokens it drafts, none without a `draft`. `rule`
-    is a name in RULES."""
+    """One sequence of a round. `drafted` are tokens of somebody else's draft, drawn from `probs_NV`
+    (plain float32) or chosen if that is None; a chain without `parents`. Else `draft` is what the
+    draft model reads, and `depth` is how many tokens it drafts, none without a `draft`. `rule` is a
+    name in RULES."""
 
     seed: int
     sample: int
@@ -265,19 +202,25 @@ class RoundRow:
     top_p: float = 1.0
     min_p: float = 0.0
     drafted: Sequence[int] = ()
+    parents: Sequence[int] | None = None
+    probs_NV: Tensor | None = None
     draft: CacheSpan | None = None
     depth: int = 0
     shaping: SparseShaping | None = None
     wants_laws: bool = False
     rule: str = "token"
 
+    @property
+    def num_drafted(self) -> int:
+        return self.depth or len(self.drafted)
+
 
 @dataclass(slots=True)
 class RoundVerdict:
-    """The chain, how much of it was kept, and the target's own token after that."""
+    """The drafted tokens, which of them were kept, and the target's own token after that."""
 
     drafted: tuple[int, ...]
-    num_accepted: int
+    path: tuple[int, ...]
     next_token: int
 
 
@@ -290,6 +233,45 @@ class Decided:
     verify_seconds: float
 
 
+class Drafts:
+    """What a call is told of the drafts of up to `batch_size` rows, and what it says of them; there
+    is room for `most` tokens a row."""
+
+    def __init__(self, batch_size: int, most: int = MOST_NODES) -> None:
+        self.rows = (Row * batch_size)()
+        self._tokens, self._parents, self._paths = (
+            (c_int32 * (batch_size * most))() for _ in range(3)
+        )
+        self._parents_address = ctypes.addressof(self._parents)
+
+    def described_in(self, described: RoundStruct) -> None:
+        described.rows = ctypes.addressof(self.rows)
+        described.drafts = ctypes.addressof(self._tokens)
+        described.paths = ctypes.addressof(self._paths)
+
+    def tell(self, index: int, row: RoundRow, start: int) -> Row:
+        """`row` as that of this index, whose draft begins at `start` of all."""
+        told, count = self.rows[index], row.num_drafted
+        tell(told, row, count)
+        told.wants_laws = row.wants_laws
+        told.parents = told.drawn_from = None
+        if row.drafted:
+            self._tokens[start : start + count] = row.drafted
+        if row.parents is not None:
+            self._parents[start : start + count] = row.parents
+            told.parents = self._parents_address + start * ctypes.sizeof(c_int32)
+        if row.probs_NV is not None:
+            told.drawn_from = row.probs_NV.data_ptr()
+        return told
+
+    def verdict(self, index: int, start: int) -> RoundVerdict:
+        told = self.rows[index]
+        drafted = tuple(self._tokens[start : start + told.num_drafted])
+        return RoundVerdict(
+            drafted, tuple(self._paths[start : start + told.num_accepted]), told.next
+        )
+
+
 class NativeRounds:
     """Rounds of up to `batch_size` rows. Not thread-safe: memory is used again by every round.
 
@@ -299,8 +281,8 @@ class NativeRounds:
     def __init__(self, target: RoundModel, draft: RoundModel | None, *, batch_size: int) -> None:
         self._target = Lane(target, batch_size)
         self._draft = None if draft is None else Lane(draft, batch_size)
-        self._rows, self._shapings = (Row * batch_size)(), (ShapingStruct * batch_size)()
-        self._drafts = (c_int32 * (batch_size * MAX_DEPTH))()
+        self._drafts = Drafts(batch_size)
+        self._rows, self._shapings = self._drafts.rows, (ShapingStruct * batch_size)()
         num_logits, vocab_size = target.logits_MV.shape
         self._best = (c_int64 * num_logits)()
         self._leftover_V = torch.empty(vocab_size)
@@ -309,26 +291,25 @@ class NativeRounds:
             target.forward.team,
             self._target.address,
             None if self._draft is None else self._draft.address,
-            ctypes.addressof(self._rows),
             vocab_size=vocab_size,
-            drafts=ctypes.addressof(self._drafts),
             unread_target=ctypes.addressof(self._target.unread),
             unread_draft=None if self._draft is None else ctypes.addressof(self._draft.unread),
             leftover=self._leftover_V.data_ptr(),
             best=ctypes.addressof(self._best),
         )
+        self._drafts.described_in(self._round)
         self._address = ctypes.addressof(self._round)
         self._run = function(target.forward.library, "round")
 
     def fits(self, rows: Sequence[RoundRow]) -> bool:
         """Whether buffers have room for the round."""
-        num_drafted = [row.depth or len(row.drafted) for row in rows]
+        num_drafted = [row.num_drafted for row in rows]
         num_logits = sum(num_drafted) + len(rows)
         num_read = sum(len(row.target.unread) for row in rows) + sum(num_drafted)
         num_drafting = sum(len(row.draft.unread) for row in rows if row.draft)
         return (
             len(rows) <= len(self._rows)
-            and max(num_drafted) <= MAX_DEPTH
+            and max(num_drafted) <= MOST_NODES
             and num_logits <= len(self._best)
             and num_read <= len(self._target.unread)
             and (self._draft is None or num_drafting <= len(self._draft.unread))
@@ -337,44 +318,34 @@ class NativeRounds:
     def __call__(self, rows: Sequence[RoundRow]) -> Decided | None:
         """None if some distribution is none or a token is foreign; memory then holds nothing of
         it."""
-        depths = [row.depth or len(row.drafted) for row in rows]
-        most = max(depths)
-        self._take(rows, depths, most)
-        self._round.num_rows, self._round.most_depth = len(rows), most
-        if self._draft is not None and any(row.temperature for row in rows):
-            self._round.distributions = self._distributions(len(rows) * most)
+        most = max(row.num_drafted for row in rows)
+        self._take(rows, most)
+        self._round.num_rows, self._round.most_drafted = len(rows), most
         if not self._run(self._address):
             return None
-        verdicts = [
-            RoundVerdict(
-                tuple(self._drafts[index * most : index * most + depth]),
-                self._rows[index].num_accepted,
-                self._rows[index].next,
-            )
-            for index, depth in enumerate(depths)
-        ]
+        verdicts = [self._drafts.verdict(index, index * most) for index in range(len(rows))]
         return Decided(verdicts, self._round.draft_seconds, self._round.verify_seconds)
 
-    def _take(self, rows: Sequence[RoundRow], depths: Sequence[int], most: int) -> None:
+    def _take(self, rows: Sequence[RoundRow], most: int) -> None:
         at_target = at_draft = 0
-        for index, (row, depth) in enumerate(zip(rows, depths, strict=True)):
-            told = self._rows[index]
-            tell(told, row, depth)
-            told.wants_laws, told.shaping = row.wants_laws, None
+        for index, row in enumerate(rows):
+            told = self._drafts.tell(index, row, index * most)
+            told.shaping = None
             if row.shaping is not None:
                 self._shapings[index].tell(row.shaping)
                 told.shaping = ctypes.addressof(self._shapings[index])
             told.target_length, told.target_unread = row.target.length, len(row.target.unread)
             at_target = self._target.read(index, row.target, at_target)
-            if row.drafted:
-                self._drafts[index * most : index * most + depth] = row.drafted
             if row.draft is not None:
                 told.draft_length, told.draft_unread = row.draft.length, len(row.draft.unread)
                 at_draft = given(self._draft, "draft").read(index, row.draft, at_draft)
+                if row.temperature:
+                    room = self._distributions(len(rows) * most)
+                    told.drawn_from = room[index * most].data_ptr()
 
-    def _distributions(self, count: int) -> int:
+    def _distributions(self, count: int) -> Tensor:
         """Room for so many distributions. A longer batch or draft than ever before makes it
         anew."""
         if self._probs_LV.shape[0] < count:
             self._probs_LV = torch.empty(count, self._leftover_V.shape[0])
-        return self._probs_LV.data_ptr()
+        return self._probs_LV

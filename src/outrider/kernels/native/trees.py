@@ -1,10 +1,11 @@
-"""Greedy draft trees by native code: nodes of a level (csrc/trees.cpp), or trees of a batch.
+"""Draft trees by native code: nodes of a greedy level (csrc/trees.cpp), or trees of a batch.
 
 `NativeTrees` takes contiguous float32 on the CPU; other logits are copied. Trees beyond the limits
-of its memory go to the definition in core/tree_nodes.py. `NativeTreeDrafts` grows whole trees
-(csrc/tree_drafts.cpp); the states that heads read first must lie in the entrance's `states_ND`.
+of its memory go to the definition in core/tree_nodes.py. `NativeTreeDrafts` grows whole trees,
+greedy or drawn (csrc/tree_drafts.cpp); the states that heads read first must lie in the entrance's
+`states_ND`.
 
-Shapes:  B = rows, M = nodes of a level, V = vocabulary.
+Shapes:  M = nodes of a level, N = nodes of a tree, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.core.tree import ROOT
+from outrider.core.tree import ROOT, Shape
 from outrider.core.tree_nodes import (
     SHARPNESS,
     ChosenNodes,
@@ -30,10 +31,18 @@ from outrider.core.tree_nodes import (
     rank,
 )
 from outrider.kernels.native.ops import function, struct_fields
-from outrider.kernels.native.rounds import CacheSpan, Lane, RoundModel
+from outrider.kernels.native.rounds import (
+    MOST_NODES,
+    CacheSpan,
+    Draws,
+    Lane,
+    RoundModel,
+    Row,
+    tell,
+)
 
 # As in csrc/trees.h.
-MOST_NODES, MOST_WIDTH = 256, 16
+MOST_WIDTH = 16
 
 
 class TreeStruct(Structure):
@@ -125,11 +134,21 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()
 
 
+class Drawing(Structure):
+    """As in csrc/tree_drafts.cpp."""
+
+    _fields_ = struct_fields(
+        (c_void_p, "row shape"),
+        (c_int32, "num_places num_done"),
+        (c_int32 * MOST_NODES, "nodes"),
+    )
+
+
 class TreeRow(Structure):
     """As in csrc/tree_drafts.cpp."""
 
     _fields_ = struct_fields(
-        (c_void_p, "tree tokens parents"),
+        (c_void_p, "tree drawing tokens parents"),
         (c_int32, "length num_unread num_staged unused"),
     )
 
@@ -139,77 +158,116 @@ class TreeDrafts(Structure):
 
     _fields_ = struct_fields(
         (c_void_p, "team memory rows unread"),
-        (c_int32, "num_rows unused"),
+        (c_int32, "num_rows vocab_size"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTree:
+    """One sequence: what is read of it, and the limits of its tree. A tree that is drawn has a
+    shape, level by level and within the limits; a greedy one has none."""
+
+    feed: CacheSpan
+    limits: TreeLimits
+    draws: Draws
+    shape: Shape | None = None
+
+    @property
+    def widest_level(self) -> int:
+        """Nodes of one level that may be read."""
+        return min(self.limits.width, self.limits.num_nodes)
+
+    @property
+    def most_fed(self) -> int:
+        """Nodes that may be read: none of the last level."""
+        if self.shape is not None:
+            return len({*self.shape.parents} - {ROOT})
+        return (self.limits.depth - 1) * self.widest_level
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
     """A tree, and what the model has read for it since the last commit: the text first, then the
-    levels, whose parents are places among all of that, or ROOT."""
+    levels, whose parents are places among all of that, or ROOT. `probs_NV` are what drawn nodes
+    were drawn from; they come in their order, and have no worths."""
 
     kept: KeptNodes
     tokens: Sequence[int]
     parents: Sequence[int]
-
-
-def widest_level(limits: TreeLimits) -> int:
-    """Nodes of one level of such a tree that may be read."""
-    return min(limits.width, limits.num_nodes)
-
-
-def most_fed(limits: TreeLimits) -> int:
-    """Nodes of such a tree that may be read: none of the last level."""
-    return (limits.depth - 1) * widest_level(limits)
+    probs_NV: Tensor | None = None
 
 
 class NativeTreeDrafts:
     """Trees of up to `batch_size` rows. Not thread-safe: memory is used again by every call."""
 
-    def __init__(self, model: RoundModel, *, batch_size: int) -> None:
-        self._lane = Lane(model, batch_size)
-        self._rows = (TreeRow * batch_size)()
+    def __init__(self, model: RoundModel, *, batch_size: int, vocab_size: int) -> None:
+        self._lane, self._vocab_size = Lane(model, batch_size), vocab_size
+        self._rows, self._drawn = (TreeRow * batch_size)(), (Row * batch_size)()
         self._most_rows = min(model.logits_MV.shape[0], model.forward.max_tokens)
         self._drafts = TreeDrafts(
             model.forward.team,
             self._lane.address,
             ctypes.addressof(self._rows),
             ctypes.addressof(self._lane.unread),
+            vocab_size=vocab_size,
         )
         self._address = ctypes.addressof(self._drafts)
         self._run = function(model.forward.library, "tree_drafts")
 
-    def fits(self, feeds: Sequence[Sequence[int]], limits: Sequence[TreeLimits]) -> bool:
+    def fits(self, trees: Sequence[PlannedTree]) -> bool:
         """Whether buffers have room for what is read of each text and for the widest levels."""
         return (
-            len(feeds) <= len(self._rows)
-            and sum(map(widest_level, limits)) <= self._most_rows
-            and sum(map(len, feeds)) <= len(self._lane.unread)
-            and all(map(fits, limits))
+            len(trees) <= len(self._rows)
+            and sum(tree.widest_level for tree in trees) <= self._most_rows
+            and sum(len(tree.feed.unread) for tree in trees) <= len(self._lane.unread)
+            and all(fits(tree.limits) for tree in trees)
         )
 
-    def __call__(
-        self, feeds: Sequence[CacheSpan], limits: Sequence[TreeLimits]
-    ) -> list[Grown] | None:
+    def __call__(self, trees: Sequence[PlannedTree]) -> list[Grown] | None:
         """None if some logits are no numbers, or a token is not in the vocabulary; then memory
         holds nothing that counts."""
-        trees = [new_tree(limit) for limit in limits]
-        counts = [
-            len(feed.unread) + most_fed(limit) for feed, limit in zip(feeds, limits, strict=True)
-        ]
-        staged = [((c_int32 * count)(), (c_int32 * count)()) for count in counts]
+        rooms = [self._room(index, tree) for index, tree in enumerate(trees)]
         at = 0
-        for index, (feed, tree) in enumerate(zip(feeds, trees, strict=True)):
-            row = self._rows[index]
-            row.tree = ctypes.addressof(tree)
-            row.tokens, row.parents = map(ctypes.addressof, staged[index])
-            row.length, row.num_unread = feed.length, len(feed.unread)
-            at = self._lane.read(index, feed, at)
-        self._drafts.num_rows = len(feeds)
+        for index, tree in enumerate(trees):
+            at = self._lane.read(index, tree.feed, at)
+        self._drafts.num_rows = len(trees)
         if not self._run(self._address):
             return None
-        grown: list[Grown] = []
-        for row, tree, (tokens, parents) in zip(self._rows, trees, staged, strict=False):
-            count = row.num_staged
-            grown.append(Grown(kept_nodes(tree), tokens[:count], parents[:count]))
-        return grown
+        return [room.grown(row.num_staged) for room, row in zip(rooms, self._rows, strict=False)]
+
+    def _room(self, index: int, tree: PlannedTree) -> _Room:
+        """Room for `tree`, which the row of this index points to."""
+        room, row = _Room(tree, self._vocab_size), self._rows[index]
+        row.tree, row.drawing = ctypes.addressof(room.tree), None
+        row.tokens, row.parents = map(ctypes.addressof, room.staged)
+        row.length, row.num_unread = tree.feed.length, len(tree.feed.unread)
+        if room.probs_NV is not None:
+            told = self._drawn[index]
+            tell(told, tree.draws, len(room.probs_NV))
+            told.drawn_from = room.probs_NV.data_ptr()
+            room.drawing.row = ctypes.addressof(told)
+            row.drawing = ctypes.addressof(room.drawing)
+        return room
+
+
+class _Room:
+    """Memory of one tree that a call grows."""
+
+    def __init__(self, planned: PlannedTree, vocab_size: int) -> None:
+        count = len(planned.feed.unread) + planned.most_fed
+        self.tree = new_tree(planned.limits)
+        self.staged = (c_int32 * count)(), (c_int32 * count)()
+        self.probs_NV, self.drawing = None, Drawing()
+        if planned.shape is not None:
+            parents = planned.shape.parents
+            self._shape = (c_int32 * len(parents))(*parents)
+            self.drawing.shape = ctypes.addressof(self._shape)
+            self.drawing.num_places = len(parents)
+            self.probs_NV = torch.empty(len(parents), vocab_size)
+
+    def grown(self, num_staged: int) -> Grown:
+        tokens, parents = self.staged
+        kept, probs_NV = kept_nodes(self.tree), self.probs_NV
+        if probs_NV is not None:
+            probs_NV = probs_NV[: len(kept.tokens)]
+        return Grown(kept, tokens[:num_staged], parents[:num_staged], probs_NV)

@@ -2,15 +2,16 @@
 //
 // Nothing new is computed here. Passes, softmax, draws and leftovers are the operators that the
 // stages in Python call one by one, in the same order, and the rules are those of verify/exact.py
-// and verify/match.py for chains; so the tokens are the same. What is saved is the way through
+// and verify/match.py; so the tokens are the same. What is saved is the way through
 // Python between them: a plan, a distribution and a random number for every drafted token.
 //
 // Memory is not committed here: the text may end before the round does, and only Python knows.
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <vector>
 
-#include "round.h"
+#include "sights.h"
 
 using namespace outrider;
 
@@ -28,25 +29,24 @@ bool choose(const Round& r, int depth) {
     const Memory& memory = *r.draft;
     for (int64_t b = 0, m = 0; b < r.num_rows; ++b) {
         const Row& row = r.rows[b];
-        if (row.depth <= depth) continue;
+        if (row.num_drafted <= depth) continue;
         if (row.shaping != nullptr)
             (*row.shaping)(memory.logits + m * memory.num_logits, r.drafted(b), depth);
         ++m;
     }
-    const auto is_greedy = [&](const Row& row) { return row.depth > depth && row.greedy(); };
+    const auto is_greedy = [&](const Row& row) { return row.num_drafted > depth && row.greedy(); };
     if (std::any_of(r.rows, r.rows + r.num_rows, is_greedy))
         outrider_argmax(r.team, memory.logits, r.best, memory.num_wanted, memory.num_logits);
     for (int b = 0, m = 0; b < r.num_rows; ++b) {
         const Row& row = r.rows[b];
-        if (row.depth <= depth) continue;
+        if (row.num_drafted <= depth) continue;
         const float* logits = memory.logits + static_cast<int64_t>(m) * memory.num_logits;
         int64_t token = memory.token(r.best[m++]);
         if (!row.greedy()) {
-            float* distribution = r.distribution(b, depth);
-            make_laws(r, row, memory.spread(logits, distribution, r.vocab_size), distribution, 1);
-            token = row.rule == COUPLED
-                ? row.race(r.team, distribution, depth, r.vocab_size)
-                : outrider_pick(r.team, distribution, row.uniform(row.start, depth, DRAFT), r.vocab_size);
+            float* distribution = row.drawn_from + static_cast<int64_t>(depth) * r.vocab_size;
+            logits = memory.spread(logits, distribution, r.vocab_size);
+            make_laws(r.team, row, logits, distribution, 1, r.vocab_size);
+            token = row.draw(r.team, distribution, depth, depth, r.vocab_size);
         }
         if (token < 0) return false;
         r.drafted(b)[depth] = static_cast<int32_t>(token);
@@ -54,115 +54,95 @@ bool choose(const Round& r, int depth) {
     return true;
 }
 
-// Passes of the draft model, of which some rows may branch off a chain that is staged.
-class Drafting {
-  public:
-    explicit Drafting(const Round& r)
-        : r_(r), memory_(*r.draft), branches_(std::any_of(r.rows, r.rows + r.num_rows, branches)) {}
-
-    // The pass is not to point to vectors that are gone.
-    ~Drafting() { memory_.pass.extra_offsets = memory_.pass.extra_slots = nullptr; }
-
-    // Every row's chain; the last token of one is not read, since nothing follows it.
-    bool operator()() {
-        clear();
-        const int32_t* unread = r_.unread_draft;
-        int deepest = 0;
-        for (int b = 0; b < r_.num_rows; ++b) {
-            const Row& row = r_.rows[b];
-            if (row.depth == 0) continue;
-            for (int i = 0; i < row.draft_unread; ++i)
-                pack(b, *unread++, i, i == row.draft_unread - 1);
-            deepest = std::max(deepest, row.depth);
-        }
-        for (int depth = 0; depth < deepest; ++depth) {
-            if (!run() || !choose(r_, depth)) return false;
-            clear();
-            for (int b = 0, m = -1; b < r_.num_rows; ++b) {
-                const Row& row = r_.rows[b];
-                m += row.depth > depth;
-                if (row.depth <= depth + 1) continue;
-                memory_.carry(m);
-                pack(b, r_.drafted(b)[depth], row.draft_unread + depth, true);
-            }
-        }
-        return true;
-    }
-
-  private:
-    static bool branches(const Row& row) { return row.branch_place > 0; }
-
-    void clear() {
-        memory_.clear();
-        offsets_.assign(1, 0);
-        extra_.clear();
-    }
-
-    bool run() {
-        if (branches_) {
-            memory_.pass.extra_offsets = offsets_.data();
-            memory_.pass.extra_slots = extra_.data();
-        }
-        return memory_.run();
-    }
-
-    // Token `i` behind what row `b` sees already.
-    void pack(int b, int token, int i, bool wants) {
-        const Row& row = r_.rows[b];
-        const int n = memory_.pass.num_tokens;
-        memory_.pack(b, token, row.draft_length + i, wants);
-        if (!branches_) return;
-        if (branches(row)) {
-            memory_.visible[n] = row.draft_length;
-            for (int own = 0; own <= i; ++own)
-                extra_.push_back(memory_.slot(b, row.branch_place + own));
-            memory_.slots[n] = extra_.back();
-        }
-        offsets_.push_back(static_cast<int32_t>(extra_.size()));
-    }
-
-    const Round& r_;
-    Memory& memory_;
-    const bool branches_;
-    std::vector<int32_t> offsets_, extra_;
-};
-
-bool verify(const Round& r) {
-    Memory& memory = *r.target;
-    memory.clear();
-    const int32_t* unread = r.unread_target;
+// Every row's chain, of which some may branch off one that is staged. The last token of one is not
+// read, since nothing follows it.
+bool draft(const Round& r) {
+    Memory& memory = *r.draft;
+    SightedPass pass(memory);
+    std::vector<Sight> sights(r.num_rows);
+    const int32_t* unread = r.unread_draft;
+    const auto pack = [&](int b, int32_t token, int i, bool wants) {
+        const Row& row = r.rows[b];
+        const int first = row.branch_place > 0 ? row.branch_place : row.draft_length;
+        sights[b] = pass.pack(b, token, first + i, sights[b], wants);
+    };
+    int deepest = 0;
     for (int b = 0; b < r.num_rows; ++b) {
         const Row& row = r.rows[b];
-        int position = row.target_length;
-        for (int i = 0; i < row.target_unread; ++i)
-            memory.pack(b, *unread++, position++, i == row.target_unread - 1);
-        for (int i = 0; i < row.depth; ++i) memory.pack(b, r.drafted(b)[i], position++, true);
+        if (row.num_drafted == 0) continue;
+        sights[b].visible = row.draft_length;
+        for (int i = 0; i < row.draft_unread; ++i)
+            pack(b, *unread++, i, i == row.draft_unread - 1);
+        deepest = std::max(deepest, row.num_drafted);
     }
-    return memory.run();
+    for (int depth = 0; depth < deepest; ++depth) {
+        if (!pass.run() || !choose(r, depth)) return false;
+        pass.clear();
+        for (int b = 0, m = -1; b < r.num_rows; ++b) {
+            const Row& row = r.rows[b];
+            m += row.num_drafted > depth;
+            if (row.num_drafted <= depth + 1) continue;
+            memory.carry(m);
+            pack(b, r.drafted(b)[depth], row.draft_unread + depth, true);
+        }
+    }
+    return true;
 }
 
-bool follow(Row& row, const int32_t* tokens, const int64_t* best) {
-    int kept = 0;
-    while (kept < row.depth && best[kept] == tokens[kept]) ++kept;
-    row.num_accepted = kept;
-    row.next = static_cast<int32_t>(best[kept]);
-    return std::find(best, best + row.depth + 1, -1) == best + row.depth + 1;
+bool verify(const Round& r) {
+    SightedPass pass(*r.target);
+    const int32_t* unread = r.unread_target;
+    std::vector<Sight> sights(r.most_drafted);
+    for (int b = 0; b < r.num_rows; ++b) {
+        const Row& row = r.rows[b];
+        const int first = row.target_length + row.target_unread;
+        Sight root = {row.target_length, {}};
+        for (int place = row.target_length; place < first; ++place)
+            root = pass.pack(b, *unread++, place, root, place == first - 1);
+        for (int i = 0; i < row.num_drafted; ++i) {
+            const int parent = row.parent(i);
+            const Sight& above = parent == ROOT ? root : sights[parent];
+            sights[i] = pass.pack(b, r.drafted(b)[i], first + i, above, true);
+        }
+    }
+    return pass.run();
+}
+
+// Changes the logits after the pending token and each node of a draft.
+void shape(const Row& row, const int32_t* tokens, float* logits, int64_t vocab_size) {
+    if (row.shaping == nullptr) return;
+    int32_t path[MOST_NODES];
+    for (int node = ROOT; node < row.num_drafted; ++node) {
+        int32_t* first = std::end(path);
+        for (int above = node; above != ROOT; above = row.parent(above)) *--first = tokens[above];
+        const auto count = static_cast<int>(std::end(path) - first);
+        (*row.shaping)(logits + (node + 1) * vocab_size, first, count);
+    }
+}
+
+// Goes down along the target's own tokens.
+bool follow(Row& row, const int32_t* tokens, const int64_t* best, int32_t* path) {
+    int node = ROOT;
+    row.num_accepted = 0;
+    for (int child = row.child(ROOT, 0); child < row.num_drafted;
+         child = row.child(node, child + 1))
+        if (tokens[child] == best[node + 1]) path[row.num_accepted++] = node = child;
+    row.next = static_cast<int32_t>(best[node + 1]);
+    const int64_t* end = best + row.num_drafted + 1;
+    return std::find(best, end, -1) == end;
 }
 
 bool accept(const Round& r) {
     const Memory& memory = *r.target;
-    for (int64_t b = 0, m = 0; b < r.num_rows; m += r.rows[b++].depth + 1) {
-        const Row& row = r.rows[b];
-        for (int node = 0; row.shaping != nullptr && node <= row.depth; ++node)
-            (*row.shaping)(memory.logits + (m + node) * r.vocab_size, r.drafted(b), node);
-    }
+    for (int64_t b = 0, m = 0; b < r.num_rows; m += r.rows[b++].num_drafted + 1)
+        shape(r.rows[b], r.drafted(b), memory.logits + m * r.vocab_size, r.vocab_size);
     if (std::any_of(r.rows, r.rows + r.num_rows, [](const Row& row) { return row.greedy(); }))
         outrider_argmax(r.team, memory.logits, r.best, memory.num_wanted, r.vocab_size);
-    for (int64_t b = 0, m = 0; b < r.num_rows; m += r.rows[b++].depth + 1) {
+    for (int64_t b = 0, m = 0; b < r.num_rows; m += r.rows[b++].num_drafted + 1) {
         const int index = static_cast<int>(b);
         Row& row = r.rows[b];
         float* logits = memory.logits + m * r.vocab_size;
-        const bool decided = row.greedy() ? follow(row, r.drafted(index), r.best + m)
+        const bool decided = row.greedy() ? follow(row, r.drafted(index), r.best + m, r.path(index))
                                           : judge(r, index, logits);
         if (!decided) return false;
     }
@@ -177,7 +157,7 @@ bool accept(const Round& r) {
 // nothing counts, and the stages in Python find out what and say so.
 extern "C" int outrider_round(Round* round) {
     const double started = now();
-    if (round->draft != nullptr && !Drafting(*round)()) return 0;
+    if (round->draft != nullptr && !draft(*round)) return 0;
     const double drafted = now();
     if (!verify(*round)) return 0;
     const double verified = now();
@@ -188,7 +168,7 @@ extern "C" int outrider_round(Round* round) {
 
 // Only the drafts of a round, and the distributions that those at a temperature were drawn from. Whether all
 // numbers were some.
-extern "C" int outrider_drafts(Round* round) { return Drafting(*round)(); }
+extern "C" int outrider_drafts(Round* round) { return draft(*round); }
 
 extern "C" double outrider_uniform(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2,
                                    uint32_t c3) {

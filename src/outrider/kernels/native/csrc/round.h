@@ -9,6 +9,7 @@
 #include "pass.h"
 #include "philox.h"
 #include "sampling.h"
+#include "trees.h"
 
 extern "C" int outrider_forward(const void* decoder, const outrider::Pass* pass,
                                 const int32_t* tokens, const int32_t* wanted, int num_wanted,
@@ -19,9 +20,6 @@ namespace outrider {
 // As Role in core/rng.py.
 enum Role { DRAFT, ACCEPT, NEXT, POSITION };
 enum Rule { TOKEN, BLOCK, MATCH, COUPLED };
-constexpr int ROOT = -1;
-// As in rounds.py; no deeper draft is given.
-constexpr int MAX_DEPTH = 64;
 
 // Mirrored by `Memory` in rounds.py: one model, its arena and room for the plan of a pass.
 struct Memory {
@@ -98,8 +96,8 @@ struct Shaping {
 struct Row {
     uint64_t seed;
     uint32_t sample, start;
-    float temperature;  // 0 is greedy
-    int32_t depth;      // tokens to draft, or drafted already
+    float temperature;    // 0 is greedy
+    int32_t num_drafted;  // tokens to draft, or drafted already: MOST_NODES at most
     int32_t target_length, target_unread, draft_length, draft_unread;
     int32_t num_accepted, next;
     int32_t wants_laws;  // whether all distributions are to lie in place of logits
@@ -110,43 +108,57 @@ struct Row {
     int64_t top_k;               // 0 keeps all
     double top_p, min_p;
     const Shaping* shaping;  // null changes no logits
+    const int32_t* parents;  // of each node of a tree that was drafted already; null is a chain
+    // [num_drafted][vocabulary], what each node was or is drawn from; null where they are chosen.
+    float* drawn_from;
 
     bool greedy() const { return temperature == 0; }
+    int parent(int node) const { return parents == nullptr ? node - 1 : parents[node]; }
+    // The first child of `node` from `first` on; `num_drafted` if there is none.
+    int child(int node, int first) const {
+        while (first < num_drafted && parent(first) != node) ++first;
+        return first;
+    }
     double uniform(uint32_t from, int node, Role role) const {
         return philox_uniform(seed, node + 1, from, sample, role);
     }
-    bool filters(int vocab_size) const {
+    bool filters(int64_t vocab_size) const {
         return (top_k > 0 && top_k < vocab_size) || top_p < 1 || min_p > 0;
     }
     // The winner of the race at a place, `depth` tokens after the round's start.
     int64_t race(Team* team, const float* weights, int depth, int64_t size) const {
         return outrider_race(team, weights, seed, start + depth, sample, size);
     }
+    // The token of a draft's node at such a place.
+    int64_t draw(Team* team, const float* weights, int node, int depth, int64_t size) const {
+        if (rule == COUPLED) return race(team, weights, depth, size);
+        return outrider_pick(team, weights, uniform(start, node, DRAFT), size);
+    }
     bool coin(double probability, int node) const {
         return probability >= 1 || uniform(start, node, ACCEPT) < probability;
     }
 };
 
-// Mirrored by `Round` in rounds.py. Without a `draft` memory the drafts are given.
+// Mirrored by `Round` in rounds.py. Without a `draft` memory the drafts are given. `drafts` and
+// `paths`, the nodes that were kept, have room for `most_drafted` a row.
 struct Round {
     Team* team;
     Memory *target, *draft;
     Row* rows;
-    int32_t num_rows, most_depth, vocab_size, unused;
-    int32_t *drafts, *unread_target, *unread_draft;
-    float* distributions;      // [rows][most_depth][vocabulary] of what was drafted at a temperature
+    int32_t num_rows, most_drafted, vocab_size, unused;
+    int32_t *drafts, *paths, *unread_target, *unread_draft;
     float* leftover;  // [vocabulary]
     int64_t* best;    // room for an argmax of every logits row
     double draft_seconds, verify_seconds;
 
-    int32_t* drafted(int row) const { return drafts + static_cast<int64_t>(row) * most_depth; }
-    float* distribution(int row, int node) const {
-        return distributions + (static_cast<int64_t>(row) * most_depth + node) * vocab_size;
-    }
+    int32_t* drafted(int row) const { return drafts + static_cast<int64_t>(row) * most_drafted; }
+    int32_t* path(int row) const { return paths + static_cast<int64_t>(row) * most_drafted; }
 };
 
-// Rows of distributions as core/sampling.py makes them; `out` may be `logits` (judge.cpp).
-void make_laws(const Round& round, const Row& row, const float* logits, float* out, int num_rows);
+// `count` distributions of `size` numbers as core/sampling.py makes them; `out` may be `logits`
+// (judge.cpp).
+void make_laws(Team* team, const Row& row, const float* logits, float* out, int count,
+               int64_t size);
 // Decides row `index` of the round, whose rows of logits lie at `logits` and become distributions.
 // False if one that is looked at is none.
 bool judge(const Round& round, int index, float* logits);

@@ -16,7 +16,6 @@ namespace outrider {
 namespace {
 
 constexpr float INF = std::numeric_limits<float>::infinity();
-constexpr int ROOT = -1;
 // Numbers compared with a bound at once; exponentials that are added in float32.
 constexpr int64_t CHUNK = 4 * LANES, BLOCK = 64 * CHUNK;
 

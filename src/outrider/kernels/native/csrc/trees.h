@@ -8,6 +8,7 @@
 namespace outrider {
 
 constexpr int MOST_NODES = 256, MOST_WIDTH = 16;
+constexpr int ROOT = -1;
 
 // Mirrored by `Tree` in kernels/native/trees.py. Nodes are sorted, the worthiest first and, of equal
 // ones, those that were found first; so parents come before children. Parents are places among them.
