@@ -1,4 +1,4 @@
-// Sums of one tile of rows by one block of outputs, or a few, for each type of groups (groups.h).
+// Sums of one tile of rows by one block of outputs, for each type of groups (groups.h).
 //
 // Each 32 inputs of a row of x become integers of -127 to 127 and one scale. For every set of 16 or
 // 32 inputs an integer sum, which is exact, is added to an output's float32 sum by one fused
@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "groups.h"
 #include "integers.h"
@@ -23,11 +22,9 @@
 namespace outrider {
 
 constexpr int VEC_BYTES = LANES * DOT_INPUTS;
-// As in quantised.cpp.
-constexpr int PREFETCH_AHEAD = 2048;
-
-// Rows whose sums leave registers for the codes of several steps at once.
-constexpr int MOST_UNROLLED_ROWS = LANES < 16 ? MAX_ROWS : 2;
+// Rows of a tile: both their sums, of integers and of float32, stay in 32 registers, which leaves the
+// units of multiplication to products.
+constexpr int TILE_ROWS = 6;
 
 // Of what is multiplied, by Codes.
 constexpr int BITS[] = {4, 5, 6, 8, 8};
@@ -63,17 +60,17 @@ struct Job {
     const Part* part;
     const Format* format;
     int64_t block_bytes;
-    const Begin* begins;
+    Begin* begins;
     int first_block, num_blocks;
 };
 
-// Units first to last of `rows` rows. A kernel for more rows does the last one again.
+// Units first to last of rows from `row` on. With each unit memory is asked for weights: `ahead` bytes
+// from those of the first one; then `pace` bytes further each time.
 struct Tile {
     const Inputs& inputs;
     const Job& job;
-    int row, rows, first, last;
+    int row, first, last, ahead, pace;
 
-    int row_of(int r) const { return row + std::min(r, rows - 1); }
     // Of all rows of the tile, one behind the other.
     const float* scales_of(int unit) const { return inputs.scales_of(unit, row); }
     const Begin* begins_of(int set) const {
@@ -183,12 +180,8 @@ ALWAYS_INLINE void add_set(const Place<ROWS>& at, int set, const uint8_t* table,
     }
     for (int e = 0; e < EIGHTS; e += TOGETHER) {
         BitVec sums[ROWS][BLOCK_VECS] = {};
-        if constexpr (ROWS <= MOST_UNROLLED_ROWS)
 #pragma GCC unroll 4
-            for (int i = 0; i < TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + e + i, table, sums);
-        else
-#pragma GCC unroll 1
-            for (int i = 0; i < TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + e + i, table, sums);
+        for (int i = 0; i < TOGETHER; ++i) add_eight<F>(at, set * EIGHTS + e + i, table, sums);
         unrolled<BLOCK_VECS>([&](auto v) {
             IntVec scale;
             if constexpr (F.sets == 2)
@@ -208,10 +201,10 @@ struct Factors {
     int64_t num_rows;  // between the begins of two sets
 };
 
-// One unit of one block for all rows of a tile; its sums begin at `own`.
-template <const Format& F, int ROWS, int ALL>
+// One unit of a block for all rows of a tile.
+template <const Format& F, int ROWS>
 ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec* heads,
-                            const uint8_t* table, int own, Vec (&sums)[ROWS][ALL]) {
+                            const uint8_t* table, Vec (&sums)[ROWS][BLOCK_VECS]) {
     BitVec part[ROWS][BLOCK_VECS];
     const uint8_t* mins = at.scales + F.scale_bytes();
     unrolled<ROWS>([&](auto r) {
@@ -240,7 +233,7 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
             unrolled<ROWS>([&](auto r) { part[r][v] += zeros * by.begins[r].modulo(); });
         }
         unrolled<ROWS>([&](auto r) {
-            Vec& sum = sums[r][own + v];
+            Vec& sum = sums[r][v];
             sum = fused(floats(cast<IntVec>(part[r][v])), scale * splat(by.xs[r]), sum);
         });
         if constexpr (F.has_min)
@@ -251,67 +244,58 @@ ALWAYS_INLINE void add_unit(const Place<ROWS>& at, const Factors& by, const Vec*
                     min = heads[BLOCK_VECS + v] *
                           floats(-integers(mins + set * UNIT_BLOCK + v * LANES, F.is_signed));
                 unrolled<ROWS>([&](auto r) {
-                    Vec& sum = sums[r][own + v];
+                    Vec& sum = sums[r][v];
                     sum = fused(min, splat(by.begins[set * by.num_rows + r].total), sum);
                 });
             });
     });
 }
 
-// Units of one tile by BLOCKS blocks, onto the sums at `to`, [ROWS][BLOCKS * BLOCK_VECS].
-template <const Format& F, int ROWS, int BLOCKS>
-void add(const Tile& tile, const uint8_t* blocks, Vec* to) {
-    constexpr int VECS = BLOCKS * BLOCK_VECS, FACTORS = F.has_min ? 2 : 1;
+// Units of one tile by a block, onto the sums at `to`, [ROWS][BLOCK_VECS].
+template <const Format& F, int ROWS>
+void add(const Tile& tile, const uint8_t* block, Vec* to) {
+    constexpr int FACTORS = F.has_min ? 2 : 1;
     uint8_t table[16] = {};
     if constexpr (F.codes == TABLE4)
         for (int i = 0; i < 16; ++i)
             table[i] = static_cast<uint8_t>(F.table[i] + (is_signed_code(TABLE4) ? 0 : F.zero));
     const int8_t* x[ROWS];
-    for (int r = 0; r < ROWS; ++r) x[r] = tile.inputs.values_of(tile.row_of(r));
-    Vec sums[ROWS][VECS];
+    for (int r = 0; r < ROWS; ++r) x[r] = tile.inputs.values_of(tile.row + r);
+    Vec sums[ROWS][BLOCK_VECS];
     unrolled<ROWS>([&](auto r) {
-        unrolled<VECS>([&](auto v) { sums[r][v] = tile.first == 0 ? Vec{} : to[r * VECS + v]; });
+        unrolled<BLOCK_VECS>([&](auto v) {
+            sums[r][v] = tile.first == 0 ? Vec{} : to[r * BLOCK_VECS + v];
+        });
     });
-    Vec heads[BLOCKS][2 * BLOCK_VECS] = {};
-    for (int u = tile.first; u < tile.last; ++u) {
-        const bool has_head = F.scales == SUPER && (u == tile.first || u % UNITS_OF_SUPER == 0);
+    Vec heads[2 * BLOCK_VECS] = {};
+    const uint8_t* asked = block + F.unit_at(tile.first) + tile.ahead;
+    for (int u = tile.first; u < tile.last; ++u, asked += tile.pace) {
+        if (F.scales == SUPER && (u == tile.first || u % UNITS_OF_SUPER == 0))
+            unrolled<FACTORS * BLOCK_VECS>([&](auto v) {
+                heads[v] = halves(block + F.head_at(u), v, false);
+            });
+        const uint8_t* unit = block + F.unit_at(u);
+        for (int line = 0; line < tile.pace; line += CACHE_LINE) __builtin_prefetch(asked + line);
+        const Place<ROWS> at{unit + F.codes_at(), unit, x, u * UNIT};
         const Factors by{tile.scales_of(u), tile.begins_of(u * F.sets), tile.inputs.num_rows};
-        const auto one = [&](auto b) __attribute__((always_inline)) {
-            const uint8_t* block = blocks + b * tile.job.block_bytes;
-            if (has_head)
-                unrolled<FACTORS * BLOCK_VECS>([&](auto v) {
-                    heads[b][v] = halves(block + F.head_at(u), v, false);
-                });
-            const uint8_t* unit = block + F.unit_at(u);
-            for (int line = 0; line < F.unit_bytes(); line += CACHE_LINE)
-                __builtin_prefetch(unit + line + PREFETCH_AHEAD);
-            const Place<ROWS> at{unit + F.codes_at(), unit, x, u * UNIT};
-            add_unit<F>(at, by, heads[b], table, b * BLOCK_VECS, sums);
-        };
-        // One block's sums stay in registers; those of several are in memory.
-        if constexpr (BLOCKS == 1) one(std::integral_constant<int, 0>{});
-        else
-            for (int b = 0; b < BLOCKS; ++b) one(b);
+        add_unit<F>(at, by, heads, table, sums);
     }
     unrolled<ROWS>([&](auto r) {
-        unrolled<VECS>([&](auto v) { to[r * VECS + v] = sums[r][v]; });
+        unrolled<BLOCK_VECS>([&](auto v) { to[r * BLOCK_VECS + v] = sums[r][v]; });
     });
 }
 
-// Two sets a unit want two sums an output: the registers hold those of half of the rows.
-template <const Format& F, int ROWS, int BLOCKS>
-void add_rows(const Tile& tile, const uint8_t* blocks, Vec* to) {
-    if constexpr (F.sets == 2 && ROWS == MAX_ROWS) {
+// Two sets a unit want two sums an output: few registers hold those of half of the rows.
+template <const Format& F, int ROWS>
+void add_rows(const Tile& tile, const uint8_t* block, Vec* to) {
+    if constexpr (F.sets == 2 && ROWS == TILE_ROWS && 2 * ROWS * BLOCK_VECS > NUM_REGISTERS) {
         constexpr int HALF_ROWS = ROWS / 2;
-        Tile half = tile;
-        half.rows = std::min(tile.rows, HALF_ROWS);
-        add<F, HALF_ROWS, BLOCKS>(half, blocks, to);
-        half.row += half.rows;
-        half.rows = tile.rows - half.rows;
-        if (half.rows > 0)
-            add<F, HALF_ROWS, BLOCKS>(half, blocks, to + HALF_ROWS * BLOCKS * BLOCK_VECS);
+        add<F, HALF_ROWS>(tile, block, to);
+        Tile other = tile;
+        other.row += HALF_ROWS;
+        add<F, ROWS - HALF_ROWS>(other, block, to + HALF_ROWS * BLOCK_VECS);
     } else {
-        add<F, ROWS, BLOCKS>(tile, blocks, to);
+        add<F, ROWS>(tile, block, to);
     }
 }
 
@@ -319,22 +303,14 @@ using Add = void (*)(const Tile&, const uint8_t*, Vec*);
 
 // Kernels of so many rows by one block; the last two take one row of four blocks, and two of two.
 // Each is compiled for every type, and takes the compiler as long as a file of other code does.
-#if defined(__AVX512F__)
-constexpr int HEIGHTS[] = {1, 2, 4, 6, 8, 12};
-#else
-constexpr int HEIGHTS[] = {1, 2, 3, 4, 5, 6};
-#endif
-constexpr int NUM_HEIGHTS = 6;
-static_assert(HEIGHTS[NUM_HEIGHTS - 1] == MAX_ROWS);
-
-using Adds = std::array<Add, NUM_HEIGHTS + 2>;
+// By rows, from 1 on. Each is compiled for every type, and takes the compiler as long as a file of
+// other code does.
+using Adds = std::array<Add, TILE_ROWS>;
 
 template <int TYPE>
 constexpr Adds ADDS = {
-    add_rows<FORMAT<TYPE>, HEIGHTS[0], 1>, add_rows<FORMAT<TYPE>, HEIGHTS[1], 1>,
-    add_rows<FORMAT<TYPE>, HEIGHTS[2], 1>, add_rows<FORMAT<TYPE>, HEIGHTS[3], 1>,
-    add_rows<FORMAT<TYPE>, HEIGHTS[4], 1>, add_rows<FORMAT<TYPE>, HEIGHTS[5], 1>,
-    add_rows<FORMAT<TYPE>, 1, 4>,          add_rows<FORMAT<TYPE>, 2, 2>,
+    add_rows<FORMAT<TYPE>, 1>, add_rows<FORMAT<TYPE>, 2>, add_rows<FORMAT<TYPE>, 3>,
+    add_rows<FORMAT<TYPE>, 4>, add_rows<FORMAT<TYPE>, 5>, add_rows<FORMAT<TYPE>, 6>,
 };
 
 // Of a type that files often hold, or else of another; null for one that is not among them.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "team.h"
+#include "unrolled.h"
 #include "vectors.h"
 
 namespace outrider {
@@ -11,8 +12,14 @@ namespace outrider {
 constexpr int GROUP = 32;
 // A row whose largest magnitude is below this is all zeros: 127 over it would be infinite.
 constexpr float TINY = 1e-30f;
+// Weights that all tiles of rows take before the next ones: they stay in the first-level cache.
+constexpr int SLICE_BYTES = 20 * 1024;
+// How far ahead of use memory is asked for weights where one tile holds all rows.
+constexpr int BYTES_AHEAD = 8 * 1024;
+// Below this many multiply-adds a second thread costs more than it saves.
+constexpr int64_t MIN_SPLIT_WORK = 1 << 18;
 // Below this many inputs a second thread costs more than it saves.
-constexpr int MIN_SPLIT_INPUTS = 1 << 15;
+constexpr int MIN_SPLIT_INPUTS = 1 << 13;
 
 struct Floats {
     const float* x;
@@ -35,43 +42,40 @@ struct Rows {
     uint32_t* below_of(int row) const { return below + row; }
 };
 
-// Keeps the compiler from fusing a product into the addition that follows.
-inline Vec rounded(Vec product) {
-    asm volatile("" : "+m"(product));
-    return product;
-}
-
-inline int sum_of_lanes(IntVec vec) {
-    int sum = 0;
-    for (int lane = 0; lane < LANES; ++lane) sum += vec[lane];
-    return sum;
-}
-
-// NaN counts as the largest of all.
-inline float largest_magnitude(const float* x, int count) {
-    uint32_t largest = 0;
-    for (int i = 0; i < count; ++i)
-        largest = std::max(largest, cast<uint32_t>(x[i]) & 0x7fffffffu);
-    return cast<float>(largest);
-}
-
-// Ties round to even; a row with a NaN or an infinity gets the scale NaN.
-inline void quantise_row(const float* x, int num_in, const Rows& rows, int row) {
+// Integers of `count` inputs to `values`, in whole vectors; `each` is called with the first input and
+// the integers of a vector. Gives their scale. Ties round to even; with a NaN or an infinity among the
+// inputs all integers are zero and the scale is NaN.
+template <class Each>
+ALWAYS_INLINE float to_integers(const float* x, int count, int8_t* values, const Each& each) {
     constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const float largest = largest_magnitude(x, num_in);
+    const int whole = count / LANES * LANES;
+    const auto larger = [](IntVec a, IntVec b) { return a > b ? a : b; };
+    // As integers, so that a NaN counts as the largest of all.
+    const auto size_of = [](Vec some) { return cast<IntVec>(some) & 0x7fffffff; };
+    IntVec sizes = size_of(load_some(x + whole, count - whole));
+    for (int first = 0; first < whole; first += LANES)
+        sizes = larger(sizes, size_of(load(x + first)));
+    for (int width = LANES; width > 1; width /= 2)
+        sizes = larger(even_lanes(sizes, sizes), odd_lanes(sizes, sizes));
+    const auto largest = cast<float>(static_cast<int32_t>(sizes[0]));
     const bool is_finite = largest < __builtin_inff();
-    const float inverse = is_finite && largest >= TINY ? 127.0f / largest : 0.0f;
-    rows.scales[row] = is_finite ? largest / 127.0f : __builtin_nanf("");
+    const BitVec kept = BitVec{} - static_cast<uint32_t>(is_finite);
+    const Vec inverse = splat(is_finite && largest >= TINY ? 127.0f / largest : 0.0f);
+    const auto put = [&](int first, Vec some) __attribute__((always_inline)) {
+        const Vec shifted = apart(cast<Vec>(cast<BitVec>(some) & kept) * inverse) + TO_INTEGER;
+        const IntVec integers = cast<IntVec>(shifted) - cast<int32_t>(TO_INTEGER);
+        store_bytes(values + first, integers);
+        each(first, integers);
+    };
+    for (int first = 0; first < whole; first += LANES) put(first, load(x + first));
+    if (whole < count) put(whole, load_some(x + whole, count - whole));
+    return is_finite ? largest / 127.0f : __builtin_nanf("");
+}
+
+inline void quantise_row(const float* x, int num_in, const Rows& rows, int row) {
     int8_t* values = rows.values_of(row);
     IntVec sums = {};
-    for (int first = 0; first < num_in; first += LANES) {
-        const Vec some = is_finite ? load_some(x + first, num_in - first) : Vec{};
-        const Vec shifted = rounded(some * inverse) + TO_INTEGER;
-        const IntVec integers = cast<IntVec>(shifted) - cast<int32_t>(TO_INTEGER);
-        const ByteVec bytes = __builtin_convertvector(integers, ByteVec);
-        std::memcpy(values + first, &bytes, sizeof(bytes));
-        sums += integers;
-    }
+    rows.scales[row] = to_integers(x, num_in, values, [&](int, IntVec some) { sums += some; });
     *rows.below_of(row) = static_cast<uint32_t>(-OFFSET * sum_of_lanes(sums));
     const int end = (num_in + LANES - 1) / LANES * LANES;
     std::memset(values + end, 0, rows.num_groups * GROUP - end);

@@ -17,21 +17,6 @@ constexpr int MOST_CODE = 15, MOST_SIGNED = 127;
 constexpr int FOUR_BYTES = 4 + UNIT / 2, EIGHT_BYTES = 2 + UNIT;
 constexpr uint16_t NO_NUMBER = 0x7e00;
 
-// A product that no sum is fused with: the definition rounds each by itself.
-inline Vec apart(Vec product) {
-#if defined(__AVX512F__)
-    asm("" : "+v"(product));
-#elif defined(__x86_64__)
-    asm("" : "+x"(product));
-#elif defined(__aarch64__)
-    asm("" : "+w"(product));
-#else
-    volatile Vec kept = product;
-    return kept;
-#endif
-    return product;
-}
-
 inline Vec times(Vec a, Vec b) { return apart(a * b); }
 inline Vec size_of(Vec x) { return cast<Vec>(cast<BitVec>(x) & 0x7fffffffu); }
 inline Vec inverse(Vec x) { return size_of(x) > 0.0f ? 1.0f / x : Vec{}; }

@@ -43,7 +43,7 @@ void linear_int8(const TileWeights& w, const float* x, TileOutputs to, int num_r
             std::memcpy(&sum, sums + v * sizeof(sum), sizeof(sum));
             std::memcpy(column_scales, scales + v * sizeof(column_scales), sizeof(column_scales));
             const Vec exact = __builtin_convertvector(cast<IntVec>(sum + below), Vec);
-            return rounded(exact * (load(column_scales) * scale));
+            return apart(exact * (load(column_scales) * scale));
         });
     };
     team.run(num_blocks, chunk, [&](int first, int last, int) {

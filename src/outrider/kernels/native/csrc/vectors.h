@@ -213,6 +213,21 @@ inline Vec fused(Vec a, Vec b, Vec sum) {
 #endif
 }
 
+// A product that no sum is fused with: the definition rounds each by itself.
+inline Vec apart(Vec product) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(product));
+#elif defined(__x86_64__)
+    asm("" : "+x"(product));
+#elif defined(__aarch64__)
+    asm("" : "+w"(product));
+#else
+    volatile Vec kept = product;
+    return kept;
+#endif
+    return product;
+}
+
 // Calls step(at, count, chain) for the vectors of [0, size), whose sums go to four chains in turn.
 template <int WIDTH, class Step>
 inline void for_vectors(int64_t size, const Step& step) {
@@ -234,17 +249,32 @@ inline Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
 #define OUTRIDER_PICK(a, b, ...) __builtin_shuffle(a, b, IntVec{__VA_ARGS__})
 #endif
 
-// Sums of neighbouring lanes of `a`, then of `b`.
-inline Vec pair_sums(Vec a, Vec b) {
+// Lanes 0, 2, 4 ... of `a`, then of `b`; and lanes 1, 3, 5 ....
+template <class V>
+inline V even_lanes(V a, V b) {
 #if defined(__AVX512F__)
-    return OUTRIDER_PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-         + OUTRIDER_PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return OUTRIDER_PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
 #elif defined(__AVX__)
-    return OUTRIDER_PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
-         + OUTRIDER_PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+    return OUTRIDER_PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
 #else
-    return OUTRIDER_PICK(a, b, 0, 2, 4, 6) + OUTRIDER_PICK(a, b, 1, 3, 5, 7);
+    return OUTRIDER_PICK(a, b, 0, 2, 4, 6);
 #endif
+}
+template <class V>
+inline V odd_lanes(V a, V b) {
+#if defined(__AVX512F__)
+    return OUTRIDER_PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif defined(__AVX__)
+    return OUTRIDER_PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+    return OUTRIDER_PICK(a, b, 1, 3, 5, 7);
+#endif
+}
+
+// Sums of neighbouring lanes of `a`, then of `b`.
+template <class V>
+inline V pair_sums(V a, V b) {
+    return even_lanes(a, b) + odd_lanes(a, b);
 }
 
 // The tree of pair_sums for several vectors at once, with fewer shuffles. Of four vectors, the sums
@@ -282,7 +312,8 @@ inline Vec quarter_sums(Vec a, Vec b) {
 #endif
 }
 
-inline float sum_of_lanes(Vec vec) {
+template <class V>
+inline auto sum_of_lanes(V vec) {
     for (int width = LANES; width > 1; width /= 2) vec = pair_sums(vec, vec);
     return vec[0];
 }
@@ -293,7 +324,8 @@ inline float largest_lane(Vec vec) {
     return largest;
 }
 
-// LANES integers of 8 bits. Compilers widen bytes of generic vectors one by one.
+// LANES integers of 8 bits; and such integers as bytes. Compilers take bytes of generic vectors one by
+// one.
 inline IntVec integers(const void* from, bool is_signed) {
 #if defined(__AVX512F__)
     const __m128i some = _mm_loadu_si128(static_cast<const __m128i*>(from));
@@ -311,6 +343,18 @@ inline IntVec integers(const void* from, bool is_signed) {
     std::memcpy(&some, from, sizeof(some));
     if (is_signed) return __builtin_convertvector(cast<ByteVec>(some), IntVec);
     return __builtin_convertvector(some, IntVec);
+#endif
+}
+
+inline void store_bytes(int8_t* to, IntVec integers) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const auto pair = cast<__m256i>(integers);
+    const __m128i words =
+        _mm_packs_epi32(_mm256_castsi256_si128(pair), _mm256_extracti128_si256(pair, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
+#else
+    const ByteVec bytes = __builtin_convertvector(integers, ByteVec);
+    std::memcpy(to, &bytes, sizeof(bytes));
 #endif
 }
 
