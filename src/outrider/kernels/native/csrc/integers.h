@@ -42,6 +42,19 @@ struct Rows {
     uint32_t* below_of(int row) const { return below + row; }
 };
 
+// LANES integers of 8 bits as bytes. Compilers narrow generic vectors one by one.
+inline void store_bytes(int8_t* to, IntVec integers) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const auto pair = cast<__m256i>(integers);
+    const __m128i words =
+        _mm_packs_epi32(_mm256_castsi256_si128(pair), _mm256_extracti128_si256(pair, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
+#else
+    const ByteVec bytes = __builtin_convertvector(integers, ByteVec);
+    std::memcpy(to, &bytes, sizeof(bytes));
+#endif
+}
+
 // Integers of `count` inputs to `values`, in whole vectors; `each` is called with the first input and
 // the integers of a vector. Gives their scale. Ties round to even; with a NaN or an infinity among the
 // inputs all integers are zero and the scale is NaN.

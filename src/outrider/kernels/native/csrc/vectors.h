@@ -324,8 +324,7 @@ inline float largest_lane(Vec vec) {
     return largest;
 }
 
-// LANES integers of 8 bits; and such integers as bytes. Compilers take bytes of generic vectors one by
-// one.
+// LANES integers of 8 bits. Compilers widen bytes of generic vectors one by one.
 inline IntVec integers(const void* from, bool is_signed) {
 #if defined(__AVX512F__)
     const __m128i some = _mm_loadu_si128(static_cast<const __m128i*>(from));
@@ -343,18 +342,6 @@ inline IntVec integers(const void* from, bool is_signed) {
     std::memcpy(&some, from, sizeof(some));
     if (is_signed) return __builtin_convertvector(cast<ByteVec>(some), IntVec);
     return __builtin_convertvector(some, IntVec);
-#endif
-}
-
-inline void store_bytes(int8_t* to, IntVec integers) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    const auto pair = cast<__m256i>(integers);
-    const __m128i words =
-        _mm_packs_epi32(_mm256_castsi256_si128(pair), _mm256_extracti128_si256(pair, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
-#else
-    const ByteVec bytes = __builtin_convertvector(integers, ByteVec);
-    std::memcpy(to, &bytes, sizeof(bytes));
 #endif
 }
 
