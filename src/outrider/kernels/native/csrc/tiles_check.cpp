@@ -121,7 +121,7 @@ bool int8_is_sound(Team& team) {
 
 extern "C" int outrider_tiles_check() {
     if (!outrider_tiles_permit()) return FORBIDDEN;
-    auto* team = new Team(2);  // never freed: its thread may still run while the process ends
+    auto* team = new Team(2, nullptr);  // never freed: its thread may still run while the process ends
     const bool is_sound = bfloat16_is_sound(*team) && int8_is_sound(*team);
     return is_sound ? SOUND : WRONG;
 }
