@@ -131,6 +131,12 @@ class Trial:
         return client
 
 
+@pytest.fixture(autouse=True)
+def one_round_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of a job with several rounds all come after it: nothing holds between them."""
+    monkeypatch.setattr("outrider.api.output.CONTROL_SECONDS", 0.0)
+
+
 Record = Callable[[str, object], None]
 
 

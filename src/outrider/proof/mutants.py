@@ -31,7 +31,7 @@ _RNG = "outrider.core.rng"
 _SAMPLING = "outrider.core.sampling"
 _LOGITS = "outrider.core.logits"
 _ROUND = "outrider.engine.round"
-_STAGES = "outrider.engine.stages"
+_DRAFT = "outrider.core.draft"
 
 # What a round decides, and the distributions that it decides by.
 DECISIONS = (
@@ -142,9 +142,9 @@ ROUNDS = (
     ),
     Mutant(
         "drafts hung from the wrong row",
-        _STAGES,
-        "(root + 1 + parent for",
-        "(max(root, parent) for",
+        _DRAFT,
+        "*(root + 1 + parent for",
+        "*(max(root, parent) for",
     ),
 )
 

@@ -206,6 +206,7 @@ def test_an_interrupt_keeps_what_was_recorded(
         advance(llm)
 
     monkeypatch.setattr(LLM, "advance", interrupted)
+    monkeypatch.setattr("outrider.api.output.CONTROL_SECONDS", 0.0)
     shown = outrider("trace", *PROMPTS, "--max-tokens", "64")
     assert shown.code == 130
     assert shown.out.startswith("0 of 2 requests, ")

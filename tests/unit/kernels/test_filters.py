@@ -78,6 +78,15 @@ def test_tokens_of_just_a_sixteenth_of_the_likeliest_count(name: str, kept: int)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("most", [1e-39, 1.17e-38, 1e-45])
+def test_a_nucleus_of_numbers_that_are_next_to_none(name: str, most: float) -> None:
+    side, probs_NV = kernels_named(name, torch.float32).sampling, torch.zeros(1, 64)
+    probs_NV[0, 3] = most
+    side.keep_likely(probs_NV, 0.5, 0.0)
+    assert probs_NV[0].nonzero().tolist() == [[3]]
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.9999])
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 12.0])
 def test_a_nucleus_of_thousands_is_that_of_the_definition(

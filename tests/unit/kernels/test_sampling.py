@@ -391,6 +391,25 @@ def test_a_native_race_is_won_by_the_definition_s_winner(
                 assert got == wanted
 
 
+@pytest.mark.parametrize(
+    ("seed", "first", "weights", "winner"),
+    [
+        (19, 14, (16663691, 16449602), 15),
+        (45, 8, (5810027, 11634686), 9),
+        (102, 18, (4933167, 1668764), 18),
+    ],
+)
+def test_a_race_that_the_last_bit_decides(
+    native_library: ctypes.CDLL, seed: int, first: int, weights: tuple[int, int], winner: int
+) -> None:
+    """Fused multiply-adds would round a logarithm otherwise, and another token would win."""
+    race, team = function(native_library, "race"), function(native_library, "team")(1, None)
+    weights_V = torch.zeros(64)
+    weights_V[first : first + 2] = torch.tensor(weights) * 2.0**-26
+    assert KeyedRng(seed, 0, 0).race_at(weights_V, 0) == winner
+    assert race(team, weights_V.data_ptr(), seed, 0, 0, 64) == winner
+
+
 def test_a_race_of_no_distribution_has_no_winner(native_library: ctypes.CDLL) -> None:
     race, team = function(native_library, "race"), function(native_library, "team")(2, None)
     for number in (0.0, math.nan, math.inf):

@@ -62,18 +62,13 @@ def memory_nodes() -> tuple[int, ...]:
 
 def pinned_threads(num_threads: int) -> tuple[int, ...]:
     """The hardware threads that a team of `num_threads` is pinned to, one each, the first for who
-    calls it. None where the system's scheduler is left to place them: on one NUMA node with cores
-    of one kind, and for teams that are not of all cores, all fast cores or all hardware threads,
-    which leave others room to move to."""
-    if not hasattr(os, "sched_setaffinity"):
-        return ()
+    calls it. None where the system's scheduler is left to place them: on one NUMA node, and for
+    teams that are not of all cores or all hardware threads, since those share cores with others:
+    ranks, lanes, a drafter's process."""
     cores = allowed_cores()
-    fast = _fast(cores)
-    ordered = [*fast, *(core for core in cores if core not in fast)]
-    first = [core[0] for core in ordered]
-    both = [*first, *(number for core in ordered for number in core[1:])]
-    is_even = len(memory_nodes()) < 2 and len(fast) == len(cores)
-    if is_even or num_threads not in (len(fast), len(first), len(both)):
+    first = [core[0] for core in cores]
+    both = [*first, *(number for core in cores for number in core[1:])]
+    if len(memory_nodes()) < 2 or num_threads not in (len(first), len(both)):
         return ()
     return tuple(both[:num_threads])
 

@@ -162,7 +162,7 @@ void keep_nucleus(float* distribution, int64_t size, double top_p, float min_p, 
     if (!(most > 0 && most < INF)) return;  // no distribution; whoever draws from it will say so
     float bound = most * STEP;
     while (bound > FLT_MIN && mass_above(distribution, size, bound) < top_p + SLACK) bound *= STEP;
-    bound = std::max(bound, FLT_MIN);
+    bound = std::min(std::max(bound, FLT_MIN), most);
     const int64_t num_buckets = bucket_of(most) - bucket_of(bound) + 1;
     auto* masses = static_cast<double*>(
         scratch.take(sizeof(double) * num_buckets + sizeof(Candidate) * size));

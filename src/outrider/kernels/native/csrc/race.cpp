@@ -8,6 +8,13 @@
 #include "sampling.h"
 #include "vectors.h"
 
+// Products and sums are rounded one by one, as in Python: no multiply-add fuses them.
+#ifdef __clang__
+#pragma clang fp contract(off)
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
 namespace outrider {
 
 namespace {
