@@ -91,6 +91,8 @@ class GoodputController:
         # Nodes of the newest trees, in all and a place.
         self._size = FadingMean(1 / 32)
         self._bushiness = FadingMean(1 / 32, max(num_nodes / max(k, 1), 1.0))
+        # As it was when seconds were last reckoned: those in `_seconds` are of one tree's form.
+        self._nodes_a_place = self._bushiness.value or 1.0
         self._acceptance = Acceptance(k)
         self._meter = CostMeter(costs)
         self._costs = costs or ASSUMED
@@ -237,6 +239,7 @@ class GoodputController:
         self._num_passes += 1
         if self._num_passes < FREQUENT or self._num_passes % REFRESH == 0:
             self._costs = self._meter.table() or self._costs
+            self._nodes_a_place = self._bushiness.value or 1.0
             self._seconds.clear()
         telling = not any(trace.num_prompt_tokens for trace in traces)
         if self._sweep.depth is not None:
@@ -309,4 +312,4 @@ class GoodputController:
 
     def _num_nodes(self, num_places: int) -> int:
         """Tokens of drafts that have so many places in all."""
-        return round(num_places * (self._bushiness.value or 1.0))
+        return round(num_places * self._nodes_a_place)

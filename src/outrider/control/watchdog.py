@@ -223,6 +223,8 @@ class GuardedController:
         found = cast("list[Budget]", budgets)
         if any(b.depth > self.most.depth or b.num_nodes > self.most.size for b in found):
             raise ConfigError(f"it gave a budget above {self.most.depth} tokens deep")
+        if not all(b.price is None or 0 <= b.price < math.inf for b in found):
+            raise ConfigError("it gave a price that is no finite number from 0 up")
         return found
 
     def _turn_off(self, error: Exception) -> None:

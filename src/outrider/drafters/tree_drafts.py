@@ -18,7 +18,7 @@ from outrider.core.rng import DrawNode, Rng, pick_node
 from outrider.core.sampling import PLAIN, Leftover
 from outrider.core.tree import MAX_WIDTH, ROOT, Shape, best_shape, guessed_chances
 from outrider.core.tree_nodes import KeptNodes, TreeLimits
-from outrider.estimate.worth import LEAST_WORTH, num_worthwhile, worthwhile
+from outrider.estimate.worth import LEAST_WORTH, num_worthwhile
 
 
 class SampledNodes:
@@ -110,10 +110,16 @@ def chosen_draft(kept: KeptNodes, budget: Budget) -> Draft:
 def settled_shape(budget: Budget) -> Shape:
     """The shape of a drawn tree, level by level; by guesses, for nobody counted how often
     candidates are right."""
-    return _settled(budget.depth, budget.size, budget.price)
+    best = _best(budget.depth, budget.size)
+    return _settled(budget.depth, budget.size, num_worthwhile(best.worths, budget.price))
 
 
 @lru_cache(maxsize=128)
-def _settled(depth: int, size: int, price: float | None) -> Shape:
-    shape = worthwhile(best_shape(guessed_chances(depth), size), price)
-    return shape.narrowed(MAX_WIDTH).by_depth()
+def _best(depth: int, size: int) -> Shape:
+    return best_shape(guessed_chances(depth), size)
+
+
+@lru_cache(maxsize=512)
+def _settled(depth: int, size: int, count: int) -> Shape:
+    """The best tree's first `count` nodes: prices change all the time, counts are few."""
+    return _best(depth, size).first(count).narrowed(MAX_WIDTH).by_depth()

@@ -145,6 +145,24 @@ def test_choices_stand_for_as_many_rounds_as_learning_is_worth(scale: float, tog
     assert sum(gap >= together or gap <= PROBE_ROUNDS for gap in gaps) >= 0.9 * len(gaps)
 
 
+def test_the_costs_of_a_choice_are_of_one_form_of_tree() -> None:
+    """Whatever was asked before: more places never cost less."""
+    linear = CostTable(Curve(((1.0, 1.0), (65.0, 65.0))), ((1, Curve(((0.0, 0.0), (64.0, 0.01)))),))
+    controller = GoodputController(k=K, num_nodes=8 * K, costs=linear)
+
+    def seconds(depth: int) -> float:
+        return controller._round_seconds(1, 1 + depth, depth, 1)  # pyright: ignore[reportPrivateUsage]
+
+    for index in range(60):
+        num_drafted = K if index < 40 else 8 * K
+        one = replace(trace(0, num_drafted, 4), pass_index=index, draft_depth=K)
+        controller.observe(replace(one, draft_seconds=0.01, verify_seconds=1.0 + num_drafted))
+        if index == 40:
+            assert seconds(K) > 0
+    found = [seconds(depth) for depth in range(1, K + 1)]
+    assert found == sorted(found)
+
+
 def test_the_yardstick_is_what_fixed_lengths_come_to() -> None:
     machine, _ = MACHINES["acceptance drops"]
     for k in (0, 3):

@@ -52,7 +52,6 @@ union Begin {
     int32_t below;
     float total;
 
-    // Rows that a kernel has and a tile lacks begin with any bits.
     uint32_t modulo() const { return static_cast<uint32_t>(below); }
 };
 
@@ -301,9 +300,7 @@ void add_rows(const Tile& tile, const uint8_t* block, Vec* to) {
 
 using Add = void (*)(const Tile&, const uint8_t*, Vec*);
 
-// Kernels of so many rows by one block; the last two take one row of four blocks, and two of two.
-// Each is compiled for every type, and takes the compiler as long as a file of other code does.
-// By rows, from 1 on. Each is compiled for every type, and takes the compiler as long as a file of
+// Kernels by their rows, from 1 on. Each is compiled for every type, and takes the compiler as long as a file of
 // other code does.
 using Adds = std::array<Add, TILE_ROWS>;
 

@@ -111,6 +111,8 @@ class Judge {
                 continue;
             }
             const double total = left(rest ? rest : p(node + 1), child, 1.0);
+            // Only where a drafter gave its token no mass: if nothing is left to draw from, the stages
+            // decide.
             if (!(total > 0)) continue;
             const auto divisor = static_cast<float>(total);
             for (int64_t v = 0; v < r_.vocab_size; ++v) r_.leftover[v] /= divisor;
