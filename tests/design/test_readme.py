@@ -21,7 +21,7 @@ PICTURES = sorted((ROOT / "docs" / "pictures").glob("readme-*.svg"))
 MAX_LINES, MAX_PICTURE_BYTES = 180, 60_000
 PART = re.compile(r"<!--(\w+)-->.*?<!--/\1-->", re.DOTALL)
 FIGURE = re.compile(r"\d\s*(×|%|ms\b|s\b|times|tokens|tok/s|µs|[KMG]B\b)")
-STUDY = "benchmarks/results/gguf_requests-r-bf16-2core-zen3.json"
+STUDY = "benchmarks/results/gguf_requests-r-2core-zen5.json"
 
 
 @pytest.fixture
