@@ -83,7 +83,7 @@ def test_a_nucleus_of_numbers_that_are_next_to_none(name: str, most: float) -> N
     side, probs_NV = kernels_named(name, torch.float32).sampling, torch.zeros(1, 64)
     probs_NV[0, 3] = most
     side.keep_likely(probs_NV, 0.5, 0.0)
-    assert probs_NV[0].nonzero().tolist() == [[3]]
+    assert (int(probs_NV[0].argmax()), int((probs_NV > 0).sum())) == (3, 1)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
