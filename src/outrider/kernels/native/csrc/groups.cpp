@@ -51,10 +51,8 @@ void many_tiles(const Output& to, const Inputs& inputs, const Job& job, int firs
                 Scratch& scratch) {
     constexpr int TILE_VECS = TILE_ROWS * BLOCK_VECS;
     const Adds& of = adds_of(job.part->type);
-    // Slices of nearly equal length: each has the time to ask for the next.
     const int unit_bytes = job.format->unit_bytes(), units = inputs.num_units;
-    const int num_slices = (units * unit_bytes + SLICE_BYTES - 1) / SLICE_BYTES;
-    const int slice = (units + num_slices - 1) / num_slices;
+    const int slice = slice_units(units, unit_bytes);
     const int64_t row_bytes = inputs.stride + inputs.num_units * (sizeof(float) + sizeof(Begin));
     const int most = std::max<int64_t>(1, CACHED_ROWS_BYTES / row_bytes / TILE_ROWS) * TILE_ROWS;
     for (int begin = 0; begin < to.num_rows; begin += most) {

@@ -16,6 +16,12 @@ constexpr float TINY = 1e-30f;
 constexpr int SLICE_BYTES = 20 * 1024;
 // How far ahead of use memory is asked for weights where one tile holds all rows.
 constexpr int BYTES_AHEAD = 8 * 1024;
+// Units of a slice, of so many and of so many bytes each: slices are of nearly equal length, so that
+// each has the time to ask for the next.
+constexpr int slice_units(int num_units, int unit_bytes) {
+    const int num_slices = (num_units * unit_bytes + SLICE_BYTES - 1) / SLICE_BYTES;
+    return (num_units + num_slices - 1) / num_slices;
+}
 // Below this many multiply-adds a second thread costs more than it saves.
 constexpr int64_t MIN_SPLIT_WORK = 1 << 18;
 // Below this many inputs a second thread costs more than it saves.

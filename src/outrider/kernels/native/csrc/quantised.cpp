@@ -124,10 +124,7 @@ void one_tile(const Problem& p, int first, int last) {
 
 // Tiles of nearly equal height take turns on a slice of one block.
 void many_tiles(const Problem& p, int first, int last, Scratch& scratch) {
-    // Slices of nearly equal length: each has the time to ask for the next.
-    const int num_groups = p.rows.num_groups;
-    const int num_slices = (num_groups * GROUP_BYTES + SLICE_BYTES - 1) / SLICE_BYTES;
-    const int slice = (num_groups + num_slices - 1) / num_slices;
+    const int num_groups = p.rows.num_groups, slice = slice_units(num_groups, GROUP_BYTES);
     constexpr int TILE_VECS = MAX_ROWS * BLOCK_VECS;
     const int num_tiles = (p.num_rows + MAX_ROWS - 1) / MAX_ROWS;
     const auto tile_row = [&](int tile) {

@@ -5,6 +5,7 @@
 // division. Ids without weight get none, so what filters leave is quickly drawn from.
 #include <limits>
 
+#include "philox.h"
 #include "sampling.h"
 #include "vectors.h"
 
@@ -24,7 +25,6 @@ typedef uint64_t Words __attribute__((vector_size(8 * WIDTH)));
 typedef int64_t Signed __attribute__((vector_size(8 * WIDTH)));
 typedef double Doubles __attribute__((vector_size(8 * WIDTH)));
 
-constexpr uint64_t LOW = 0xffffffff;
 constexpr double SQRT_HALF = 0.70710678118654757, LN_2 = 0.69314718055994529;
 constexpr double INF = std::numeric_limits<double>::infinity();
 constexpr int64_t SPAN = 4096;
@@ -62,17 +62,8 @@ inline Doubles minus_log(Doubles x) {
 
 // The exponential numbers of ids in a row.
 inline Doubles numbers(uint64_t seed, uint32_t position, uint32_t sample, Words ids) {
-    Words c0 = ids, c1 = Words{} + position, c2 = Words{} + sample, c3 = Words{} + RACE;
-    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-        const Words p0 = product(c0, 0xD2511F53), p1 = product(c2, 0xCD9E8D57);
-        c0 = (p1 >> 32) ^ c1 ^ k0;
-        c1 = p1 & LOW;
-        c2 = (p0 >> 32) ^ c3 ^ k1;
-        c3 = p0 & LOW;
-        k0 += 0x9E3779B9;
-        k1 += 0xBB67AE85;
-    }
+    Words c0 = ids, c1 = Words{} + position;
+    philox_block<Words>(seed, c0, c1, Words{} + sample, Words{} + RACE, product);
     return minus_log((doubles(c0 << 20 | c1 >> 12) + 0.5) * 0x1p-52);
 }
 
