@@ -6,6 +6,7 @@ A tokenizer may be anybody's code: whatever it raises is caught and reported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 from typing import Any
 
 from outrider.api.chat_messages import checked_messages, checked_tools, checked_variables
@@ -81,7 +82,16 @@ class PromptReader:
             continues=continues,
         )
         self.check_size("conversation", text)
-        return self.checked(self.tokenizer.encode(text, add_special=False))
+        return self.checked(self._begun(self.tokenizer.encode(text, add_special=False)))
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """A chat with one BOS where a GGUF file asks for it, whatever its template writes, as in
+        llama.cpp. A folder's template has the last word, as in transformers."""
+        folder, bos = self.tokenizer.folder, self.tokenizer.bos_id
+        asks = folder is not None and folder.is_file() and self.tokenizer.encode("")[:1] == [bos]
+        if bos is None or not asks:
+            return ids
+        return [bos, *dropwhile(bos.__eq__, ids)]
 
     def check_size(self, what: str, *texts: str) -> None:
         """Raises ConfigError for more text than is worth tokenising: no window could hold it."""

@@ -25,6 +25,11 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 
+_TWO_BOS = (
+    "the prompt begins with BOS twice: the tokenizer writes it before a text, so leave it out of "
+    "the prompt"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestHandle:
@@ -152,6 +157,8 @@ class RequestMaker(PromptReader):
             pick=pair.target.kernels.sampling.pick,
         )
         notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
+        if list(ids[:2]) == [self.tokenizer.bos_id] * 2:
+            notes += (_TWO_BOS,)
         text = StopMatcher(
             self.tokenizer,
             params.stop,

@@ -167,6 +167,12 @@ class Tokenizer:
         """What tokenizer_config.json says, with the source of the chat template."""
         return self._config
 
+    @cached_property
+    def bos_id(self) -> int | None:
+        """The id that begins a text, if the checkpoint names one."""
+        token = token_text(self._config.get("bos_token"))
+        return self._backend.token_to_id(token) if token else None
+
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
         """The prompt text that asks for the next reply. Raises CheckpointError."""
         return self.templates.pick(options.get("tools")).render(messages, **options)

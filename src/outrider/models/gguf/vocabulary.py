@@ -17,6 +17,7 @@ import numpy as np
 
 from outrider.core.errors import CheckpointError, nearest
 from outrider.core.files import FileKind
+from outrider.models.gguf.ends import BETWEEN_FILES, ends_among, has_messages
 from outrider.models.gguf.reader import Header, Texts
 from outrider.models.gguf.splits import RULES, Rule
 from outrider.models.json_object import JsonObject
@@ -27,8 +28,8 @@ _OWN = "name a model or folder whose tokenizer fits with --tokenizer"
 # A SentencePiece token has 16 characters at the most unless its maker chose more.
 _MAX_PIECE_CHARS, _MAX_PIECES_CHARS = 256, 1 << 23
 _SPACE = "▁"
-# Tokens that end a turn, in files whose metadata name the end of a text only.
-TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>")
+# Ids of special tokens in SentencePiece files that do not name them.
+_SENTENCE_PIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 _NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -56,9 +57,34 @@ class Vocabulary:
 
     @cached_property
     def kinds(self) -> list[int]:
-        """Of each token; all are normal in files that do not say."""
+        """Of each token; all are normal in files that do not say. What ends a text by its own text
+        is a control token, whatever the file says."""
+        kinds = self._stored_kinds.copy()
+        for text in ends_among(self.ids):
+            kinds[self.ids[text]] = _CONTROL
+        return kinds
+
+    @cached_property
+    def _stored_kinds(self) -> list[int]:
         kinds = self._numbers("token_type")
         return [1] * len(self.tokens) if kinds is None else [int(kind) for kind in kinds.tolist()]
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The id of each text; the last one where several tokens have it."""
+        return {token: place for place, token in enumerate(self.tokens)}
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Ids that end a text or a turn: those that the file names come first."""
+        named = [self.token_id(name) for name in ("eos", "eot", "eom", *BETWEEN_FILES)]
+        found = named + [self.ids[text] for text in ends_among(self.ids)]
+        # In some vocabularies it is HTML.
+        html = self.ids.get("</s>")
+        if html is not None and self._stored_kinds[html] == _CONTROL:
+            found.append(html)
+        closed = self.ids["<|end|>"] if has_messages(self.ids) else None
+        return [end for end in dict.fromkeys(found) if end not in (None, closed)]
 
     @cached_property
     def scores(self) -> list[float]:
@@ -79,12 +105,12 @@ class Vocabulary:
         return self.raw.flag(f"{_PREFIX}{name}", default=default)
 
     def token_id(self, name: str) -> int | None:
-        """Of a special token that the file names and has."""
-        key = f"{_PREFIX}{name}_token_id"
-        if not self.raw.has(key):
-            return None
-        found = self.raw.integer(key, least=0, most=2**32)
-        return found if found < len(self.tokens) else None
+        """Of a special token that the file names and has, or that its kind of tokenizer implies."""
+        sentence_piece = self.raw.values.get(f"{_PREFIX}model") == "llama"
+        usual = _SENTENCE_PIECE_IDS.get(name, -1) if sentence_piece else -1
+        found = self.raw.integer(f"{_PREFIX}{name}_token_id", usual, least=-1, most=2**32)
+        found = found if found < len(self.tokens) else usual
+        return found if 0 <= found < len(self.tokens) else None
 
     def _list(self, name: str) -> list[str]:
         found = self.header.metadata.get(f"{_PREFIX}{name}")
@@ -118,12 +144,7 @@ def special_ids(header: Header) -> dict[str, Any]:
     if f"{_PREFIX}tokens" not in header.metadata:
         return {}
     words = vocabulary_of(header)
-    named = [words.token_id(name) for name in ("eos", "eot", "eom")]
-    ends = [token_id for token_id in named if token_id is not None]
-    controls = {words.tokens[place] for place in _places(words, _CONTROL)}
-    if controls.intersection(TURN_ENDS):
-        ends += [words.tokens.index(text) for text in TURN_ENDS if text in controls]
-    found: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
+    found: dict[str, Any] = {"eos_token_id": words.ends} if words.ends else {}
     begin = words.token_id("bos")
     return found if begin is None else {**found, "bos_token_id": begin}
 
