@@ -7,6 +7,7 @@ they have in common.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from outrider.core.errors import CheckpointError, nearest
@@ -62,9 +63,15 @@ def read_config(folder: Path) -> DecoderConfig:
 def read_native_config(folder: Path) -> NativeConfig:
     """As `read_config`, for a family that a decoder of ours runs."""
     generation = folder / "generation_config.json"
-    return parse_config(
+    config = parse_config(
         _read_json(folder), JsonObject.read(generation) if is_there(generation) else None
     )
+    if not folder.is_file():
+        return config
+    # Imported here: it reads tensors too, and this module none.
+    from outrider.models.gguf.folder import notes_on
+
+    return replace(config, notes=(*config.notes, *notes_on(folder)))
 
 
 def read_model_type(folder: Path) -> str:

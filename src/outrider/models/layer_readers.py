@@ -144,15 +144,20 @@ def by_kind(local_key: str, local_theta: float) -> Ropes:
     `local_key`. What stretches positions stretches those of whole layers."""
 
     def ropes(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
-        part = raw.child("rope_parameters")
-        if part is not None and (part.has(_FULL) or part.has(_SLIDING)):
-            whole, local = (_of_kind(raw, part, kind, rules) for kind in (_FULL, _SLIDING))
-        else:
-            whole = parse_rope(raw, rules)
+        found = _named_by_kind(raw, rules, windows)
+        if found is None:
             local = Rope(theta=raw.number(local_key, local_theta))
-        return [local if window else whole for window in windows]
+            found = [local if window else parse_rope(raw, rules) for window in windows]
+        return found
 
     return ropes
+
+
+def named_or_one(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None]:
+    """Positions of each kind of layers under its name, or one for all."""
+    return _named_by_kind(raw, rules, windows) or one_rope(raw, rules, windows)
 
 
 def gpt_oss_rope(
@@ -163,7 +168,17 @@ def gpt_oss_rope(
         yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
         stretched = {**yarn, "original_max_position_embeddings": 4096}
         raw = JsonObject(raw.where, {**raw.values, "rope_parameters": stretched})
-    return one_rope(raw, rules, windows)
+    return named_or_one(raw, rules, windows)
+
+
+def _named_by_kind(
+    raw: JsonObject, rules: RopeRules, windows: Sequence[int]
+) -> Sequence[Rope | None] | None:
+    part = raw.child("rope_parameters")
+    if part is None or not (part.has(_FULL) or part.has(_SLIDING)):
+        return None
+    whole, local = (_of_kind(raw, part, kind, rules) for kind in (_FULL, _SLIDING))
+    return [local if window else whole for window in windows]
 
 
 _ROPE_KEYS = ("rope_parameters", "rope_scaling")

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from outrider.core.errors import CheckpointError, nearest
-from outrider.models.gguf.reader import Entry, Header, map_file
+from outrider.models.gguf.keys import GEMMAS, MIXED_WINDOWS, MIXTURES, notes_on_keys, refuse_keys
+from outrider.models.gguf.positions import Positions, shortest
+from outrider.models.gguf.reader import Header
 from outrider.models.gguf.vocabulary import special_ids
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
-from outrider.models.rope import frequencies
-from outrider.models.rope_config import Rope
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # Architectures by the families that their config.json names.
@@ -34,27 +33,16 @@ MODEL_TYPES = {
     "smollm3": "smollm3",
     "gpt-oss": "gpt_oss",
 }
-MIXTURES, GEMMAS = ("qwen2moe", "qwen3moe", "gpt-oss"), ("gemma2", "gemma3")
-# Settings of other models that share an architecture's name, and the architectures that have them.
-_REFUSED: Mapping[str, tuple[str, ...]] = {
-    "expert_count": MIXTURES,
-    "expert_group_count": (),
-    "expert_weights_scale": (),
-    "use_parallel_residual": (),
-    "attn_logit_softcapping": GEMMAS,
-    "final_logit_softcapping": GEMMAS,
-    "logit_scale": (),
-    "residual_scale": (),
-    "embedding_scale": (),
-    "attention.scale": (),
-    "attention.clamp_kqv": (),
-    "attention.max_alibi_bias": (),
-    "attention.temperature_scale": (),
-    "rope.scaling.yarn_log_multiplier": (),
-}
 # Layers of Gemma's largest models, whose queries are scaled by another size than that of a head.
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
-_MAX_FACTORS = 4096
+# Settings that may have a value for each layer.
+_BY_LAYER = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "expert_feed_forward_length",
+    "expert_used_count",
+    "feed_forward_length",
+)
 
 
 def architecture_of(header: Header) -> str:
@@ -80,13 +68,8 @@ def head_dim_of(header: Header) -> int:
 def config_of(header: Header) -> dict[str, Any]:
     """Raises CheckpointError, naming file and key, for what is missing or not supported."""
     sizes = _Sizes(header)
-    raw, arch = sizes.raw, sizes.arch
-    for key, known in _REFUSED.items():
-        value = raw.values.get(f"{arch}.{key}")
-        if value and arch not in known:
-            raise CheckpointError(
-                f"{raw.where}: {arch}.{key} {value!r:.40} is not supported.", hint=OTHER_CHECKPOINT
-            )
+    arch = sizes.arch
+    refuse_keys(header, arch, sizes.usual)
     common = {
         "model_type": MODEL_TYPES[arch],
         "vocab_size": sizes.vocab_size,
@@ -95,6 +78,11 @@ def config_of(header: Header) -> dict[str, Any]:
         **special_ids(header),
     }
     return common | (_gpt2(sizes) if arch == "gpt2" else _llama(sizes))
+
+
+def notes_of(header: Header) -> tuple[str, ...]:
+    """Notes on settings of the file that no model here reads."""
+    return notes_on_keys(header, architecture_of(header))
 
 
 class _Sizes:
@@ -120,11 +108,44 @@ class _Sizes:
             )
         self.vocab_size = embedding.shape[0]
 
+    @property
+    def turning(self) -> int:
+        """How much of a head turns with positions."""
+        return self.integer("rope.dimension_count", self.head_dim)
+
+    @property
+    def usual(self) -> dict[str, int]:
+        """Sizes that other keys may repeat."""
+        return {
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "embedding_length": self.hidden,
+            "rope.dimension_count": self.turning,
+        }
+
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        return self.raw.integer(f"{self.arch}.{key}", default, least=least)
+        full = f"{self.arch}.{key}"
+        listed = self.raw.values.get(full)
+        if key not in _BY_LAYER or not isinstance(listed, np.ndarray):
+            return self.raw.integer(full, default, least=least)
+        values: list[object] = listed.tolist()
+        if len(values) != self.integer("block_count") or values.count(values[0]) < len(values):
+            raise CheckpointError(
+                f"{self.raw.where}: {full} has no one value for all layers, which is not "
+                f"supported: {values!r:.60}.",
+                hint=OTHER_CHECKPOINT,
+            )
+        return JsonObject(self.raw.where, {full: values[0]}).integer(full, least=least)
 
     def number(self, key: str, default: float | None = None) -> float:
-        return _shortest(self.raw.number(f"{self.arch}.{key}", default))
+        return shortest(self.raw.number(f"{self.arch}.{key}", default))
+
+    def has(self, key: str) -> bool:
+        return self.raw.has(f"{self.arch}.{key}")
+
+    def is_set(self, key: str) -> bool:
+        """Whether the file has the key, and not 0 for it."""
+        return self.raw.values.get(f"{self.arch}.{key}") not in (None, 0)
 
 
 def _llama(sizes: _Sizes) -> dict[str, Any]:
@@ -145,29 +166,28 @@ def _llama(sizes: _Sizes) -> dict[str, Any]:
         and "blk.0.attn_q.bias" in entries,
         "mlp_bias": "blk.0.ffn_down.bias" in entries,
     }
-    found |= _window(sizes) | _turning(sizes) | _experts(sizes) | _gemma(sizes)
-    if scaling := _scaling(sizes, found):
-        found["rope_scaling"] = scaling
-        # Phi-3 has it beside the others.
-        key = "original_max_position_embeddings"
-        found |= {key: scaling[key]} if key in scaling else {}
-    return found
+    found |= _window(sizes) | _experts(sizes) | _gemma(sizes)
+    if sizes.turning != sizes.head_dim:
+        found["partial_rotary_factor"] = sizes.turning / sizes.head_dim
+    return found | _positions(sizes, found)
 
 
 def _experts(sizes: _Sizes) -> dict[str, Any]:
     if sizes.arch not in MIXTURES:
         return {}
-    ffn = sizes.integer("expert_feed_forward_length")
+    chosen = sizes.integer("expert_used_count")
+    usual = None if sizes.arch == "gpt-oss" else sizes.integer("feed_forward_length")
+    ffn = sizes.integer("expert_feed_forward_length", usual and max(1, usual // chosen))
     found: dict[str, Any] = {
         "num_local_experts": sizes.integer("expert_count"),
-        "num_experts_per_tok": sizes.integer("expert_used_count"),
+        "num_experts_per_tok": chosen,
         "moe_intermediate_size": ffn,
         "norm_topk_prob": sizes.arch == "qwen3moe",
     }
     if sizes.arch == "gpt-oss":
         found["intermediate_size"] = ffn
     if sizes.arch == "qwen2moe":
-        shared = sizes.integer("expert_shared_feed_forward_length")
+        shared = sizes.integer("expert_shared_feed_forward_length", usual)
         found["shared_expert_intermediate_size"] = shared
     return found
 
@@ -175,17 +195,14 @@ def _experts(sizes: _Sizes) -> dict[str, Any]:
 def _gemma(sizes: _Sizes) -> dict[str, Any]:
     if sizes.arch not in GEMMAS:
         return {}
-    found: dict[str, Any] = {
-        f"{name}_logit_softcapping": None
-        if not sizes.raw.has(f"{sizes.arch}.{name}_logit_softcapping")
-        else sizes.number(f"{name}_logit_softcapping")
-        for name in ("attn", "final")
-    }
+    found: dict[str, Any] = {"hidden_activation": "gelu_pytorch_tanh"}
+    for name in ("attn", "final"):
+        key = f"{name}_logit_softcapping"
+        if sizes.has(key) or sizes.arch == "gemma3":
+            found[key] = sizes.number(key) if sizes.is_set(key) else None
     largest = sizes.integer("block_count") == _LARGEST_GEMMA[sizes.arch]
     scalar = sizes.hidden // sizes.num_heads if largest else sizes.head_dim
-    local = {"rope_local_base_freq": sizes.number("rope.freq_base_swa", 10000.0)}
-    found |= {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
-    return found | (local if sizes.arch == "gemma3" else {})
+    return found | {"query_pre_attn_scalar": scalar}
 
 
 def _gpt2(sizes: _Sizes) -> dict[str, Any]:
@@ -202,6 +219,8 @@ def _gpt2(sizes: _Sizes) -> dict[str, Any]:
 
 def _window(sizes: _Sizes) -> dict[str, Any]:
     """Layers that slide, under the names of the family; in `llama` they make it a Mistral."""
+    if sizes.arch in MIXED_WINDOWS:
+        return _mixed_windows(sizes)
     window = sizes.integer("attention.sliding_window", 0, least=0)
     if sizes.arch.startswith("qwen"):
         return {
@@ -215,100 +234,46 @@ def _window(sizes: _Sizes) -> dict[str, Any]:
     return found | ({"model_type": "mistral"} if sizes.arch == "llama" else {})
 
 
-def _turning(sizes: _Sizes) -> dict[str, Any]:
-    turning = sizes.integer("rope.dimension_count", sizes.head_dim)
-    share = turning / sizes.head_dim
-    return {} if share == 1 else {"partial_rotary_factor": share}
+def _mixed_windows(sizes: _Sizes) -> dict[str, Any]:
+    """Some layers slide: all but each so many, or those that a list says."""
+    usual = {"gemma2": 4096, "gemma3": 0}
+    window = sizes.integer("attention.sliding_window", usual.get(sizes.arch), least=0)
+    key = "attention.sliding_window_pattern"
+    if not window or not sizes.has(key):
+        return {"sliding_window": window or None}
+    num_layers = sizes.integer("block_count")
+    given = sizes.raw.values[f"{sizes.arch}.{key}"]
+    if isinstance(given, np.ndarray):
+        slides = [bool(one) for one in given.tolist()]
+    else:
+        every = sizes.integer(key, least=0)
+        slides = [not every or index % every < every - 1 for index in range(num_layers)]
+    if len(slides) != num_layers:
+        raise CheckpointError(
+            f"{sizes.raw.where}: {sizes.arch}.{key} has {len(slides)} entries for {num_layers} "
+            "layers.",
+            hint=CONTRADICTION,
+        )
+    kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
+    return {"sliding_window": window, "layer_types": kinds}
 
 
-def _scaling(sizes: _Sizes, found: Mapping[str, Any]) -> dict[str, Any]:
-    """How positions are stretched, as `rope_scaling` says it."""
-    raw, header = sizes.raw, sizes.header
-    if (entry := header.entries.get("rope_freqs.weight")) is not None:
-        return _by_factors(found, _factors(header, entry))
-    if (entry := header.entries.get("rope_factors_short.weight")) is not None:
-        original = sizes.integer("rope.scaling.original_context_length")
-        return {
-            "rope_type": "longrope",
-            "short_factor": [_shortest(factor) for factor in _factors(header, entry)],
-            "long_factor": _long_factors(header),
-            "original_max_position_embeddings": original,
-            "attention_factor": sizes.number("rope.scaling.attn_factor", 1.0),
-        }
-    kind = raw.text(f"{sizes.arch}.rope.scaling.type", "none")
-    if kind == "none":
+def _positions(sizes: _Sizes, found: Mapping[str, Any]) -> dict[str, Any]:
+    """How positions are stretched, by kind of layer where the kinds differ."""
+    window, theta = found["max_position_embeddings"], found["rope_theta"]
+    positions = Positions(sizes.header, sizes.arch, sizes.turning, window, theta)
+    whole = positions.scaling()
+    if sizes.arch in MIXED_WINDOWS:
+        local = positions.local_scaling() if sizes.arch == "gemma3" else whole
+        usual = 10000.0 if sizes.arch == "gemma3" else theta
+        local = {**local, "rope_theta": sizes.number("rope.freq_base_swa", usual)}
+        whole = {**whole, "rope_theta": theta}
+        return {"rope_parameters": {"full_attention": whole, "sliding_attention": local}}
+    if not whole:
         return {}
-    if kind not in ("linear", "yarn"):
-        raise CheckpointError(
-            f"{raw.where}: {sizes.arch}.rope.scaling.type {kind!r} is not supported.",
-            hint=OTHER_CHECKPOINT,
-        )
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": sizes.number("rope.scaling.factor")}
-    if kind == "yarn":
-        key = "rope.scaling.original_context_length"
-        scaling["original_max_position_embeddings"] = sizes.integer(key)
-        for name in ("beta_fast", "beta_slow"):
-            if raw.has(f"{sizes.arch}.rope.scaling.yarn_{name}"):
-                scaling[name] = sizes.number(f"rope.scaling.yarn_{name}")
-        if sizes.arch == "gpt-oss":
-            scaling["truncate"] = False
-    return scaling
-
-
-def _long_factors(header: Header) -> list[float] | None:
-    entry = header.entries.get("rope_factors_long.weight")
-    return None if entry is None else [_shortest(factor) for factor in _factors(header, entry)]
-
-
-def _by_factors(found: Mapping[str, Any], factors: list[float]) -> dict[str, Any]:
-    """Frequencies that are divided one by one: Llama 3's, if its own formula gives them, so that
-    they have the bits of its checkpoints; any others as short factors that hold everywhere."""
-    window = found["max_position_embeddings"]
-    dim = 2 * len(factors)
-    theta, plain = found["rope_theta"], frequencies(Rope(theta=found["rope_theta"]), dim)
-    divided = plain / torch.tensor(factors)
-    for original in (1 << exponent for exponent in range(4, 21)):
-        stretched = Rope(
-            kind="llama3",
-            theta=theta,
-            factor=max(factors),
-            original_tokens=original,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-        )
-        if torch.allclose(frequencies(stretched, dim), divided, rtol=1e-5, atol=0.0):
-            return {
-                "rope_type": "llama3",
-                "factor": max(factors),
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": original,
-            }
-    return {
-        "rope_type": "longrope",
-        "short_factor": factors,
-        "original_max_position_embeddings": window,
-        "attention_factor": 1.0,
-    }
-
-
-def _factors(header: Header, entry: Entry) -> list[float]:
-    if len(entry.shape) != 1 or entry.num_values > _MAX_FACTORS or entry.kind.name != "F32":
-        raise CheckpointError(
-            f"{header.path}: {entry.name} is no short list of float32.", hint=CONTRADICTION
-        )
-    with map_file(entry.path) as memory:
-        raw = memory[entry.offset : entry.offset + entry.num_bytes]
-    found: list[float] = np.frombuffer(raw, "<f4").tolist()
-    if not all(0 < factor < 1e9 for factor in found):
-        raise CheckpointError(
-            f"{header.path}: {entry.name} has a factor that is not above 0.", hint=CONTRADICTION
-        )
-    return found
-
-
-def _shortest(number: float) -> float:
-    return float(str(np.float32(number)))
+    # Phi-3 has it beside the others.
+    key = "original_max_position_embeddings"
+    return {"rope_scaling": whole} | ({key: whole[key]} if key in whole else {})
 
 
 def _dtype(header: Header) -> str:

@@ -24,7 +24,7 @@ from outrider.core.errors import CheckpointError
 from outrider.core.files import open_regular
 from outrider.kernels.plan import BlockRows
 from outrider.models.gguf.blocks import decode
-from outrider.models.gguf.config import architecture_of, config_of, head_dim_of
+from outrider.models.gguf.config import architecture_of, config_of, head_dim_of, notes_of
 from outrider.models.gguf.names import Place, places
 from outrider.models.gguf.reader import MAGIC, Header, map_file, read_header
 from outrider.models.gguf.types import held_bytes
@@ -45,6 +45,11 @@ def document(path: Path) -> dict[str, Any]:
             f"{path.parent} has no {path.name}.", hint="name a Hugging Face folder that has it"
         )
     return _MAKERS[path.name](header_of(path.parent))
+
+
+def notes_on(path: Path) -> tuple[str, ...]:
+    """Notes on the GGUF file `path` as a model."""
+    return notes_of(header_of(path))
 
 
 def is_gguf(path: Path) -> bool:
