@@ -121,7 +121,8 @@ def decide_kernel(
 ):  # fmt: skip
     """How many tokens of a chain are kept, and the share that what is left is taken of."""
     chain = tl.program_id(0).to(tl.int64)
-    length = tl.load(lengths_ptr + chain)
+    # Lengths may be int64, and a loop's variables keep the type that they had before it.
+    length = tl.load(lengths_ptr + chain).to(tl.int32)
     seed = tl.load(seed_ptr + chain)
     sample, start = tl.load(sample_ptr + chain), tl.load(start_ptr + chain)
     piece = tl.arange(0, PIECES)

@@ -14,6 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
 from outrider.core.rng import Role, RoundKeys
+from outrider.engine.cuda_graph.build import triton_distributions
+from outrider.engine.cuda_graph.program import EagerLauncher, GraphCache, RoundSizes
+from outrider.kernels import registry
 from outrider.kernels.reference.delta import TokenRun
 from outrider.kernels.triton import delta_ops, ops
 from outrider.kernels.triton import launchers as distributions
@@ -21,6 +24,13 @@ from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.launchers import Chains, ProbRows, TritonProbs, Verdicts
 from outrider.kernels.triton.ops import HeadNorms, TritonOps
 from outrider.kernels.triton.scratch import Workspace
+from outrider.models.decoder import Room
+from outrider.models.families import LlamaConfig
+from outrider.models.hf_config import read_native_config
+from outrider.models.llama import LlamaModel
+from outrider.models.llama_weights import EMBEDDING
+from outrider.models.loading import resolve
+from outrider.models.weights import Placement, Weights
 from unit.kernels.delta_cases import WIDE, Text, layer_of, nothing, some_cells, some_text
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 
@@ -28,6 +38,7 @@ TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
     torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
 }  # fmt: skip
+SEEN: set[tuple[object, ...]] = set()
 TARGET = GPUTarget("cuda", 90, 32)
 CPU = torch.device("cpu")
 
@@ -39,9 +50,15 @@ def type_of(argument: object) -> str:
 
 
 def read(kernel: Any, _: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """In the place of `launch`: to Triton's intermediate form, which is checked."""
+    """Instead of `launch`: to Triton's intermediate form, which is checked, once for each set of
+    types and constants."""
     from triton._C.libtriton import ir
 
+    form = (kernel.__name__, *map(type_of, arguments), *constants.items())
+    form += tuple(one == 1 for one in arguments if type(one) is int)
+    if form in SEEN:
+        return
+    SEEN.add(form)
     backend: Any = make_backend(TARGET)
     options = backend.parse_options(
         {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
@@ -125,9 +142,53 @@ def read_delta(text: Text) -> None:
     layer_of(TritonDelta(Workspace(CPU)), text, runs, some_cells(text.shape))
 
 
+def read_round(k: int, sampler: str) -> None:
+    """Every launch of a captured round. It asks the host for no number, so it runs without data."""
+    meta = torch.device("meta")
+    kernels = registry._triton(meta, torch.bfloat16, "none", (), exact=True)
+
+    config = read_native_config(resolve("outrider/embedded-draft"))
+    room = Room(num_slots=512, page_size=4, max_rows=128, max_logits=64)
+    place = Placement("no data", torch.bfloat16, meta)
+    assert isinstance(config, LlamaConfig)
+
+    def model() -> LlamaModel:
+        return LlamaModel(config, NoData(), kernels=kernels, place=place, room=room)
+
+    table = GraphCache(
+        sizes=RoundSizes(k=k, batch_size=4, page_size=4, num_pages=24, makes_distributions=True),
+        target=model(),
+        draft=model() if k else None,
+        launcher=EagerLauncher(),
+        make_distributions=triton_distributions(meta, sampler),
+    )
+    for rows in (1, 4):
+        for sampled in (False, True):
+            table.program(rows, sampled=sampled)()
+
+
+class NoData(Weights):
+    """Weights of any name and shape without a value."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __contains__(self, name: str) -> bool:
+        return name == EMBEDDING
+
+    def take(self, name: str, *shape: int, **_: object) -> torch.Tensor:
+        del name
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    def check_all_taken(self, **_: object) -> None:
+        pass
+
+
 ops.launch = distributions.launch = delta_ops.launch = read
 read_ops()
 read_delta(some_text(3))
 read_delta(some_text(3, WIDE))
 read_distributions(3, 9000)
 read_distributions(1, 300)
+for k, sampler in ((0, "block"), (1, "block"), (3, "block"), (3, "token")):
+    read_round(k, sampler)
