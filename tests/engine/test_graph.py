@@ -173,23 +173,40 @@ def test_logits_that_are_no_numbers_cost_one_request() -> None:
     assert isinstance(rigged.sequences[1].error, NumericsError)
 
 
+class CompilationError(Exception):
+    """In the manner of a compiler's own: no RuntimeError."""
+
+
 class Refusing:
     """A device that captures nothing."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
     def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
         del program
         prepare()
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise self._error
 
 
-def test_stages_take_over_where_a_capture_fails(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("not permitted when\ncapturing"), "(RuntimeError: not permitted when)"),
+        (CompilationError("at 25:4"), "(CompilationError: at 25:4)"),
+        (ValueError(), "(ValueError: )"),
+    ],
+)
+def test_stages_take_over_where_a_capture_fails(
+    error: Exception, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     rigged = rig(3)
     wanted = requests((0, 0.8, 0.8))
     by_stages = rigged.run(wanted, captured=False)
-    rigged.launcher = Refusing()
-    with caplog.at_level(logging.INFO, logger="outrider.engine.cuda_graph.round"):
-        assert rigged.run(wanted, captured=True) == by_stages
-    assert "a capture failed (operation not permitted" in caplog.text
+    rigged.launcher = Refusing(error)
+    assert rigged.run(wanted, captured=True) == by_stages
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"Rounds go stage by stage: a capture failed {words}." in caplog.text
 
 
 def refusal(config: EngineConfig, *, draft: bool = True) -> str:
@@ -207,6 +224,9 @@ def refusal(config: EngineConfig, *, draft: bool = True) -> str:
         (EngineConfig(drafter="ngram", page_size=PAGE), "proposes on the host"),
         (EngineConfig(sampler="typical", page_size=PAGE), "lossy"),
         (EngineConfig(batched_verify=False, page_size=PAGE), "layers are not ours"),
+        (EngineConfig(schedule="pd", page_size=PAGE), "schedule 'pd' has lanes"),
+        (EngineConfig(schedule="pdv", page_size=PAGE), "schedule 'pdv' has lanes"),
+        (EngineConfig(schedule="ssd", page_size=PAGE), "schedule 'ssd' has lanes"),
         (EngineConfig(page_size=PAGE), "on cuda, not on cpu"),
     ],
 )

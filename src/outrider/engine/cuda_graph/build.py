@@ -32,6 +32,7 @@ from outrider.engine.cuda_graph.sampling import (
 from outrider.engine.stages import Stages
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
+from outrider.sched.schedules import schedule_for
 
 
 def captured_round(
@@ -84,6 +85,10 @@ def captured_round(
 
 
 def _policy_refusal(config: EngineConfig, drafter: str) -> str | None:
+    if len(schedule_for(config).lanes) > 1:
+        # A text that ended may have a round in flight, which writes keys into pages that a lane on
+        # another stream could be given meanwhile.
+        return f"schedule {config.schedule!r} has lanes that do not wait for a launched round"
     if drafter not in KINDS or not KINDS[drafter].is_captured:
         return f"drafter {drafter!r} proposes on the host"
     if config.sampler in LOSSY_SAMPLERS:

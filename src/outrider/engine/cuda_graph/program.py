@@ -70,9 +70,9 @@ class GraphLauncher:
 
     def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
         """Runs `program` for real some times before it is captured."""
+        prepare()
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        prepare()
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
                 program()

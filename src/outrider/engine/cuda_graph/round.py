@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.errors import CapacityError, NumericsError, SequenceError
+from outrider.core.errors import CapacityError, NumericsError, OutriderError, SequenceError
 from outrider.core.sequence import LiveSequence
 from outrider.engine.cuda_graph.memory import BROKE_TARGET, RoundMemory, RowReport, read_reports
 from outrider.engine.cuda_graph.program import GraphCache, Ticket
@@ -89,10 +89,10 @@ class GraphRound:
             return "keys of a prompt were dropped"
         return next((reason for seq in batch if (reason := self.table.refusal(seq))), None)
 
-    def _tell(self, refusal: str) -> None:
+    def _tell(self, refusal: str, level: int = logging.INFO) -> None:
         if refusal not in self._told:
             self._told.add(refusal)
-            _log.info("Rounds go stage by stage: %s.", refusal)
+            _log.log(level, "Rounds go stage by stage: %s.", refusal)
 
     def _read(self, chunks: Chunks, num_waiting: int) -> None:
         """Prompt chunks have a pass of their own, behind the round on the device."""
@@ -107,16 +107,27 @@ class GraphRound:
 
     def _entered(self, batch: Batch, num_waiting: int, *, told: bool) -> _Flight | None:
         """A first round of `batch`; None where it needs another kind, or if there is no room yet
-        that outcomes are `told` before. A device that captures nothing leaves all to the stages."""
+        that outcomes are `told` before."""
         try:
             self._read(self._prompts(batch), num_waiting)
             if batch and self.refusal(batch) is None:
-                return self._enter(batch)
+                return self._captured(batch)
         except CapacityError:
             if not told:
                 raise
-        except RuntimeError as error:
-            self._failed = f"a capture failed ({str(error).strip().splitlines()[0]})"
+        return None
+
+    def _captured(self, batch: Batch) -> _Flight | None:
+        """A first round of `batch`. Whatever a compiler or a device cannot do is left to the
+        stages, from now on."""
+        try:
+            return self._enter(batch)
+        except (OutriderError, SequenceError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the stages need none of what failed
+            lines = str(error).strip().splitlines() or [""]
+            self._failed = f"a capture failed ({type(error).__name__}: {lines[0]})"
+            self._tell(self._failed, logging.WARNING)
         return None
 
     def _enter(self, batch: Batch) -> _Flight:
