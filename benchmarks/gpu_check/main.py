@@ -1,6 +1,7 @@
 """Everything that needs a GPU, section by section, into one JSON file.
 
-    scripts/gpu_check [--device cuda] [--quick] [--output FILE] [--only NAME ...]
+    scripts/gpu_check --output FILE [--part check | measure] [--only NAME ...]
+    scripts/gpu_check --output FILE --device cpu --quick
 
 Each section has a budget of seconds and fails alone: its traceback is kept and the others go on.
 The file is written after every section. A device that no longer answers after an error is left: the
@@ -26,7 +27,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
-from gpu_check.setting import ROOT, Setting, SkippedError
+from gpu_check.setting import Setting, SkippedError
 
 from outrider.bench.store import write_json
 
@@ -86,25 +87,35 @@ def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# Modules and budgets, in the order in which the sections matter, should the machine be taken away.
-# Seconds add up to 510.
-SECTIONS = {
-    "environment": ("device", 20),
-    "operators": ("operators", 50),
-    "hybrid": ("texts", 35),
-    "exactness": ("texts", 65),
-    "heads": ("texts", 30),
-    "bandwidth": ("device", 10),
-    "plain": ("passes", 55),
-    "verify_cost": ("passes", 55),
-    "accept": ("passes", 20),
-    "syncs": ("passes", 20),
-    "memory": ("passes", 20),
-    "speculation": ("speculation", 60),
-    "peer": ("speculation", 40),
-    "overlap": ("passes", 20),
-    "partition": ("device", 10),
+# Modules and budgets of each part, in the order in which the sections matter, should the machine be
+# taken away. The seconds of a part add up to 330 at most.
+PARTS = {
+    "check": {
+        "environment": ("device", 15),
+        "bandwidth": ("device", 10),
+        "operators": ("operators", 45),
+        "hybrid": ("texts", 25),
+        "exactness": ("texts", 60),
+        "heads": ("texts", 25),
+        "graphs": ("tools", 60),
+        "lanes": ("texts", 50),
+        "memcheck": ("tools", 40),
+    },
+    "measure": {
+        "plain": ("passes", 50),
+        "verify_cost": ("passes", 45),
+        "accept": ("passes", 15),
+        "syncs": ("passes", 15),
+        "memory": ("passes", 15),
+        "speculation": ("speculation", 60),
+        "kernels": ("tools", 45),
+        "counters": ("tools", 40),
+        "peer": ("speculation", 25),
+        "overlap": ("passes", 12),
+        "partition": ("device", 8),
+    },
 }
+SECTIONS = PARTS["check"] | PARTS["measure"]
 
 
 class OverBudgetError(BaseException):
@@ -115,11 +126,10 @@ def main() -> int:
     options = _options()
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     setting = Setting(torch.device(options.device), options.quick)
-    name = _device_name(setting)
-    output: Path = options.output or ROOT / "benchmarks" / "results" / f"gpu_check-{name}.json"
+    name, output = _device_name(setting), options.output
     sections = _earlier(output) if options.resume else []
     done = {section.name for section in sections}
-    for section_name in options.only or SECTIONS:
+    for section_name in options.only or PARTS.get(options.part, SECTIONS):
         if section_name in done:
             continue
         print(f"gpu_check: {section_name}", file=sys.stderr, flush=True)
@@ -141,7 +151,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the sections")
-    parser.add_argument("--output", type=Path, help="benchmarks/results/gpu_check-<device>.json")
+    parser.add_argument("--output", type=Path, required=True, help="the JSON file")
+    parser.add_argument("--part", choices=tuple(PARTS), help="half of the sections")
     parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), help="these sections alone")
     parser.add_argument("--resume", action="store_true", help="keep sections that the file has")
     options = parser.parse_args()

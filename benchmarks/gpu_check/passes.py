@@ -23,8 +23,6 @@ from outrider.engine.cuda_graph.sampling import RoundProbs, Rows
 from outrider.kernels.registry import choose
 
 CONTEXT = 256
-# Shares of the copy ceiling that a shape must reach in bfloat16.
-FLOORS = {"1b": 0.75, "8b": 0.85}
 
 
 def plain(setting: Setting, record: dict[str, Any]) -> None:
@@ -55,9 +53,6 @@ def plain(setting: Setting, record: dict[str, Any]) -> None:
             share_of_copy_ceiling=share,
             against_bfloat16=seconds / full.setdefault(name, seconds),
         )
-        if setting.on_cuda and scheme == "none":
-            words = f"{name} reaches {FLOORS[name]} of the copy ceiling"
-            check(record, words, passed=share >= FLOORS[name], detail=f"{share:.3f}")
         rounds.close()
         del model, bench, rounds
         models.let_go()
@@ -65,7 +60,6 @@ def plain(setting: Setting, record: dict[str, Any]) -> None:
 
 ROWS = (1, 2, 4, 8, 9, 16, 32)
 CONTEXTS = (256, 1000)
-MOST_16 = 1.05
 
 
 def verify_cost(setting: Setting, record: dict[str, Any]) -> None:
@@ -87,21 +81,17 @@ def verify_cost(setting: Setting, record: dict[str, Any]) -> None:
                     about = {"shape": name, "quantise": scheme, "context": context}
                     ratio = seconds / found["1"]
                     cell(record, **about, rows=int(rows), ms=1e3 * seconds, against_one_row=ratio)
-                if setting.on_cuda and name == "8b" and context == CONTEXTS[0]:
-                    ratio = found["16"] / found["1"]
-                    words = f"16 rows cost at most {MOST_16} of one row"
-                    check(record, words, passed=ratio <= MOST_16, detail=f"{ratio:.3f}")
                 model.state.close(0)
             del model, passes
             models.let_go()
 
 
-ACCEPT_K, MOST_SECONDS = 8, 30e-6
+ACCEPT_K = 8
 
 
 def accept(setting: Setting, record: dict[str, Any]) -> None:
-    """The accept step alone: judging 16 chains of 8 over a vocabulary of 128k, as a captured
-    call."""
+    """The accept step alone: judging 16 chains of 8 over a vocabulary of 128k, as a captured call;
+    and what its bytes take at the read rate, each read once: no way of judging is faster."""
     device, size = setting.device, setting.vocabulary
     batch = 2 if setting.quick else 16
     generator = torch.Generator(device).manual_seed(1)
@@ -111,6 +101,7 @@ def accept(setting: Setting, record: dict[str, Any]) -> None:
     )
     tokens_BK = q_BKV.argmax(-1)
     record |= {"batch": batch, "k": ACCEPT_K, "vocabulary": size}
+    rate = bandwidths(setting)["read_bytes_per_second"]
     for temperature in (0.0, 0.8):
 
         def room(drawn: bool = bool(temperature)) -> torch.Tensor | None:
@@ -123,11 +114,10 @@ def accept(setting: Setting, record: dict[str, Any]) -> None:
             seconds = _accept_seconds(
                 setting, distributions, (logits_BWV, q_BKV, tokens_BK), temperature
             )
-            cell(record, side=side, temperature=temperature, us=1e6 * seconds)
-            if side == "triton":
-                words = f"accept at temperature {temperature} takes at most 30 microseconds"
-                passed = seconds <= MOST_SECONDS
-                check(record, words, passed=passed, detail=f"{1e6 * seconds:.1f}")
+            num_bytes = logits_BWV.nbytes + (q_BKV.nbytes if temperature else 0)
+            least = num_bytes / rate
+            about = {"side": side, "temperature": temperature, "us": 1e6 * seconds}
+            cell(record, **about, bytes=num_bytes, least_us=1e6 * least)
 
 
 def _accept_seconds(

@@ -112,6 +112,36 @@ def heads(setting: Setting, record: dict[str, Any]) -> None:
         models.let_go()
 
 
+def lanes(setting: Setting, record: dict[str, Any]) -> None:
+    """Eight short texts at once, of which some end by a stop string and others take their pages:
+    with captured rounds and with lanes they are those of one lane by stages."""
+    common = EngineConfig(
+        device=setting.device.type,
+        force_reference=not setting.on_cuda,
+        batch_size=8,
+        context=160,
+        k=3,
+        fused_round=False,
+    )
+    prompts = PROMPTS[:2] if setting.quick else 4 * PROMPTS
+    most = 3 if setting.quick else 24
+    params = [
+        SamplingParams(max_tokens=2 + 7 * i % most, stop=("\n",) if i % 2 else ())
+        for i in range(len(prompts))
+    ]
+    plain: list[tuple[int, ...]] = []
+    ways = (("single", False), ("single", True), ("pd", True), ("pdv", True))
+    for schedule, fused in ways[:: 2 if setting.quick else 1]:
+        llm = LLM(config=replace(common, schedule=schedule, fused_round=fused))
+        texts = [tuple(result.token_ids) for result in llm.generate(prompts, params)]
+        plain = plain or texts
+        name = f"texts with schedule {schedule}, {'fused' if fused else 'by stages'}"
+        same = check_same(record, name, texts, plain, exact=llm.kernels.exact)
+        cell(record, schedule=schedule, fused=fused, same=same, of=len(plain))
+        del llm
+        let_go()
+
+
 # What a float32 sum of another order leaves, as a share of the largest value.
 TOLERANCE = 1e-4
 SMALL = StateShape(

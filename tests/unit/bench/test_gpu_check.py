@@ -45,7 +45,8 @@ def test_every_section_runs_or_says_why_not(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(output.read_text(encoding="utf-8"))
     states = {section["name"]: section["state"] for section in found["sections"]}
-    skipped = {"syncs", "memory", "overlap", "partition"}
+    skipped = {"graphs", "memcheck", "kernels", "counters"}
+    skipped |= {"syncs", "memory", "overlap", "partition"}
     if find_spec("triton") is None:
         skipped.add("operators")
     assert {name for name, state in states.items() if state == "skipped"} == skipped
@@ -79,7 +80,7 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize(("words", "code"), [((), 3), (("--device", "cpu"), 2)])
+@pytest.mark.parametrize(("words", "code"), [(("--part", "check"), 3), (("--device", "cpu"), 2)])
 def test_it_asks_for_a_device(
     main: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,7 +88,7 @@ def test_it_asks_for_a_device(
     words: tuple[str, ...],
     code: int,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu_check", *words])
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--output", "found.json", *words])
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == code
@@ -144,5 +145,29 @@ def test_a_failed_check_fails_its_section(main: Any, monkeypatch: pytest.MonkeyP
     assert any("planted (2)" in line for line in main.lines([failed]))
 
 
-def test_all_budgets_fit_into_nine_minutes(main: Any) -> None:
-    assert sum(budget for _, budget in main.SECTIONS.values()) <= 510
+def test_a_file_must_be_named(
+    main: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_check"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert "--output" in capsys.readouterr().err
+
+
+def test_the_budgets_of_each_part_fit_into_six_minutes(main: Any) -> None:
+    for part in main.PARTS.values():
+        assert sum(budget for _, budget in part.values()) <= 330
+    assert len(main.SECTIONS) == sum(map(len, main.PARTS.values()))
+
+
+@pytest.mark.usefixtures("main")
+def test_kernels_are_summed_by_name_and_gaps_are_idle() -> None:
+    tools = importlib.import_module("gpu_check.tools")
+    spans = [("a", 10.0, 12.0), ("b", 12.0, 15.0), ("a", 18.0, 20.0)]
+    assert list(tools.by_kernel(spans)) == [
+        {"kernel": "(all)", "calls": 3, "us": 10.0, "idle_share": pytest.approx(0.3)},
+        {"kernel": "a", "calls": 2, "us": 4.0},
+        {"kernel": "b", "calls": 1, "us": 3.0},
+    ]
+    assert list(tools.by_kernel([])) == []
