@@ -24,7 +24,7 @@ from outrider.kernels.kinds import for_kinds
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
-from outrider.models.gguf.folder import gguf_in, is_gguf, parts_of
+from outrider.models.gguf.folder import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.hf_config import FAMILIES, read_model_type, read_native_config
 from outrider.models.hub_cache import cached_models
@@ -280,6 +280,8 @@ def resolve(name: str) -> Path:
     if name and folder.exists():
         if is_gguf(folder):
             return parts_of(folder)[0]
+        if folder.suffix.lower() == ".gguf":
+            header_of(folder)
         raise CheckpointError(
             f"{name} is a file, and no GGUF file; a model is one, or a folder with config.json, "
             "safetensors and tokenizer.",

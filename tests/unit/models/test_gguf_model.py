@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["gptneox", "mamba", "llama4", "gemma3n"])
+def test_another_architecture_is_not_taken_for_a_slip(tmp_path: Path, name: str) -> None:
+    path = small_llama({"general.architecture": name}).write(tmp_path / "a.gguf")
+    with pytest.raises(CheckpointError, match=f"architecture '{name}'") as caught:
+        read_native_config(path)
+    assert str(caught.value.hint).startswith("supported: llama, qwen2,")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_are_not_read_are_told_by_their_key(tmp_path: Path, name: str) -> None:
     changes, said = REFUSED[name]
@@ -228,10 +237,22 @@ WRONG_WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
     "numbers": ({"tokenizer.ggml.tokens": [1, 2]}, "no list of texts"),
     "kinds": ({"tokenizer.ggml.token_type": [1]}, "no number for each"),
+    "kinds that are no integers": (
+        {"tokenizer.ggml.token_type": [1.0] * len(TOKENS)}, "token_type is no list of integers",
+    ),
+    "kinds of infinity": (
+        {"tokenizer.ggml.token_type": [float("inf")] * len(TOKENS)}, "no list of integers",
+    ),
+    "scores that are no numbers": (
+        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [float("nan")] * len(TOKENS)},
+        "scores is no list of numbers",
+    ),
     "twice": ({"tokenizer.ggml.tokens": [*TOKENS[:-1], "ab"]}, "'ab' has two ids"),
     "merges": ({"tokenizer.ggml.merges": ["a b c"]}, "no pair"),
-    "merge of nothing": ({"tokenizer.ggml.merges": ["q r"]}, "not a tokenizer"),
-    "scores": ({"tokenizer.ggml.model": "llama"}, "scores is missing"),
+    "merge of nothing": ({"tokenizer.ggml.merges": ["q r"]}, "no pair that makes a token"),
+    "more merges than any vocabulary has": (
+        {"tokenizer.ggml.merges": ["a b"] * (8 * len(TOKENS) + 1025)}, "more than any vocabulary",
+    ),
 }  # fmt: skip
 
 
@@ -241,8 +262,38 @@ def test_wrong_vocabularies_are_told(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         Tokenizer.load(small_llama(changes).write(tmp_path / "a.gguf"))
     assert said in str(caught.value)
+    assert caught.value.hint
     if name in ("rule", "kind"):
         assert "--tokenizer" in str(caught.value.hint)
+
+
+def test_merges_that_make_no_token_are_left_out(tmp_path: Path) -> None:
+    merges = ["q r", "t a", "a b", "Ġ a"]
+    path = small_llama({"tokenizer.ggml.merges": merges}).write(tmp_path / "a.gguf")
+    assert Tokenizer.load(path).encode("ab a") == [4, 6]
+
+
+def test_empty_tokens_have_names_of_their_own(tmp_path: Path) -> None:
+    tokens = [*TOKENS[:-2], "", ""]
+    path = small_llama({"tokenizer.ggml.tokens": tokens}).write(tmp_path / "a.gguf")
+    tokenizer = Tokenizer.load(path)
+    assert tokenizer.encode("ab a") == [4, 6]
+    assert tokenizer.decode([30, 31]) == "[EMPTY_30][EMPTY_31]"
+
+
+def test_a_vocabulary_whose_cuts_are_too_many_takes_no_memory(tmp_path: Path) -> None:
+    """All words of two letters: every cut of every one of them makes two tokens."""
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *("".join(w) for n in range(1, 12) for w in product("ab", repeat=n)),
+    ]
+    file = small_llama({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens})
+    file.metadata["tokenizer.ggml.token_type"] = [2, 3, 3, *([1] * (len(tokens) - 3))]
+    file.add_blocks("token_embd.weight", (len(tokens), 32), "Q8_0", 1)
+    with pytest.raises(CheckpointError, match="ways to cut a token"):
+        Tokenizer.load(file.write(tmp_path / "a.gguf"))
 
 
 SPM = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -279,6 +330,14 @@ def test_sentence_piece_merges_by_score_and_falls_back_to_bytes(tmp_path: Path) 
     assert tokenizer.encode("é", add_special=False) == [place["▁"], 3 + 0xC3, 3 + 0xA9]
     assert tokenizer.decode(tokenizer.encode("ab é")) == "ab é"
     assert tokenizer.encode("ab</s>ab") == [1, place["▁ab"], 2, place["▁ab"]]
+
+
+def test_sentence_piece_without_scores_merges_all_the_same(tmp_path: Path) -> None:
+    tokenizer = sentence_piece(tmp_path, {"tokenizer.ggml.scores": None})
+    first = len(SPM)
+    ids = {piece: first + number for number, piece in enumerate(PIECES)}
+    assert tokenizer.encode("bc ab", add_special=False) == [ids["▁"], ids["bc"], ids["▁ab"]]
+    assert tokenizer.decode(tokenizer.encode("bc ab")) == "bc ab"
 
 
 def test_sentence_piece_without_a_space_before_the_text(tmp_path: Path) -> None:

@@ -127,6 +127,14 @@ WRONG: dict[str, tuple[Gguf | bytes, str]] = {
         + _ONE,
         "nests lists",
     ),
+    "many lists in lists": (
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + text("a")
+        + struct.pack("<IIQ", 9, 9, 5000)
+        + (struct.pack("<IQ", 9, 3) + struct.pack("<IQ", 4, 0) * 3) * 5000,
+        "lists in a",
+    ),
     "a type of values": (
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a") + struct.pack("<I", 77) + _ONE,
         "unknown type 77",
@@ -279,6 +287,34 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("GGUX")
     assert not is_gguf(tmp_path / "thesis.txt")
     assert not is_gguf(tmp_path / "none")
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:12ab\nsize 491400032\n"
+OTHERS = {
+    "a pointer": (LFS, "a pointer of Git LFS", "git lfs pull"),
+    "a page": (b"\n<!DOCTYPE html>\n<html lang=en>", "a web page", "/resolve/"),
+    "another page": (b"\xef\xbb\xbf<HTML><head>", "a web page", "hf download"),
+    "an error": (b'{"error":"Repository not found"}', "a server's answer", "hf download"),
+    "a line": (b"Invalid username or password.", "a server's answer", "hf download"),
+    "of March 2023": (b"lmgg" + bytes(40), "before GGUF", "convert_llama_ggml"),
+    "of May 2023": (b"tjgg\3\0\0\0" + bytes(40), "before GGUF", "convert_llama_ggml"),
+    "safetensors": (struct.pack("<Q", 40) + b'{"__metadata__":{}}', "safetensors", "config.json"),
+    "a checkpoint": (b"PK\3\4" + bytes(40), "a ZIP archive", "hf download"),
+    "zeros": (bytes(400), "begins with zeros", "download it again"),
+    "noise": (b"\x93\x12\x34\x56", "begins with", "download it again"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_a_file_is_instead_is_told_with_what_to_do(tmp_path: Path, name: str) -> None:
+    raw, said, hint = OTHERS[name]
+    path = tmp_path / "a.gguf"
+    path.write_bytes(raw)
+    for named in (path, tmp_path):
+        with pytest.raises(CheckpointError, match=said) as caught:
+            read_config(resolve(str(named)))
+        assert str(path) in str(caught.value)
+        assert hint in str(caught.value.hint)
 
 
 def test_a_folder_of_several_models_wants_one_named(tmp_path: Path) -> None:

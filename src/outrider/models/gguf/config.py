@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.core.errors import CheckpointError, nearest
+from outrider.core.errors import CheckpointError
 from outrider.models.gguf.keys import GEMMAS, MIXED_WINDOWS, MIXTURES, notes_on_keys, refuse_keys
 from outrider.models.gguf.positions import Positions, shortest
 from outrider.models.gguf.reader import Header
@@ -51,12 +51,8 @@ def architecture_of(header: Header) -> str:
     if found not in MODEL_TYPES:
         raise CheckpointError(
             f"{header.path}: GGUF files of architecture {found!r} are not supported.",
-            hint=nearest(
-                found,
-                MODEL_TYPES,
-                f"Supported: {', '.join(MODEL_TYPES)}. The folder with safetensors that the file "
-                "was made from may run; `outrider models pull` fetches it",
-            ),
+            hint=f"supported: {', '.join(MODEL_TYPES)}. The folder with safetensors that the file "
+            "was made from may run; `outrider models pull` fetches it",
         )
     return found
 

@@ -28,7 +28,8 @@ from outrider.models.gguf.types import SUPPORTED, TYPES, TensorType
 MAGIC = b"GGUF"
 # Of everything before the tensors: the largest vocabularies take some 10 MB.
 MAX_HEADER_BYTES = 128 << 20
-# Elements of all lists of texts together, and of keys, which take memory several times their size.
+# Elements of all lists of texts together, and of keys and of lists in lists, which take memory
+# several times their size.
 MAX_TEXTS, MAX_KEYS, MAX_TENSORS = 1 << 22, 1 << 14, 1 << 17
 MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_DEPTH = 1024, 4, 4
 MAX_ALIGNMENT = 1 << 20
@@ -38,6 +39,26 @@ _SCALARS: Mapping[int, str] = {
     11: "<i8", 12: "<f8",
 }  # fmt: skip
 _AGAIN = "compare its size and hash with the original and download it again"
+_DOWNLOAD = "download the file itself: `hf download ORG/NAME FILE.gguf`"
+_OLD = "download the model as GGUF, or convert it with llama.cpp's convert_llama_ggml_to_gguf.py"
+# Files that are found under a GGUF file's name: how they begin, in lower case, and what to do.
+_FIRST_BYTES = 64
+_OTHERS: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
+    (
+        (b"version https://git-lfs",),
+        "a pointer of Git LFS, which stands for the file in a repository",
+        f"run `git lfs pull` in the repository, or {_DOWNLOAD}",
+    ),
+    (
+        (b"<!doctype", b"<html", b"<?xml", b"<head"),
+        "a web page",
+        f"{_DOWNLOAD}; a link to it has /resolve/ where that of its page has /blob/",
+    ),
+    ((b'{"error', b"invalid user", b"not found", b"entry not"), "a server's answer", _DOWNLOAD),
+    ((b"pk\x03\x04",), "a ZIP archive, such as a PyTorch checkpoint", _DOWNLOAD),
+    # Magic numbers of ggml, ggmf, ggjt and ggla as they lie in a file.
+    ((b"lmgg", b"fmgg", b"tjgg", b"algg"), "a GGML file, from before GGUF (August 2023)", _OLD),
+)
 # Bytes of texts that are looked through at once.
 _WINDOW = 4 << 20
 _LENGTH = struct.Struct("<Q")
@@ -51,6 +72,10 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self._ends)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._raw) - 8 * len(self._ends)
 
     def read(self) -> list[str]:
         """Raises CheckpointError for a text that is not UTF-8."""
@@ -111,6 +136,24 @@ def map_file(path: Path) -> mmap.mmap:
         raise CheckpointError(f"{path}: cannot be read: {reason}.", hint=_AGAIN) from None
 
 
+def not_gguf(path: Path, first: bytes) -> CheckpointError:
+    """What to raise for a file that begins with the bytes `first`, which are no GGUF."""
+    for starts, what, hint in _OTHERS:
+        if first.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(starts):
+            return CheckpointError(f"{path} is no GGUF file: it is {what}.", hint=hint)
+    if b'{"' in first[8:10]:
+        return CheckpointError(
+            f"{path} is no GGUF file: it is a safetensors file.",
+            hint="name the folder that has it, with config.json and tokenizer.json",
+        )
+    if not first.strip(b"\0"):
+        return CheckpointError(
+            f"{path} is no GGUF file: it begins with zeros, as a download that was broken off.",
+            hint=_AGAIN,
+        )
+    return CheckpointError(f"{path} is no GGUF file: it begins with {first[:16]!r}.", hint=_AGAIN)
+
+
 def read_header(path: Path) -> Header:
     """Raises CheckpointError for a file that is damaged, cut off or of a kind we do not read."""
     with map_file(path) as memory:
@@ -125,6 +168,7 @@ class _Cursor:
     memory: mmap.mmap
     at: int = 0
     num_texts: int = 0
+    num_lists: int = 0
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,9 +191,7 @@ class _Cursor:
 
     def _version(self) -> int:
         if self.memory[:4] != MAGIC:
-            raise CheckpointError(
-                f"{self.path} is no GGUF file: it begins with {self.memory[:4]!r}.", hint=_AGAIN
-            )
+            raise not_gguf(self.path, self.memory[:_FIRST_BYTES])
         self.at = 4
         version = self._number("<I")
         if version in (2, 3):
@@ -241,7 +283,8 @@ class _Cursor:
         if kind == _ARRAY:
             if depth == MAX_DEPTH:
                 raise self._wrong(f"{key} nests lists deeper than {MAX_DEPTH}")
-            self._bounded(f"lists in {key}", num, min(MAX_KEYS, self._left // 12))
+            self.num_lists += num
+            self._bounded(f"lists in {key}", self.num_lists, min(MAX_KEYS, self._left // 12))
             return [self._array(key, depth + 1) for _ in range(num)]
         if kind not in _SCALARS:
             raise self._wrong(f"{key} has a list of the unknown type {kind}")

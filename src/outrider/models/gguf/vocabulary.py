@@ -27,6 +27,9 @@ _PREFIX = "tokenizer.ggml."
 _OWN = "name a model or folder whose tokenizer fits with --tokenizer"
 # A SentencePiece token has 16 characters at the most unless its maker chose more.
 _MAX_PIECE_CHARS, _MAX_PIECES_CHARS = 256, 1 << 23
+# A merge takes 900 bytes of memory, a token half of that, whatever they have in the file. The
+# largest published tokenizers have 262,144 tokens and 515,000 merges.
+_MAX_TOKENS, _MAX_MERGES, _MAX_MERGES_A_TOKEN, _MAX_LIST_BYTES = 1 << 19, 3 << 18, 8, 1 << 25
 _SPACE = "▁"
 # Ids of special tokens in SentencePiece files that do not name them.
 _SENTENCE_PIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
@@ -45,7 +48,7 @@ class Vocabulary:
 
     @cached_property
     def tokens(self) -> list[str]:
-        found = self._list("tokens")
+        found = self._list("tokens", _MAX_TOKENS)
         embedding = self.header.entries.get("token_embd.weight")
         if embedding is not None and embedding.shape[0] != len(found):
             raise CheckpointError(
@@ -53,7 +56,8 @@ class Vocabulary:
                 f"{embedding.shape[0]} rows.",
                 hint=f"the file was made wrong; another may be right, or {_OWN}",
             )
-        return found
+        # Empty ones have names, as in llama.cpp.
+        return [token or f"[EMPTY_{place}]" for place, token in enumerate(found.read())]
 
     @cached_property
     def kinds(self) -> list[int]:
@@ -66,8 +70,7 @@ class Vocabulary:
 
     @cached_property
     def _stored_kinds(self) -> list[int]:
-        kinds = self._numbers("token_type")
-        return [1] * len(self.tokens) if kinds is None else [int(kind) for kind in kinds.tolist()]
+        return self._numbers("token_type", "iu", 1)
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -88,18 +91,30 @@ class Vocabulary:
 
     @cached_property
     def scores(self) -> list[float]:
-        scores = self._numbers("scores")
-        if scores is None:
-            raise CheckpointError(f"{self.raw.where}: the key {_PREFIX}scores is missing.")
-        return [float(score) for score in scores.tolist()]
+        """Of each token; 0 in files that do not say."""
+        return self._numbers("scores", "iuf", 0.0)
+
+    @cached_property
+    def merges(self) -> list[list[str]]:
+        """Pairs by rank. Those that make no token are left out: nothing could write what they
+        make."""
+        pairs = [merge.split(" ") for merge in self._list("merges", self.most_merges).read()]
+        if any(len(pair) != 2 for pair in pairs):
+            raise CheckpointError(
+                f"{self.raw.where}: {_PREFIX}merges has one that is no pair.", hint=_OWN
+            )
+        known = {self.tokens[place] for place, kind in enumerate(self.kinds) if kind != _UNUSED}
+        found = [pair for pair in pairs if known.issuperset((*pair, "".join(pair)))]
+        if not found:
+            raise CheckpointError(
+                f"{self.raw.where}: {_PREFIX}merges has no pair that makes a token.", hint=_OWN
+            )
+        return found
 
     @property
-    def merges(self) -> list[list[str]]:
-        """Pairs by rank."""
-        found = [merge.split(" ") for merge in self._list("merges")]
-        if any(len(pair) != 2 for pair in found):
-            raise CheckpointError(f"{self.raw.where}: {_PREFIX}merges has one that is no pair.")
-        return found
+    def most_merges(self) -> int:
+        """Real vocabularies have two for each token."""
+        return min(_MAX_MERGES, _MAX_MERGES_A_TOKEN * len(self.tokens) + 1024)
 
     def flag(self, name: str, *, default: bool) -> bool:
         return self.raw.flag(f"{_PREFIX}{name}", default=default)
@@ -112,25 +127,38 @@ class Vocabulary:
         found = found if found < len(self.tokens) else usual
         return found if 0 <= found < len(self.tokens) else None
 
-    def _list(self, name: str) -> list[str]:
+    def _list(self, name: str, most: int) -> Texts:
         found = self.header.metadata.get(f"{_PREFIX}{name}")
         if not isinstance(found, Texts) or not len(found):
             raise CheckpointError(
                 f"{self.raw.where}: {_PREFIX}{name} is missing or no list of texts.", hint=_OWN
             )
-        return found.read()
+        if len(found) > most or found.num_bytes > _MAX_LIST_BYTES:
+            raise self.too_large(name, f"{len(found)} texts of {found.num_bytes} bytes")
+        return found
 
-    def _numbers(self, name: str) -> np.ndarray[Any, Any] | None:
+    def too_large(self, name: str, has: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.raw.where}: {_PREFIX}{name} has {has}, more than any vocabulary.", hint=_OWN
+        )
+
+    def _numbers(self, name: str, kinds: str, usual: float) -> list[Any]:
+        """One for each token, of NumPy's `kinds`."""
         found = self.header.metadata.get(f"{_PREFIX}{name}")
         if found is None:
-            return None
+            return [usual] * len(self.tokens)
         if not isinstance(found, np.ndarray) or len(found) != len(self.tokens):
             raise CheckpointError(
                 f"{self.raw.where}: {_PREFIX}{name} has no number for each of "
                 f"{len(self.tokens)} tokens.",
                 hint=_OWN,
             )
-        return found
+        if found.dtype.kind not in kinds or np.isnan(found).any():
+            what = "integers" if kinds == "iu" else "numbers"
+            raise CheckpointError(
+                f"{self.raw.where}: {_PREFIX}{name} is no list of {what}.", hint=_OWN
+            )
+        return found.tolist()
 
 
 @lru_cache(maxsize=8)
@@ -297,12 +325,14 @@ def _merges_by_score(words: Vocabulary, vocab: Mapping[str, int]) -> list[list[s
             f"{words.raw.where} has longer tokens than any SentencePiece vocabulary.", hint=_OWN
         )
     found: list[tuple[float, int, int, str, str]] = []
-    scores = words.scores
+    scores, most = words.scores, words.most_merges
     for token, place in vocab.items():
         for at in range(1, len(token)):
             left, right = vocab.get(token[:at]), vocab.get(token[at:])
             if left is not None and right is not None:
                 found.append((-scores[place], left, right, token[:at], token[at:]))
+        if len(found) > most:
+            raise words.too_large("tokens", f"over {most} ways to cut a token into two tokens")
     found.sort(key=lambda merge: merge[:3])
     return [[left, right] for *_, left, right in found]
 
