@@ -12,77 +12,22 @@ import re
 from collections.abc import Sequence
 
 from outrider.api.chat_template import BASE_OUTPUT_CHARS, Helper, HelperLostError
+from outrider.models.gguf.splits import PATTERNS, TEKKEN
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"|\s+(?!\S)|\s+"
-_LINES = r"|\s*[\r\n]+" + _SPACES
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_SCRIPT = "[一-龥\u3040-\u309f\u30a0-\u30ff]+"
-_ASCII_SIGNS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
-
-
-def _cased(ending: str, less: str = "") -> str:
-    """Words by their upper and lower case, as in o200k."""
-    upper, lower, before = _UPPER + less, _LOWER + less, r"[^\r\n\p{L}\p{N}]?"
-    return f"{before}[{upper}]*[{lower}]+{ending}|{before}[{upper}]+[{lower}]*{ending}"
-
-
-def _deepseek(line: str, end: str) -> str:
-    return (
-        rf"{_ASCII_SIGNS}|[^{line}\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
-        rf"| ?[\p{{P}}\p{{S}}]+{end}"
-    )
-
-
-KNOWN = frozenset(
-    (
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+" + _SPACES,
-        r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
-        # Of the embedded pair.
-        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+" + _SPACES,
-        # cl100k and what became of it: Llama 3, Qwen, and their descendants.
-        *(
-            f"{_CONTRACTIONS}|{_WORD}|{digits}{_SIGNS}{_LINES}"
-            for digits in (r"\p{N}", r"\p{N}{1,3}", r"\p{N}+")
-        ),
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*{_LINES}",
-        # o200k, with one digit or three, with contractions or without.
-        *(
-            f"{_cased(ending)}|{digits}| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n/]*{_LINES}"
-            for ending in (f"{_CONTRACTIONS}?", "")
-            for digits in (r"\p{N}", r"\p{N}{1,3}")
-        ),
-        r"[\p{Han}]+|"
-        + _cased(_CONTRACTIONS + "?", r"&&[^\p{Han}]")
-        + r"|\p{N}{1,3}"
-        + _SIGNS
-        + _LINES,
-        # DeepSeek writes the ends of lines themselves, not their escapes.
-        _deepseek("\r\n", "[\r\n]*|\\s*[\r\n]+") + _SPACES,
-        _deepseek("\r\n", "|[\r\n]") + _SPACES,
-        _SCRIPT,
-        "[\r\n]",
-        r"\s?\p{L}+",
-        r"\s?\p{P}+",
-        r"\s+$",
-        "[一-龥ࠀ-一가-퟿]+",
-        "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",  # noqa: RUF001 - full-width signs
-        r" ?[^(\s|[.,!?…。，、।۔،])]+",  # noqa: RUF001 - of BLOOM
-        r"(?:\r?\n)+(?!\r?\n)",
-        r"\d{1,3}(?=(?:\d{3})*\b)",
-        "[0-9][0-9][0-9]",
-        r"\p{N}{1,3}",
-        r"\p{N}",
-        r"\d",
-        r"\s+",
-        " {2,}",
-        " ",
-        ".",
-    )
-)
+# Those of rules that GGUF files name, and of other published tokenizers.
+KNOWN = PATTERNS | {
+    r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    # Of the embedded pair.
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+|\s+(?!\S)|\s+",
+    # o200k with three digits and without contractions.
+    TEKKEN.replace(r"\p{N}|", r"\p{N}{1,3}|"),
+    r"(?:\r?\n)+(?!\r?\n)",
+    r"\d",
+    r"\s+",
+    " {2,}",
+    " ",
+    ".",
+}
 
 _TRIAL_SECONDS = 20.0
 MAX_CHARS = 4096
