@@ -1,8 +1,8 @@
 """Text to token ids and back, exactly as the checkpoint's own files say.
 
-Wraps the `tokenizers` library; the only module that touches it. A file is checked before the
-library reads it (`tokenizer_guard`), what its chain may make of a text is bounded, and whatever the
-library raises, panics among it, is a CheckpointError. Whether a text begins with BOS is what
+Wraps the `tokenizers` library. A file is checked before the library reads it (`tokenizer_guard`),
+what its chain may make of a text is bounded, and whatever the library raises, panics among it, is a
+CheckpointError. Whether a text begins with BOS is what
 tokenizer.json's post-processor says. As in transformers, the `add_bos_token` that older
 checkpoints keep in tokenizer_config.json counts for nothing beside a tokenizer.json.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as Backend
 
 from outrider.api.chat_messages import ChatOptions
 from outrider.api.chat_template import ChatTemplates, token_text
+from outrider.api.spelling import Spelling, spelling_of
 from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
 from outrider.api.tokenizer_patterns import try_out
 from outrider.core.errors import CheckpointError, ConfigError
@@ -116,6 +117,19 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Raises CheckpointError for ids that the tokenizer cannot decode."""
+        own = self._spelling.own
+        if own.keys().isdisjoint(ids):
+            return self._decode(ids, skip_special)
+        hidden = self.special_ids if skip_special else frozenset[int]()
+        parts = [
+            "".join(own[i] for i in run if i not in hidden)
+            if is_own
+            else self._decode(tuple(run), skip_special)
+            for is_own, run in groupby(ids, own.__contains__)
+        ]
+        return "".join(parts)
+
+    def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
         try:
             return self._backend.decode(list(ids), skip_special_tokens=skip_special)
         except BaseException as error:  # noqa: BLE001 - a panic is no Exception
@@ -140,8 +154,8 @@ class Tokenizer:
         return spelling.table[token_id]
 
     @cached_property
-    def _spelling(self) -> _Spelling:
-        return _spelling_of(self._backend)
+    def _spelling(self) -> Spelling:
+        return spelling_of(self._backend)
 
     @cached_property
     def vocabulary(self) -> dict[int, str]:
@@ -203,58 +217,6 @@ class Tokenizer:
     def templates(self) -> ChatTemplates:
         """How messages become text, and the model's output is read."""
         return ChatTemplates.of(self._config)
-
-
-@dataclass(frozen=True, slots=True)
-class _Spelling:
-    """How tokens spell bytes: `read` gives those of a token, None where its text depends on others.
-    `whole` says that such a token is no part of a character; `table` has what was asked."""
-
-    read: Callable[[str], bytes | None]
-    whole: bool
-    table: dict[int, bytes | None] = field(default_factory=dict[int, "bytes | None"])
-
-
-def _spelling_of(backend: Backend) -> _Spelling:
-    """By the parts of the tokenizer's decoder."""
-    decoder: Any = backend.decoder
-    parts = _decoder_types(json.loads(decoder.__getstate__())) if decoder is not None else []
-    if parts == ["ByteLevel"]:
-        return _Spelling(_byte_level, whole=True)
-    if "ByteLevel" in parts:
-        return _Spelling(lambda _: None, whole=False)
-    return _Spelling(_byte_piece if "ByteFallback" in parts else lambda _: None, whole=True)
-
-
-def _decoder_types(decoder: Mapping[str, Any]) -> list[str]:
-    if decoder["type"] != "Sequence":
-        return [decoder["type"]]
-    return [name for part in decoder["decoders"] for name in _decoder_types(part)]
-
-
-def _byte_level(token: str) -> bytes:
-    """Each character of a byte-level token is a byte; a token with others is its own text."""
-    try:
-        return bytes(_BYTE_OF[character] for character in token)
-    except KeyError:
-        return token.encode()
-
-
-def _byte_piece(token: str) -> bytes | None:
-    found = _BYTE_PIECE.fullmatch(token)
-    return bytes([int(found[1], 16)]) if found else None
-
-
-def _bytes_by_character() -> dict[str, int]:
-    """GPT-2's table: printable bytes of Latin-1 are themselves, the others follow U+0100 on."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    table = {chr(byte): byte for byte in shown}
-    return table | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
-
-
-_BYTE_OF = _bytes_by_character()
-_BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> list[Difference]:

@@ -426,6 +426,8 @@ def test_a_panic_is_an_error_of_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, OverflowError])
 def test_an_interrupt_stays_one(interrupt: type[BaseException]) -> None:
     class Broken:
+        decoder = None
+
         def get_added_tokens_decoder(self) -> dict[int, Any]:
             return {}
 

@@ -31,8 +31,11 @@ _MAX_PIECE_CHARS, _MAX_PIECES_CHARS = 256, 1 << 23
 # largest published tokenizers have 262,144 tokens and 515,000 merges.
 _MAX_TOKENS, _MAX_MERGES, _MAX_MERGES_A_TOKEN, _MAX_LIST_BYTES = 1 << 19, 3 << 18, 8, 1 << 25
 _SPACE = "▁"
+_LINES = r"[^\n]+|[\n]+"
 # Ids of special tokens in SentencePiece files that do not name them.
 _SENTENCE_PIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
+# Special tokens of Phi-3 that take no blanks.
+_PHI3_TEXT_ENDS = ("<unk>", "<s>", "<|endoftext|>")
 _NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -181,11 +184,15 @@ def _places(words: Vocabulary, kind: int) -> Iterator[int]:
     return (place for place, found in enumerate(words.kinds) if found == kind)
 
 
+def _kind(words: Vocabulary) -> str:
+    return words.raw.text(f"{_PREFIX}model", "none")
+
+
 def tokenizer_of(header: Header) -> dict[str, Any]:
     """What tokenizer.json would say. Raises CheckpointError for a tokenizer that is not known."""
     words = vocabulary_of(header)
-    kind = words.raw.text(f"{_PREFIX}model", "none")
-    makers = {"gpt2": _byte_level, "llama": _sentence_piece}
+    kind = _kind(words)
+    makers = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _spaced}
     if kind not in makers:
         raise CheckpointError(
             f"{words.raw.where}: tokenizers of type {kind!r} are not supported in GGUF files.",
@@ -219,19 +226,28 @@ def tokenizer_config_of(header: Header) -> dict[str, Any]:
 
 def _added(words: Vocabulary) -> list[dict[str, Any]]:
     """Tokens that are found before text is cut."""
+    swallowing = _swallows_blanks(words)
     return [
         {
             "id": place,
             "content": words.tokens[place],
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": swallowing and words.tokens[place] not in _PHI3_TEXT_ENDS,
             "normalized": False,
             "special": kind != _USER_DEFINED,
         }
         for place, kind in enumerate(words.kinds)
-        if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN) and words.tokens[place]
+        if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)
     ]
+
+
+def _swallows_blanks(words: Vocabulary) -> bool:
+    """Phi-3 and 3.5, whose special tokens take the blanks that follow them; the format has no key
+    for it. llama.cpp knows them by their name, others that are stored as `phi3` have BPE."""
+    name = words.raw.text("general.name", "").lower()
+    by_kind = words.raw.text("general.architecture", "") in ("phi3", "phimoe")
+    return "phi-3" in name or "phi3" in name or (by_kind and _kind(words) == "llama")
 
 
 def _vocab(words: Vocabulary) -> dict[str, int]:
@@ -277,6 +293,14 @@ def _byte_level(words: Vocabulary) -> dict[str, Any]:
     }
 
 
+def _spaced(words: Vocabulary) -> dict[str, Any]:
+    """BPE over characters with written merges and bytes to fall back to, of Gemma 4. Lines are
+    merged by themselves, for the ends of lines stand in no merge with others."""
+    lines = {"type": "Split", "pattern": {"Regex": _LINES}, "behavior": "Isolated", "invert": False}
+    model = _bpe(_vocab(words), words.merges, **_fallback(words))
+    return _pieces(words, prefix=False) | {"pre_tokenizer": lines, "model": model}
+
+
 def _rule(words: Vocabulary) -> Rule:
     name = words.raw.text(f"{_PREFIX}pre", "default")
     if name not in RULES:
@@ -289,12 +313,25 @@ def _rule(words: Vocabulary) -> Rule:
 
 
 def _sentence_piece(words: Vocabulary) -> dict[str, Any]:
-    prefix = words.flag("add_space_prefix", default=True)
+    vocab = _vocab(words)
+    model = _bpe(vocab, _merges_by_score(words, vocab), **_fallback(words))
+    return _pieces(words, prefix=words.flag("add_space_prefix", default=True)) | {"model": model}
+
+
+def _fallback(words: Vocabulary) -> dict[str, Any]:
+    unknown = next(_places(words, _UNKNOWN), None)
+    return {
+        "unk_token": None if unknown is None else words.tokens[unknown],
+        "fuse_unk": True,
+        "byte_fallback": True,
+    }
+
+
+def _pieces(words: Vocabulary, *, prefix: bool) -> dict[str, Any]:
+    """Steps around a model that writes spaces as SentencePiece does."""
     space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     steps = [{"type": "Prepend", "prepend": _SPACE}, space] if prefix else [space]
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-    unknown = next(_places(words, _UNKNOWN), None)
-    vocab = _vocab(words)
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
@@ -308,13 +345,6 @@ def _sentence_piece(words: Vocabulary) -> dict[str, Any]:
                 *strip,
             ],
         },
-        "model": _bpe(
-            vocab,
-            _merges_by_score(words, vocab),
-            unk_token=None if unknown is None else words.tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        ),
     }
 
 
@@ -340,6 +370,9 @@ def _merges_by_score(words: Vocabulary, vocab: Mapping[str, int]) -> list[list[s
 def _template(words: Vocabulary, *, begins: bool) -> dict[str, Any] | None:
     """BOS before a text and EOS behind it, where the file wants them."""
     begin = words.token_id("bos") if words.flag("add_bos_token", default=begins) else None
+    if _kind(words) == "gemma4":
+        # It always begins, whatever a converter wrote.
+        begin = words.token_id("bos")
     end = words.token_id("eos") if words.flag("add_eos_token", default=False) else None
     if begin is None and end is None:
         return None
