@@ -52,10 +52,17 @@ _KEPT_BYTES, _BYTES_PER_BYTE, _NUM_REFUSED = 64 << 20, 300, 256
 _JSON = ("schema", "json")
 _HINTS = {
     "schema": "docs/structured.md lists what a schema may use",
+    "oneOf": "use anyOf, or give each object a required property that is a const of its own",
     "json": "docs/structured.md",
     "regex": "regexes have no look-around and no back-references; [0-9]{3} is three digits",
     "choices": "give texts of ordinary characters",
     "grammar": 'Lark begins with a rule `start: "yes" | "no"`, GBNF with `root ::= "yes" | "no"`',
+}
+
+# What the library says of `oneOf`, whose options no caller can set, in our words.
+_ONE_OF = {
+    "oneOf constraints": "alternatives of oneOf may overlap",
+    "circular references": "a schema refers to itself within oneOf, or beside other keywords",
 }
 
 
@@ -142,7 +149,11 @@ class Grammars:
         num_bytes = 0 if matcher.is_error() else len(matcher.compute_bitmask())
         if matcher.is_error():
             told = _in_short(matcher.get_error())
-            raise ConfigError(f"{name}: it cannot be followed: {told}.", hint=_HINTS[name])
+            hint = _HINTS[name]
+            for theirs, ours in _ONE_OF.items():
+                if theirs in told:
+                    told, hint = ours, _HINTS["oneOf"]
+            raise ConfigError(f"{name}: it cannot be followed: {told}.", hint=hint)
         if thread_time() - started > _READING_SECONDS:
             raise _too_slow(name)
         held = max(gauge.now() - before, _BYTES_PER_BYTE * len(text))

@@ -18,6 +18,23 @@ if TYPE_CHECKING:
 _WHITE_SPACE = r"( |\n{1,2}[\x20\t]{0,20})"
 MAX_STRUCTURE_BYTES = 1 << 16
 _NAMES = ("schema", "json", "regex", "choices", "grammar")
+_HINTS = {"grammar": "GBNF is a subset of what llama.cpp reads; Lark is read as well"}
+_LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAY = rf"({_LEAP_YEAR}-02-29|[0-9]{{4}}-(02-([01][0-9]|2[0-8])|(0[13-9]|1[0-2])-[0-9]{{2}}))"
+# A label that is no A-label: what follows `xn--` would have to be valid Punycode.
+_LABEL = r"([^xX.][^.]*|[xX]([^nN.][^.]*)?|[xX][nN]([^.-][^.]*)?|[xX][nN]-([^.-][^.]*)?)"
+# What llguidance's own pattern of a format lets pass: days that no year has, a second 60 at any
+# time (the right one depends on the offset), names that are too long or only seem encoded.
+_STRICTER: Mapping[str, Mapping[str, object]] = {
+    "date": {"pattern": f"^{_DAY}$"},
+    "time": {"pattern": "^.{6}[0-5]"},
+    "date-time": {"pattern": f"^{_DAY}.{{7}}[0-5]"},
+    "hostname": {"pattern": rf"^{_LABEL}(\.{_LABEL})*$", "maxLength": 253},
+}
+# Keywords whose value is data, and those whose value has a schema under each name.
+_DATA = frozenset({"const", "enum", "default", "examples"})
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_ANY_TYPE = ["null", "boolean", "number", "string", "array", "object"]
 
 
 @runtime_checkable
@@ -92,7 +109,8 @@ def grammar_text(name: str, options: StructureOptions) -> str:
         return make(LLMatcher, text)
     except ValueError as error:
         raise ConfigError(
-            f"{name}: it cannot be read: {words_of(error)}.", hint="docs/structured.md"
+            f"{name}: it cannot be read: {words_of(error)}.",
+            hint=_HINTS.get(name, "docs/structured.md"),
         ) from None
 
 
@@ -127,13 +145,54 @@ def _of_schema(given: object) -> str:
         given = {} if given else {"enum": []}
     if not isinstance(given, Mapping):
         raise _wrong("schema", "a mapping, JSON text or a pydantic model class", given)
+    if "x-guidance" in given:
+        raise ConfigError(
+            "schema: 'x-guidance' sets options of a library, under which keywords may be left out.",
+            hint="leave it out; docs/structured.md lists what a schema may use",
+        )
     try:
-        return json.dumps(dict(cast("Mapping[str, object]", given)), allow_nan=False)
+        return json.dumps(strict_schema(cast("Mapping[str, object]", given)), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"schema: it cannot be written as JSON: {words_of(error)}.",
             hint="a schema has mappings, lists, strings, numbers, booleans and None",
         ) from None
+
+
+def strict_schema(schema: Mapping[str, object]) -> dict[str, object]:
+    """The same schema in keywords that llguidance keeps in full: formats without the values that
+    its patterns wrongly let pass, alternatives of `oneOf` as what they refer to."""
+    found: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, Mapping):
+            parts = cast("Mapping[str, object]", value)
+            found[key] = {name: _strict(part) for name, part in parts.items()}
+        else:
+            found[key] = value if key in _DATA else _strict(value)
+    more, among = _STRICTER.get(str(found.get("format"))), found.get("allOf", [])
+    if more is not None and isinstance(among, list):
+        found["allOf"] = [*cast("list[object]", among), more]
+    choices = found.get("oneOf")
+    # A discriminator says itself how they differ.
+    if isinstance(choices, list) and "discriminator" not in found:
+        found["oneOf"] = [_referred(one) for one in cast("list[object]", choices)]
+    return found
+
+
+def _strict(value: object) -> object:
+    if isinstance(value, Mapping):
+        return strict_schema(cast("Mapping[str, object]", value))
+    if isinstance(value, (list, tuple)):
+        return [_strict(one) for one in cast("Sequence[object]", value)]
+    return value
+
+
+def _referred(choice: object) -> object:
+    """A reference with a keyword beside it is read as what it refers to, whose type and constants
+    then count."""
+    if isinstance(choice, dict) and cast("dict[str, object]", choice).keys() == {"$ref"}:
+        return {"type": _ANY_TYPE, **cast("dict[str, object]", choice)}
+    return cast("object", choice)
 
 
 def _parsed(text: str) -> object:
@@ -159,16 +218,10 @@ def _of_choices(given: object) -> str:
 
 
 def _of_grammar(given: str) -> str:
-    """GBNF is told by its sign of definition. Raises ConfigError where it is not understood."""
+    """GBNF is told by its sign of definition. Raises ValueError where it is not understood."""
     from llguidance import grammar_from
 
-    try:
-        return grammar_from("gbnf" if "::=" in given else "lark", given)
-    except ValueError as error:
-        raise ConfigError(
-            f"grammar: it cannot be read: {words_of(error)}.",
-            hint="GBNF is a subset of what llama.cpp reads; Lark is read as well",
-        ) from None
+    return grammar_from("gbnf" if "::=" in given else "lark", given)
 
 
 def _wrong(name: str, wanted: str, given: object, *, within: bool = False) -> ConfigError:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from outrider.api.structure import strict_schema
 from outrider.server.parsing.calls import listed, mapping
 from outrider.server.parsing.families import GENERIC, GLM, HERMES, LLAMA, QWEN_XML, THINK
 from outrider.server.parsing.fields import OutputFormat
@@ -180,7 +181,7 @@ def _name_and_schema(tool: Tool) -> tuple[str, dict[str, Any]]:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': _BLANKS})}"
+    return f"%json {json.dumps({**strict_schema(schema), 'x-guidance': _BLANKS})}"
 
 
 def _text(text: str) -> str:
