@@ -1,6 +1,6 @@
 """`model.generate` of transformers replaced: the same arguments, the same ids, by speculation.
 
-python examples/replace_generate.py        (needs `pip install 'outrider[hf]'`)
+python examples/replace_generate.py        (needs `pip install '.[hf]'` in a checkout)
 """
 
 from transformers import AutoModelForCausalLM, AutoTokenizer

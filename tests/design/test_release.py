@@ -63,6 +63,31 @@ def test_the_version_is_the_packages_wherever_it_is_told(name: str, pattern: str
     assert found[:1] == [__version__]
 
 
+# A package that is named, and not by a file, a folder or an address.
+BY_NAME = re.compile(
+    r"outrider\[|\b(?:pipx?|uv) (?:[^\n`]* )?(?:install|add) (?:[^\n`]* )?[\"']?outrider"
+    r"(?![\w./-])|\buvx (?!--from )[^\n`]*outrider"
+)
+
+
+def test_no_page_installs_by_name_what_no_index_has() -> None:
+    """Until there is a release."""
+    for line in ("pip install 'outrider[hf]'", "uv pip install -U outrider", "uvx outrider chat"):
+        assert BY_NAME.search(line), line
+    for line in (
+        "pip install '.[hf]'",
+        "pip install outrider-0.1.0-py3-none-any.whl",
+        "outrider list",
+    ):
+        assert not BY_NAME.search(line), line
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").iterdir()]
+    pages += (ROOT / "examples").rglob("*.*")
+    texts = {path: path.read_text("utf-8", "replace") for path in pages if path.is_file()}
+    assert len(texts) > 100
+    told = {path: found[0] for path, text in texts.items() if (found := BY_NAME.search(text))}
+    assert not told
+
+
 def test_pyproject_takes_the_version_from_the_package() -> None:
     assert 'version = { attr = "outrider.__version__" }' in text("pyproject.toml")
 
