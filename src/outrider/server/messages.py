@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from outrider.core.params import SamplingParams
 from outrider.server.answers import Answer
 from outrider.server.asking import Asked, params_of
 from outrider.server.errors import ANTHROPIC_PATHS as PATH
@@ -57,6 +58,7 @@ def message_routes(site: Site) -> list[Route]:
         _refuse(body)
 
         async def counted() -> Response:
+            _params_of(asked, body)
             ids = await asked.port.encode_chat(chat_of(body))
             return json_response({"input_tokens": len(ids)})
 
@@ -95,11 +97,15 @@ def chat_of(body: MessageBody) -> ChatPrompt:
     )
 
 
+def _params_of(site: Site, body: MessageBody) -> SamplingParams:
+    stop = {"stop": tuple(body.stop_sequences)} if body.stop_sequences else {}
+    return params_of(site, body, max_tokens=body.max_tokens, **stop)
+
+
 async def open_message(exchange: Exchange[MessageBody]) -> list[Answer]:
     body = exchange.body
     tooling, warnings = tooling_asked(body.tools, body.tool_choice)
     exchange.warnings += warnings
-    stop = {"stop": tuple(body.stop_sequences)} if body.stop_sequences else {}
-    params = params_of(exchange.site, body, max_tokens=body.max_tokens, **stop)
+    params = _params_of(exchange.site, body)
     form = format_asked(body.output_config)
     return await exchange.converse(chat_of(body), tooling, params, form)

@@ -44,6 +44,39 @@ _QUERIES: Mapping[str, tuple[str, ...]] = {
     "/outrider/v1/history": ("since",),
 }
 _Record: TypeAlias = dict[str, Any]
+_NONE, _ONE, _SOME = {"type": "null"}, {"enum": [1, None]}, {"minItems": 1}
+_IDS: _Record = {"items": {"type": "integer", "minimum": 0}}
+# What bodies are held to beyond the bounds of parameters: members that others' APIs have, and of
+# which nothing or one value is taken here.
+_HELD: Mapping[str, Mapping[str, _Record]] = {
+    "ChatBody": {
+        "messages": _SOME,
+        "max_completion_tokens": {"minimum": 1},
+        "functions": {"maxItems": 0},
+        "function_call": _NONE,
+        "audio": _NONE,
+        "modalities": {"items": {"enum": ["text"]}},
+        "web_search_options": _NONE,
+    },
+    "CompletionBody": {"prompt": _SOME, "suffix": {"maxLength": 0}},
+    "ResponseBody": {
+        "n": _ONE,
+        "max_output_tokens": {"minimum": 1},
+        "previous_response_id": _NONE,
+        "conversation": _NONE,
+        "prompt": _NONE,
+        "background": {"enum": [False, None]},
+        "truncation": {"enum": ["disabled", None]},
+    },
+    "MessageBody": {
+        "n": _ONE,
+        "messages": _SOME,
+        "mcp_servers": {"maxItems": 0},
+        "container": _NONE,
+    },
+    "DetokenizeBody": {"tokens": _IDS},
+}
+_COUNTED = ("CompletionBody", "top_logprobs")
 _PARAMETER = re.compile(r"\{(\w+):?\w*\}")
 
 
@@ -70,8 +103,8 @@ def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
     place = "#/components/schemas/{name}"
     told, schemas = msgspec.json.schema_components(kinds, ref_template=place)
     by_kind = dict(zip(kinds, told, strict=True))
-    for schema in schemas.values():
-        _bound(schema)
+    for name, schema in schemas.items():
+        _bound(name, schema)
     paths: dict[str, _Record] = {}
     for plain, *methods in routes:
         path = _PARAMETER.sub(r"{\1}", plain)
@@ -91,16 +124,24 @@ def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
     return encode(whole)
 
 
-def _bound(schema: _Record) -> None:
-    """Tell of each parameter what its value is held to."""
+def _bound(kind: str, schema: _Record) -> None:
+    """Tell of each member what its value is held to."""
     told: Mapping[str, _Record] = schema.get("properties", {})
     for item in fields(SamplingParams):
         meta = meta_of(item)
         # Completions may ask for 0 tokens, to have a prompt scored.
-        least = 0 if item.name == "max_tokens" else meta.minimum
+        least = meta.minimum
+        if item.name == "max_tokens":
+            least = 0 if kind == CompletionBody.__name__ else 1
         bounds = {"minimum": least, "maximum": meta.maximum}
-        if item.name in told and item.name != "logit_bias":
-            told[item.name].update({key: one for key, one in bounds.items() if one is not None})
+        # What completions call so is the number of the likeliest ones.
+        name = "logprobs" if (kind, item.name) == _COUNTED else item.name
+        if name in told and name != "logit_bias":
+            told[name].update({key: one for key, one in bounds.items() if one is not None})
+    for name, held in _HELD.get(kind, {}).items():
+        told[name].update(held)
+    if "chat_template" in told:
+        told["chat_template"].update(_NONE)
 
 
 def _operation(path: str, body: Mapping[str, Any] | None) -> _Record:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from outrider.core.params import SamplingParams
 from outrider.server.answers import Answer
 from outrider.server.asking import Asked, params_of
 from outrider.server.errors import ApiError, refused
@@ -79,8 +80,10 @@ def response_routes(site: Site) -> list[Route]:
     async def count(request: Request) -> Response:
         body, _ = await read(ResponseBody, request)
         asked = site.of(body.model)
+        _refuse(body)
 
         async def counted() -> Response:
+            _params_of(asked, body)
             ids = await asked.port.encode_chat(chat_of(body))
             return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
@@ -137,20 +140,24 @@ def events_of(exchange: Exchange[ResponseBody]) -> ResponseEvents:
     return ResponseEvents(record, logprobs)
 
 
+def _params_of(site: Site, body: ResponseBody) -> SamplingParams:
+    num_top = body.top_logprobs or 0
+    limit = body.max_output_tokens
+    return params_of(
+        site,
+        body,
+        max_tokens=body.max_tokens if limit is None else limit,
+        logprobs=num_top > 0 or _LOGPROBS in (body.include or ()),
+        top_logprobs=num_top,
+    )
+
+
 async def open_response(exchange: Exchange[ResponseBody], record: dict[str, Any]) -> list[Answer]:
     """`record` is told what the parameters are."""
     body = exchange.body
     tools, warnings = tools_of(body.tools)
     exchange.warnings += warnings
     tooling = tooling_of(tools, body.tool_choice, body.parallel_tool_calls)
-    num_top = body.top_logprobs or 0
-    limit = body.max_output_tokens
-    params = params_of(
-        exchange.site,
-        body,
-        max_tokens=body.max_tokens if limit is None else limit,
-        logprobs=num_top > 0 or _LOGPROBS in (body.include or ()),
-        top_logprobs=num_top,
-    )
+    params = _params_of(exchange.site, body)
     record |= {name: getattr(params, name) for name in _MEANT}
     return await exchange.converse(chat_of(body), tooling, params, format_asked(body.text))

@@ -3,7 +3,7 @@ bounds of their values, and what is answered."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -86,10 +86,60 @@ def test_bounds_are_those_that_requests_are_held_to() -> None:
             assert ask(ScriptedPort(), "/v1/chat/completions", body).status == 400
 
 
+HI = {"messages": SAY}
+HELD: list[tuple[str, str, object, object, dict[str, object]]] = [
+    # Path, member, a value that is answered, one that is refused, and the rest of the body.
+    ("/v1/chat/completions", "messages", SAY, [], {}),
+    ("/v1/chat/completions", "max_tokens", 1, 0, HI),
+    ("/v1/chat/completions", "max_completion_tokens", 1, 0, HI),
+    ("/v1/chat/completions", "functions", [], [{}], HI),
+    ("/v1/chat/completions", "function_call", None, "auto", HI),
+    ("/v1/chat/completions", "audio", None, {}, HI),
+    ("/v1/chat/completions", "modalities", ["text"], ["audio"], HI),
+    ("/v1/chat/completions", "web_search_options", None, {}, HI),
+    ("/v1/chat/completions", "chat_template", None, "x", HI),
+    ("/v1/completions", "prompt", ["a"], [], {}),
+    ("/v1/completions", "suffix", "", "x", {"prompt": "a"}),
+    ("/v1/completions", "logprobs", 2, 65, {"prompt": "a"}),
+    ("/v1/responses", "truncation", "disabled", "auto", {"input": "a"}),
+    ("/v1/responses", "background", False, True, {"input": "a"}),
+    ("/v1/responses", "previous_response_id", None, "resp_1", {"input": "a"}),
+    ("/v1/responses", "conversation", None, {}, {"input": "a"}),
+    ("/v1/responses", "prompt", None, {}, {"input": "a"}),
+    ("/v1/responses", "n", 1, 2, {"input": "a"}),
+    ("/v1/responses", "max_output_tokens", 1, 0, {"input": "a"}),
+    ("/v1/responses", "top_logprobs", 1, 65, {"input": "a"}),
+    ("/v1/responses/input_tokens", "top_logprobs", 1, 65, {"input": "a"}),
+    ("/v1/responses/input_tokens", "truncation", "disabled", "auto", {"input": "a"}),
+    ("/v1/responses/input_tokens", "temperature", 1, 101, {"input": "a"}),
+    ("/v1/messages", "n", 1, 2, {**HI, "max_tokens": 1}),
+    ("/v1/messages", "mcp_servers", [], [{}], {**HI, "max_tokens": 1}),
+    ("/v1/messages", "container", None, "x", {**HI, "max_tokens": 1}),
+    ("/v1/messages/count_tokens", "top_p", 1, 1.5, HI),
+    ("/detokenize", "tokens", [1], [-1], {}),
+]
+
+
+@pytest.mark.parametrize(("path", "name", "right", "wrong", "body"), HELD)
+def test_what_is_refused_is_outside_of_the_document(
+    path: str, name: str, right: object, wrong: object, body: dict[str, object]
+) -> None:
+    told = document()
+    ref = told["paths"][path]["post"]["requestBody"]["content"][JSON]["schema"]["$ref"]
+    schema = told["components"]["schemas"][ref.rpartition("/")[2]]["properties"][name]
+    for value, status in ((right, 200), (wrong, 400)):
+        assert ask(ScriptedPort(), path, {**body, name: value}).status == status
+        assert bool(differs(value, schema)) is (status == 400)
+
+
 def differs(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
     """Where a value is not as a schema of the document says, in the words that they use."""
-    if "anyOf" in schema:
-        return [] if any(not differs(value, one) for one in schema["anyOf"]) else [place]
+    if "anyOf" in schema and all(differs(value, one) for one in schema["anyOf"]):
+        return [place]
+    size = size_of(value)
+    for least, most in BOUNDS if size is not None else ():
+        if not schema.get(least, size) <= size <= schema.get(most, size):
+            return [f"{place}: {value!r}"]
     allowed = schema.get("enum", [schema.get("const", value)])
     if value not in allowed or not isinstance(value, KINDS[schema.get("type", "")]):
         return [f"{place}: {value!r}"]
@@ -101,6 +151,18 @@ def differs(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
             parts.append((value[name], inner, f"{place}.{name}"))
     lacking = [f"{place}.{name} lacks" for name in schema.get("required", ()) if name not in value]
     return [*lacking, *(found for part in parts for found in differs(*part))]
+
+
+BOUNDS = (("minimum", "maximum"), ("minItems", "maxItems"), ("minLength", "maxLength"))
+
+
+def size_of(value: object) -> float | None:
+    """What bounds hold: a number, or how long a text or a list is."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return len(cast("list[object]", value))
+    return value if isinstance(value, (int, float)) else None
 
 
 KINDS: dict[str, type | tuple[type, ...]] = {
