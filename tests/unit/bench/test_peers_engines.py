@@ -16,7 +16,8 @@ import torch
 
 import outrider
 from outrider import LLM, SamplingParams
-from outrider.bench.peers.servers import LlamaSide
+from outrider.bench.peers.programs import PROGRAMS
+from outrider.bench.peers.servers import LlamaSide, StartedSide
 from outrider.bench.peers.sides import OpenvinoSide, OutriderSide, Side, TransformersSide, answer
 from outrider.models.loading import resolve
 
@@ -107,6 +108,102 @@ def test_quantised_weights_that_crash_when_repacked_run_without(llama: LlamaSide
     [note] = load(llama, form="int8", target="target-q8_0.gguf")["notes"]
     assert "--no-repack" in note
     assert "ended with 3" in load(llama, form="bf16", target="target-q8_0.gguf")["refused"]
+
+
+# Answers as ik_llama.cpp's server and vLLM's do, with what it was started with and asked as its
+# pieces; it ends at once where its model is no file that it knows, and with another name below.
+STREAMING = """#!{python} -IS
+import json, os, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+words = sys.argv[1:]
+if words == ["--version"]:
+    print("version: 7"); sys.exit()
+if "no-such" in " ".join(words):
+    sys.exit(4)
+models = [] if "empty" in " ".join(words) else [{{"id": "served"}}]
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.reply(b"" if self.path == "/health" else json.dumps({{"data": models}}).encode())
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        bound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND")
+        told = {{"words": words, "body": body, "binding": bound}}
+        pieces = [{{"choices": [{{"text": json.dumps(told)}}]}}]
+        pieces += [{{"choices": [], "usage": {{"completion_tokens": 9}}}}]
+        self.reply("".join("data: " + json.dumps(one) + "\\n\\n" for one in pieces).encode())
+    def reply(self, data):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def log_message(self, *_):
+        pass
+HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def started(folder: Path, name: str) -> StartedSide:
+    """The side of a server that answers with what it was told."""
+    program = folder / ("llama-server" if name == "ik_llama.cpp" else "vllm")
+    program.write_text(STREAMING.format(python=sys.executable))
+    program.chmod(0o755)
+
+    def count(text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    return StartedSide(name, program, PROGRAMS[name], count)
+
+
+def told(side: StartedSide, **given: Any) -> dict[str, Any]:
+    """What the server was started with and asked."""
+    said = run(side, **given)
+    assert said["usage"] == 9
+    assert len(said["arrivals"]) == len(said["ids"])
+    found: dict[str, Any] = json.loads("".join(map(chr, said["ids"])))
+    return found
+
+
+def test_ik_llama_cpp_is_a_server_with_flags_of_its_own(tmp_path: Path) -> None:
+    with closing(started(tmp_path, "ik_llama.cpp")) as side:
+        assert side.about() == {"versions": {"ik_llama.cpp": "version: 7"}}
+        assert load(side) == {"notes": []}
+        plain = told(side)
+        assert not {"--draft-max", "--spec-type", "-md"} & set(plain["words"])
+        body = plain["body"]
+        assert (body["prompt"], body["max_tokens"], body["temperature"]) == ([5, 6, 7], 4, 0.0)
+        assert body["cache_prompt"] is False
+        load(side, name="drafted", drafter="model", k=8, options={"p_min": 0.5, "autotune": True})
+        words = " ".join(told(side, name="drafted", temperature=0.8)["words"])
+        assert "-md draft --draft-max 8 --draft-p-min 0.5 --spec-autotune" in words
+        load(side, name="looked", drafter="ngram", k=4, options={"kind": "ngram-mod"})
+        assert "--spec-type ngram-mod --draft-max 4" in " ".join(told(side, name="looked")["words"])
+        assert answer(side, {"do": "drop", "name": "it"}) == {}
+        assert "ended with 4" in load(side, target="no-such.gguf")["refused"]
+        # One that serves nothing is ended as well.
+        assert "has no model" in load(side, target="empty.gguf")["refused"]
+        assert set(side._processes) == {"drafted", "looked"}
+
+
+def test_vllm_is_a_server_of_a_folder(tmp_path: Path) -> None:
+    with closing(started(tmp_path, "vllm-cpu")) as side:
+        load(side, form="bf16", threads=2)
+        plain = told(side)
+        words = " ".join(plain["words"])
+        assert words.startswith("serve target ")
+        assert "--dtype bfloat16" in words
+        assert "--speculative-config" not in words
+        assert plain["binding"] == "0-1"
+        assert plain["body"]["prompt"] == [5, 6, 7]
+        load(side, name="looked", drafter="ngram", k=4)
+        words = told(side, name="looked")["words"]
+        assert "float32" in words
+        how = json.loads(words[words.index("--speculative-config") + 1])
+        assert how["method"] == "ngram"
+        assert how["num_speculative_tokens"] == 4
+        load(side, name="drafted", drafter="model", k=2)
+        words = told(side, name="drafted")["words"]
+        how = json.loads(words[words.index("--speculative-config") + 1])
+        assert how == {"method": "draft_model", "model": "draft", "num_speculative_tokens": 2}
 
 
 @pytest.mark.weights

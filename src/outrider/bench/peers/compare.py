@@ -19,6 +19,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.bench.machine import machine, provenance, weights_digest
 from outrider.bench.peers.contestants import (
     FORMS,
+    GGUF,
     OURS,
     Contestant,
     PeerWeights,
@@ -115,6 +116,10 @@ def _file(source: Path, form: str, weights: WeightsFolder) -> Path:
             f"{weights.folder} cannot be made: {error.strerror or error}.",
             hint="name another folder with --peers-folder",
         ) from None
+    if form == GGUF:
+        if source.suffix != ".gguf":
+            raise CheckpointError("it is a folder.", hint="name a file with --target FILE.gguf")
+        return source
     path = weights.folder / f"{source.name}-{weights_digest(source)}-{form}.gguf"
     if not path.exists():
         weights.tell(f"writing {path.name}, once")

