@@ -86,26 +86,28 @@ def test_bounds_are_those_that_requests_are_held_to() -> None:
             assert ask(ScriptedPort(), "/v1/chat/completions", body).status == 400
 
 
-HI = {"messages": SAY}
+TOOL: dict[str, object] = {"name": "f"}
+NOTHING: list[object] = []
+HI: dict[str, object] = {"messages": SAY}
 HELD: list[tuple[str, str, object, object, dict[str, object]]] = [
     # Path, member, a value that is answered, one that is refused, and the rest of the body.
-    ("/v1/chat/completions", "messages", SAY, [], {}),
+    ("/v1/chat/completions", "messages", SAY, NOTHING, {}),
     ("/v1/chat/completions", "max_tokens", 1, 0, HI),
     ("/v1/chat/completions", "max_completion_tokens", 1, 0, HI),
-    ("/v1/chat/completions", "functions", [], [{}], HI),
+    ("/v1/chat/completions", "functions", NOTHING, [TOOL], HI),
     ("/v1/chat/completions", "function_call", None, "auto", HI),
-    ("/v1/chat/completions", "audio", None, {}, HI),
+    ("/v1/chat/completions", "audio", None, TOOL, HI),
     ("/v1/chat/completions", "modalities", ["text"], ["audio"], HI),
-    ("/v1/chat/completions", "web_search_options", None, {}, HI),
+    ("/v1/chat/completions", "web_search_options", None, TOOL, HI),
     ("/v1/chat/completions", "chat_template", None, "x", HI),
-    ("/v1/completions", "prompt", ["a"], [], {}),
+    ("/v1/completions", "prompt", ["a"], NOTHING, {}),
     ("/v1/completions", "suffix", "", "x", {"prompt": "a"}),
     ("/v1/completions", "logprobs", 2, 65, {"prompt": "a"}),
     ("/v1/responses", "truncation", "disabled", "auto", {"input": "a"}),
     ("/v1/responses", "background", False, True, {"input": "a"}),
     ("/v1/responses", "previous_response_id", None, "resp_1", {"input": "a"}),
-    ("/v1/responses", "conversation", None, {}, {"input": "a"}),
-    ("/v1/responses", "prompt", None, {}, {"input": "a"}),
+    ("/v1/responses", "conversation", None, TOOL, {"input": "a"}),
+    ("/v1/responses", "prompt", None, TOOL, {"input": "a"}),
     ("/v1/responses", "n", 1, 2, {"input": "a"}),
     ("/v1/responses", "max_output_tokens", 1, 0, {"input": "a"}),
     ("/v1/responses", "top_logprobs", 1, 65, {"input": "a"}),
@@ -113,7 +115,7 @@ HELD: list[tuple[str, str, object, object, dict[str, object]]] = [
     ("/v1/responses/input_tokens", "truncation", "disabled", "auto", {"input": "a"}),
     ("/v1/responses/input_tokens", "temperature", 1, 101, {"input": "a"}),
     ("/v1/messages", "n", 1, 2, {**HI, "max_tokens": 1}),
-    ("/v1/messages", "mcp_servers", [], [{}], {**HI, "max_tokens": 1}),
+    ("/v1/messages", "mcp_servers", NOTHING, [TOOL], {**HI, "max_tokens": 1}),
     ("/v1/messages", "container", None, "x", {**HI, "max_tokens": 1}),
     ("/v1/messages/count_tokens", "top_p", 1, 1.5, HI),
     ("/detokenize", "tokens", [1], [-1], {}),
