@@ -13,6 +13,10 @@ from outrider.bench.peers.sides import MAX_NGRAM, Setup
 START_SECONDS, COMPILE_SECONDS = 180.0, 800.0
 
 
+def _no_variables(_setup: Setup, _folder: Path) -> list[str]:
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """A server as it is started: `words` is its command line after the program, for a setup and a
@@ -23,7 +27,7 @@ class Program:
     words: Callable[[Setup, int], list[str]]
     version: tuple[str, ...]
     more: Mapping[str, object]
-    variables: Callable[[Setup, Path], list[str]] = lambda *_: []
+    variables: Callable[[Setup, Path], list[str]] = _no_variables
     start_seconds: float = START_SECONDS
 
 
