@@ -14,11 +14,11 @@ from pathlib import Path
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import OutriderError
+from outrider.models.documents import read_document
 from outrider.models.gguf.folder import parts_of
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import FAMILIES, read_config
 from outrider.models.hub_cache import cached_models
-from outrider.models.json_object import JsonObject
 
 # A draft model that is not this much smaller costs more than it brings.
 MOST_OF_TARGET = 0.5
@@ -58,7 +58,7 @@ def num_weight_bytes(folder: Path) -> int:
 
 
 def _vocab_size(folder: Path) -> int:
-    return JsonObject.read(folder / _CONFIG).integer("vocab_size", 0, least=0)
+    return read_document(folder / _CONFIG).integer("vocab_size", 0, least=0)
 
 
 def _runs(folder: Path) -> bool:

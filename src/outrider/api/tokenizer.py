@@ -27,7 +27,8 @@ from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
 from outrider.api.tokenizer_patterns import try_out
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.files import FileKind, parse_json, read_text
-from outrider.models.json_object import JsonObject, is_in_gguf, is_there
+from outrider.models.documents import read_document
+from outrider.models.json_object import is_in_gguf, is_there
 
 _FILES = (
     "tokenizer.json",
@@ -282,7 +283,7 @@ def _load_backend(path: Path) -> tuple[Backend, Growth]:
     if not is_there(path):
         raise CheckpointError(f"{path}: no such file.", hint=_FILE_HINT)
     try:
-        stored = JsonObject.read(path).values if is_in_gguf(path) else None
+        stored = read_document(path).values if is_in_gguf(path) else None
         text = _read_text(path, FileKind.TOKENIZER) if stored is None else json.dumps(stored)
         digest = hashlib.sha256(text.encode()).digest()
         if (same := _loaded.get(digest)) is not None:
@@ -330,7 +331,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not is_there(path):
         return {}
     if is_in_gguf(path):
-        return dict(JsonObject.read(path).values)
+        return dict(read_document(path).values)
     try:
         data = parse_json(_read_text(path, FileKind.of(path)))
     except ValueError as error:

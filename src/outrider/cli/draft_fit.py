@@ -29,10 +29,10 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import position_counts
+from outrider.models.documents import read_document
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import DraftKind, kind_of
 from outrider.models.hf_config import read_config
-from outrider.models.json_object import JsonObject
 
 # Enough to compare vocabularies; weights stay where they are.
 SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -124,7 +124,7 @@ def _models(target: str, first: Path, draft: str, second: Path) -> Fit:
 
 def _heads(target: str, first: Path, draft: str, second: Path) -> Fit:
     num_tokens, num_ids = len(Tokenizer.load(first).vocabulary), _vocab_size(first)
-    config = JsonObject.read(second / "config.json")
+    config = read_document(second / "config.json")
     drafted = config.integer("draft_vocab_size", config.integer("vocab_size", num_ids))
     return Fit(
         kind=kind_of(second),
@@ -167,7 +167,7 @@ def _weights(folder: Path) -> list[Remark]:
 
 
 def _vocab_size(folder: Path) -> int:
-    return JsonObject.read(folder / "config.json").integer("vocab_size")
+    return read_document(folder / "config.json").integer("vocab_size")
 
 
 def _plain(token: str) -> str:

@@ -30,11 +30,11 @@ from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.fields import size
 from outrider.core.files import new_folder
 from outrider.core.spec import ModelSpec
+from outrider.models.documents import read_document
 from outrider.models.gguf.folder import gguf_in
 from outrider.models.gguf.stores import stored_models
 from outrider.models.hf_config import read_config
 from outrider.models.hub_cache import cached_models
-from outrider.models.json_object import JsonObject
 from outrider.models.loading import ALIASES, DTYPES, HEAD_ALIASES, made_models, resolve
 from outrider.models.weights import stored_in
 
@@ -248,7 +248,7 @@ def _inspect(name: str, found: Path, where: str = "") -> LocalModel:
     refusal: str | None = None if num_bytes else "no safetensors weights"
     family = "?"
     try:
-        family = JsonObject.read(folder / "config.json").text("model_type")
+        family = read_document(folder / "config.json").text("model_type")
         read_config(folder)
     except CheckpointError as error:
         refusal = str(error)

@@ -22,8 +22,8 @@ from outrider.core.files import FileKind, read_text
 from outrider.core.settings import Given, typed
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.models.documents import read_document
 from outrider.models.families import DECODER_FAMILIES, GPT2Config, LlamaConfig, parse_llama
-from outrider.models.json_object import JsonObject
 from outrider.planner.devices import device_sheet
 from outrider.planner.places import believe
 from outrider.planner.roofline import calibrate
@@ -76,7 +76,7 @@ def spec_named(name: str) -> ModelSpec:
 
 
 def _read(path: Path) -> ModelSpec:
-    raw = JsonObject.read(path)
+    raw = read_document(path)
     name = path.parent.name or path.stem
     if raw.text("model_type") in DECODER_FAMILIES:
         return parse_llama(raw).spec(name, bytes_per_weight=_BYTES, bytes_per_kv=_BYTES)

@@ -20,8 +20,8 @@ from outrider.cli.draft_fit import SMALL_FILES
 from outrider.cli.models import LocalModel, local_models, small_files
 from outrider.core.drafter_kinds import PLUGINS
 from outrider.core.errors import CheckpointError
+from outrider.models.documents import read_document
 from outrider.models.families import DECODER_FAMILIES
-from outrider.models.json_object import JsonObject
 from outrider.pairs.catalog import draft_of, list_pairs
 from outrider.train.target import read_decoder_config
 
@@ -158,7 +158,7 @@ _OF_LLAMAS = ("quantised-self", "layer-skip")
 
 
 def _without_files(target: str, folder: Path) -> Iterator[Suggestion]:
-    family = JsonObject.read(folder / "config.json").text("model_type", "")
+    family = read_document(folder / "config.json").text("model_type", "")
     for drafter, reason in _WITHOUT_FILES.items():
         if drafter in available() and (drafter not in _OF_LLAMAS or family in DECODER_FAMILIES):
             yield Suggestion(

@@ -31,7 +31,7 @@ from outrider.core.spec import ModelSpec
 from outrider.drafters.heads import NormedTarget, check_finite, own_kernels, placement_of
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels
-from outrider.models.json_object import JsonObject
+from outrider.models.documents import read_document
 from outrider.models.weights import WeightReader, Weights
 
 MODEL_TYPE = "outrider_block"
@@ -63,7 +63,7 @@ class BlockConfig:
 
 def read_block_config(folder: Path, target: ModelSpec) -> BlockConfig:
     """Raises CheckpointError for a file that is wrong or belongs to another target."""
-    values = JsonObject.read(folder / "config.json")
+    values = read_document(folder / "config.json")
     for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if values.integer(key) != size:
             raise CheckpointError(

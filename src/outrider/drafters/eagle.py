@@ -29,6 +29,7 @@ from outrider.drafters.head_net import (
 from outrider.drafters.heads import NormedTarget, own_kernels, placement_of
 from outrider.kernels.native.forward import Attends, Entrance, LayerWeights
 from outrider.kernels.plan import PackedLinear
+from outrider.models.documents import read_document
 from outrider.models.families import LlamaConfig, parse_llama
 from outrider.models.heads import HeadsToLoad, HeadTarget, is_eagle3, layer_part
 from outrider.models.json_object import JsonObject
@@ -81,7 +82,7 @@ class EagleConfig:
 def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
     """Raises CheckpointError for a file that is wrong or says it belongs to another target, and
     VocabularyError if its ids mean other text."""
-    raw = JsonObject.read(folder / "config.json")
+    raw = read_document(folder / "config.json")
     layer = parse_llama(_as_llama(raw))
     fused = is_eagle3(raw)
     _check_sizes(raw.where, layer, target)

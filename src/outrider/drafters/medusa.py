@@ -30,6 +30,7 @@ from outrider.core.spec import ModelSpec
 from outrider.core.tree import Chances
 from outrider.drafters.heads import NormedTarget, check_finite, own_kernels, placement_of
 from outrider.kernels.plan import PackedLinear
+from outrider.models.documents import read_document
 from outrider.models.json_object import JsonObject
 from outrider.models.weights import WeightReader, Weights
 
@@ -56,7 +57,7 @@ class MedusaConfig:
 
 def read_medusa_config(folder: Path, target: ModelSpec) -> MedusaConfig:
     """Raises CheckpointError for a file that is wrong or says it belongs to another target."""
-    values = JsonObject.read(folder / "config.json")
+    values = read_document(folder / "config.json")
     for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if values.has(key) and values.integer(key) != size:
             raise CheckpointError(

@@ -57,6 +57,7 @@ from outrider.drafters.native import fused_head_drafts
 from outrider.kernels.native.forward import Entrance
 from outrider.kernels.plan import PackedLinear
 from outrider.models.decoder import Room
+from outrider.models.documents import read_document
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, parse_llama
 from outrider.models.heads import HeadsToLoad
 from outrider.models.json_object import JsonObject
@@ -104,7 +105,7 @@ class MtpConfig:
 def read_mtp_config(folder: Path, target: ModelSpec) -> MtpConfig:
     """Raises CheckpointError for a file that is wrong, that has no MTP block, or whose block is
     another target's."""
-    raw = JsonObject.read(folder / "config.json")
+    raw = read_document(folder / "config.json")
     family = raw.text("model_type")
     if family == MODEL_TYPE:
         config = _own(raw)

@@ -17,6 +17,7 @@ from typing import cast
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.files import FileKind, read_text
 from outrider.lab.gguf import Value
+from outrider.models.documents import read_document
 from outrider.models.gguf.splits import RULES, Rule
 from outrider.models.json_object import JsonObject, is_there
 
@@ -42,7 +43,7 @@ def read_vocabulary(
     Raises CheckpointError for a tokenizer that the format cannot express, ConfigError for an
     unknown `pre_tokenizer`.
     """
-    raw = JsonObject.read(folder / "tokenizer.json")
+    raw = read_document(folder / "tokenizer.json")
     model = raw.child("model")
     if model is None:
         raise CheckpointError(f"{raw.where}: the key model is missing.")
@@ -196,7 +197,7 @@ def _special(
 ) -> dict[str, Value]:
     """Tokens that begin and end a text, and the chat template."""
     path = folder / "tokenizer_config.json"
-    config = JsonObject.read(path) if is_there(path) else JsonObject(str(path), {})
+    config = read_document(path) if is_there(path) else JsonObject(str(path), {})
     ids = {text: token_id for token_id, text in enumerate(tokens)}
     found: dict[str, Value] = {}
     begin, end = (ids.get(_token_text(config, key)) for key in ("bos_token", "eos_token"))

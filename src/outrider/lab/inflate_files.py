@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.core.files import new_folder, writing
 from outrider.lab.inflate import Channels, Inflation, ModelShape, inflated_config
+from outrider.models.documents import read_document
 from outrider.models.families import LlamaConfig, parse_llama
 from outrider.models.heads import HeadKind, hidden_layers_of, is_eagle3, kind_of
 from outrider.models.hf_config import read_native_config
@@ -124,7 +125,7 @@ def _num_zeros(tensor: Tensor) -> int:
 
 def _config(source: Path, config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
     """The source's config.json with the sizes of the bigger shape."""
-    raw = JsonObject.read(source / "config.json").values
+    raw = read_document(source / "config.json").values
     # Layers for multi-token prediction lie behind those that are inflated.
     kept = {key: value for key, value in raw.items() if key != "num_nextn_predict_layers"}
     return kept | sizes_json(config, dtype)
@@ -195,7 +196,7 @@ def write_inflated_heads(
             hint="train heads for the bigger model: `outrider train eagle`",
         )
     inflated_config(small, shape)
-    raw = JsonObject.read(source / "config.json")
+    raw = read_document(source / "config.json")
     layer = _layer(raw, kind)
     if layer.hidden_size != small.hidden_size:
         raise CheckpointError(

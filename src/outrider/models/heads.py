@@ -31,6 +31,7 @@ from outrider.estimate.stated import KEY, StatedWorth
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
+from outrider.models.documents import read_document
 from outrider.models.json_object import MAX_LAYERS, JsonObject, is_there, no_config
 from outrider.models.llama_weights import Tables
 from outrider.models.weight_files import INDEX, PICKLES, WEIGHTS
@@ -218,7 +219,7 @@ def _config(folder: Path) -> JsonObject:
     path = folder / "config.json"
     if not is_there(path):
         raise no_config(folder, "is it a folder of a model or of draft heads?")
-    return JsonObject.read(path)
+    return read_document(path)
 
 
 def _refuse_unread(config: JsonObject) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from outrider.core.errors import CheckpointError, nearest
 from outrider.core.spec import DecoderConfig
+from outrider.models.documents import read_document
 from outrider.models.families import (
     DECODER_FAMILIES,
     GPT2Config,
@@ -64,7 +65,7 @@ def read_native_config(folder: Path) -> NativeConfig:
     """As `read_config`, for a family that a decoder of ours runs."""
     generation = folder / "generation_config.json"
     config = parse_config(
-        _read_json(folder), JsonObject.read(generation) if is_there(generation) else None
+        _read_json(folder), read_document(generation) if is_there(generation) else None
     )
     if not folder.is_file():
         return config
@@ -98,4 +99,4 @@ def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> Nativ
 def _read_json(folder: Path) -> JsonObject:
     if not is_there(folder / "config.json"):
         raise no_config(folder, "is it a Hugging Face model folder?")
-    return JsonObject.read(folder / "config.json")
+    return read_document(folder / "config.json")

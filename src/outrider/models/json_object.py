@@ -30,13 +30,8 @@ class JsonObject:
 
     @classmethod
     def read(cls, path: Path) -> JsonObject:
-        """Raises CheckpointError unless `path` is a readable file that holds one JSON object. The
-        files in a GGUF file are those of the folder that it stands for."""
-        if is_in_gguf(path):
-            # Imported here: it reads tensors too, and this module none.
-            from outrider.models.gguf.folder import document
-
-            return cls(str(path.parent), document(path))
+        """Raises CheckpointError unless `path` is a readable file that holds one JSON object. What
+        may be in a GGUF file is read by `documents.read_document`."""
         try:
             loaded = read_json(path, FileKind.of(path))
         except OSError as error:

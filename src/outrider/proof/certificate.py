@@ -15,7 +15,7 @@ import torch
 from outrider import __version__
 from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.errors import ConfigError
-from outrider.models.json_object import JsonObject
+from outrider.models.documents import read_document
 from outrider.models.loading import pick_device, resolve
 from outrider.proof.algebra import algebra
 from outrider.proof.check import Check, Effort, Part
@@ -137,7 +137,7 @@ def about(subject: ParitySubject, settings: Mapping[str, object]) -> dict[str, A
     llm = subject.open(replace(subject.config, batch_size=1, arena_tokens=0))
     kernels = sorted({choice.name for choice in llm.kernels.choices})
     spec = llm.spec
-    stored = JsonObject.read(resolve(subject.target) / "config.json").values
+    stored = read_document(resolve(subject.target) / "config.json").values
     own = stored.get("dtype") or stored.get("torch_dtype") or f"{8 * spec.bytes_per_weight} bit"
     return {
         "target": {

@@ -30,9 +30,9 @@ from outrider.core.drafter_kinds import COPY, drafter_named
 from outrider.core.errors import ConfigError
 from outrider.core.files import open_regular
 from outrider.core.params import SamplingParams
+from outrider.models.documents import read_document
 from outrider.models.gguf.folder import header_of
 from outrider.models.hf_config import read_config
-from outrider.models.json_object import JsonObject
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
 
@@ -119,7 +119,7 @@ def fingerprint(name: str) -> str:
     """
     folder = resolve(name)
     digest = hashlib.sha256()
-    config = JsonObject.read(folder / "config.json").values
+    config = read_document(folder / "config.json").values
     digest.update(json.dumps(config, sort_keys=True).encode())
     for header in _headers(folder):
         digest.update(header)

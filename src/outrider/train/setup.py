@@ -16,8 +16,8 @@ from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.core.clock import host_rows
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.params import SamplingParams
+from outrider.models.documents import read_document
 from outrider.models.families import LlamaConfig
-from outrider.models.json_object import JsonObject
 from outrider.models.loading import DTYPES, resolve
 from outrider.train.draft_model import DraftRecipe, PretrainRecipe
 from outrider.train.folder import fill, tokenizer_files
@@ -79,7 +79,7 @@ def draft_recipe(session: Session, wish: DraftWish) -> DraftRecipe:
         on_policy=wish.on_policy,
         num_kept=NUM_KEPT,
         start=start,
-        raw={} if start is None else JsonObject.read(start / "config.json").values,
+        raw={} if start is None else read_document(start / "config.json").values,
         copied=tokenizer_files(target.folder),
         writer=own_writer(wish.temperature, text.wish.device) if wish.on_policy else None,
     )

@@ -15,8 +15,8 @@ from outrider.core.config import DEFAULT_K, EngineConfig
 from outrider.core.files import replacing, writing
 from outrider.core.params import SamplingParams
 from outrider.estimate.stated import KEY, StatedWorth, fitted
+from outrider.models.documents import read_document
 from outrider.models.heads import kind_of
-from outrider.models.json_object import JsonObject
 
 _TOKENS = 64
 
@@ -47,7 +47,7 @@ def state_worth(
     if worth is not None:
         path = folder / "config.json"
         stated = {KEY: {"drafter": drafter, **worth.values()}}
-        text = json.dumps({**JsonObject.read(path).values, **stated}, indent=1) + "\n"
+        text = json.dumps({**read_document(path).values, **stated}, indent=1) + "\n"
         with writing(folder), replacing(path, alone=True) as draft:
             draft.write_text(text, encoding="utf-8")
     return worth

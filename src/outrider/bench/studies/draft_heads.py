@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import ModelSpec
+from outrider.models.documents import read_document
 from outrider.models.heads import HeadKind, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
@@ -67,12 +68,12 @@ def size_remarks(target: Path, folder: Path) -> list[Remark]:
     if kind == "model":
         raise CheckpointError(f"{folder} holds a model, not heads.")
     spec = read_config(target).spec("target", bytes_per_weight=2, bytes_per_kv=2)
-    config = JsonObject.read(folder / _CONFIG)
+    config = read_document(folder / _CONFIG)
     return [
         *_sizes(config, spec),
         *_layers(folder, kind, spec),
         *_windows(config, spec),
-        *_ropes(config, JsonObject.read(target / _CONFIG)),
+        *_ropes(config, read_document(target / _CONFIG)),
     ]
 
 
@@ -106,7 +107,7 @@ def own_mtp_depth(target: Path) -> int:
 
 
 def _text_config(folder: Path) -> JsonObject:
-    config = JsonObject.read(folder / _CONFIG)
+    config = read_document(folder / _CONFIG)
     return config.child("text_config") or config
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.models.adapter.transformers import Anatomy, read_hf_config, survey, transformers
+from outrider.models.documents import read_document
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, bounded_window, stop_ids
 
 _FFN_KEYS = ("intermediate_size", "ffn_dim", "n_inner")
@@ -51,7 +52,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
     Raises CheckpointError if transformers is missing or the adapter cannot run such a model.
     """
-    raw = JsonObject.read(folder / "config.json")
+    raw = read_document(folder / "config.json")
     hf = read_hf_config(raw)
     text = hf.get_text_config(decoder=True)
     anatomy = _survey(raw, hf)
@@ -136,5 +137,5 @@ def _stop_ids(raw: JsonObject, text: Any, folder: Path) -> tuple[int, ...]:
     """Of both files; a family may have an end-of-text id that config.json leaves out."""
     own = JsonObject(raw.where, {"eos_token_id": getattr(text, "eos_token_id", None)})
     generation = folder / "generation_config.json"
-    more = JsonObject.read(generation) if generation.exists() else None
+    more = read_document(generation) if generation.exists() else None
     return stop_ids(text.vocab_size, own, more)

@@ -38,7 +38,8 @@ from outrider.models.adapter.transformers import (
     use_arena,
 )
 from outrider.models.decoder import Room, wanted_tokens
-from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject
+from outrider.models.documents import read_document
+from outrider.models.json_object import OTHER_CHECKPOINT
 from outrider.models.loading import LoadOptions, pick_device, pick_dtype
 from outrider.models.weights import Weights
 
@@ -248,7 +249,7 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
     with Weights(folder):
         pass
     kernels = _kernels(options, device, dtype)
-    hf_config = read_hf_config(JsonObject.read(folder / "config.json"))
+    hf_config = read_hf_config(read_document(folder / "config.json"))
     model = load(hf_config, folder, dtype).to(device)
     foreign = prepare(model, kernels, dtype, transposed_linear())
     body = Body(model, _kernels(options, device, torch.float32), torch.float32, device)
