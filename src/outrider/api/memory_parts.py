@@ -90,7 +90,7 @@ def files_of(plan: LoadPlan) -> Files:
 
 def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> Room:
     config = plan.settings
-    rows = config.batch_size * (plan.resolved.draft_size + 1)
+    rows = plan.resolved.pass_rows
     most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
     room = room_of(
         config,

@@ -28,6 +28,7 @@ QUANTISE_COSTS = {"int8": (0.0328, 0.8754), "int4": (0.002, 0.964)}
 EXACT_SAMPLERS = ("block", "token", "match", "coupled")
 # Those of them whose noise depends on seed, sample and place alone: a seed has one text.
 SEED_TIED_SAMPLERS = ("match", "coupled")
+UNTIED_SAMPLERS = ("block", "token")
 LOSSY_SAMPLERS = ("typical", "p_min", "threshold", "top_k", "nucleus")
 RULES = Plugins("rule", RuleKind, (*EXACT_SAMPLERS, *LOSSY_SAMPLERS))
 CONTROLLERS = ("auto", "fixed", "band", "slo", "goodput")

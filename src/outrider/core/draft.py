@@ -5,12 +5,12 @@ Shapes:  N = draft nodes, V = vocabulary, B = sequences, W = longest path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from outrider.core.budget import Budget, RoundTrace
+from outrider.core.budget import Budget, Choice, RoundTrace
 from outrider.core.errors import DrafterError
 from outrider.core.tree import ROOT
 
@@ -30,7 +30,9 @@ class Draft:
     A chain is the tree whose node i has parent i - 1. `probs_NV[i]` is the distribution node i was
     drawn from, given its earlier siblings; None says every node was chosen deterministically. `hit`
     says whether it was made ahead of the verdict that it follows, None where nobody drafts ahead.
-    `by` names who proposed it, where the engine's drafter is several.
+    `by` names who proposed it, where the engine's drafter is several. `accept_probs` has for each
+    node the probability that it is accepted, as its drafter expects it, the likeliest first; it is
+    empty where the drafter does not say.
     """
 
     tokens: tuple[int, ...]
@@ -38,6 +40,7 @@ class Draft:
     probs_NV: Tensor | None = None
     hit: bool | None = None
     by: str = ""
+    accept_probs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         self.check()
@@ -50,6 +53,10 @@ class Draft:
             map(_comes_before, self.parents, range(len(self.parents)))
         ):
             raise DrafterError(f"parents {self.parents[:16]} do not come before their children.")
+        if self.accept_probs and len(self.accept_probs) != len(self.tokens):
+            raise DrafterError(
+                f"{len(self.accept_probs)} probabilities for {len(self.tokens)} tokens."
+            )
         if self.probs_NV is not None and self.probs_NV.shape[0] != len(self.tokens):
             raise DrafterError(
                 f"{self.probs_NV.shape[0]} distributions for {len(self.tokens)} tokens."
@@ -67,8 +74,32 @@ class Draft:
         return _EMPTY
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], probs_NV: Tensor | None = None, *, by: str = "") -> Draft:
-        return cls(tuple(tokens), _chain_parents(len(tokens)), probs_NV, by=by)
+    def chain(
+        cls,
+        tokens: Sequence[int],
+        probs_NV: Tensor | None = None,
+        *,
+        by: str = "",
+        accept_probs: tuple[float, ...] = (),
+    ) -> Draft:
+        parents = _chain_parents(len(tokens))
+        return cls(tuple(tokens), parents, probs_NV, by=by, accept_probs=accept_probs)
+
+    def first(self, count: int) -> Draft:
+        """Its first `count` nodes: a draft too, since parents come before children."""
+        if count >= len(self.tokens):
+            return self
+        if not count:
+            return _EMPTY
+        probs_NV = None if self.probs_NV is None else self.probs_NV[:count]
+        return Draft(
+            self.tokens[:count],
+            self.parents[:count],
+            probs_NV,
+            self.hit,
+            self.by,
+            self.accept_probs[:count],
+        )
 
     def children(self, node: int) -> tuple[int, ...]:
         """Children of `node` in the order they were drawn."""
@@ -100,6 +131,17 @@ def parents_below(root: int, parents: Sequence[int]) -> tuple[int, ...]:
 
 
 _EMPTY = Draft((), ())
+
+
+class Trimmed(NamedTuple):
+    """The drafts of a pass after a controller cut them, and what it expects of the pass."""
+
+    drafts: list[Draft]
+    choice: Choice
+
+
+# Cuts the drafts of sequences that draft together, given their ids and their drafts.
+Trim: TypeAlias = Callable[[Sequence[int], Sequence[Draft]], Trimmed]
 
 
 def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:

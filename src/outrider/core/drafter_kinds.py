@@ -27,7 +27,7 @@ OFF = "none"
 # What --draft names if it names no heads, and the drafter that reads it.
 MODEL = "model"
 # What auto is where --draft names nothing.
-WITHOUT_DRAFT = "ngram"
+WITHOUT_DRAFT = "suffix"
 # The copy of the target that auto may make, and what auto is then: it drafts beside look-ups.
 COPY, WITH_COPY = "quantised-self", "portfolio"
 _BUILDERS = "outrider.engine.drafter_builders"
@@ -61,7 +61,8 @@ class DrafterKind:
     say what its source is, `not_in_process` what cannot live in a process of its own.
     `without_draft` is the drafter that it is where --draft names nothing; with `in_target` the
     target's own files may have its heads. One that `is_captured` runs within a CUDA graph. A copy
-    of the target has `fewer_bits`, or fewer layers.
+    of the target has `fewer_bits`, or fewer layers. One that `scores` says with which probability
+    each of its tokens is accepted.
     """
 
     name: str
@@ -79,6 +80,7 @@ class DrafterKind:
     in_target: bool = False
     is_captured: bool = False
     fewer_bits: bool = False
+    scores: bool = False
     format: HeadFormat | None = None
 
     @property
@@ -152,7 +154,7 @@ KINDS: Mapping[str, DrafterKind] = _table(
         needs_words="a draft model",
         not_in_process="a draft model with another vocabulary",
     ),
-    DrafterKind(name=WITHOUT_DRAFT, builder=f"{_BUILDERS}:build_ngram"),
+    DrafterKind(name="ngram", builder=f"{_BUILDERS}:build_ngram", scores=True),
     DrafterKind(
         name="prediction",
         builder=f"{_BUILDERS}:build_prediction",
@@ -160,7 +162,11 @@ KINDS: Mapping[str, DrafterKind] = _table(
         must_have=("prediction",),
     ),
     DrafterKind(
-        name="suffix", builder=f"{_BUILDERS}:build_suffix", branches=True, reads=("corpus",)
+        name=WITHOUT_DRAFT,
+        builder=f"{_BUILDERS}:build_suffix",
+        branches=True,
+        reads=("corpus",),
+        scores=True,
     ),
     DrafterKind(name="recycling", builder=f"{_BUILDERS}:build_recycling", branches=True),
     DrafterKind(
@@ -168,6 +174,7 @@ KINDS: Mapping[str, DrafterKind] = _table(
         builder=f"{_BUILDERS}:build_lookup",
         branches=True,
         reads=("corpus", "prediction"),
+        scores=True,
     ),
     DrafterKind(
         name=WITH_COPY,
@@ -177,6 +184,7 @@ KINDS: Mapping[str, DrafterKind] = _table(
         reads=("corpus", "prediction"),
         not_in_process="the draft model of a portfolio",
         without_draft="lookup",
+        scores=True,
     ),
     DrafterKind(
         name="eagle",

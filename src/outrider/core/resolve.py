@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider.core.config import EXACT_SAMPLERS, EngineConfig
+from outrider.core.config import EXACT_SAMPLERS, UNTIED_SAMPLERS, EngineConfig
 from outrider.core.drafter_kinds import (
     AUTO,
     COPY,
@@ -24,6 +24,13 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import RequestSpeculation, SamplingParams
 from outrider.core.tree import MAX_WIDTH
 
+# Look-ups that nobody named draft trees of so many tokens, so deep: of both, a draft keeps what
+# pays (control/scored.py).
+AUTO_K, AUTO_NODES = 12, 24
+# Draft tokens of a pass whose drafts nobody chose the length of: beyond, a row of any batch costs
+# more than it brings.
+MOST_DRAFTED = 48
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -39,12 +46,15 @@ class ResolvedConfig:
     """`settings` name their schedule and their controller, and `drafter` is the one that they mean.
     `given` is the drafter that a model, heads or a copy of the target that nobody named are by
     themselves; None where there is none of them. With `keeps_lengths`, sampled texts that depend on
-    the lengths of drafts have those of `fixed`, so that a seed repeats them."""
+    the lengths of drafts have those of `fixed`, so that a seed repeats them. With `ties_seeds` the
+    rule match judges instead of block and token: of drafts that were not drawn it accepts as many,
+    and a seed has one text whatever is drafted."""
 
     settings: EngineConfig
     drafter: DrafterKind
     given: DrafterKind | None = None
     keeps_lengths: bool = False
+    ties_seeds: bool = False
 
     @property
     def k(self) -> int:
@@ -55,6 +65,21 @@ class ResolvedConfig:
     def draft_size(self) -> int:
         """Draft tokens of one sequence and round at most."""
         return max(self.k, self.settings.tree_nodes) if self.drafter.drafts else 0
+
+    @property
+    def most_drafted(self) -> int | None:
+        """Draft tokens of all sequences of a pass at most, where that bounds them: long drafts of
+        one request and short ones of many then take the same memory."""
+        if not self.ties_seeds or self.settings.schedule != "single":
+            return None
+        return max(MOST_DRAFTED, self.settings.batch_size)
+
+    @property
+    def pass_rows(self) -> int:
+        """Rows of a pass that are verified at most."""
+        batch = self.settings.batch_size
+        most = batch * self.draft_size
+        return batch + (most if self.most_drafted is None else min(most, self.most_drafted))
 
     @property
     def has_heads(self) -> bool:
@@ -173,6 +198,8 @@ class ResolvedConfig:
     def _sampler_of(self, params: SamplingParams) -> str:
         """The rule that `params` ask for; "" where the engine's own decides alike."""
         own = self.settings.sampler
+        if self.ties_seeds and not params.greedy and (params.sampler or own) in UNTIED_SAMPLERS:
+            return "match"
         alike = params.sampler in (None, own) or (params.greedy and own in EXACT_SAMPLERS)
         return "" if alike else str(params.sampler)
 
@@ -194,23 +221,31 @@ def resolve(
     """
     drafter = _drafter(config, given)
     controller = config.resolved_controller
-    keeps_lengths = controller == "fixed" and _may_stop(config, drafter, known)
+    schedule = _schedule(config, drafter)
+    left_to_us = _is_left_to_us(config, drafter)
+    keeps_lengths = controller == "fixed" and not left_to_us and _may_stop(config, drafter, known)
     settings = replace(
         config,
         k=_k(config, drafter, known),
-        schedule=_schedule(config, drafter),
-        controller="goodput" if keeps_lengths else controller,
+        schedule=schedule,
+        controller="goodput" if keeps_lengths or left_to_us else controller,
     )
-    return ResolvedConfig(settings, drafter, KINDS[given] if given else None, keeps_lengths)
+    if left_to_us and config.k is None and not config.tree_nodes:
+        settings = replace(settings, k=AUTO_K, tree_nodes=AUTO_NODES)
+    source = KINDS[given] if given else None
+    return ResolvedConfig(settings, drafter, source, keeps_lengths, left_to_us)
+
+
+def _is_left_to_us(config: EngineConfig, drafter: DrafterKind) -> bool:
+    """Look-ups that nobody named, with a controller that nobody named."""
+    own = config.controller in (AUTO, "goodput")
+    return config.drafter == AUTO and drafter.name == WITHOUT_DRAFT and own
 
 
 def _may_stop(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> bool:
-    """Look-ups that nobody asked for, heads that are not known to pay, and whatever is known not
-    to, stop where they do not."""
-    if config.controller != AUTO:
+    """Heads that are not known to pay, and whatever is known not to, stop where they do not."""
+    if config.controller != AUTO or drafter.folder is None or config.k is not None:
         return False
-    if drafter.folder is None or config.k is not None:
-        return config.drafter == AUTO and drafter.name == WITHOUT_DRAFT
     return drafter.source == "heads" if known is None else not known.pays
 
 

@@ -33,8 +33,8 @@ class ScoredDraft(NamedTuple):
         if not self.tokens:
             return Draft.empty()
         if self.parents is None:
-            return Draft.chain(self.tokens, by=name)
-        return Draft(self.tokens, self.parents, by=name)
+            return Draft.chain(self.tokens, by=name, accept_probs=self.kept)
+        return Draft(self.tokens, self.parents, by=name, accept_probs=self.kept)
 
 
 def least_kept(budget: Budget) -> float:

@@ -10,6 +10,7 @@ from functools import partial
 
 from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import BandController, FixedController, FixedLengths, SloController
+from outrider.control.scored import ScoredController
 from outrider.control.watchdog import GuardedController, Watchdog
 from outrider.core.budget import Budget, Choice, JobTrace, RoundTrace
 from outrider.core.config import OTHER_CONTROLLERS, EngineConfig
@@ -88,7 +89,9 @@ def build_engine(
     stages = _stages(resolved, models, drafter, _observed(sink, limit))
     if controller is not None:
         most = Budget(resolved.k, num_nodes=config.tree_nodes)
-        stages = replace(stages, controller=GuardedController(controller, most), fixed=None)
+        stages = replace(
+            stages, controller=GuardedController(controller, most), fixed=None, trim=None
+        )
     schedule = schedule_for(config)
     lanes = build_lanes(
         config,
@@ -126,12 +129,15 @@ def _stages(
     sink: Callable[[RoundTrace], None],
 ) -> Stages:
     config = resolved.settings
+    controller = _controller(resolved)
     return Stages(
         target=models.target if config.batched_verify else StepwiseLM(models.target),
         drafter=drafter,
         rule=rule_for(config.sampler, config.leniency, models.sampling),
-        controller=_watched(resolved, _controller(resolved)),
+        controller=_watched(resolved, controller),
         fixed=FixedLengths(_fixed(resolved), config.sampler) if resolved.keeps_lengths else None,
+        trim=controller.trim if isinstance(controller, ScoredController) else None,
+        most_drafted=resolved.most_drafted,
         argmax=models.argmax,
         sink=sink,
         sampling=models.sampling,
@@ -256,6 +262,8 @@ def _controller(resolved: ResolvedConfig) -> Controller:
     name = config.controller
     if k == 0 or name == "fixed":
         return FixedController(_fixed(resolved))
+    if name == "goodput" and resolved.drafter.scores:
+        return ScoredController(k=k, num_nodes=num_nodes, most_drafted=resolved.most_drafted)
     if name == "goodput":
         return GoodputController(k=k, num_nodes=num_nodes)
     if name not in OTHER_CONTROLLERS.built_in:

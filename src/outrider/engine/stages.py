@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from time import perf_counter
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.control.heuristics import FixedLengths
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import host_rows
-from outrider.core.draft import Outcome, Verdict, parents_below
+from outrider.core.draft import Draft, Outcome, Trim, Verdict, parents_below
 from outrider.core.errors import NumericsError, SequenceError, blaming
 from outrider.core.logits import suffixes_of
 from outrider.core.params import SamplingParams
@@ -166,7 +166,9 @@ class Stages:
     decoding: the first maximum wins. `sampling` makes distributions of logits. `sink` receives one
     trace a sequence and round. `fixed` has a word in budgets, where it is given. A draft model has
     `draft_window` positions, if that is a bound. `rules` are those that a request may choose
-    instead of `rule`, `others` the drafters that some chose."""
+    instead of `rule`, `others` the drafters that some chose. `trim` cuts drafts to what pays, where
+    the controller does that; all drafts of a pass have `most_drafted` tokens at most, if that is
+    given."""
 
     target: CausalLM
     drafter: Drafter
@@ -176,6 +178,8 @@ class Stages:
     sink: Callable[[RoundTrace], None]
     sampling: Sampling = PLAIN
     fixed: FixedLengths | None = None
+    trim: Trim | None = None
+    most_drafted: int | None = None
     compaction: Compaction | None = None
     draft_window: int | None = None
     rules: Mapping[str, AcceptanceRule] = field(default_factory=exact_rules)
@@ -231,7 +235,27 @@ class Stages:
         guarded = partial(guarded_drafts, vocab_size=size)
         ask = partial(self.others.drafts, own=self.drafter, ask=guarded)
         drafts, faults = with_forced(rows, ask)
-        return Proposals(drafts, faults, perf_counter() - started)
+        return Proposals(self._trimmed(batch, drafts), faults, perf_counter() - started)
+
+    def _trimmed(self, batch: Batch, drafts: Mapping[int, Draft]) -> Mapping[int, Draft]:
+        """`drafts` as far as they pay and a pass has rows for them. What a budget was chosen for is
+        known only now."""
+        if not drafts:
+            return drafts
+        if self.trim is not None:
+            seq_ids = [seq.seq_id for seq in batch]
+            proposed = [drafts.get(seq_id, Draft.empty()) for seq_id in seq_ids]
+            kept, choice = self.trim(seq_ids, proposed)
+            drafts = dict(zip(seq_ids, kept, strict=True))
+            for seq in batch:
+                seq.budget = replace(seq.budget, choice=choice)
+        most = self.most_drafted
+        if most is None or sum(map(len, drafts.values())) <= most:
+            return drafts
+        # A length that depends on nothing drawn: each gets its share.
+        share = max(most // len(drafts), 1)
+        cut = {seq_id: draft.first(share) for seq_id, draft in drafts.items()}
+        return dict(islice(cut.items(), most))
 
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0

@@ -1,0 +1,228 @@
+"""Goodput controller of drafters that score their tokens: each draft is cut to what pays.
+
+Look-ups cost next to nothing, and each says with which probability P_i every node of its draft is
+accepted. So the longest draft is requested, and its length is chosen afterwards, from that very
+draft: of all nodes of a batch, the C with the largest P_i that maximise
+
+    sum of P_i - L (T(b + C) - T(b))
+
+T(rows) are the measured seconds of a pass (estimate/cost.py), b the sequences, and L the tokens a
+second that the batch writes as things go: what the time of the additional rows would bring
+otherwise. That is the best stationary policy (Dinkelbach 1967, "On nonlinear fractional
+programming": the ratio of tokens to time is maximised where their difference at the price L is).
+C = 0 is plain decoding. A length depends on the text, on deterministic drafts and on time, never on
+a drawn token, so every exact rule keeps the target's distribution.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from outrider.core.budget import Budget, Choice, Reason, RoundTrace
+from outrider.core.draft import Draft, Trimmed
+from outrider.core.errors import ContractError
+from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
+from outrider.estimate.online import FadingRate, OpenPasses
+
+# Levels of a draft whose probabilities are corrected apart; deeper ones count as the last.
+_NUM_LEVELS = 8
+# As many accepted nodes as expected are supposed for so many; later trials count fully.
+_SUPPOSED = 8.0
+_FADE = 1 - 1 / 128
+_HIGHEST = 0.99
+# Passes over which tokens a second are averaged.
+_PACE_FADE = 1 - 1 / 64
+# Passes after which costs are worked out again: each of the first, then every so many.
+_FREQUENT, _REFRESH = 32, 32
+# Rounds in a row whose drafts were all left out, before a short one is tried all the same.
+_FIRST_GAP, _LONGEST_GAP, _SHORT = 32, 512, 4
+
+
+def _is_scored(draft: Draft) -> bool:
+    """A draft that was drawn may not be cut by what was drawn."""
+    return bool(draft.accept_probs) and draft.probs_NV is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What the draft of one sequence was expected to bring: by whom, and the sum of P a level."""
+
+    by: str
+    levels: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Tokens a second in units of plain decoding, fading."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        self.tokens = _PACE_FADE * self.tokens + tokens
+        self.seconds = _PACE_FADE * self.seconds + seconds
+
+    @property
+    def gain(self) -> float:
+        return max(self.tokens / self.seconds, 1.0) if self.seconds else 1.0
+
+
+def _no_levels() -> list[FadingRate]:
+    return [FadingRate(_FADE) for _ in range(_NUM_LEVELS)]
+
+
+@dataclass(slots=True)
+class _Corrections:
+    """How many nodes were accepted for each that a drafter expected, level by level."""
+
+    levels: list[FadingRate] = field(default_factory=_no_levels)
+
+    def corrected(self, draft: Draft) -> tuple[list[float], list[int]]:
+        """P of every node, never rising along the draft, and its level from 0."""
+        factors = [level.posterior(1.0, _SUPPOSED) for level in self.levels]
+        levels: list[int] = []
+        probs: list[float] = []
+        lowest = _HIGHEST
+        for parent, expected in zip(draft.parents, draft.accept_probs, strict=True):
+            level = 0 if parent < 0 else min(levels[parent] + 1, _NUM_LEVELS - 1)
+            levels.append(level)
+            lowest = min(lowest, expected * factors[level])
+            probs.append(lowest)
+        return probs, levels
+
+    def learn(self, levels: Sequence[float], num_accepted: int) -> None:
+        for level, expected in enumerate(levels):
+            self.levels[level].add(float(num_accepted > level), expected)
+
+
+class ScoredController:
+    """Budgets are always the largest; `trim` cuts drafts. A pure function of drafts and traces."""
+
+    def __init__(self, *, k: int, num_nodes: int = 0, most_drafted: int | None = None) -> None:
+        """All drafts of a pass have `most_drafted` tokens at most, if that is given."""
+        if k < 0:
+            raise ContractError("k is at least 0")
+        self._most_drafted = most_drafted
+        self._most = Budget(k, num_nodes=num_nodes, choice=Choice("gain"))
+        self._meter = CostMeter()
+        self._costs: CostTable = ASSUMED
+        self._pass_seconds: dict[int, list[float]] = {}
+        self._corrections: dict[str, _Corrections] = {}
+        self._expected: dict[int, _Expected] = {}
+        self._pace = _Pace()
+        self._open = OpenPasses()
+        self._num_passes = 0
+        self._num_idle, self._gap = 0, _FIRST_GAP
+
+    def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        price = self._price(len(seq_ids))
+        return [replace(self._most, price=price)] * len(seq_ids)
+
+    def trim(self, seq_ids: Sequence[int], drafts: Sequence[Draft]) -> Trimmed:
+        """The drafts of sequences that draft together, each cut to its beginning that pays. Drafts
+        without probabilities, and those that were drawn, stay as they are."""
+        scored = [index for index, draft in enumerate(drafts) if _is_scored(draft)]
+        num_fixed = sum(map(len, drafts)) - sum(len(drafts[index]) for index in scored)
+        probs: dict[int, list[float]] = {}
+        levels: dict[int, list[int]] = {}
+        for index in scored:
+            known = self._corrections.setdefault(drafts[index].by, _Corrections())
+            probs[index], levels[index] = known.corrected(drafts[index])
+        counts, choice = self._choose(len(seq_ids), num_fixed, probs)
+        trimmed = list(drafts)
+        for index in scored:
+            count = counts.get(index, 0)
+            trimmed[index] = drafts[index].first(count)
+            self._expect(seq_ids[index], drafts[index], levels[index][:count])
+        return Trimmed(trimmed, choice)
+
+    def observe(self, trace: RoundTrace) -> None:
+        traces = self._open.add(trace)
+        if traces is None:
+            return
+        rounds = [one for one in traces if one.num_emitted]
+        for one in rounds:
+            expected = self._expected.pop(one.seq_id, None)
+            if expected is not None and one.num_drafted:
+                self._corrections[expected.by].learn(expected.levels, one.num_accepted)
+        if not rounds or any(one.num_prompt_tokens for one in traces):
+            return
+        self._meter.observe(traces, caught_up=True)
+        self._num_passes += 1
+        if self._num_passes < _FREQUENT or self._num_passes % _REFRESH == 0:
+            self._costs = self._meter.table() or self._costs
+            self._pass_seconds.clear()
+        plain = self._seconds(len(rounds), 0)
+        took = self._seconds(len(rounds), sum(one.num_drafted for one in rounds))
+        if plain > 0:
+            self._pace.add(sum(one.num_emitted for one in rounds) / len(rounds), took / plain)
+
+    def _choose(
+        self, num_sequences: int, num_fixed: int, probs: dict[int, list[float]]
+    ) -> tuple[Mapping[int, int], Choice]:
+        """How many nodes of each draft to verify: the beginning of all nodes, the likeliest first,
+        that is worth most at the price of time."""
+        nodes = sorted(
+            ((-p, place, index) for index, row in probs.items() for place, p in enumerate(row))
+        )
+        if self._most_drafted is not None:
+            nodes = nodes[: max(self._most_drafted - num_fixed, 0)]
+        seconds = partial(self._seconds, num_sequences)
+        start = seconds(num_fixed)
+        rate = self._pace.gain * num_sequences / seconds(0) if seconds(0) > 0 else 0.0
+        best, expected, count, worth = 0.0, 0.0, 0, 0.0
+        for number, (lost, _, _) in enumerate(nodes, start=1):
+            worth -= lost
+            value = worth - rate * (seconds(num_fixed + number) - start)
+            if value > best:
+                best, count, expected = value, number, worth
+        if not nodes:
+            return {}, Choice("gain")
+        reason: Reason = "gain"
+        if count:
+            self._num_idle, self._gap = 0, _FIRST_GAP
+        elif num := self._short_trial(len(nodes)):
+            reason, count, expected = "look", num, -sum(node[0] for node in nodes[:num])
+        counts = Counter(index for _, _, index in nodes[:count])
+        if self._costs is ASSUMED or num_fixed:
+            return counts, Choice(reason)
+        tokens, took = num_sequences + expected, seconds(count)
+        gain = tokens * start / (num_sequences * took) if took > 0 else None
+        return counts, Choice(reason, tokens, took, gain)
+
+    def _short_trial(self, num_nodes: int) -> int:
+        """Costs may have been measured in a bad moment: a few nodes are tried now and then."""
+        self._num_idle += 1
+        if self._num_idle < self._gap:
+            return 0
+        self._num_idle, self._gap = 0, min(2 * self._gap, _LONGEST_GAP)
+        return min(num_nodes, _SHORT)
+
+    def _expect(self, seq_id: int, draft: Draft, levels: Sequence[int]) -> None:
+        if not levels:
+            self._expected.pop(seq_id, None)
+            return
+        sums = [0.0] * (max(levels) + 1)
+        for level, expected in zip(levels, draft.accept_probs, strict=False):
+            sums[level] += expected
+        self._expected[seq_id] = _Expected(draft.by, tuple(sums))
+
+    def _price(self, num_sequences: int) -> float | None:
+        """Tokens that a drafted node must bring to pay for its row, on average over a few rows."""
+        plain = self._seconds(num_sequences, 0)
+        if self._costs is ASSUMED or plain <= 0:
+            return None
+        rows = max(num_sequences, 4)
+        more = (self._seconds(num_sequences, rows) - plain) / rows
+        return self._pace.gain * num_sequences * more / plain
+
+    def _seconds(self, num_sequences: int, num_drafted: int) -> float:
+        """A pass over so many drafted nodes of so many sequences."""
+        known = self._pass_seconds.setdefault(num_sequences, [])
+        while len(known) <= num_drafted:
+            rows = num_sequences + len(known)
+            known.append(self._costs.round_seconds(num_sequences, rows, 0, 0))
+        return known[num_drafted]
