@@ -1,30 +1,82 @@
-"""A draft model that a target may have without being told: beside it, or in the cache of the hub.
+"""Drafts that a target has although nobody named them: found with it, or in the cache of the hub.
 
-It must give every id the target's meaning and have at most half of the target's weights. Of several
-the smallest is taken, and those that lie beside the target go before those of the cache. Names and
-sizes are compared first, since a tokenizer takes a moment to read.
+The checkpoint's own MTP block comes first: it was trained with the target and costs least. Heads of
+the target's sizes within its folder or next to it follow, then draft models. A draft model must
+give every id the target's meaning and have at most half of the target's weights. Of several the
+smallest is taken, and those next to the target precede those of the cache. Names and sizes are
+compared first, since a tokenizer takes a moment to read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from outrider.api.tokenizer import Tokenizer, first_differences
-from outrider.core.drafter_kinds import MODEL
+from outrider.core.drafter_kinds import KINDS, MODEL
 from outrider.core.errors import OutriderError
 from outrider.models.documents import read_document
+from outrider.models.draft_heads import has_own_mtp, heads_beside, own_mtp_depth
+from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.gguf.folder import parts_of
 from outrider.models.heads import kind_of
-from outrider.models.hf_config import FAMILIES, read_config
+from outrider.models.hf_config import FAMILIES, read_config, read_model_type
 from outrider.models.hub_cache import cached_models
+from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES
 
 # A draft model that is not this much smaller costs more than it brings.
 MOST_OF_TARGET = 0.5
 _CONFIG = "config.json"
+_MTP = "mtp"
+# Families whose decoders share their tables with heads.
+_WITH_HEADS = (*LLAMA_FAMILIES, *HYBRID_FAMILIES)
 # Folders of one place that are looked at; a place with more is no place for models.
 _MOST_FOLDERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDraft:
+    """The folder that drafts, the kind of drafter that reads it, and words for the note."""
+
+    folder: Path
+    kind: str
+    words: str
+
+
+def found_draft(target: Path) -> FoundDraft | None:
+    """The first of the drafts that were found for the model in `target`; None if there are none."""
+    if _has_own_mtp(target):
+        return FoundDraft(target, _MTP, "the checkpoint's own MTP block")
+    if reads_heads(target):
+        for kind, folder in heads_beside(target).items():
+            words = f"{KINDS[kind].needs_words} in {folder.name}, found with the target"
+            return FoundDraft(folder, kind, words)
+    model = companion_of(target)
+    return None if model is None else FoundDraft(model, MODEL, _where(model))
+
+
+def _has_own_mtp(target: Path) -> bool:
+    try:
+        return reads_heads(target) and own_mtp_depth(target) > 0 and has_own_mtp(target)
+    except OutriderError:
+        return False
+
+
+def reads_heads(target: Path) -> bool:
+    """Whether the model in `target` shares its tables with heads: one of our own decoders does."""
+    try:
+        return not target.is_file() and read_model_type(target) in _WITH_HEADS
+    except OutriderError:
+        return False
+
+
+def _where(found: Path) -> str:
+    """The model in `found`, which lies in the cache or elsewhere."""
+    store = found.parents[1].name if found.parent.name == "snapshots" else ""
+    name = store.removeprefix("models--").replace("--", "/") or found.name
+    return f"{name}, which {'is in the cache' if store else 'lies next to the target'}"
 
 
 def companion_of(target: Path) -> Path | None:

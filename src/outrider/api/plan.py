@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.api.companions import companion_of
-from outrider.api.self_copy import copy_pays
+from outrider.api.companions import FoundDraft, found_draft
+from outrider.api.self_copy import why_no_copy
 from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
@@ -40,12 +40,15 @@ from outrider.pairs.catalog import draft_of
 
 
 def resolve_pair(
-    target: Path, draft: str | None, config: EngineConfig
+    target: Path, draft: str | None, config: EngineConfig, found: FoundDraft | None = None
 ) -> tuple[ResolvedConfig, Path | None]:
     """What `config` means where --draft names `draft`, and the folder of the draft model or heads.
 
     `draft` is not looked for if the drafter has no use for it. A target may have heads within its
-    own files. Raises ConfigError for heads of a target that processes share."""
+    own files. `found` drafts although nobody named it. Raises ConfigError for heads of a target
+    that processes share."""
+    if found is not None:
+        return resolve(config, found.kind, found=True), found.folder
     named = None if config.drafter == AUTO else drafter_named(config.drafter)
     folder = given = None
     if config.most_k > 0 and (named is None or named.reads_draft):
@@ -217,15 +220,15 @@ def plan_pair(
     verifier = verifier_of(folder)
     if verifier is not None:
         draft, folder = draft or str(folder), _target_of(folder, verifier)
-    found = _companion(folder, config) if search and draft is None else None
+    searches = search and draft is None
+    found = _found(folder, config) if searches else None
     target = read_config(folder).for_context(config.context)
-    copies = search and draft is None and found is None and copy_pays(folder, target, config)
-    if found is not None:
-        draft = str(found)
+    no_copy = why_no_copy(folder, target, config) if searches and found is None else "-"
+    copies = not no_copy
     if found is not None or copies:
         # It stops drafting where that does not pay, since nobody asked for it.
         config = replace(config, controller="goodput")
-    resolved, draft_folder = resolve_pair(folder, draft, config)
+    resolved, draft_folder = resolve_pair(folder, draft, config, found)
     if copies:
         resolved = resolve(config, COPY)
     tokenizer = _tokenizer_of(folder, target, config.tokenizer)
@@ -245,14 +248,14 @@ def plan_pair(
         target=target,
         tokenizer=tokenizer,
         draft_folder=draft_folder,
-        draft_name=draft or "",
+        draft_name=draft or ("" if found is None else str(found.folder)),
         translator=translator,
         own=own,
         window=window,
         window_reason=f"target {target.max_tokens}, context {context}",
         draft_window=draft_config.for_context(window).max_tokens if draft_config else None,
         num_slots=whole_pages(wanted, config.page_size),
-        notes=_notes(found, verifier, config.self_quantise if copies else ""),
+        notes=_notes(resolved, found, no_copy, verifier, searches=searches),
         is_found=found is not None or copies,
     )
 
@@ -268,32 +271,42 @@ def _target_of(heads: Path, verifier: str) -> Path:
         ) from error
 
 
-def _companion(target: Path, config: EngineConfig) -> Path | None:
+def _found(target: Path, config: EngineConfig) -> FoundDraft | None:
     """For drafter auto in one process, unless a controller was named that never stops drafting."""
     left_to_us = config.drafter == AUTO and config.controller in (AUTO, "goodput")
     wanted = left_to_us and config.most_k > 0 and config.tensor_parallel == 1
-    return companion_of(target) if wanted else None
+    return found_draft(target) if wanted else None
 
 
-def _notes(found: Path | None, verifier: str | None, copied: str) -> tuple[str, ...]:
-    """What nobody asked for by its name: the draft model, a copy of the target, or the target of
-    heads."""
-    told = [] if found is None else [f"drafts with {_told(found)}; --draft none leaves it out"]
-    if copied:
-        told.append(
-            f"drafts with a copy of the target in {copied} and by look-ups; --drafter ngram makes "
-            "no copy"
+def _notes(
+    resolved: ResolvedConfig,
+    found: FoundDraft | None,
+    no_copy: str,
+    verifier: str | None,
+    *,
+    searches: bool,
+) -> tuple[str, ...]:
+    """What nobody asked for by its name, and why: the drafter of auto, the target of heads."""
+    notes: list[str] = []
+    stops = "whichever promises more in a round, or nothing where no draft pays"
+    if found is not None:
+        notes.append(
+            f"drafter auto: {found.words}, together with look-ups in the text, {stops}; "
+            "--draft none leaves it out"
+        )
+    elif not no_copy:
+        notes.append(
+            f"drafter auto: a copy of the target in {resolved.settings.self_quantise}, together "
+            f"with look-ups in the text, {stops}; --drafter suffix makes no copy"
+        )
+    elif searches and resolved.left_to_us:
+        notes.append(
+            "drafter auto: look-ups in the text (suffix), as far as they pay; no MTP block, heads "
+            f"or draft model was found with the target, and a copy in 4 bits {no_copy}"
         )
     if verifier is not None:
-        told.append(f"the target is {verifier}, which the draft heads name")
-    return tuple(told)
-
-
-def _told(found: Path) -> str:
-    """The model in `found`, which lies in the cache or elsewhere."""
-    store = found.parents[1].name if found.parent.name == "snapshots" else ""
-    name = store.removeprefix("models--").replace("--", "/") or found.name
-    return f"{name}, which {'is in the cache' if store else 'lies beside the target'}"
+        notes.append(f"the target is {verifier}, which the draft heads name")
+    return tuple(notes)
 
 
 def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:

@@ -8,7 +8,6 @@ where drafting does not pay, it stops.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,21 +33,32 @@ LEAST_GAIN = 1.2
 _CONTEXT, _NEW_TOKENS = 128, 128
 
 
-def copy_pays(folder: Path, target: DecoderConfig, config: EngineConfig) -> bool:
-    """Whether drafter auto has the target in `folder` draft for itself, where nothing else can."""
+def why_no_copy(folder: Path, target: DecoderConfig, config: EngineConfig) -> str:
+    """Why drafter auto makes no copy of the target in `folder` in fewer bits, in words that follow
+    "a copy in 4 bits"; "" if it makes one."""
     if not (_is_left_to_us(config) and isinstance(target, LlamaConfig)):
-        return False
-    if target.sparse_layers or folder.is_file() or scheme_in(folder) is not None:
-        return False
-    device = pick_device(config.device)
+        return "is made for targets of the Llama family alone, with settings left at auto"
+    if target.sparse_layers:
+        return "is not made of mixtures of experts"
+    if folder.is_file() or scheme_in(folder) is not None:
+        return "would gain little, since the weights are quantised already"
     dtype = DTYPES.get(target.dtype if config.dtype == AUTO else config.dtype, torch.float32)
-    spec = target.spec("", bytes_per_weight=dtype.itemsize, bytes_per_kv=dtype.itemsize)
-    least = max(_LEAST_BYTES, _TIMES_CACHE * last_cache_bytes())
-    if spec.weight_bytes < least or spec.num_parameters > _WEIGHTS_A_CORE * num_physical_cores():
-        return False
+    spec = target.spec("target", bytes_per_weight=dtype.itemsize, bytes_per_kv=dtype.itemsize)
+    device = pick_device(config.device)
     if device.type != "cpu" or not is_native(device, dtype, config.force_reference):
-        return False
-    return expected_gain(replace(spec, name="target"), config.self_quantise) >= LEAST_GAIN
+        return "needs the native kernels of CPUs"
+    return _why_no_gain(spec, config.self_quantise)
+
+
+def _why_no_gain(spec: ModelSpec, bits: str) -> str:
+    """Sizes first: what the planner expects takes longer to find out."""
+    if spec.weight_bytes < max(_LEAST_BYTES, _TIMES_CACHE * last_cache_bytes()):
+        return "would gain little, since caches hold the weights"
+    if spec.num_parameters > _WEIGHTS_A_CORE * num_physical_cores():
+        return "would take long to make; --drafter quantised-self makes it"
+    if expected_gain(spec, bits) < LEAST_GAIN:
+        return f"is expected to make texts less than {LEAST_GAIN} times as fast"
+    return ""
 
 
 def _is_left_to_us(config: EngineConfig) -> bool:

@@ -22,7 +22,6 @@ from shlex import quote
 
 from outrider.api.llm import LLM
 from outrider.api.tokenizer import Difference, Tokenizer, first_differences
-from outrider.bench.studies.draft_heads import Remark, rope_in_words, size_remarks, weight_remarks
 from outrider.bench.workload import builtin_texts
 from outrider.cli.models import small_files
 from outrider.core.config import EngineConfig
@@ -30,6 +29,7 @@ from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import position_counts
 from outrider.models.documents import read_document
+from outrider.models.draft_heads import Remark, rope_in_words, size_remarks, weight_remarks
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import DraftKind, kind_of
 from outrider.models.hf_config import read_config

@@ -104,7 +104,6 @@ def inflate(call: Call[InflateOptions]) -> int:
     say what it holds."""
     name, folder = needed(call, "SHAPE"), Path(needed(call, "FOLDER", position=1))
 
-    from outrider.bench.studies.draft_heads import heads_beside
     from outrider.lab.inflate import shape_called
     from outrider.lab.inflate_files import (
         INFLATABLE,
@@ -112,6 +111,7 @@ def inflate(call: Call[InflateOptions]) -> int:
         write_inflated,
         write_inflated_heads,
     )
+    from outrider.models.draft_heads import heads_beside
 
     shape, dtype = shape_called(name), DTYPES[call.options.dtype]
     source = resolve(call.options.source)

@@ -14,13 +14,13 @@ from pathlib import Path
 from shlex import quote
 
 from outrider.api.companions import MOST_OF_TARGET, models_beside, num_weight_bytes, same_ids
-from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
 from outrider.bench.studies.drafters_lineup import available
 from outrider.cli.draft_fit import SMALL_FILES
 from outrider.cli.models import LocalModel, local_models, small_files
 from outrider.core.drafter_kinds import PLUGINS
 from outrider.core.errors import CheckpointError
 from outrider.models.documents import read_document
+from outrider.models.draft_heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
 from outrider.models.families import DECODER_FAMILIES
 from outrider.pairs.catalog import draft_of, list_pairs
 from outrider.train.target import read_decoder_config

@@ -26,10 +26,11 @@ AUTO = "auto"
 OFF = "none"
 # What --draft names if it names no heads, and the drafter that reads it.
 MODEL = "model"
-# What auto is where --draft names nothing.
-WITHOUT_DRAFT = "suffix"
-# The copy of the target that auto may make, and what auto is then: it drafts beside look-ups.
-COPY, WITH_COPY = "quantised-self", "portfolio"
+# The drafter that auto is where there is nothing to draft with, and the one that it is where a
+# model or heads were found that nobody named: these then draft together with look-ups.
+WITHOUT_DRAFT, WITH_FOUND = "suffix", "portfolio"
+# The copy of the target that auto may make.
+COPY = "quantised-self"
 _BUILDERS = "outrider.engine.drafter_builders"
 
 
@@ -177,7 +178,7 @@ KINDS: Mapping[str, DrafterKind] = _table(
         scores=True,
     ),
     DrafterKind(
-        name=WITH_COPY,
+        name=WITH_FOUND,
         builder=f"{_BUILDERS}:build_portfolio",
         source="draft",
         branches=True,

@@ -14,7 +14,7 @@ from outrider.core.drafter_kinds import (
     KINDS,
     MODEL,
     OFF,
-    WITH_COPY,
+    WITH_FOUND,
     WITHOUT_DRAFT,
     DrafterKind,
     drafter_named,
@@ -24,8 +24,8 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import RequestSpeculation, SamplingParams
 from outrider.core.tree import MAX_WIDTH
 
-# Look-ups that nobody named draft trees of so many tokens, so deep: of both, a draft keeps what
-# pays (control/scored.py).
+# What nobody named drafts trees of so many tokens, so deep, of which those that pay are verified
+# (control/scored.py).
 AUTO_K, AUTO_NODES = 12, 24
 # Draft tokens of a pass whose drafts nobody chose the length of: beyond, a row of any batch costs
 # more than it brings.
@@ -46,15 +46,14 @@ class ResolvedConfig:
     """`settings` name their schedule and their controller, and `drafter` is the one that they mean.
     `given` is the drafter that a model, heads or a copy of the target that nobody named are by
     themselves; None where there is none of them. With `keeps_lengths`, sampled texts that depend on
-    the lengths of drafts have those of `fixed`, so that a seed repeats them. With `ties_seeds` the
-    rule match judges instead of block and token: of drafts that were not drawn it accepts as many,
-    and a seed has one text whatever is drafted."""
+    the lengths of drafts have those of `fixed`, so that a seed repeats them. With `left_to_us`
+    nobody named what drafts, nor how much of it."""
 
     settings: EngineConfig
     drafter: DrafterKind
     given: DrafterKind | None = None
     keeps_lengths: bool = False
-    ties_seeds: bool = False
+    left_to_us: bool = False
 
     @property
     def k(self) -> int:
@@ -67,10 +66,16 @@ class ResolvedConfig:
         return max(self.k, self.settings.tree_nodes) if self.drafter.drafts else 0
 
     @property
+    def ties_seeds(self) -> bool:
+        """Whether the rule match judges instead of block and token: it accepts as many of the
+        drafts that were not drawn, and a seed has one text whatever is drafted."""
+        return self.left_to_us and self.drafter.looks_up
+
+    @property
     def most_drafted(self) -> int | None:
         """Draft tokens of all sequences of a pass at most, where that bounds them: long drafts of
         one request and short ones of many then take the same memory."""
-        if not self.ties_seeds or self.settings.schedule != "single":
+        if not self.left_to_us or self.settings.schedule != "single":
             return None
         return max(MOST_DRAFTED, self.settings.batch_size)
 
@@ -211,15 +216,20 @@ class ResolvedConfig:
 
 
 def resolve(
-    config: EngineConfig, given: str | None, known: Measured | None = None
+    config: EngineConfig,
+    given: str | None,
+    known: Measured | None = None,
+    *,
+    found: bool = False,
 ) -> ResolvedConfig:
     """What `config` means where there is a draft model, heads or a copy of the target, of the kind
-    `given`, or none of them. `known` is what was measured of that.
+    `given`, or none of them. `known` is what was measured of that, and `found` says that nobody
+    named it.
 
     Raises ConfigError if the drafter needs a draft model or heads of another kind, or cannot live
     in a process.
     """
-    drafter = _drafter(config, given)
+    drafter = _drafter(config, given, found=found)
     controller = config.resolved_controller
     schedule = _schedule(config, drafter)
     left_to_us = _is_left_to_us(config, drafter)
@@ -237,9 +247,9 @@ def resolve(
 
 
 def _is_left_to_us(config: EngineConfig, drafter: DrafterKind) -> bool:
-    """Look-ups that nobody named, with a controller that nobody named."""
-    own = config.controller in (AUTO, "goodput")
-    return config.drafter == AUTO and drafter.name == WITHOUT_DRAFT and own
+    """A drafter that nobody named, with a controller that nobody named or that decides likewise."""
+    is_ours = drafter.name in (WITHOUT_DRAFT, WITH_FOUND)
+    return config.drafter == AUTO and is_ours and config.controller in (AUTO, "goodput")
 
 
 def _may_stop(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> bool:
@@ -257,11 +267,11 @@ def _k(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> in
     return known.k if known is not None and known.pays and is_chain and is_left else config.most_k
 
 
-def _drafter(config: EngineConfig, given: str | None) -> DrafterKind:
+def _drafter(config: EngineConfig, given: str | None, *, found: bool) -> DrafterKind:
     if config.most_k == 0:
         return KINDS[OFF]
     if config.drafter == AUTO:
-        return KINDS[WITH_COPY if given == COPY else given or WITHOUT_DRAFT]
+        return KINDS[WITH_FOUND if found or given == COPY else given or WITHOUT_DRAFT]
     wanted = drafter_named(config.drafter)
     if wanted.without_draft and given is None:
         return KINDS[wanted.without_draft]

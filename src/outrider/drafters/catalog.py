@@ -130,5 +130,9 @@ class BuildContext:
         return drafter
 
     def member(self) -> Drafter:
-        """What a model or heads are by themselves, as a part of another drafter."""
-        return replace(self, kind=given(self.resolved.given, "draft model")).build()
+        """What a model or heads are by themselves, as a part of another drafter. Where nobody chose
+        the size of drafts they draft chains, and look-ups alone branch."""
+        resolved = self.resolved
+        if resolved.left_to_us:
+            resolved = resolved.with_settings(replace(resolved.settings, tree_nodes=0))
+        return replace(self, resolved=resolved, kind=given(resolved.given, "draft model")).build()

@@ -196,7 +196,9 @@ class PortfolioDrafter:
                 # Most members have nothing to say in most rounds.
                 if offer is NO_OFFER:
                     continue
-                worth = goodput(offer.num_expected, len(offer.tokens))
+                worth = goodput(
+                    offer.num_expected, len(offer.tokens), 0.0, rows[index].budget.price
+                )
                 if worth > worths[index]:
                     best[index], worths[index] = (member.name, offer), worth
         return [offer.made_by(name) for name, offer in best], worths

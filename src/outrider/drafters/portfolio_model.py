@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from outrider.core.budget import Budget
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError
@@ -81,10 +82,14 @@ LOOK_DEPTH = 2
 _BID_EVERY = 8
 
 
-def goodput(num_expected: float, num_rows: int, share: float = 0.0) -> float:
+def goodput(
+    num_expected: float, num_rows: int, share: float = 0.0, price: float | None = None
+) -> float:
     """Tokens a pass's time: `num_expected` draft tokens and the target's own, for `num_rows` of
-    drafts that took `share` of a pass to make."""
-    return (1 + num_expected) / (1 + ROW_COST * num_rows + share)
+    drafts that took `share` of a pass to make. A row costs `price` of a pass, if that was
+    measured."""
+    cost = ROW_COST if price is None else price
+    return (1 + num_expected) / (1 + cost * num_rows + share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +120,10 @@ class _RequestBids:
 
 @dataclass(slots=True)
 class ModelMember:
-    """Asks `drafter`, which may be any that is not free."""
+    """Asks `drafter`, which may be any that is not free; without `branches` for chains alone."""
 
     drafter: Drafter
+    branches: bool = True
     pace: DraftCostMeter = field(default_factory=DraftCostMeter)
     _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_PLACES))
     _requests: dict[int, _RequestBids] = field(default_factory=dict[int, _RequestBids])
@@ -165,7 +171,8 @@ class ModelMember:
         if request.num_looks:
             return Bid(min(LOOK_DEPTH, depth), float("inf"))
         if request.bid is None or request.limit != depth or not request.is_fresh:
-            request.bid, request.limit = self._bid(row.seq_id, request, depth), depth
+            bid = self._bid(row.seq_id, request, depth, row.budget.price)
+            request.bid, request.limit = bid, depth
         return request.bid
 
     def draft(self, asked: Sequence[tuple[DraftRow, int]]) -> list[Draft]:
@@ -173,7 +180,7 @@ class ModelMember:
         there is no memory for, none now."""
         if not asked:
             return []
-        rows = [replace(row, budget=row.budget.cut(depth)) for row, depth in asked]
+        rows = [replace(row, budget=self._cut(row.budget, depth)) for row, depth in asked]
         for row in rows:
             request = self._requests[row.seq_id]
             request.num_looks = max(request.num_looks - 1, 0)
@@ -187,7 +194,11 @@ class ModelMember:
             self.pace.drafted(self.pace.clock() - started, max(depth for _, depth in asked))
         return [replace(draft, by=self.drafter.name) for draft in drafts]
 
-    def _bid(self, seq_id: int, request: _RequestBids, depth: int) -> Bid:
+    def _cut(self, budget: Budget, depth: int) -> Budget:
+        cut = budget.cut(depth)
+        return cut if self.branches else replace(cut, num_nodes=0)
+
+    def _bid(self, seq_id: int, request: _RequestBids, depth: int, price: float | None) -> Bid:
         rates = self._acceptance.rates(seq_id)
         rates += rates[-1:] * (depth - len(rates))
         # After rounds without it, it must first read what it missed.
@@ -195,7 +206,7 @@ class ModelMember:
         best, num_expected = Bid(0, 0.0), 0.0
         for place, kept in enumerate(prefix_products(rates[:depth]), start=1):
             num_expected += kept
-            found = goodput(num_expected, place, self.pace.share * (place + late))
+            found = goodput(num_expected, place, self.pace.share * (place + late), price)
             if found > best.goodput:
                 best = Bid(place, found)
         return best

@@ -201,7 +201,8 @@ def build_portfolio(context: BuildContext) -> Drafter:
     from outrider.drafters.portfolio_model import ModelMember
 
     members = lookup_members(build_suffix(context), build_ngram(context))
-    return PortfolioDrafter(members, ModelMember(context.member()))
+    branches = not context.resolved.left_to_us
+    return PortfolioDrafter(members, ModelMember(context.member(), branches=branches))
 
 
 def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[ScoredDrafter, ...]:

@@ -16,7 +16,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.bench.studies.draft_heads import heads_beside
+from outrider.models.draft_heads import heads_beside
 from outrider.cli.main import run
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import StepRow

@@ -20,7 +20,6 @@ from typing import Protocol
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.bench.machine import weights_digest
-from outrider.bench.studies.draft_heads import has_own_mtp, heads_beside, name_of
 from outrider.bench.turns import facts_of
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, KINDS, DrafterKind, every_drafter
@@ -33,6 +32,7 @@ from outrider.core.errors import (
     did_you_mean,
 )
 from outrider.core.params import SamplingParams
+from outrider.models.draft_heads import has_own_mtp, heads_beside, name_of
 from outrider.models.heads import HeadKind, kind_of
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of

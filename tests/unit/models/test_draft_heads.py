@@ -11,7 +11,7 @@ import torch
 
 from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import variant, write_checkpoint
-from outrider.bench.studies.draft_heads import (
+from outrider.models.draft_heads import (
     has_own_mtp,
     heads_beside,
     own_mtp_depth,
