@@ -181,6 +181,9 @@ class ScoredController:
                 best, count, expected = value, number, worth
         if not nodes:
             return {}, Choice("gain")
+        if self._costs is not ASSUMED and self._costs.target.points[0][0] > num_sequences:
+            # Nothing is known of so few rows, so the first drafted one would seem to cost nothing.
+            return {}, Choice("trial")
         reason: Reason = "gain"
         if count:
             self._num_idle, self._gap = 0, _FIRST_GAP

@@ -194,6 +194,15 @@ class Remembering(Protocol):
 
 
 @runtime_checkable
+class KeepsApart(Protocol):
+    """A drafter that remembers texts of requests, and can leave a text out of what it remembers."""
+
+    def open_apart(self, seq_id: int, prompt: Sequence[int]) -> None:
+        """Open a text that drafts from itself alone and for itself alone, in place of `open`."""
+        ...
+
+
+@runtime_checkable
 class HasMembers(Protocol):
     """A drafter that is made of others."""
 

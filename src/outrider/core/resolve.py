@@ -229,7 +229,7 @@ def resolve(
     Raises ConfigError if the drafter needs a draft model or heads of another kind, or cannot live
     in a process.
     """
-    drafter = _drafter(config, given, found=found)
+    drafter = _drafter(config, given, joins=found and _can_join(config))
     controller = config.resolved_controller
     schedule = _schedule(config, drafter)
     left_to_us = _is_left_to_us(config, drafter)
@@ -267,11 +267,17 @@ def _k(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> in
     return known.k if known is not None and known.pays and is_chain and is_left else config.most_k
 
 
-def _drafter(config: EngineConfig, given: str | None, *, found: bool) -> DrafterKind:
+def _can_join(config: EngineConfig) -> bool:
+    """Whether a draft model or heads may draft together with look-ups: on one lane, in one
+    process."""
+    return config.schedule in ("single", AUTO) and config.drafter_home == "thread"
+
+
+def _drafter(config: EngineConfig, given: str | None, *, joins: bool) -> DrafterKind:
     if config.most_k == 0:
         return KINDS[OFF]
     if config.drafter == AUTO:
-        return KINDS[WITH_FOUND if found or given == COPY else given or WITHOUT_DRAFT]
+        return KINDS[WITH_FOUND if joins or given == COPY else given or WITHOUT_DRAFT]
     wanted = drafter_named(config.drafter)
     if wanted.without_draft and given is None:
         return KINDS[wanted.without_draft]

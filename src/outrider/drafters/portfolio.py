@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from outrider.core.draft import Draft, common_prefix
 from outrider.core.errors import ContractError
 from outrider.core.logits import LogitsProcessor
-from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, Remembering
+from outrider.core.protocols import Drafter, DraftNeeds, DraftRow, KeepsApart, Remembering
 from outrider.drafters.none import Stateless
 from outrider.drafters.portfolio_model import ModelMember, goodput
 from outrider.drafters.proposals import NO_OFFER, ScoredDraft, ScoredDrafter
@@ -140,6 +140,15 @@ class PortfolioDrafter:
     def open(self, seq_id: int, prompt: Sequence[int]) -> None:
         for member in self._members:
             member.open(seq_id, prompt)
+        if self._neural is not None:
+            self._neural.open(seq_id, prompt)
+
+    def open_apart(self, seq_id: int, prompt: Sequence[int]) -> None:
+        for member in self._members:
+            if isinstance(member, KeepsApart):
+                member.open_apart(seq_id, prompt)
+            else:
+                member.open(seq_id, prompt)
         if self._neural is not None:
             self._neural.open(seq_id, prompt)
 

@@ -123,7 +123,7 @@ class ModelMember:
     """Asks `drafter`, which may be any that is not free; without `branches` for chains alone."""
 
     drafter: Drafter
-    branches: bool = True
+    branches: bool = field(default=True, kw_only=True)
     pace: DraftCostMeter = field(default_factory=DraftCostMeter)
     _acceptance: Acceptance = field(default_factory=lambda: Acceptance(_NUM_PLACES))
     _requests: dict[int, _RequestBids] = field(default_factory=dict[int, _RequestBids])

@@ -15,8 +15,9 @@ seed; every exact rule keeps its distribution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -292,9 +293,14 @@ class SuffixDrafter(TextDrafter):
     ) -> None:
         if num_tokens <= 0:
             raise ContractError("one token or more is remembered")
-        self._memory: SuffixTexts = (
-            Memory(num_tokens) if native is None else native.suffix(_settings(num_tokens))
+        self._new_memory: Callable[[], SuffixTexts] = (
+            partial(Memory, num_tokens)
+            if native is None
+            else partial(native.suffix, _settings(num_tokens))
         )
+        self._memory = self._new_memory()
+        # Texts that are kept apart, each in a memory of its own.
+        self._apart: dict[int, SuffixTexts] = {}
         super().__init__("suffix", self._memory)
         left = num_tokens
         for text in corpus:
@@ -304,7 +310,21 @@ class SuffixDrafter(TextDrafter):
     @property
     def num_states(self) -> int:
         """Of all automata: what memory goes by."""
-        return self._memory.num_states
+        return sum(one.num_states for one in (self._memory, *self._apart.values()))
+
+    def open_apart(self, seq_id: int, prompt: Sequence[int]) -> None:
+        """Open a text that drafts from itself alone: neither other requests nor the corpus."""
+        memory = self._new_memory()
+        memory.open(seq_id, len(prompt))
+        self._apart[seq_id] = memory
+
+    def close(self, seq_id: int) -> None:
+        memory = self._apart.pop(seq_id, None)
+        if memory is None:
+            super().close(seq_id)
+
+    def _texts_of(self, seq_id: int) -> SuffixTexts:
+        return self._apart.get(seq_id, self._memory)
 
     def forget(self) -> None:
         """What requests wrote; the corpus stays."""

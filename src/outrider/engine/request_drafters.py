@@ -13,7 +13,7 @@ from functools import partial
 
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError, foreign
-from outrider.core.protocols import Drafter, DraftRow, Remembering
+from outrider.core.protocols import Drafter, DraftRow, KeepsApart, Remembering
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.prediction import PredictionDrafter
@@ -25,6 +25,14 @@ Ask = Callable[[Drafter, Sequence[DraftRow]], tuple[dict[int, Draft], dict[int, 
 
 def _none_to_choose(name: str) -> Drafter:
     raise ContractError(f"drafter {name!r} cannot be made here")
+
+
+def _open(drafter: Drafter, seq: LiveSequence) -> None:
+    """A salt keeps requests from learning of each other, by the times of drafts too."""
+    if seq.params.cache_salt and isinstance(drafter, KeepsApart):
+        drafter.open_apart(seq.seq_id, seq.tokens)
+    else:
+        drafter.open(seq.seq_id, seq.tokens)
 
 
 @dataclass(slots=True)
@@ -45,10 +53,10 @@ class RequestDrafters:
         if seq.speculation.has_own:
             if name not in self._made:
                 self._made[name] = self.make(name)
-            self._made[name].open(seq_id, seq.tokens)
+            _open(self._made[name], seq)
             self._chosen[seq_id] = name
         else:
-            own.open(seq_id, seq.tokens)
+            _open(own, seq)
         if seq.speculation.is_guided:
             self._guesses.open(seq_id, seq.tokens)
             self._guided.add(seq_id)

@@ -22,7 +22,7 @@ from pathlib import Path
 from outrider.api.llm import LLM
 from outrider.api.plan import resolve_pair
 from outrider.api.result import GenerationResult
-from outrider.api.self_copy import copy_pays
+from outrider.api.self_copy import why_no_copy
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.draft import common_prefix
@@ -79,7 +79,8 @@ class ParitySubject:
         """What parity is checked for: the user's drafter, look-ups for they need no model, and the
         copy that drafts where nobody says."""
         folder = resolve(self.target)
-        copies = self.draft is None and copy_pays(folder, read_config(folder), self.config)
+        target = read_config(folder)
+        copies = self.draft is None and not why_no_copy(folder, target, self.config)
         return tuple(dict.fromkeys((self.drafter, "ngram", *([COPY] if copies else []))))
 
     def tokenizer(self) -> Tokenizer:

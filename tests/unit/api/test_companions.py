@@ -16,11 +16,12 @@ from outrider.api import loading
 from outrider.api.companions import companion_of
 from outrider.api.memory_plan import fitted
 from outrider.api.plan import LoadPlan
-from outrider.control.goodput import WITHOUT_GAIN
+from outrider.core.drafter_kinds import WITH_FOUND, WITHOUT_DRAFT
 from outrider.core.errors import CapacityError
+from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.models.loading import resolve
 
-PARAMS = SamplingParams(max_tokens=3 * WITHOUT_GAIN, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=192, ignore_eos=True)
 PROMPT = "def add(a, b):"
 
 
@@ -90,12 +91,12 @@ def test_auto_drafts_with_what_lies_beside_and_says_so(target: Path) -> None:
     copy_of("outrider/embedded-draft", target.parent / "draft")
     plain = LLM(target, drafter="none").generate([PROMPT], PARAMS)[0]
     llm = LLM(target)
-    assert llm.drafter == "model"
-    assert any("draft, which lies beside the target" in note for note in llm.notes)
+    assert llm.drafter == WITH_FOUND
+    assert any("draft, which lies next to the target" in note for note in llm.notes)
     assert llm.generate([PROMPT], PARAMS)[0].token_ids == plain.token_ids
     # Whoever names a drafter or a controller gets that.
     assert LLM(target, drafter="ngram").drafter == "ngram"
-    assert LLM(target, controller="fixed").drafter == "ngram"
+    assert LLM(target, controller="fixed").drafter == WITHOUT_DRAFT
     assert LLM(target, k=0).drafter == "none"
 
 
@@ -104,11 +105,14 @@ def test_greedy_text_is_the_same_where_nothing_is_ever_kept(target: Path, strang
     assert companion_of(target) == stranger
     plain = LLM(target, drafter="none").generate([PROMPT], PARAMS)[0]
     llm = LLM(target)
-    assert llm.drafter == "model"
+    assert llm.drafter == WITH_FOUND
     found = [llm.generate([PROMPT], PARAMS)[0] for _ in range(3)]
     assert all(one.token_ids == plain.token_ids for one in found)
-    # Whenever drafting is called off, that is said once; what is kept is as good as nothing.
-    assert sum("without gain" in " ".join(one.notes) for one in found) == 1
+    # Look-ups draft on; the model is hardly asked, for hardly a token of its drafts is accepted.
+    drafter = llm._engine.drafter  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(drafter, PortfolioDrafter)
+    of_model = drafter.stats()["model"]
+    assert of_model.num_rounds < sum(one.stats.num_rounds for one in found) / 4
 
 
 @pytest.mark.weights
@@ -123,6 +127,6 @@ def test_a_draft_model_that_does_not_fit_is_no_reason_to_fail(
         return fitted(plan, has_weights=has_weights)
 
     monkeypatch.setattr(loading, "fitted", too_small)
-    assert LLM(target, config=EngineConfig()).drafter == "ngram"
+    assert LLM(target, config=EngineConfig()).drafter == WITHOUT_DRAFT
     with pytest.raises(CapacityError):
         LLM(target, draft=target.parent / "draft")

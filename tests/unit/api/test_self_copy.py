@@ -18,8 +18,8 @@ from outrider.api.loading import load_pair
 from outrider.api.memory_parts import files_of, memory_parts
 from outrider.api.memory_plan import fitted
 from outrider.api.plan import LoadPlan, plan_pair
-from outrider.api.self_copy import LEAST_GAIN, copy_pays, expected_gain
-from outrider.core.drafter_kinds import COPY, KINDS, WITH_COPY
+from outrider.api.self_copy import LEAST_GAIN, expected_gain, why_no_copy
+from outrider.core.drafter_kinds import COPY, KINDS, WITH_FOUND, WITHOUT_DRAFT
 from outrider.core.errors import CapacityError
 from outrider.core.spec import ModelSpec
 from outrider.drafters.portfolio import PortfolioDrafter
@@ -49,9 +49,9 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_auto_drafts_with_a_copy_and_says_so(target: Path) -> None:
     wanted = [r.token_ids for r in LLM(target, drafter="none").generate(PROMPTS, GREEDY)]
     llm = LLM(target, k=4)
-    assert llm.drafter == WITH_COPY
+    assert llm.drafter == WITH_FOUND
     assert llm._pair.plan.settings.controller == "goodput"  # pyright: ignore[reportPrivateUsage]
-    assert any("drafts with a copy of the target in int4" in note for note in llm.notes)
+    assert any("a copy of the target in int4" in note for note in llm.notes)
     for _ in range(2):
         assert [r.token_ids for r in llm.generate(PROMPTS, GREEDY)] == wanted
     drafter = llm._engine.drafter  # pyright: ignore[reportPrivateUsage]
@@ -66,11 +66,11 @@ def test_whoever_names_something_else_gets_that(target: Path) -> None:
     other: list[tuple[dict[str, Any], str]] = [
         ({"drafter": "ngram"}, "ngram"),
         ({"drafter": "portfolio"}, "lookup"),
-        ({"controller": "fixed"}, "ngram"),
+        ({"controller": "fixed"}, WITHOUT_DRAFT),
         ({"k": 0}, "none"),
-        ({"quantise": "int8"}, "ngram"),
-        ({"force_reference": True}, "ngram"),
-        ({"drafter_home": "process"}, "ngram"),
+        ({"quantise": "int8"}, WITHOUT_DRAFT),
+        ({"force_reference": True}, WITHOUT_DRAFT),
+        ({"drafter_home": "process"}, WITHOUT_DRAFT),
         ({"drafter": "quantised-self"}, "quantised-self"),
     ]
     for settings, drafter in other:
@@ -86,21 +86,21 @@ def test_small_and_quantised_and_other_models_make_no_copy(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = read_config(target)
-    assert copy_pays(target, config, EngineConfig())
+    assert not why_no_copy(target, config, EngineConfig())
     blocks = wide_llama(["Q8_0"]).write(tmp_path / "a.gguf")
-    assert not copy_pays(blocks, read_config(blocks), EngineConfig())
+    assert "quantised already" in why_no_copy(blocks, read_config(blocks), EngineConfig())
     stored = json.loads((target / "config.json").read_text())
     scheme = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (target / "config.json").write_text(json.dumps({**stored, "quantization_config": scheme}))
-    assert not copy_pays(target, config, EngineConfig())
+    assert "quantised already" in why_no_copy(target, config, EngineConfig())
     (target / "config.json").write_text(json.dumps(stored))
     monkeypatch.setattr(self_copy, "_TIMES_CACHE", 1 << 20)
-    assert not copy_pays(target, config, EngineConfig())
+    assert "caches hold" in why_no_copy(target, config, EngineConfig())
     monkeypatch.setattr(self_copy, "_TIMES_CACHE", 0)
     monkeypatch.setattr(self_copy, "_WEIGHTS_A_CORE", 1000)
-    assert not copy_pays(target, config, EngineConfig())
+    assert "would take long" in why_no_copy(target, config, EngineConfig())
     monkeypatch.undo()
-    assert not copy_pays(target, config, EngineConfig())
+    assert why_no_copy(target, config, EngineConfig())
 
 
 @pytest.mark.usefixtures("native_library")
@@ -113,14 +113,14 @@ def test_a_copy_that_does_not_fit_is_left_out(
         return fitted(plan, has_weights=has_weights)
 
     monkeypatch.setattr(loading, "fitted", too_small)
-    assert LLM(target).drafter == "ngram"
+    assert LLM(target).drafter == WITHOUT_DRAFT
 
     def shorter(plan: LoadPlan, *, has_weights: bool) -> object:
         found, parts = fitted(plan, has_weights=has_weights)
         return (found if plan.own is None else replace(found, num_slots=64)), parts
 
     monkeypatch.setattr(loading, "fitted", shorter)
-    assert LLM(target).drafter == "ngram"
+    assert LLM(target).drafter == WITHOUT_DRAFT
 
 
 @pytest.mark.usefixtures("native_library")

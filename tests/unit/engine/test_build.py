@@ -44,7 +44,7 @@ def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, lis
     ("config", "has_draft", "name"),
     [
         (EngineConfig(), True, "model"),
-        (EngineConfig(), False, "ngram"),
+        (EngineConfig(), False, "suffix"),
         (EngineConfig(drafter="ngram"), True, "ngram"),
         (EngineConfig(drafter="none"), True, "none"),
         (EngineConfig(k=0), True, "none"),

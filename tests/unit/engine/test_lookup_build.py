@@ -13,13 +13,15 @@ from doubles.rig import Request, Rig, first_maximum, round_of
 from doubles.tiny_attention import TinyAttentionLM
 from outrider.control.goodput import GoodputController
 from outrider.control.heuristics import FixedController
+from outrider.control.scored import ScoredController
 from outrider.control.watchdog import Watchdog
 from outrider.core.budget import Budget, RoundTrace
-from outrider.core.config import EngineConfig
+from outrider.core.config import DEFAULT_K, EngineConfig
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
-from outrider.core.resolve import resolve
+from outrider.core.resolve import AUTO_NODES, MOST_DRAFTED, resolve
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.drafters.portfolio import PortfolioDrafter
@@ -104,6 +106,7 @@ def test_a_portfolio_with_a_process_is_refused() -> None:
     ("config", "kind"),
     [
         (EngineConfig(), Watchdog),
+        (EngineConfig(drafter="suffix", controller="goodput"), ScoredController),
         (EngineConfig(controller="band"), Watchdog),
         (EngineConfig(watchdog="engine"), Watchdog),
         (EngineConfig(watchdog="off"), FixedController),
@@ -117,23 +120,43 @@ def test_who_is_watched(config: EngineConfig, kind: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "controller", "keeps_lengths"),
+    ("config", "controller", "left_to_us", "size"),
     [
-        (EngineConfig(), "goodput", True),
-        (EngineConfig(schedule="auto"), "goodput", False),
-        (EngineConfig(controller="goodput"), "goodput", False),
-        (EngineConfig(controller="fixed"), "fixed", False),
-        (EngineConfig(drafter="ngram"), "fixed", False),
+        (EngineConfig(), "goodput", True, AUTO_NODES),
+        (EngineConfig(schedule="auto"), "goodput", True, AUTO_NODES),
+        (EngineConfig(controller="goodput", k=3), "goodput", True, 3),
+        (EngineConfig(controller="fixed"), "fixed", False, DEFAULT_K),
+        (EngineConfig(drafter="suffix"), "fixed", False, DEFAULT_K),
     ],
 )
-def test_look_ups_that_nobody_named_stop_where_they_do_not_pay(
-    config: EngineConfig, controller: str, keeps_lengths: bool
+def test_look_ups_that_nobody_named_draft_as_far_as_they_pay(
+    config: EngineConfig, controller: str, left_to_us: bool, size: int
 ) -> None:
     resolved = resolve(config, None)
-    assert resolved.drafter.name == "ngram"
-    assert (resolved.settings.controller, resolved.keeps_lengths) == (controller, keeps_lengths)
-    # A draft model is somebody's wish, or comes with a controller of its own.
-    assert not resolve(config, MODEL).keeps_lengths
+    assert resolved.drafter.name == "suffix"
+    assert (resolved.settings.controller, resolved.left_to_us) == (controller, left_to_us)
+    assert resolved.draft_size == size
+    # A seed has one text whatever is drafted; a draft model's own draws are judged by block.
+    rule = resolved.of_request(SamplingParams(temperature=0.8)).sampler
+    assert rule == ("match" if left_to_us else "")
+    found = resolve(config, MODEL, found=True)
+    assert found.of_request(SamplingParams(temperature=0.8)).sampler == ""
+
+
+def test_a_model_that_nobody_named_joins_look_ups_on_one_lane() -> None:
+    assert resolve(EngineConfig(), MODEL, found=True).drafter.name == "portfolio"
+    assert resolve(EngineConfig(), MODEL).drafter.name == "model"
+    for apart in (EngineConfig(schedule="ssd"), EngineConfig(drafter_home="process")):
+        assert resolve(apart, MODEL, found=True).drafter.name == "model"
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 64])
+def test_drafts_of_a_pass_are_bounded_where_nobody_chose_their_size(batch_size: int) -> None:
+    resolved = resolve(EngineConfig(batch_size=batch_size), None)
+    wanted = min(batch_size * AUTO_NODES, max(MOST_DRAFTED, batch_size))
+    assert resolved.pass_rows == batch_size + wanted
+    named = resolve(EngineConfig(batch_size=batch_size, drafter="suffix"), None)
+    assert named.pass_rows == batch_size * (DEFAULT_K + 1)
 
 
 def test_a_controller_of_the_callers_own_is_asked_for_all_texts() -> None:

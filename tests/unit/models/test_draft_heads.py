@@ -11,6 +11,7 @@ import torch
 
 from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import variant, write_checkpoint
+from outrider.core.errors import CheckpointError
 from outrider.models.draft_heads import (
     has_own_mtp,
     heads_beside,
@@ -18,7 +19,6 @@ from outrider.models.draft_heads import (
     size_remarks,
     weight_remarks,
 )
-from outrider.core.errors import CheckpointError
 
 # Of tests/doubles/tiny_checkpoints.py; three layers deep enough for the layers that EAGLE 3 fuses.
 HIDDEN, VOCAB = 64, 96

@@ -16,7 +16,6 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
-from outrider.models.draft_heads import heads_beside
 from outrider.cli.main import run
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import StepRow
@@ -27,6 +26,7 @@ from outrider.lab import inflate
 from outrider.lab.inflate import ModelShape
 from outrider.lab.inflate_files import write_inflated, write_inflated_heads
 from outrider.models.decoder import Room
+from outrider.models.draft_heads import heads_beside
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_native_config

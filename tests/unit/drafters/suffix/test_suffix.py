@@ -15,6 +15,7 @@ from outrider.core.protocols import DraftRow
 from outrider.core.tree import ROOT
 from outrider.drafters.proposals import ScoredDraft, least_kept
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.kernels.native.lookups import NativeLookups
 from outrider.testing import row
 
 LINE = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
@@ -210,3 +211,20 @@ def test_no_depth_no_draft_but_the_text_is_heard() -> None:
     drafter = SuffixDrafter()
     assert offer(drafter, [*LINE, *LINE], depth=0).draft.tokens == ()
     assert offer(drafter, [1, *LINE[:6]], depth=2).draft.tokens == LINE[6:8]
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_a_text_kept_apart_neither_teaches_others_nor_learns_from_them(
+    is_native: bool, request: pytest.FixtureRequest
+) -> None:
+    library = request.getfixturevalue("native_library") if is_native else None
+    drafter = SuffixDrafter(native=None if library is None else NativeLookups(library))
+    told(drafter, 0, LINE * 3)
+    others = drafter.num_states
+    drafter.open_apart(7, LINE[:1])
+    assert not drafter.propose([asked(7, LINE[:6])])[0]
+    # From itself it drafts.
+    assert drafter.propose([asked(7, (*LINE[:6], 90, 91, 92, 93, *LINE[:4]))])[0].tokens[:1] == (9,)
+    drafter.close(7)
+    assert drafter.num_states == others
+    assert not offer(drafter, (1, 90, 91, 92)).tokens
