@@ -33,6 +33,7 @@ STUDIES = {
     "gate": "gate",
     "ranks": "ranks",
     "hand_over": "hand_over",
+    "auto": "auto_pays",
     "suggest": "suggest",
     "structured": "structured",
     "serving": "serving",

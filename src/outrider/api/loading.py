@@ -175,9 +175,12 @@ def _fitted(
     to hold less text: `modest` plans without it."""
     try:
         found, parts = fitted(plan, has_weights=has_weights)
-    except (CapacityError, CheckpointError):
+    except (CapacityError, CheckpointError) as error:
         if not plan.is_found:
             raise
+        left = modest()
+        why = f"look-ups draft alone, for what was found to draft with them cannot: {error}"
+        return fitted(replace(left, notes=(*left.notes, why)), has_weights=has_weights)
     else:
         copies = plan.is_found and plan.own is not None
         if not copies or found.num_slots == plan.num_slots:

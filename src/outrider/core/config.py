@@ -49,8 +49,8 @@ class EngineConfig:
 
     drafter: str = setting(
         AUTO,
-        "What proposes tokens; auto takes the draft model or heads if there are any, else a copy "
-        "of the target beside look-ups where that pays, else ngram.",
+        "What proposes tokens; auto takes what --draft names, else look-ups in the text, together "
+        "with an MTP block, heads, a draft model or a 4-bit copy of the target where there is one.",
         choices=DRAFTERS,
         others=PLUGINS.names,
     )
@@ -109,9 +109,9 @@ class EngineConfig:
     controller: str = setting(
         "auto",
         "What chooses the draft length up to k: band follows acceptance, slo latency too, goodput "
-        "what a draft costs and brings here; auto is goodput with --schedule auto, and where that "
-        "changes no text for look-ups that nobody named and, without k, for heads that do not say "
-        "that they pay and drafts that say that they do not; else fixed.",
+        "what a draft costs and brings here; auto is goodput where nobody named what drafts, with "
+        "--schedule auto and, where that changes no text, for heads that do not say that they pay "
+        "and drafts that say that they do not; else fixed.",
         choices=CONTROLLERS,
         others=OTHER_CONTROLLERS.names,
     )

@@ -13,8 +13,8 @@ class EngineOptions(TypedDict, total=False):
     """Fields of EngineConfig."""
 
     drafter: str
-    """What proposes tokens; auto takes the draft model or heads if there are any, else a copy of
-    the target beside look-ups where that pays, else ngram."""
+    """What proposes tokens; auto takes what --draft names, else look-ups in the text, together with
+    an MTP block, heads, a draft model or a 4-bit copy of the target where there is one."""
 
     k: int | None
     """Draft at most this many tokens at once; unset is what the folder that drafts says is best

@@ -124,9 +124,17 @@ class MemberStats:
 
 
 class PortfolioDrafter:
-    """`members` are free, in order of preference where they promise the same; `neural` is not."""
+    """`members` are free, in order of preference where they promise the same; `neural` is not.
+    `notes` are for users."""
 
-    def __init__(self, members: Sequence[ScoredDrafter], neural: ModelMember | None = None) -> None:
+    def __init__(
+        self,
+        members: Sequence[ScoredDrafter],
+        neural: ModelMember | None = None,
+        *,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.notes = notes
         self.name = "lookup" if neural is None else "portfolio"
         self._members = tuple(members)
         self._neural = neural

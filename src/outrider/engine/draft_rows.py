@@ -1,11 +1,14 @@
-"""What a drafter is told of a sequence: for a draft that is due, and for one ahead of a verdict."""
+"""Requests for drafts, that are due or ahead of a verdict, and the cut of drafts to what pays."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import cast
 
+from outrider.core.draft import Draft, Trim
 from outrider.core.protocols import (
     AheadRow,
     CacheStore,
@@ -53,3 +56,26 @@ def ahead_row(seq: LiveSequence, window: float = 0.0) -> AheadRow:
         rng_after=lambda count: seq.rng_at(start + count),
         window=window,
     )
+
+
+def trimmed(
+    batch: Sequence[LiveSequence],
+    drafts: Mapping[int, Draft],
+    trim: Trim | None,
+    most: int | None,
+) -> Mapping[int, Draft]:
+    """The `drafts` of `batch` by sequence, cut to what pays by `trim`, and to `most` tokens in all,
+    where these are given. The choice of each budget is known only now."""
+    if not drafts:
+        return drafts
+    if trim is not None:
+        seq_ids = [seq.seq_id for seq in batch]
+        cut, choice = trim(seq_ids, [drafts.get(seq_id, Draft.empty()) for seq_id in seq_ids])
+        drafts = dict(zip(seq_ids, cut, strict=True))
+        for seq in batch:
+            seq.budget = replace(seq.budget, choice=choice)
+    if most is None or sum(map(len, drafts.values())) <= most:
+        return drafts
+    # A length that depends on nothing drawn: each gets its share.
+    share = max(most // len(drafts), 1)
+    return {seq_id: draft.first(share) for seq_id, draft in islice(drafts.items(), most)}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import DrafterKind
-from outrider.core.errors import ConfigError, given
+from outrider.core.errors import CheckpointError, ConfigError, given
 from outrider.core.protocols import Drafter
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.rng import draw_for
@@ -201,8 +201,15 @@ def build_portfolio(context: BuildContext) -> Drafter:
     from outrider.drafters.portfolio_model import ModelMember
 
     members = lookup_members(build_suffix(context), build_ngram(context))
-    branches = not context.resolved.left_to_us
-    return PortfolioDrafter(members, ModelMember(context.member(), branches=branches))
+    left_to_us = context.resolved.left_to_us
+    try:
+        neural = ModelMember(context.member(), branches=not left_to_us)
+    except (CheckpointError, ConfigError) as error:
+        if not left_to_us:
+            raise
+        why = f"look-ups draft alone, for what was found to draft with them cannot: {error}"
+        return PortfolioDrafter(members, notes=(why,))
+    return PortfolioDrafter(members, neural)
 
 
 def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[ScoredDrafter, ...]:

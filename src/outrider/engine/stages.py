@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from time import perf_counter
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.control.heuristics import FixedLengths
 from outrider.core.budget import RoundTrace
 from outrider.core.clock import host_rows
-from outrider.core.draft import Draft, Outcome, Trim, Verdict, parents_below
+from outrider.core.draft import Outcome, Trim, Verdict, parents_below
 from outrider.core.errors import NumericsError, SequenceError, blaming
 from outrider.core.logits import suffixes_of
 from outrider.core.params import SamplingParams
@@ -44,7 +44,7 @@ from outrider.core.sampling import (
 )
 from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
-from outrider.engine.draft_rows import draft_row
+from outrider.engine.draft_rows import draft_row, trimmed
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
 from outrider.engine.forced import with_forced
 from outrider.engine.node_traces import node_traces
@@ -235,27 +235,8 @@ class Stages:
         guarded = partial(guarded_drafts, vocab_size=size)
         ask = partial(self.others.drafts, own=self.drafter, ask=guarded)
         drafts, faults = with_forced(rows, ask)
-        return Proposals(self._trimmed(batch, drafts), faults, perf_counter() - started)
-
-    def _trimmed(self, batch: Batch, drafts: Mapping[int, Draft]) -> Mapping[int, Draft]:
-        """`drafts` as far as they pay and a pass has rows for them. What a budget was chosen for is
-        known only now."""
-        if not drafts:
-            return drafts
-        if self.trim is not None:
-            seq_ids = [seq.seq_id for seq in batch]
-            proposed = [drafts.get(seq_id, Draft.empty()) for seq_id in seq_ids]
-            kept, choice = self.trim(seq_ids, proposed)
-            drafts = dict(zip(seq_ids, kept, strict=True))
-            for seq in batch:
-                seq.budget = replace(seq.budget, choice=choice)
-        most = self.most_drafted
-        if most is None or sum(map(len, drafts.values())) <= most:
-            return drafts
-        # A length that depends on nothing drawn: each gets its share.
-        share = max(most // len(drafts), 1)
-        cut = {seq_id: draft.first(share) for seq_id, draft in drafts.items()}
-        return dict(islice(cut.items(), most))
+        drafts = trimmed(batch, drafts, self.trim, self.most_drafted)
+        return Proposals(drafts, faults, perf_counter() - started)
 
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0

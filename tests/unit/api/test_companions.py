@@ -13,7 +13,7 @@ import pytest
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import loading
-from outrider.api.companions import companion_of
+from outrider.api.companions import companion_of, found_draft
 from outrider.api.memory_plan import fitted
 from outrider.api.plan import LoadPlan
 from outrider.core.drafter_kinds import WITH_FOUND, WITHOUT_DRAFT
@@ -22,6 +22,7 @@ from outrider.drafters.portfolio import PortfolioDrafter
 from outrider.models.loading import resolve
 
 PARAMS = SamplingParams(max_tokens=192, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=48, ignore_eos=True)
 PROMPT = "def add(a, b):"
 
 
@@ -130,3 +131,48 @@ def test_a_draft_model_that_does_not_fit_is_no_reason_to_fail(
     assert LLM(target, config=EngineConfig()).drafter == WITHOUT_DRAFT
     with pytest.raises(CapacityError):
         LLM(target, draft=target.parent / "draft")
+
+
+@pytest.mark.weights
+def test_the_checkpoints_own_block_comes_before_heads_and_models_and_look_ups_join_it(
+    tmp_path: Path, cache: Path
+) -> None:
+    del cache
+    hybrid = copy_of("outrider/embedded-hybrid", tmp_path / "models" / "hybrid")
+    found = found_draft(hybrid)
+    assert found is not None
+    assert (found.kind, found.folder) == ("mtp", hybrid)
+    plain = LLM(hybrid, drafter="none").generate([PROMPT], SHORT)[0]
+    llm = LLM(hybrid)
+    assert llm.drafter == WITH_FOUND
+    assert any("the checkpoint's own MTP block, together with look-ups" in n for n in llm.notes)
+    results = llm.generate([PROMPT] * 3, SHORT)
+    assert all(one.token_ids == plain.token_ids for one in results)
+    drafter = llm._engine.drafter  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(drafter, PortfolioDrafter)
+    assert drafter.stats()["mtp"].num_rounds > 0
+    assert LLM(hybrid, drafter="suffix").drafter == "suffix"
+
+
+@pytest.mark.weights
+def test_heads_next_to_the_target_are_found_and_damaged_ones_leave_look_ups(target: Path) -> None:
+    heads = copy_of("outrider/embedded-eagle", target.parent / "heads")
+    found = found_draft(target)
+    assert found is not None
+    assert (found.kind, found.folder) == ("eagle", heads)
+    assert LLM(target).drafter == WITH_FOUND
+    (heads / "model.safetensors").write_bytes(b"\0" * 100)
+    llm = LLM(target)
+    assert llm.drafter == WITHOUT_DRAFT
+    assert any("look-ups draft alone" in note for note in llm.notes)
+    wanted = LLM(target, drafter="none").generate([PROMPT], SHORT)[0].token_ids
+    assert llm.generate([PROMPT], SHORT)[0].token_ids == wanted
+
+
+@pytest.mark.weights
+def test_with_look_ups_alone_the_note_says_why_there_is_nothing_else(target: Path) -> None:
+    llm = LLM(target)
+    assert llm.drafter == WITHOUT_DRAFT
+    (note,) = [note for note in llm.notes if note.startswith("drafter auto")]
+    assert "no MTP block, heads or draft model was found" in note
+    assert "a copy in 4 bits would gain little" in note

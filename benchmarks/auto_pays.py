@@ -1,0 +1,162 @@
+"""Drafter auto against plain decoding and against the best fixed drafter: `run.py auto`."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from random import Random
+from time import perf_counter
+
+from common import Report, note, real_folder, study
+
+from outrider import LLM, EngineConfig, SamplingParams
+from outrider.bench.turns import rotated
+from outrider.bench.workload import builtin_texts
+
+# What a server is asked in each cell, and the shipped texts that it is made of.
+CHATS: Mapping[str, tuple[str, str]] = {
+    "chat": ("conversation", "{}"),
+    "summary": ("summarization", "{}"),
+    "translation": ("translation", "{}"),
+    "code": ("code", "Complete this Python function and show all of it.\n```python\n{}\n```"),
+    "math": ("maths", "{} Think step by step."),
+}
+# Domains of batches: those of which there are enough texts.
+BATCHED = ("chat", "code")
+NUM_TOKENS = 128
+# Drafters that a user could name instead; `k` is theirs, and controllers are fixed.
+FIXED: Mapping[str, EngineConfig] = {
+    "ngram:4": EngineConfig(drafter="ngram"),
+    "suffix:4": EngineConfig(drafter="suffix"),
+    "suffix:8": EngineConfig(drafter="suffix", k=8),
+    "lookup:16": EngineConfig(drafter="lookup", k=16),
+}
+COPIES: Mapping[str, EngineConfig] = {"quantised-self:4": EngineConfig(drafter="quantised-self")}
+PLAIN, AUTO = "plain", "auto"
+# The first pieces of a process: auto has measured nothing yet. They are reported apart.
+NUM_FIRST = 2
+NUM_RESAMPLES = 2000
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds a token of each piece of work, by contestant; pieces are in the order of the run."""
+
+    by_name: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    def ratios(self, name: str, base: str, pieces: slice) -> list[float]:
+        """How many times as fast as `base` each piece was."""
+        pairs = zip(self.by_name[base][pieces], self.by_name[name][pieces], strict=True)
+        return [theirs / own for theirs, own in pairs]
+
+
+def interval(ratios: Sequence[float]) -> dict[str, float]:
+    """The geometric mean, and its 95 % bootstrap interval over pieces."""
+    logs, dice = [math.log(ratio) for ratio in ratios], Random(0)
+    means = sorted(statistics.fmean(dice.choices(logs, k=len(logs))) for _ in range(NUM_RESAMPLES))
+    low, high = means[NUM_RESAMPLES // 40], means[-(NUM_RESAMPLES // 40) - 1]
+    mean = statistics.fmean(logs)
+    return {
+        name: round(math.exp(value), 3)
+        for name, value in (("mean", mean), ("low", low), ("high", high))
+    }
+
+
+@study(target="", draft_copies=False, batch=1, pieces=16, domains=list(CHATS), threads=0)
+def auto(options: Namespace, report: Report) -> bool | None:
+    """Is drafter auto ever slower than plain decoding, or than the best drafter that one can name?
+
+    Every contestant has an engine of its own in one process. They write the same pieces of work in
+    turns, in an order that rotates; a piece is one chat, or --batch of them at once. Greedy tokens
+    of all contestants must be equal. What drafters remember is forgotten after each piece, since
+    prompts of different users have little in common. The best fixed drafter of a cell is the one
+    that was fastest over every other piece, and auto is compared with it over the rest. The first
+    two pieces of a process, in which auto measures, are reported apart.
+    """
+    target = str(real_folder(options.target))
+    size, batch = (2, 2) if options.quick else (options.pieces, options.batch)
+    fixed = FIXED | (COPIES if options.draft_copies else {})
+    with ExitStack() as stack:
+        engines: dict[str, LLM] = {}
+        for name, config in {PLAIN: EngineConfig(drafter="none"), AUTO: EngineConfig()}.items():
+            engines[name] = stack.enter_context(closing(_loaded(target, config, options)))
+        for name, config in fixed.items():
+            engines[name] = stack.enter_context(closing(_loaded(target, config, options)))
+        report["auto"] = {"drafter": engines[AUTO].drafter, "notes": list(engines[AUTO].notes)}
+        report |= {"batch": batch, "tokens": NUM_TOKENS}
+        first = True
+        for domain in options.domains:
+            if batch > 1 and domain not in BATCHED:
+                continue
+            times = _run(engines, _pieces(domain, batch, size + NUM_FIRST * first))
+            if first:
+                ratios = times.ratios(AUTO, PLAIN, slice(NUM_FIRST))
+                report["first_pieces_over_plain"] = [round(ratio, 3) for ratio in ratios]
+                times = Times({name: found[NUM_FIRST:] for name, found in times.by_name.items()})
+                first = False
+            note(report, **_cell(domain, times, list(fixed)))
+    over = [cell["over_best"]["mean"] for cell in report["cells"]]
+    report["over_best_geometric_mean"] = round(statistics.geometric_mean(over), 3)
+    print("over the best fixed drafter, geometric mean", report["over_best_geometric_mean"])
+    return all(
+        cell["over_plain"]["high"] >= 0.98 and cell["over_best"]["high"] >= 0.95
+        for cell in report["cells"]
+    )
+
+
+def _loaded(target: str, config: EngineConfig, options: Namespace) -> LLM:
+    return LLM(target, config=config, batch_size=options.batch, threads=options.threads)
+
+
+def _pieces(domain: str, batch: int, count: int) -> list[list[str]]:
+    """So many pieces of `batch` chats. Texts come again in other pieces where there are too few,
+    never in the same."""
+    name, form = CHATS[domain]
+    texts = [form.format(text) for text in builtin_texts(name)]
+    dice = Random(domain)
+    return [dice.sample(texts, batch) for _ in range(count)]
+
+
+def _run(engines: Mapping[str, LLM], pieces: Sequence[Sequence[str]]) -> Times:
+    """Raises AssertionError where tokens differ."""
+    times, names = Times({name: [] for name in engines}), list(engines)
+    params = SamplingParams(max_tokens=NUM_TOKENS)
+    for turn, chats in enumerate(pieces):
+        texts: dict[str, list[tuple[int, ...]]] = {}
+        for name in rotated(names, turn):
+            llm = engines[name]
+            prompts = [
+                list(llm.requests.ids_of_chat([{"role": "user", "content": chat}]))
+                for chat in chats
+            ]
+            started = perf_counter()
+            results = llm.generate(prompts, params)
+            seconds = perf_counter() - started
+            texts[name] = [tuple(result.token_ids) for result in results]
+            times.by_name[name].append(seconds / sum(map(len, texts[name])))
+            llm.forget()
+        assert len({str(found) for found in texts.values()}) == 1, f"texts of piece {turn} differ"
+    return times
+
+
+def _cell(domain: str, times: Times, fixed: Sequence[str]) -> dict[str, object]:
+    chosen, judged = slice(0, None, 2), slice(1, None, 2)
+    speed = {name: statistics.fmean(times.by_name[name][chosen]) for name in fixed}
+    best = min(speed, key=lambda name: speed[name])
+    every = slice(None)
+    return {
+        "domain": domain,
+        "pieces": len(times.by_name[PLAIN]),
+        "plain_tokens_per_second": round(1 / statistics.fmean(times.by_name[PLAIN]), 1),
+        "auto_tokens_per_second": round(1 / statistics.fmean(times.by_name[AUTO]), 1),
+        "best": best,
+        "over_plain": interval(times.ratios(AUTO, PLAIN, every)),
+        "over_best": interval(times.ratios(AUTO, best, judged)),
+        "fixed_over_plain": {
+            name: interval(times.ratios(name, PLAIN, every))["mean"] for name in fixed
+        },
+    }
