@@ -25,6 +25,7 @@ from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window
 from outrider.engine.drafter_builders import own_copy
 from outrider.models.decoder import Room
+from outrider.models.families import LlamaConfig
 from outrider.models.heads import (
     HeadsToLoad,
     hidden_layers_of,
@@ -187,7 +188,8 @@ class LoadPlan:
         given, folder = self.resolved.given, self.heads_folder
         if given is None or folder is None:
             return None
-        settings, size = self.settings, self.resolved.draft_size
+        settings, resolved = self.settings, self.resolved
+        size = resolved.k if resolved.left_to_us else resolved.draft_size
         nodes = whole_pages(settings.most_k * min(size, MAX_WIDTH) + 1, settings.page_size)
         rows = settings.batch_size * (size + 1)
         room = room_of(
@@ -231,6 +233,7 @@ def plan_pair(
     resolved, draft_folder = resolve_pair(folder, draft, config, found)
     if copies:
         resolved = resolve(config, COPY)
+    resolved = resolved.sized(branches=isinstance(target, LlamaConfig), window=target.max_tokens)
     tokenizer = _tokenizer_of(folder, target, config.tokenizer)
     _check_claim(folder, target)
     draft_config, translator = _fitted(resolved, draft_folder, tokenizer, target)

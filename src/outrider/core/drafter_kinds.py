@@ -29,6 +29,8 @@ MODEL = "model"
 # The drafter that auto is where there is nothing to draft with, and the one that it is where a
 # model or heads were found that nobody named: these then draft together with look-ups.
 WITHOUT_DRAFT, WITH_FOUND = "suffix", "portfolio"
+# Look-ups that depend on the request's own text alone.
+OWN_TEXT = "ngram"
 # The copy of the target that auto may make.
 COPY = "quantised-self"
 _BUILDERS = "outrider.engine.drafter_builders"
@@ -155,7 +157,7 @@ KINDS: Mapping[str, DrafterKind] = _table(
         needs_words="a draft model",
         not_in_process="a draft model with another vocabulary",
     ),
-    DrafterKind(name="ngram", builder=f"{_BUILDERS}:build_ngram", scores=True),
+    DrafterKind(name=OWN_TEXT, builder=f"{_BUILDERS}:build_ngram", scores=True),
     DrafterKind(
         name="prediction",
         builder=f"{_BUILDERS}:build_prediction",

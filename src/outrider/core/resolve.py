@@ -14,6 +14,7 @@ from outrider.core.drafter_kinds import (
     KINDS,
     MODEL,
     OFF,
+    OWN_TEXT,
     WITH_FOUND,
     WITHOUT_DRAFT,
     DrafterKind,
@@ -27,6 +28,8 @@ from outrider.core.tree import MAX_WIDTH
 # What nobody named drafts trees of so many tokens, so deep, of which those that pay are verified
 # (control/scored.py).
 AUTO_K, AUTO_NODES = 12, 24
+# Chains, where a target keeps something for every drafted token or verifies trees more slowly.
+AUTO_CHAIN = 8
 # Draft tokens of a pass whose drafts nobody chose the length of: beyond, a row of any batch costs
 # more than it brings.
 MOST_DRAFTED = 48
@@ -47,13 +50,14 @@ class ResolvedConfig:
     `given` is the drafter that a model, heads or a copy of the target that nobody named are by
     themselves; None where there is none of them. With `keeps_lengths`, sampled texts that depend on
     the lengths of drafts have those of `fixed`, so that a seed repeats them. With `left_to_us`
-    nobody named what drafts, nor how much of it."""
+    nobody named what drafts, and with `free_size` nobody said how much."""
 
     settings: EngineConfig
     drafter: DrafterKind
     given: DrafterKind | None = None
     keeps_lengths: bool = False
     left_to_us: bool = False
+    free_size: bool = False
 
     @property
     def k(self) -> int:
@@ -148,6 +152,19 @@ class ResolvedConfig:
             return 0
         return max(self.settings.tree_nodes, self._rows_of_levels, self.k if captures else 0)
 
+    def sized(self, *, branches: bool, window: int | None = None) -> ResolvedConfig:
+        """The same with the longest drafts that may pay, where nobody chose their size and one lane
+        verifies them: for a target whose texts have `window` tokens at most, and that verifies
+        trees as cheaply as chains, or not."""
+        settings = self.settings
+        if not self.free_size or settings.schedule != "single":
+            return self
+        k = AUTO_K if branches else AUTO_CHAIN
+        if window is not None and k + 2 >= window:
+            k, branches = max(window - 3, 1), False
+        sizes = replace(settings, k=k, tree_nodes=AUTO_NODES if branches else 0)
+        return self.with_settings(sizes)
+
     def of_request(self, params: SamplingParams) -> RequestSpeculation:
         """What `params` ask of speculation, where that differs from what the engine does. Raises
         ConfigError for what it cannot do."""
@@ -240,16 +257,16 @@ def resolve(
         schedule=schedule,
         controller="goodput" if keeps_lengths or left_to_us else controller,
     )
-    if left_to_us and config.k is None and not config.tree_nodes:
-        settings = replace(settings, k=AUTO_K, tree_nodes=AUTO_NODES)
     source = KINDS[given] if given else None
-    return ResolvedConfig(settings, drafter, source, keeps_lengths, left_to_us)
+    free_size = left_to_us and config.k is None and not config.tree_nodes
+    resolved = ResolvedConfig(settings, drafter, source, keeps_lengths, left_to_us, free_size)
+    return resolved.sized(branches=True)
 
 
 def _is_left_to_us(config: EngineConfig, drafter: DrafterKind) -> bool:
     """A drafter that nobody named, with a controller that nobody named or that decides likewise."""
-    is_ours = drafter.name in (WITHOUT_DRAFT, WITH_FOUND)
-    return config.drafter == AUTO and is_ours and config.controller in (AUTO, "goodput")
+    is_ours = config.drafter == AUTO and drafter.name in (WITHOUT_DRAFT, WITH_FOUND)
+    return is_ours and config.controller in (AUTO, "goodput") and config.sampler in EXACT_SAMPLERS
 
 
 def _may_stop(config: EngineConfig, drafter: DrafterKind, known: Measured | None) -> bool:
@@ -276,6 +293,9 @@ def _can_join(config: EngineConfig) -> bool:
 def _drafter(config: EngineConfig, given: str | None, *, joins: bool) -> DrafterKind:
     if config.most_k == 0:
         return KINDS[OFF]
+    if config.drafter == AUTO and given is None and config.sampler not in EXACT_SAMPLERS:
+        # The text of a lossy rule depends on drafts, which may not depend on other requests then.
+        return KINDS[OWN_TEXT]
     if config.drafter == AUTO:
         return KINDS[WITH_FOUND if joins or given == COPY else given or WITHOUT_DRAFT]
     wanted = drafter_named(config.drafter)

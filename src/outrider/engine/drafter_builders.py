@@ -223,7 +223,7 @@ def draft_capacity(resolved: ResolvedConfig) -> AheadCapacity:
     config = resolved.settings
     if resolved.ahead:
         return room_needed(config.most_k, config.fan_out, config.batch_size)
-    if not resolved.wants_trees:
+    if not resolved.wants_trees or resolved.left_to_us:
         return AheadCapacity(0, 0, 0)
     rows = config.batch_size * MAX_WIDTH
     return AheadCapacity(rows, rows, config.most_k * MAX_WIDTH)

@@ -21,7 +21,7 @@ from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
-from outrider.core.resolve import AUTO_NODES, MOST_DRAFTED, resolve
+from outrider.core.resolve import AUTO_CHAIN, AUTO_NODES, MOST_DRAFTED, resolve
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.drafters.portfolio import PortfolioDrafter
@@ -124,6 +124,7 @@ def test_who_is_watched(config: EngineConfig, kind: type) -> None:
     [
         (EngineConfig(), "goodput", True, AUTO_NODES),
         (EngineConfig(schedule="auto"), "goodput", True, AUTO_NODES),
+        (EngineConfig(schedule="pd"), "goodput", True, DEFAULT_K),
         (EngineConfig(controller="goodput", k=3), "goodput", True, 3),
         (EngineConfig(controller="fixed"), "fixed", False, DEFAULT_K),
         (EngineConfig(drafter="suffix"), "fixed", False, DEFAULT_K),
@@ -148,6 +149,25 @@ def test_a_model_that_nobody_named_joins_look_ups_on_one_lane() -> None:
     assert resolve(EngineConfig(), MODEL).drafter.name == "model"
     for apart in (EngineConfig(schedule="ssd"), EngineConfig(drafter_home="process")):
         assert resolve(apart, MODEL, found=True).drafter.name == "model"
+
+
+def test_sizes_follow_the_target_and_the_lane() -> None:
+    resolved = resolve(EngineConfig(), None)
+    chains = resolved.sized(branches=False)
+    assert (chains.k, chains.num_nodes) == (AUTO_CHAIN, 0)
+    assert resolved.sized(branches=True).num_nodes == AUTO_NODES
+    small = resolved.sized(branches=True, window=9)
+    assert (small.k, small.num_nodes) == (6, 0)
+    lanes = resolve(EngineConfig(schedule="pdv"), None)
+    assert (lanes.k, lanes.num_nodes) == (DEFAULT_K, 0)
+    named = resolve(EngineConfig(k=3), None).sized(branches=True)
+    assert (named.k, named.num_nodes) == (3, 0)
+
+
+def test_a_lossy_rule_has_look_ups_in_the_requests_own_text_and_fixed_lengths() -> None:
+    resolved = resolve(EngineConfig(sampler="typical"), None)
+    assert (resolved.drafter.name, resolved.settings.controller) == ("ngram", "fixed")
+    assert not resolved.left_to_us
 
 
 @pytest.mark.parametrize("batch_size", [1, 8, 64])
@@ -181,7 +201,8 @@ def test_a_seed_repeats_a_text_that_look_ups_draft_for() -> None:
         stages = cast(Stages, round_of(engine))
         rig = Rig(engine.residents.target)
         params = replace(greedy(40), temperature=0.9, seed=seed)
-        seq = rig.live(0, Request(PROMPT, params))
+        rule = resolve(EngineConfig(), None).of_request(params).sampler
+        seq = rig.live(0, Request(PROMPT, replace(params, sampler=rule)))
         engine.submit(seq)
         for step in range(200):
             if not engine.has_work:
