@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.core.errors import CheckpointError, OutriderError, out_of_memory
 from outrider.core.files import FileKind, open_regular
-from outrider.models.gguf.folder import parts_of
+from outrider.models.gguf.folder import missing_tensor, parts_of
 from outrider.models.json_object import JsonObject
 
 WEIGHTS = "model.safetensors"
@@ -52,13 +52,22 @@ class StoredWeights:
     def check_claim(self, num_weights: int) -> None:
         """Raise CheckpointError for a model of more weights than the files can hold, one a byte or
         as many as a table lists: nothing is to be allocated for what is not there."""
-        if num_weights > self.most_values:
+        if num_weights <= self.most_values:
+            return
+        if self.is_gguf:
+            missing = missing_tensor(self.folder)
+            settings = f"its settings imply {num_weights} weights, and it has {self.most_values}"
             raise CheckpointError(
-                f"{self.folder}: config.json implies {num_weights} weights, and the files have "
-                f"{self.num_bytes} bytes.",
-                hint="config.json and the weights belong to different models, or the download is "
-                "incomplete",
+                f"{self.folder}: {f'the tensor {missing} is missing' if missing else settings}.",
+                hint="the file was made wrong, or is not whole: download it again, or choose "
+                "another one",
             )
+        raise CheckpointError(
+            f"{self.folder}: config.json implies {num_weights} weights, and the files have "
+            f"{self.num_bytes} bytes.",
+            hint="config.json and the weights belong to different models, or the download is "
+            "incomplete",
+        )
 
 
 class TensorFile(Protocol):

@@ -7,12 +7,13 @@ Numbers were rounded to float32 in the file; the shortest decimal that rounds al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from outrider.core.errors import CheckpointError
+from outrider.models.gguf.names import QKV_BIASED, first_missing
 from outrider.models.gguf.positions import Positions, shortest
 from outrider.models.gguf.reader import Header, Texts
 from outrider.models.gguf.vocabulary import special_ids
@@ -128,6 +129,12 @@ def config_of(header: Header) -> dict[str, Any]:
         **special_ids(header),
     }
     return common | (_gpt2(sizes) if arch == "gpt2" else _llama(sizes))
+
+
+def missing_in(header: Header) -> str | None:
+    """The name of a tensor that the file lacks, if it lacks one."""
+    sizes = _Sizes(header)
+    return first_missing(header, sizes.arch, sizes.integer("block_count"))
 
 
 def notes_of(header: Header) -> tuple[str, ...]:
@@ -260,15 +267,21 @@ def _llama(sizes: _Sizes) -> dict[str, Any]:
         "rms_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": sizes.number("rope.freq_base", 10000.0),
         "hidden_act": "silu",
-        # Qwen 2 has biases that no key tells, of queries, keys and values only.
-        "attention_bias": sizes.arch not in ("qwen2", "qwen2moe")
-        and "blk.0.attn_q.bias" in entries,
-        "mlp_bias": "blk.0.ffn_down.bias" in entries,
+        # No key says which biases there are.
+        "attention_bias": sizes.arch not in QKV_BIASED and _has_bias(entries, "attn_"),
+        "mlp_bias": _has_bias(entries, "ffn_"),
     }
     found |= _window(sizes) | _experts(sizes) | _gemma(sizes)
     if sizes.turning != sizes.head_dim:
         found["partial_rotary_factor"] = sizes.turning / sizes.head_dim
     return found | _positions(sizes, found)
+
+
+def _has_bias(entries: Iterable[str], kind: str) -> bool:
+    """Whether a layer has one in its attention (`attn_`) or its FFN (`ffn_`); experts do not
+    count."""
+    ends = tuple(f".{kind}{part}.bias" for part in ("q", "k", "v", "output", "gate", "up", "down"))
+    return any(name.endswith(ends) for name in entries)
 
 
 def _experts(sizes: _Sizes) -> dict[str, Any]:

@@ -24,7 +24,13 @@ from outrider.core.errors import CheckpointError
 from outrider.core.files import open_regular
 from outrider.kernels.plan import BlockRows
 from outrider.models.gguf.blocks import decode
-from outrider.models.gguf.config import architecture_of, config_of, head_dim_of, notes_of
+from outrider.models.gguf.config import (
+    architecture_of,
+    config_of,
+    head_dim_of,
+    missing_in,
+    notes_of,
+)
 from outrider.models.gguf.names import Place, places
 from outrider.models.gguf.reader import MAGIC, Header, map_file, read_header
 from outrider.models.gguf.types import held_bytes
@@ -50,6 +56,11 @@ def document(path: Path) -> dict[str, Any]:
 def notes_on(path: Path) -> tuple[str, ...]:
     """Notes on the GGUF file `path` as a model."""
     return notes_of(header_of(path))
+
+
+def missing_tensor(path: Path) -> str | None:
+    """The name of a tensor that the GGUF file `path` lacks, if it lacks one."""
+    return missing_in(header_of(path))
 
 
 def is_gguf(path: Path) -> bool:
@@ -172,24 +183,34 @@ class GgufTensors:
 
     @property
     def num_values(self) -> int:
-        return sum(self._entries[place.stored].num_values for place in self._places.values())
+        entries = self._entries
+        return sum(prod(p.shape(entries[p.stored].shape)) for p in self._places.values())
 
     @property
     def held_bytes(self) -> int:
         """What the tensors take where kernels run on blocks (kernels/native/csrc/groups.h)."""
-        entries = [self._entries[place.stored] for place in self._places.values()]
+        places = (place for place in self._places.values() if not place.zero)
+        entries = [self._entries[place.stored] for place in places]
         return sum(one.num_values // one.kind.block * held_bytes(one.kind) for one in entries)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """That of the tensor that `get_tensor` gives."""
-        return _DTYPES.get(self._entries[self._places[name].stored].kind.name, torch.float32)
+        place = self._places[name]
+        if place.zero:
+            return torch.float32
+        return _DTYPES.get(self._entries[place.stored].kind.name, torch.float32)
 
     def blocks(self, name: str) -> Sequence[BlockRows]:
         """The rows of a matrix as they are stored, or of each of a stack of them; none for what is
         not quantised, or lies otherwise."""
         place = self._places[name]
         entry = self._entries[place.stored]
-        if not entry.kind.is_quantised or place.transposed or len(entry.shape) not in (2, 3):
+        if (
+            not entry.kind.is_quantised
+            or place.transposed
+            or place.zero
+            or len(entry.shape) not in (2, 3)
+        ):
             return ()
         *stack, num_out, num_in = entry.shape
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
@@ -202,6 +223,8 @@ class GgufTensors:
     def get_tensor(self, name: str) -> Tensor:
         place = self._places[name]
         entry = self._entries[place.stored]
+        if place.zero:
+            return torch.zeros(place.shape(entry.shape))
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
         # A copy where nothing is decoded: PyTorch takes no memory that may not be written.
         numbers = decode(raw, entry.kind) if entry.kind.is_quantised else raw.copy()

@@ -79,6 +79,10 @@ _GPT2_LAYER = {
     "ffn_down": "mlp.c_proj",
 }
 _TURNED_BY, _TURNED = ("llama", "smollm3"), ("attn_q", "attn_k")
+# Architectures with biases of queries, keys and values, and of nothing else.
+QKV_BIASED = ("qwen2", "qwen2moe")
+# Names such as `model.layers.0.mlp.up_proj.weight`.
+_LAYER_PARTS = 6
 _TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 
@@ -86,15 +90,19 @@ _TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 class Place:
     """Where a tensor of a checkpoint is in the file: `stored` is its name there. Rows of heads of
     `head_dim` are `turned`, the matrix is `transposed`, numbers are `above_one`, or a list is the
-    one row of a matrix (`is_row`)."""
+    one row of a matrix (`is_row`). A bias that the file lacks is `zero`, one for each row of its
+    matrix."""
 
     stored: str
     head_dim: int = 0
     transposed: bool = False
     above_one: bool = False
     is_row: bool = False
+    zero: bool = False
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        if self.zero:
+            return stored[:1]
         if self.is_row:
             return (1, *stored)
         return stored[::-1] if self.transposed else stored
@@ -149,7 +157,54 @@ def places(header: Header, architecture: str, head_dim: int) -> Mapping[str, Pla
         )
         whole = name if part == "attn_sinks" else f"{name}.{ending}"
         found[whole if known else stored] = place
-    return found
+    return {**found, **_zero_biases(found, architecture)}
+
+
+def _zero_biases(found: Mapping[str, Place], architecture: str) -> dict[str, Place]:
+    """Biases of modules without one in models where others have some: llama.cpp adds those that it
+    finds."""
+    qwen = architecture in QKV_BIASED
+    modules = ("q_proj", "k_proj", "v_proj") if qwen else ("q_proj", "k_proj", "v_proj", "o_proj")
+    zeros: dict[str, Place] = {}
+    for group, always in ((modules, qwen), (("gate_proj", "up_proj", "down_proj"), False)):
+        weights = [name for name in found if _module(name) in group]
+        biases = {name.removesuffix("weight") + "bias" for name in weights}
+        if always or biases & found.keys():
+            zeros |= {
+                name.removesuffix("weight") + "bias": Place(found[name].stored, zero=True)
+                for name in weights
+                if name.removesuffix("weight") + "bias" not in found
+            }
+    return zeros
+
+
+def _module(name: str) -> str:
+    """`q_proj` of `model.layers.0.self_attn.q_proj.weight`; "" of what is no such matrix."""
+    parts = name.split(".")
+    return parts[-2] if parts[-1] == "weight" and len(parts) == _LAYER_PARTS else ""
+
+
+def first_missing(header: Header, architecture: str, num_layers: int) -> str | None:
+    """The first tensor, by its name in the file, that every model of this kind has and the file
+    lacks."""
+    own = _OWN_NAMES.get(architecture, {})
+    parts = {"attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *own}
+    if not any(part.endswith("_exps") for part in own):
+        parts |= {"ffn_gate", "ffn_up", "ffn_down"}
+    stored = {name.split(".")[2] for name in header.entries if name.startswith("blk.")}
+    if "attn_qkv" in stored:
+        parts = parts - {"attn_q", "attn_k", "attn_v"} | {"attn_qkv"}
+    if architecture in ("phi3", "gpt2"):
+        parts -= {"ffn_gate"}
+    if architecture == "qwen3moe":
+        parts -= {part for part in parts if part.endswith("_shexp")}
+    if architecture == "gpt-oss":
+        parts -= {"ffn_norm"}
+    names = ["token_embd.weight"]
+    names += [f"blk.{n}.{part}.weight" for n in range(num_layers) for part in sorted(parts)]
+    return next(
+        (name for name in [*names, "output_norm.weight"] if name not in header.entries), None
+    )
 
 
 def _is_fused(header: Header, block: str) -> bool:
