@@ -1,0 +1,120 @@
+"""Copies of llama.cpp's tiny models, with the keys and tensors that published files have.
+
+`test-llama-archs -o FOLDER` writes a random model of every architecture. Its files have every key
+that llama.cpp knows, and scales and biases that no published model of that kind has: they are left
+out. The vocabulary becomes one of bytes, which both sides read. The package `gguf` of llama.cpp's
+source reads and writes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+_KEYS = [
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+]
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_MORE_KEYS: Mapping[str, Iterable[str]] = {"gemma2": _CAPS}
+_QKV = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+# Ends of the names of biases that published models have.
+_BIASES: Mapping[str, tuple[str, ...]] = {
+    "gpt2": (".bias",),
+    "gpt-oss": (".bias",),
+    "qwen2": _QKV,
+    "qwen2moe": _QKV,
+}
+_SURPLUS = (
+    ".scale",
+    ".input_scale",
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+    "cls.output.weight",
+)
+
+
+def load_gguf(source: Path) -> Any:
+    """The package of llama.cpp's source."""
+    sys.path.insert(0, str(source / "gguf-py"))
+    import gguf  # type: ignore[import-not-found]
+
+    return gguf
+
+
+def copy(
+    gguf: Any,
+    path: Path,
+    target: Path,
+    more: Mapping[str, Any] | None = None,
+    *,
+    whole: bool = False,
+) -> Path:
+    """A cleaned copy, or a `whole` one; `more` are keys after the architecture's name."""
+    reader = gguf.GGUFReader(path)
+    arch = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(target, arch)
+    wanted = {f"{arch}.{key}" for key in (*_KEYS, *_MORE_KEYS.get(arch, ()))}
+    added = {f"{arch}.{key}": value for key, value in (more or {}).items()}
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture" or name in added:
+            continue
+        value = field.contents()
+        if whole or (name in wanted and value not in (0, 0.0)):
+            _add(gguf, writer, name, value, field.types)
+    for name, value in added.items():
+        kinds = gguf.GGUFValueType
+        kind = kinds.FLOAT32 if isinstance(value, float) else kinds.get_type(value)
+        kind = kinds.UINT32 if kind == kinds.INT32 else kind
+        inner = [kinds.get_type(value[0])] if isinstance(value, list) else []
+        _add(gguf, writer, name, value, [kind, *inner])
+    if not whole:
+        _bytes_vocabulary(
+            writer, next(t.shape[1] for t in reader.tensors if "token_embd" in t.name)
+        )
+    biases = _BIASES.get(arch, ())
+    for tensor in reader.tensors:
+        surplus = tensor.name.endswith(_SURPLUS)
+        unusual = ".bias" in tensor.name and not tensor.name.endswith(biases)
+        if whole or not (surplus or unusual):
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for write in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{write}_to_file")()
+    writer.close()
+    return target
+
+
+def _add(gguf: Any, writer: Any, name: str, value: object, types: list[Any]) -> None:
+    more = {"sub_type": types[-1]} if types[0] == gguf.GGUFValueType.ARRAY else {}
+    writer.add_key_value(name, value, types[0], **more)
+
+
+def _bytes_vocabulary(writer: Any, size: int) -> None:
+    """Letters from U+0100 on, which byte-level vocabularies have for bytes that do not show."""
+    tokens = [chr(0x21 + i) if i < 94 else f"<{i}>" for i in range(int(size))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*tokens[:-1], "ab"])
+    writer.add_token_types([1] * len(tokens))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(len(tokens) - 2)
+    writer.add_eos_token_id(len(tokens) - 2)
+    writer.add_add_bos_token(False)

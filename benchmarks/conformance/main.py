@@ -1,0 +1,68 @@
+"""Conformance against suites of others: `scripts/conformance [SUITE ...]`.
+
+Prints for each suite how many cases are right, wrong and refused, and how many differ in a way that
+docs/conformance.md lists. Exits with 1 where one is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from conformance import blocks, models, schemas, templates, vocabularies
+from conformance.client import PeerClient
+from conformance.counts import Suite
+from conformance.files import load_gguf
+
+from outrider.models.loading import prepare_torch
+
+_MODELS = "tiny-models"
+
+
+def main() -> int:
+    given = _arguments()
+    source, build = given.folder / given.archive / "vendor" / "llama.cpp", given.build
+    with TemporaryDirectory() as scratch:
+        peer = PeerClient(given.folder / given.archive, build / "bin", Path(scratch))
+        makers: Mapping[str, Callable[[], Iterator[Suite]]] = {
+            "vocabularies": partial(vocabularies.suites, peer, source / "models", given.texts),
+            "templates": partial(templates.suites, source / "models" / "templates"),
+            "blocks": lambda: blocks.suites(load_gguf(source)),
+            "models": lambda: models.suites(peer, load_gguf(source), given.folder / _MODELS),
+            "schemas": partial(schemas.suites, given.schemas),
+        }
+        found: list[Suite] = []
+        with peer:
+            for name in given.suites or makers:
+                for suite in makers[name]():
+                    found.append(suite)
+                    print(suite.line(), flush=True)
+    for suite in found:
+        print(suite.details(), end="")
+    if given.json:
+        records = [suite.record() for suite in found]
+        given.json.write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", "utf-8")
+    return int(any(suite.num_wrong for suite in found))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/conformance", description=__doc__)
+    known = ["vocabularies", "templates", "blocks", "models", "schemas"]
+    parser.add_argument("suites", nargs="*", choices=[*known, []], metavar="SUITE", help=str(known))
+    parser.add_argument("--folder", type=Path, required=True, help="where scripts/peers unpacked")
+    parser.add_argument("--archive", required=True, help="folder of the unpacked archive in it")
+    parser.add_argument("--build", type=Path, required=True, help="folder of the build")
+    parser.add_argument("--schemas", type=Path, required=True, help="source archive of jsonschema")
+    parser.add_argument("--texts", type=int, default=2000, help="random texts of a vocabulary")
+    parser.add_argument("--json", type=Path, help="file for the counts")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    prepare_torch(deterministic=True, threads=1)
+    sys.exit(main())
