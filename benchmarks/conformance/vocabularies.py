@@ -162,7 +162,7 @@ def _some(explains: Callable[[str], bool]) -> Callable[[str], bool]:
 
 
 # Rules that llama.cpp simplifies: for which texts, and how.
-_SIMPLIFIED = (
+_SIMPLIFIED: tuple[tuple[set[str], str, Callable[[str], bool]], ...] = (
     (
         {"deepseek-llm"},
         "DeepSeek's expression: the maker's classes, ranges in llama.cpp",
