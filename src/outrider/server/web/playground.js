@@ -85,10 +85,10 @@ function Conversation() {
 
 const Empty = () => html`
   <div class="empty welcome">
-    <p>A large model, the <em>target</em>, writes one token a pass. With speculation a quick
-      <em>drafter</em> guesses the next few; the target checks all of them in one pass, keeps those
-      that it agrees with, and adds one of its own. So a pass brings several tokens, and the text is
-      the target's own.</p>
+    <p>A large model, the <em>target</em>, writes one token a pass. With speculation a
+      quick <em>drafter</em> guesses the next few; the target checks all of them in one pass, keeps
+      those that it agrees with, and adds one of its own. So a pass brings several tokens, and the
+      text is the target's own.</p>
     <p>Write something: every token is then coloured by where it came from, and each round shows what
       was guessed, with which probabilities, and what was refused. <em>Race on against off</em> times
       the same request with and without drafts, and compares the texts.</p>

@@ -1,6 +1,7 @@
 // @ts-check
-/* What was promised of speculation, and what came: the planner before anything ran, the controller
-   for the run that is shown, and a race, on one axis. */
+/* What was expected of speculation, and what came: the planner's estimate for texts in general, the
+   controller's for the run that is shown, and a race of one text. They are about different texts, so
+   none is the verdict on another. */
 import { Table, html } from "./html.js";
 import { lanes, median, race } from "./race.js";
 import { expectedAndCame, expecting } from "./run.js";
@@ -8,13 +9,13 @@ import { card, isBusy, run } from "./state.js";
 
 const times = (value) => `${value.toFixed(2)}×`;
 
-/** {name, low, middle, high} of each promise and of what was measured, and a sentence if need be. */
+/** {name, low, middle, high} of each estimate and of what was measured, and a sentence if need be. */
 function figures() {
   const promise = card.value?.promise;
   const found = [];
   if (promise) {
     found.push({
-      name: "planner's promise", low: promise.low, middle: promise.speed_up, high: promise.high,
+      name: "planner's estimate, texts in general", low: promise.low, middle: promise.speed_up, high: promise.high,
     });
   }
   const rounds = expecting(run.value?.rounds ?? []);
@@ -22,7 +23,7 @@ function figures() {
     const { gain, expected, came } = expectedAndCame(rounds);
     const rate = ({ tokens, seconds }) => (tokens / seconds).toFixed(0);
     found.push({
-      name: "controller's promise", low: gain, middle: gain, high: gain,
+      name: "controller's estimate, the run shown", low: gain, middle: gain, high: gain,
       words: `In the run shown the controller expected ${rate(expected)} tokens a second, and ${
         rate(came)} came.`,
     });
@@ -30,8 +31,8 @@ function figures() {
   const ratios = lanes.value?.ratios ?? [];
   if (ratios.length) {
     found.push({
-      name: `measured, ${ratios.length} ${ratios.length === 1 ? "pair" : "pairs"}`, low: Math.min(...ratios), middle: median(ratios),
-      high: Math.max(...ratios),
+      name: `measured, this text, ${ratios.length} ${ratios.length === 1 ? "pair" : "pairs"}`,
+      low: Math.min(...ratios), middle: median(ratios), high: Math.max(...ratios),
     });
   }
   return found;
@@ -45,7 +46,7 @@ function Intervals({ rows }) {
   const bottom = 44 * rows.length + 4;
   return html`
     <svg class="intervals" viewBox=${`0 0 600 ${bottom + 20}`} role="img"
-      aria-label="Promises and measurements on one axis; the table below says the same.">
+      aria-label="Estimates and measurements on one axis; the table below says the same.">
       ${steps.map((step) => html`
         <line class=${step === 1 ? "one" : "rule"} x1=${x(step)} x2=${x(step)} y1="0" y2=${bottom} />
         <text x=${x(step)} y=${bottom + 15}>${step === 1 ? "1× plain" : `${step}×`}</text>`)}
@@ -60,38 +61,26 @@ function Intervals({ rows }) {
     </svg>`;
 }
 
-/** Whether the measurement lies within the planner's interval, in words. */
-function judged(rows) {
-  const [promised, measured] = ["planner", "measured"].map((name) => (
-    rows.find((row) => row.name.startsWith(name))));
-  if (!promised || !measured) return null;
-  const [words, kind] = measured.middle < promised.low ? ["less than promised", "differs"]
-    : measured.middle > promised.high ? ["more than promised", "same"] : ["as promised ✓", "same"];
-  return html`<p class=${`verdict ${kind}`} role="status">
-    ${words} <small>${`measured ${times(measured.middle)}, promised ${
-      times(promised.low)} to ${times(promised.high)}`}</small></p>`;
-}
-
 export function PromisePanel() {
   const rows = figures();
   const hasRace = Boolean(lanes.value?.ratios?.length);
   return html`
-    ${judged(rows)}
     ${rows.length ? html`
       <${Intervals} rows=${rows} />
-      <${Table} caption="Decoding speed with speculation over without: promised, and measured"
+      <${Table} caption="Decoding speed with speculation over without: estimated, and measured"
         heads=${["who says", "speed-up", "least", "most"]} rows=${rows.map((row) => [
           row.name, times(row.middle), row.low === row.high ? "–" : times(row.low),
           row.low === row.high ? "–" : times(row.high)])} />
       ${rows.map((row) => (row.words ? html`<p>${row.words}</p>` : null))}` : html`
-      <p class="empty">Nobody promised anything: this server drafts nothing, or the planner has no
-        figures of its device.</p>`}
+      <p class="empty">There is no estimate: this server drafts nothing, or the planner has no figures of
+        its device.</p>`}
     ${hasRace ? null : html`<p class="empty">Nothing was measured yet. A race measures it.</p>
       <button type="button" disabled=${isBusy.value} onClick=${race}>Race on against off</button>`}
-    <p class="place">The planner is right within its bounds in 19 of 20 cases. It reckoned before
-      anything ran: from the sizes of both models, the kind
-      of machine, and how often such drafters are right, for one text at a time. So its interval is
-      wide; <code>outrider plan</code> measures, and promises more exactly. The controller, where it
-      chooses lengths (<code>--controller goodput</code>), reckons from rounds that this server
-      ran.</p>`;
+    <p class="place">The planner reckoned before anything ran, for texts in general and one at a time:
+      from the sizes of both models, the kind of machine, and how often such drafters are right. A
+      race measures the one text of the form. A text that repeats itself gains more, one that nothing
+      foretells gains less, so a race may well lie outside the planner's interval, and neither is
+      the verdict on the other. <code>outrider plan --prompts FILE</code> counts on your own
+      prompts, and measures. The controller, where it chooses lengths, reckons from rounds that this
+      server ran.</p>`;
 }

@@ -35,25 +35,36 @@ export async function meet() {
   }
 }
 
-const whole = (written) => (/^\d+$/.test(written.trim()) ? Number(written) : undefined);
+/** The number in a field of the form; undefined if it is empty. Raises an Error for anything else. */
+function number(name, label, { isWhole = true } = {}) {
+  const written = form[name].value.trim();
+  if (!written) return undefined;
+  if (!(isWhole ? /^\d+$/ : /^\d*\.?\d+$/).test(written)) {
+    throw new Error(`${label} must be ${isWhole ? "a whole number" : "a number"} from 0 up, got “${
+      written}”.`);
+  }
+  return Number(written);
+}
+
+/** The fields that have a value. */
+const given = (fields) => Object.fromEntries(
+  Object.entries(fields).filter(([, value]) => value !== undefined));
 
 function speculation(trace) {
   if (!form.speculative.value) return trace ? { k: 0, trace } : false;
-  const asked = { trace };
-  if (form.drafter.value) asked.drafter = form.drafter.value;
-  if (whole(form.k.value) !== undefined) asked.k = whole(form.k.value);
-  return asked;
+  return given({ trace, drafter: form.drafter.value || undefined, k: number("k", "K") });
 }
 
-/** The path and the body of a request, as the form says. Raises an Error for a broken schema. */
+/** The path and the body of a request, as the form says. Raises an Error for a field that holds no
+    number, and for a broken schema. */
 export function asked({ trace = true, earlier = turns.value } = {}) {
-  const body = {
+  const body = given({
     model: card.value?.id ?? "", stream: true, stream_options: { include_usage: true },
-    max_tokens: whole(form.maxTokens.value) ?? 128,
-    temperature: Math.max(0, Number(form.temperature.value) || 0),
+    max_tokens: number("maxTokens", "max tokens"),
+    temperature: number("temperature", "temperature", { isWhole: false }) ?? 0,
+    seed: number("seed", "seed"),
     speculative: speculation(trace),
-  };
-  if (whole(form.seed.value) !== undefined) body.seed = whole(form.seed.value);
+  });
   if (form.schema.value.trim()) {
     let schema;
     try { schema = JSON.parse(form.schema.value); } catch { throw new Error("The schema is no JSON."); }
