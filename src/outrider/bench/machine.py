@@ -178,11 +178,15 @@ class Neighbours:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.share = self.so_far()
+
+    def so_far(self) -> float | None:
+        """The share until now, or that of the whole time once it is left."""
         after = _times()
-        if self._before is None or after is None:
-            return
+        if self.share is not None or self._before is None or after is None:
+            return self.share
         busy, total, own = (b - a for a, b in zip(self._before, after, strict=True))
-        self.share = round(max(busy - own, 0.0) / total, 4) if total > 0 else None
+        return round(max(busy - own, 0.0) / total, 4) if total > 0 else None
 
 
 def cpu_seconds() -> tuple[float, float] | None:

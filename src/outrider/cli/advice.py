@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from outrider.api.companions import num_weight_bytes
-from outrider.bench.calibrate.answer import Asked, Found, Watch
 from outrider.bench.calibrate.bounds import BESIDE_WEIGHTS, Bounds
 from outrider.bench.calibrate.extent import extent_of
+from outrider.bench.calibrate.found import Asked, Found, Watch
 from outrider.bench.machine import machine
 from outrider.bench.requests import texts_of
 from outrider.bench.studies.drafters_lineup import (
@@ -85,7 +85,7 @@ class Wish:
             engine=engine,
             contestants=self.contestants,
             drafts=self.drafts or _NO_DRAFTS,
-            guessed=supposed(
+            estimated=supposed(
                 self.spec,
                 sheet_like(device.type, gpu),
                 candidates,
@@ -149,7 +149,8 @@ def with_trees(calibration: Calibration) -> tuple[str, ...]:
 # What is said of a stage where nobody watches a bar; any other stage is a shape of rounds.
 _STAGES = {
     "loading": "loading the target and its drafters",
-    "counting": "counting what is kept of drafts on the prompts",
+    "counting": "counting what is accepted of drafts on the prompts",
+    "comparing": "comparing texts with those of plain decoding",
 }
 _TIMING = "timing rounds (--seconds bounds all of it)"
 
@@ -168,7 +169,10 @@ class ProgressMeter(Meter):
             told = f"so far, after {found.seconds:.0f} s: {verdict(found)} {found.origins.sentence}"
             print(prose(told, width=80), file=sys.stderr, flush=True)
 
-        return Watch(tell=self.tell, partly=partly)
+        def warns(words: str) -> None:
+            print(prose(words, width=80), file=sys.stderr, flush=True)
+
+        return Watch(tell=self.tell, partly=partly, warns=warns)
 
     def tell(self, what: str, share: float) -> None:
         self.reach(share, title=f"{what:32}")
@@ -182,3 +186,13 @@ def bounds_sentence(found: Found) -> str:
     """What the answer took, of what it may take."""
     allowed = "" if found.most_bytes is None else f" of {size(found.most_bytes)} allowed"
     return f"It took {found.seconds:.1f} s and {size(found.peak_bytes)} of memory{allowed}."
+
+
+def disturbed_sentences(found: Found) -> Iterator[str]:
+    """How sure times are, if others used the machine meanwhile."""
+    if found.is_disturbed:
+        yield (
+            f"note: others used {100 * (found.others or 0.0):.0f} % of the CPU. Times are of the "
+            "moments in which this process ran, intervals are wider, and these times are not kept "
+            "for later: measure anew when the machine is quiet"
+        )

@@ -3,7 +3,7 @@
 What can draft is found first: what was trained for this target, draft models that share its
 vocabulary, the target itself in fewer bits, its text; what is not here yet says how to get it. The
 planner then ranks all of them by costs and acceptance that are measured within some seconds, or
-guessed, and says which. What each gains in fact is measured by `outrider bench drafters`.
+estimated, and says which. What each gains in fact is measured by `outrider bench drafters`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ from shlex import quote
 from typing import Any
 
 from outrider.api.companions import num_weight_bytes
-from outrider.bench.calibrate.answer import COUNTED_TOKENS, Answer, Found, answer
+from outrider.bench.calibrate.answer import COUNTED_TOKENS, answer
+from outrider.bench.calibrate.found import Answer, Found
 from outrider.bench.studies.drafters_lineup import PLAIN, Drafts, available, contestants_named
-from outrider.cli.advice import ProgressMeter, Wish, bounds_sentence, prompt_texts, with_trees
+from outrider.cli.advice import (
+    ProgressMeter,
+    Wish,
+    bounds_sentence,
+    disturbed_sentences,
+    prompt_texts,
+    with_trees,
+)
 from outrider.cli.call import Call, needed
 from outrider.cli.draft_fit import Fit, Measured, compare, measure
 from outrider.cli.model_options import DraftCheckOptions, DraftSuggestOptions
@@ -33,7 +41,7 @@ from outrider.core.params import SamplingParams
 from outrider.models.loading import pick_device
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Option, PlannedJob
-from outrider.planner.suppose import GUESSED
+from outrider.planner.suppose import ESTIMATED
 from outrider.planner.suppose import Origin as OriginOfFigure
 
 # A text that is planned for where no prompt was read.
@@ -51,8 +59,8 @@ class Ranked:
 
     suggestion: Suggestion
     option: Option | None
-    draft_seconds: OriginOfFigure = GUESSED
-    acceptance: OriginOfFigure = GUESSED
+    draft_seconds: OriginOfFigure = ESTIMATED
+    acceptance: OriginOfFigure = ESTIMATED
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -85,8 +93,9 @@ def _figures(option: Option) -> tuple[str, str, str]:
 
 
 def ranked(found: Sequence[Suggestion], known: Found | None) -> list[Ranked]:
-    """By the planner's costs for one text, the fastest first; as they were suggested, which is by
-    how much they usually bring, where nothing was measured."""
+    """By the planner's figures for one text, the fastest first, whether they were measured or
+    estimated; as they were suggested, which is by how much they usually bring, where there are
+    none."""
     if known is None:
         return [Ranked(suggestion=one, option=None) for one in found]
     job = PlannedJob(batch=1, context=known.context or _CONTEXT, new_tokens=_NEW_TOKENS)
@@ -103,14 +112,13 @@ def ranked(found: Sequence[Suggestion], known: Found | None) -> list[Ranked]:
         )
         for one in found
     ]
-    is_guess = known.origins.target_pass == GUESSED
-    return every if is_guess else sorted(every, key=lambda one: one.order)
+    return sorted(every, key=lambda one: one.order)
 
 
 def known_of(
     call: Call[DraftSuggestOptions], target: str, found: Sequence[Suggestion]
 ) -> Found | None:
-    """What is known of those of `found` that are here, measured within the seconds and memory; None
+    """The figures of those of `found` that are here, measured within the seconds and memory; None
     of a target whose sizes cannot be read."""
     options, notes = call.options, list[str]()
     here = [one for one in found if one.ready and one.drafter in available()]
@@ -142,20 +150,30 @@ def known_of(
     )
     asked = wish.asked(options.seconds, call.began)
     if drafts is None:
-        return replace(Answer(asked, 0).found(), notes=(*notes, f"{target} is not here as a whole"))
+        return replace(Answer(asked).found(), notes=(*notes, f"{target} is not here as a whole"))
     with ProgressMeter() as meter:
         watch = meter.watch(lambda known: _so_far(ranked(found, known)))
         try:
             return answer(asked, cache=cache_folder(), fresh=options.fresh, watch=watch)
         except (CheckpointError, ConfigError) as error:
             # What cannot be loaded here may still be suggested.
-            return replace(Answer(asked, 0).found(), notes=(f"nothing was measured: {error}",))
+            return replace(Answer(asked).found(), notes=(f"nothing was measured: {error}",))
+
+
+def _first(known: Found) -> str:
+    """Of the page: where its figures come from."""
+    told = [] if known.origins.is_whole else [known.origins.sentence]
+    return prose(" ".join([f"{known.origins.basis.capitalize()}, the fastest first.", *told]))
 
 
 def _told(known: Found) -> list[str]:
-    """Where the figures come from, and what they took."""
-    notes = [prose(f"note: {note}") for note in known.notes]
-    return [prose(known.origins.sentence), bounds_sentence(known), *notes]
+    """What the figures took, and what was in their way."""
+    disturbed = disturbed_sentences(known)
+    return [
+        bounds_sentence(known),
+        *map(prose, disturbed),
+        *(prose(f"note: {one}") for one in known.notes),
+    ]
 
 
 def _so_far(found: Sequence[Ranked]) -> str:
@@ -176,6 +194,7 @@ def suggest(call: Call[DraftSuggestOptions]) -> int:
     )
     header = ("drafter", "draft", "K", "times as fast", "95 %", "times, acceptance", "")
     lines = [
+        *([] if known is None else [_first(known), ""]),
         screen_table([one.row for one in every], header=header),
         "",
         *(prose(f"{one.suggestion.contestant}: {one.suggestion.reason}") for one in every),

@@ -40,8 +40,8 @@ class DraftSuggestOptions(CountingOption):
 
     seconds: float = setting(
         30.0,
-        "Answer in so many seconds, loading included; what is not measured by then is guessed, and "
-        "says so. 0 guesses all.",
+        "Answer in so many seconds, loading included; one pass of TARGET is measured in any case, "
+        "what is not measured by then is estimated, and says so. 0 estimates all.",
         minimum=0,
         maximum=600,
     )

@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from outrider.bench.calibrate.answer import COUNTED_TOKENS, Found, answer
+from outrider.bench.calibrate.answer import COUNTED_TOKENS, answer
+from outrider.bench.calibrate.found import Found
 from outrider.bench.studies.drafters_lineup import Drafts
 from outrider.cache.capacity import free_bytes
 from outrider.cli.advice import (
@@ -20,8 +21,16 @@ from outrider.cli.advice import (
 from outrider.cli.call import Call
 from outrider.cli.models import read_spec
 from outrider.cli.output import check_writable, fitted, json_line, write_whole
+from outrider.cli.plan_command import deciding_command
 from outrider.cli.plan_options import PlanOptions
-from outrider.cli.plan_page import Origin, elsewhere, is_sheet, page_of, record_of, replicas_part
+from outrider.cli.plan_page import (
+    Origin,
+    elsewhere,
+    is_sheet,
+    page_of,
+    record_of,
+    replicas_part,
+)
 from outrider.cli.session import start_logging
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder
@@ -33,11 +42,10 @@ from outrider.models.loading import pick_device
 from outrider.planner.advise import Question, advise, must_fit
 from outrider.planner.candidates import PlannedJob
 from outrider.planner.replicas import ReplicaPlan, replica_plans
-from outrider.planner.suppose import GUESSED
 
 # Tokens of a prompt where none are read.
 _SHEET_CONTEXT = 512
-# Of the seconds, what timing rounds may take at most; the rest loads, and counts what is kept.
+# Of the seconds, what timing rounds may take at most; the rest loads, and counts what is accepted.
 _TIMING_SHARE = 0.5
 
 
@@ -70,14 +78,15 @@ def plan(call: Call[PlanOptions]) -> int:
         memory = free_bytes(pick_device(engine.device))
         origin = _here(call, program, engine, memory)
         question = _question(options, origin, memory)
-    made = advise(_trusted(origin), question)
+    made = advise(origin.calibration, question)
     fleet = _fleet(options, origin, question)
-    record = record_of(made, program, engine, origin) | {
+    decides = None if made.known else deciding_command(call)
+    record = record_of(made, program, engine, origin, decides) | {
         "replicas": [one.as_record() for one in fleet]
     }
     if output is not None:
         write_whole(output, json_line(record) + "\n")
-    page = "\n\n".join([page_of(made, program, engine, origin), *replicas_part(fleet)])
+    page = "\n\n".join([page_of(made, program, engine, origin, decides), *replicas_part(fleet)])
     print(json_line(record) if options.json else fitted(page))
     return 1 if isinstance(origin, Found) and False in origin.same.values() else 0
 
@@ -87,7 +96,7 @@ def _fleet(options: PlanOptions, origin: Origin, question: Question) -> tuple[Re
     if options.replicas == 1 and options.price is None:
         return ()
     return replica_plans(
-        _trusted(origin),
+        origin.calibration,
         question,
         texts=options.batch,
         most=options.replicas,
@@ -96,17 +105,13 @@ def _fleet(options: PlanOptions, origin: Origin, question: Question) -> tuple[Re
 
 
 def _question(options: PlanOptions, found: Found, memory: int) -> Question:
-    job, trees = _job(options, found.context), with_trees(found.calibration)
-    return Question(job=job, memory_limit=memory, trees=trees)
-
-
-def _trusted(origin: Origin) -> Calibration:
-    """Drafters of which anything is guessed are no part of a plan, if others were measured."""
-    calibration = origin.calibration
-    if not isinstance(origin, Found):
-        return calibration
-    sure = [one for one in calibration.drafters if GUESSED not in origin.origins.of(one.name)]
-    return replace(calibration, drafters=tuple(sure)) if sure else calibration
+    return Question(
+        job=_job(options, found.context),
+        memory_limit=memory,
+        trees=with_trees(found.calibration),
+        estimated=found.origins.estimated,
+        others=found.others if found.is_disturbed else None,
+    )
 
 
 def _job(options: PlanOptions, context: int) -> PlannedJob:

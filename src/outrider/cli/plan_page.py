@@ -10,22 +10,21 @@ own; handing tokens over is taken to cost nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from shlex import quote
 from typing import Any, TypeAlias
 
-from outrider.bench.calibrate.answer import Found
-from outrider.cli.advice import bounds_sentence
+from outrider.bench.calibrate.found import Found
+from outrider.cli.advice import bounds_sentence, disturbed_sentences
 from outrider.cli.models import read_spec
-from outrider.cli.options import setting_flags
 from outrider.cli.output import line_width, prose, screen_table
-from outrider.cli.plan_options import DECIDED_BY_PLANS, PlanOptions
+from outrider.cli.plan_command import command_of
+from outrider.cli.plan_options import PlanOptions
 from outrider.core.config import DEVICES, EngineConfig
 from outrider.core.drafter_kinds import MODEL
 from outrider.core.errors import CapacityError, ConfigError, did_you_mean
 from outrider.core.fields import numbers_of, size, split
-from outrider.core.settings import SETTINGS, ProgramConfig
+from outrider.core.settings import ProgramConfig
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration, DrafterCosts, PlaceCount
 from outrider.estimate.cost import Curve
@@ -36,6 +35,8 @@ from outrider.planner.devices import DeviceSheet, device_sheet
 from outrider.planner.overlap import AheadWays
 from outrider.planner.replicas import ReplicaPlan
 from outrider.planner.roofline import DeviceLimits, Energy, PassWork, calibrate, limits_of
+from outrider.planner.suppose import ESTIMATED, MEASURED
+from outrider.planner.suppose import Origin as OriginOfFigure
 
 # Counts that leave no doubt of a rate that is supposed.
 _SURE = 1_000_000
@@ -168,33 +169,42 @@ def _places(rates: Sequence[float]) -> tuple[PlaceCount, ...]:
 _PIPED_WIDTH = 80
 _HEADER = (
     *("drafter", "K", "speed-up", "95 %", "tok/round"),
-    *("draft", "verify", "rest", "tok/s"),
+    *("draft", "verify", "rest", "tok/s", ""),
 )
-# Share of the CPU that others may use without a word about it.
-_BUSY = 0.1
 # Rows of the table; --json has all.
 _MOST_ROWS = 24
-# A device here is told as a setting is.
-_DECIDED = frozenset(DECIDED_BY_PLANS) - {"device"}
 
 # Where costs come from: this machine, or data sheets.
 Origin: TypeAlias = Found | Elsewhere
 
 
-def page_of(plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, origin: Origin) -> str:
-    return "\n\n".join(_parts(plan, program, engine, origin))
+def page_of(
+    plan: AdvisedPlan,
+    program: ProgramConfig,
+    engine: EngineConfig,
+    origin: Origin,
+    decides: str | None,
+) -> str:
+    """`decides` is the command to run where nobody knows whether to speculate."""
+    return "\n\n".join(_parts(plan, program, engine, origin, decides))
 
 
 def record_of(
-    plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, origin: Origin
+    plan: AdvisedPlan,
+    program: ProgramConfig,
+    engine: EngineConfig,
+    origin: Origin,
+    decides: str | None,
 ) -> dict[str, Any]:
     """For programs to read."""
     found = origin if isinstance(origin, Found) else None
     kept = None if found is None else found.calibrated
     return {
         "target": program.target,
+        "basis": _basis(origin),
         "plan": plan.as_record(),
         "command": command_of(plan, program, engine, found),
+        "decides": decides,
         "calibration": json.loads(origin.calibration.to_json()),
         "limits": None if isinstance(origin, Found) else asdict(origin.limits),
         "stored": None if kept is None else str(kept.path),
@@ -206,8 +216,10 @@ def record_of(
 
 
 def bounds_record(found: Found) -> dict[str, Any]:
-    """What is measured, and what that took."""
+    """What is measured, what that took, and who disturbed it."""
     return {
+        "basis": found.origins.basis,
+        "others_cpu_share": found.others,
         "partial": not found.origins.is_whole,
         "figures": found.origins.as_record(),
         "seconds": round(found.seconds, 3),
@@ -216,60 +228,26 @@ def bounds_record(found: Found) -> dict[str, Any]:
     }
 
 
-def command_of(
-    plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, found: Found | None
-) -> str:
-    """What runs as planned, with the settings of `engine`, for which it was planned."""
-    words = ["outrider", "generate", '"..."', "--target", quote(program.target)]
-    best = plan.best
-    if best is None or not plan.speculate:
-        return " ".join([*words, "--drafter", "none", *_settings(engine)])
-    drafter, _, named = best.drafter.partition("=")
-    draft = named or _draft_of(best, program, found)
-    if draft is not None:
-        words += ["--draft", quote(draft)]
-    words += ["--drafter", drafter, "--k", str(best.k)]
-    if best.num_nodes:
-        words += ["--tree-nodes", str(best.num_nodes)]
-    if best.engine != "single":
-        words += ["--schedule", best.engine]
-    if best.fallback is not None:
-        engine = replace(engine, fallback=best.fallback)
-    return " ".join([*words, "--batch-size", str(plan.job.batch), *_settings(engine)])
-
-
-def _settings(engine: EngineConfig) -> Iterator[str]:
-    """Flags of what is not as usual, without what a plan decides."""
-    for item in SETTINGS.values():
-        if item.group != "engine" or item.name in _DECIDED:
-            continue
-        value = getattr(engine, item.name)
-        if value == item.default:
-            continue
-        if item.kind is bool:
-            yield setting_flags(item)[0 if value else 1]
-        else:
-            yield f"{item.flag} {quote(str(value))}"
-
-
-def _draft_of(best: Option, program: ProgramConfig, found: Found | None) -> str | None:
-    if found is not None:
-        return found.drafts.get(best.drafter)
-    if best.drafter != MODEL:
-        return None
-    return draft_of(program.target) if program.draft in ("auto", "none") else program.draft
-
-
 def _parts(
-    plan: AdvisedPlan, program: ProgramConfig, engine: EngineConfig, origin: Origin
+    plan: AdvisedPlan,
+    program: ProgramConfig,
+    engine: EngineConfig,
+    origin: Origin,
+    decides: str | None,
 ) -> Iterator[str]:
     job, found = plan.job, origin if isinstance(origin, Found) else None
+    basis = _basis(origin)
     yield _words(
-        f"{program.target} on {origin.calibration.machine}: {job.batch} at once, prompts of "
-        f"{job.context} tokens, {job.new_tokens} new ones. Plain decoding writes "
+        f"{basis.capitalize()}: {program.target} on {origin.calibration.machine}: {job.batch} at "
+        f"once, prompts of {job.context} tokens, {job.new_tokens} new ones. Plain decoding "
+        f"{'writes' if basis == MEASURED else 'would write'} "
         f"{_rate(plan.plain_tokens_per_second)} tokens a second."
     )
+    if found is not None and not found.origins.is_whole:
+        yield _words(found.origins.sentence)
     yield _words(plan.verdict)
+    if decides is not None:
+        yield f"Decide it:\n    {decides}"
     if plan.reasons:
         yield "\n".join(map(_words, plan.reasons))
     if isinstance(origin, Elsewhere):
@@ -278,11 +256,17 @@ def _parts(
         yield f"Memory: {size(plan.memory_bytes)} of weights, keys and values."
     if plan.options:
         shown = plan.options[:_MOST_ROWS]
-        rows = screen_table([_row(option) for option in shown], header=_HEADER)
+        estimated = frozenset[str]() if found is None else found.origins.estimated
+        rows = screen_table([_row(option, estimated) for option in shown], header=_HEADER)
         yield f"{rows}\n\ndraft, verify and rest: milliseconds of a round"
     yield from plan.left_out
     yield f"Run it:\n    {command_of(plan, program, engine, found)}"
     yield "\n".join(map(_words, _costs_from(origin)))
+
+
+def _basis(origin: Origin) -> OriginOfFigure:
+    """A sheet's figures are estimates."""
+    return origin.origins.basis if isinstance(origin, Found) else ESTIMATED
 
 
 _REPLICAS_HEADER = ("replicas", "texts each", "tok/s of a text", "tok/s of all", "by", "a million")
@@ -326,7 +310,7 @@ def _rate(tokens_per_second: float) -> str:
     return f"{tokens_per_second:,.0f}" if tokens_per_second >= 1000 else f"{tokens_per_second:.4g}"
 
 
-def _row(option: Option) -> tuple[str, ...]:
+def _row(option: Option, estimated: Collection[str]) -> tuple[str, ...]:
     tree = f"+{option.num_nodes}" if option.num_nodes > option.k else ""
     return (
         option.drafter,
@@ -338,6 +322,7 @@ def _row(option: Option) -> tuple[str, ...]:
         f"{1e3 * option.verify_seconds:.3g}",
         f"{1e3 * option.host_seconds:.3g}",
         _rate(option.tokens_per_second),
+        ESTIMATED if option.drafter in estimated else "",
     )
 
 
@@ -347,7 +332,8 @@ def _costs_from(origin: Origin) -> Iterator[str]:
         return
     found, calibration, whole = origin, origin.calibration, origin.calibrated
     yield bounds_sentence(found)
-    yield found.origins.sentence
+    if found.origins.is_whole:
+        yield found.origins.sentence
     if whole is not None:
         when = "measured before" if whole.is_old else "measured now"
         kept = f", kept in {whole.path}" if whole.path else ""
@@ -356,16 +342,11 @@ def _costs_from(origin: Origin) -> Iterator[str]:
             f"{100 * calibration.scatter:.1f} %."
         )
         yield f"Measured on: {_machine_words(calibration)}"
-    others = calibration.provenance.get("foreign_cpu_share") or 0.0
-    if others > _BUSY:
-        yield (
-            f"note: others used {100 * others:.0f} % of the CPU while costs were measured, which "
-            "makes them doubtful: measure anew when the machine is quiet, with --fresh"
-        )
+    yield from disturbed_sentences(found)
     wrong = [name for name, same in found.same.items() if same is False]
     if wrong:
         yield f"PROBLEM: other text than plain decoding: {', '.join(wrong)}"
-    elif any(found.same.values()):
+    elif all(found.same.values()) and found.same:
         yield "Every drafter wrote the text of plain decoding."
     yield from (f"note: {note}" for note in dict.fromkeys(found.notes))
 

@@ -16,8 +16,8 @@ from shlex import quote
 from outrider.api.companions import MOST_OF_TARGET, models_beside, num_weight_bytes, same_ids
 from outrider.bench.studies.drafters_lineup import available
 from outrider.cli.draft_fit import SMALL_FILES
-from outrider.cli.models import LocalModel, local_models, small_files
-from outrider.core.drafter_kinds import PLUGINS
+from outrider.cli.models import LocalModel, local_models, read_spec, small_files
+from outrider.core.drafter_kinds import KINDS, PLUGINS
 from outrider.core.errors import CheckpointError
 from outrider.models.documents import read_document
 from outrider.models.draft_heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
@@ -154,12 +154,16 @@ _WITHOUT_FILES = {
     "recycling": "goes by which tokens followed which in this run: needs no model",
     "ngram": "copies from the text so far: for texts that repeat themselves",
 }
+# Bits a weight below which a copy in 4 bits, which has five with its scales, saves next to nothing.
+_FEW_BITS = 7
 _OF_LLAMAS = ("quantised-self", "layer-skip")
 
 
 def _without_files(target: str, folder: Path) -> Iterator[Suggestion]:
     family = read_document(folder / "config.json").text("model_type", "")
     for drafter, reason in _WITHOUT_FILES.items():
+        if KINDS[drafter].fewer_bits and _has_few_bits(target, folder):
+            continue
         if drafter in available() and (drafter not in _OF_LLAMAS or family in DECODER_FAMILIES):
             yield Suggestion(
                 drafter=drafter,
@@ -168,6 +172,15 @@ def _without_files(target: str, folder: Path) -> Iterator[Suggestion]:
                 reason=reason,
                 command=_generate(target, f"--drafter {drafter}"),
             )
+
+
+def _has_few_bits(target: str, folder: Path) -> bool:
+    """Whether a copy of the target in 4 bits would hardly be smaller than its files."""
+    try:
+        num_parameters = read_spec(target).num_parameters
+    except CheckpointError:
+        return False
+    return 0 < 8 * num_weight_bytes(folder) < _FEW_BITS * num_parameters
 
 
 def _from_packages(target: str, folder: Path) -> Iterator[Suggestion]:

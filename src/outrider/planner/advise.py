@@ -1,8 +1,10 @@
 """Advice of `outrider plan`: the best drafter, K, tree and engine for a job, or none, with reasons.
 
 Of all candidates (candidates.py) the one with the largest expected speed-up is taken, of equals the
-one that drafts less. It is advised only if the low end of its interval is above 1. Batch and
-context at which drafting stops paying are those of the chosen candidate, everything else as asked.
+one that drafts less. It is advised only if the low end of its interval is above 1. Drafters of
+which a figure is an estimate are never advised, and nobody is advised against them: then the
+verdict is that it is not known. Batch and context at which drafting stops paying are those of the
+chosen candidate, everything else as asked.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from outrider.planner.candidates import (
 )
 from outrider.planner.overlap import BestTree, best_tree, sizes_to_try
 from outrider.planner.places import Belief, believe
-from outrider.planner.reasons import Ends, explain
+from outrider.planner.reasons import Ends, doubt_of, explain
 from outrider.planner.roofline import Energy, joules_a_token
 from outrider.planner.rounds import break_even, plain_times
 
@@ -100,7 +102,9 @@ _FRONTIER_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 class Question:
     """`candidates` are all that is tried; none given are all drafters with the usual K. Memory is
     judged if `memory_limit` (bytes) is given, joules are reckoned with `energy`. Break-even is
-    looked for up to `most_batch` and `most_context`. `trees` names drafters that draft trees."""
+    looked for up to `most_batch` and `most_context`. `trees` names drafters that draft trees, and
+    `estimated` those of which a figure is an estimate. `others` is the share of the CPU that other
+    processes had while times were measured, if it was so much that times are less sure."""
 
     job: PlannedJob = field(default_factory=PlannedJob)
     candidates: tuple[DraftOption, ...] = ()
@@ -110,11 +114,15 @@ class Question:
     most_batch: int = MOST_BATCH
     most_context: int = MOST_CONTEXT
     trees: tuple[str, ...] = ()
+    estimated: frozenset[str] = frozenset()
+    others: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedPlan:
-    """`best` is advised if `speculate`; otherwise it is the best that was found, if any. `options`
+    """`best` is advised if `speculate`; otherwise it is the best that was found, if any, measured
+    ones first. Whether to speculate is not `known` where figures are estimates or too unsure.
+    `options`
     has all candidates with the engine that suits them best, the best first, and `engines` the best
     candidate for each engine. `break_even_batch` is the smallest at which `best`, run in turns, no
     longer pays, None if it does throughout the range; the same of `break_even_context`. `reasons`
@@ -124,6 +132,7 @@ class AdvisedPlan:
 
     job: PlannedJob
     speculate: bool
+    known: bool
     best: Option | None
     options: tuple[Option, ...]
     engines: tuple[Option, ...]
@@ -167,17 +176,21 @@ def advise(calibration: Calibration, question: Question) -> AdvisedPlan:
     known, left_out = _known(calibration, question, tried)
     every = [_of(known, one) for one in tried if one.drafter in known.beliefs]
     found = sorted((_best(options) for options in every if options), key=_order)
-    best = found[0] if found else None
-    speculate = best is not None and best.low > 1
+    sure = [one for one in found if one.drafter not in question.estimated]
+    best = next(iter(sure or found), None)
+    speculate = bool(sure) and sure[0].low > 1
+    doubt = None if speculate else doubt_of(found, sure, question.others)
     way = None if best is None else best.candidate
     ends = _ends(known, way)
-    engines = _by_engine(question.engines.names, every)
+    names = {one.drafter for one in sure or found}
+    engines = _by_engine(question.engines.names, [one for one in every if one[0].drafter in names])
     tree = _tree(known, best) if best is not None and speculate else None
-    verdict, reasons = explain(found, engines, ends, speculate=speculate, job=job, tree=tree)
+    verdict, reasons = explain(sure, engines, ends, verdict=doubt or speculate, job=job, tree=tree)
     chosen = known.drafters[best.drafter] if best is not None and speculate else None
     return AdvisedPlan(
         job=job,
         speculate=speculate,
+        known=doubt is None,
         best=best,
         options=tuple(found),
         engines=engines,

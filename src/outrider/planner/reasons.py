@@ -30,22 +30,44 @@ def explain(
     engines: Sequence[Option],
     ends: Ends,
     *,
-    speculate: bool,
+    verdict: bool | str,
     job: PlannedJob,
     tree: BestTree | None,
 ) -> tuple[str, tuple[str, ...]]:
-    """The verdict, and why; `found` and `engines` have the best first."""
+    """The verdict in words, and why; `found`, of which all is measured, and `engines` have the best
+    first. A `verdict` in words is why nobody knows."""
+    about = [_tokens(found[0]), _time(found[0])] if found else []
+    if isinstance(verdict, str):
+        return f"Whether to speculate is not known: {verdict}.", tuple(about)
     if not found:
         return "Do not speculate, because no drafter is known for this target.", ()
     best = found[0]
-    about = [_tokens(best), _time(best)]
-    if not speculate:
+    if not verdict:
         return f"Do not speculate, because {_why_not(best)}.", tuple(about)
     about += [*_range(ends, job, best), *_others(best, found), *_engines(engines)]
     about += [_ahead(one) for one in engines if one.engine == "ssd"]
     if tree is not None:
         about.append(_tree(tree, best))
     return f"Speculate: {best.words}, engine {best.engine}, {_gain(best)}.", tuple(about)
+
+
+def doubt_of(found: Sequence[Option], sure: Sequence[Option], others: float | None) -> str | None:
+    """Why nobody knows that drafting does not pay: something is an estimate, or other processes had
+    the share `others` of the CPU and the gain may lie on either side of 1. None if it is known."""
+    measured = {one.drafter for one in sure}
+    estimated = [one for one in found if one.drafter not in measured]
+    if estimated:
+        best, names = estimated[0], list(dict.fromkeys(one.drafter for one in estimated))
+        told = f"figures of {', '.join(names)} are estimates, by which {best.words} would be "
+        return f"{told}{best.speed_up:.2f} times as fast ({best.low:.2f} to {best.high:.2f}, 95 %)"
+    if others is None or not sure or sure[0].high <= 1:
+        return None
+    best = sure[0]
+    return (
+        f"the best, {best.words}, is expected to be {best.speed_up:.2f} times as fast "
+        f"({best.low:.2f} to {best.high:.2f}, 95 %), while others used {100 * others:.0f} % of the "
+        "CPU"
+    )
 
 
 def _gain(option: Option) -> str:

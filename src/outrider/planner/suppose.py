@@ -3,7 +3,7 @@
 A drafter's step is taken to read so many bytes and to take the share of a target's pass that these
 are of the target's weights, with a quarter more and a fixed time for calling it. Acceptance is a
 prior by the kind of drafter, as weak as a few drafts that were counted. `Origins` says of every
-figure whether it was measured here or guessed like that.
+figure whether it was measured here or estimated like that.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from outrider.estimate.cost import Curve
 from outrider.planner.devices import SHEETS, DeviceSheet
 from outrider.planner.roofline import PassWork, pass_costs
 
-Origin = Literal["measured", "guessed"]
+Origin = Literal["measured", "estimated"]
 MEASURED: Origin = "measured"
-GUESSED: Origin = "guessed"
+ESTIMATED: Origin = "estimated"
 
 # The share of first tokens that is kept, by drafter; later tokens fare alike. Round numbers.
 _PRIOR: Mapping[str, float] = {
@@ -103,31 +103,34 @@ class Origins:
     """Where figures come from: the target's pass, and by drafter the seconds of a draft and what is
     accepted of it. `counted` has how many rounds of a drafter were counted."""
 
-    target_pass: Origin = GUESSED
+    target_pass: Origin = ESTIMATED
     drafts: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     accepted: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     counted: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def of(self, drafter: str) -> tuple[Origin, Origin]:
         """Of its seconds and of its acceptance."""
-        return self.drafts.get(drafter, GUESSED), self.accepted.get(drafter, GUESSED)
+        return self.drafts.get(drafter, ESTIMATED), self.accepted.get(drafter, ESTIMATED)
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing was guessed."""
+        """Whether nothing is estimated."""
         every = (self.target_pass, *self.drafts.values(), *self.accepted.values())
-        return GUESSED not in every
+        return ESTIMATED not in every
 
-    def words(self, drafter: str) -> str:
-        """For a table: what of this drafter is measured."""
-        times, accepted = self.of(drafter)
-        if times == accepted:
-            return times
-        return f"times {times}, acceptance {accepted}"
+    @property
+    def estimated(self) -> frozenset[str]:
+        """Drafters of which a figure is an estimate."""
+        return frozenset(name for name in self.drafts if ESTIMATED in self.of(name))
+
+    @property
+    def basis(self) -> Origin:
+        """Of a page as a whole."""
+        return MEASURED if self.is_whole else ESTIMATED
 
     @property
     def sentence(self) -> str:
-        """What is measured and what is guessed, in one sentence."""
+        """What is measured and what is estimated, in one sentence."""
         if self.is_whole:
             return "All figures are measured here."
         every: dict[str, Mapping[str, Origin]] = {
@@ -137,8 +140,8 @@ class Origins:
         }
         measured = _listed(every, MEASURED)
         if not measured:
-            return "All figures are guessed from sizes and from what such drafters usually bring."
-        return f"Measured here: {measured}. Guessed: {_listed(every, GUESSED)}."
+            return "All figures are estimated from sizes and from what such drafters usually bring."
+        return f"Measured here: {measured}. Estimated: {_listed(every, ESTIMATED)}."
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -197,30 +200,30 @@ def scaled(calibration: Calibration, pass_seconds: float) -> Calibration:
 
 
 def joined(
-    guessed: Calibration,
+    estimated: Calibration,
     measured: Calibration | None,
     counted: Mapping[str, DrafterCosts],
     *,
     pass_seconds: float | None = None,
 ) -> tuple[Calibration, Origins]:
     """What is known by now: times of `measured` where it has them, acceptance of `counted` by
-    drafter; the rest is guessed, in proportion to the pass that was measured. A plain pass alone
+    drafter; the rest is estimated, in proportion to the pass that was measured. A plain pass alone
     takes `pass_seconds`, if nothing more is known."""
     if measured is not None:
         pass_seconds = measured.target.rows.at(1)
     if pass_seconds:
-        guessed = scaled(guessed, pass_seconds)
-    base = guessed if measured is None else measured
+        estimated = scaled(estimated, pass_seconds)
+    base = estimated if measured is None else measured
     timed = {} if measured is None else {one.name: one for one in measured.drafters}
     drafters: list[DrafterCosts] = []
-    origins = Origins(MEASURED if pass_seconds else GUESSED)
+    origins = Origins(MEASURED if pass_seconds else ESTIMATED)
     drafts, accepted, rounds = dict[str, Origin](), dict[str, Origin](), dict[str, int]()
-    for one in guessed.drafters:
+    for one in estimated.drafters:
         own, counts = _extended(timed.get(one.name, one), one), counted.get(one.name)
-        drafts[one.name] = MEASURED if one.name in timed else GUESSED
+        drafts[one.name] = MEASURED if one.name in timed else ESTIMATED
         rounds[one.name] = 0 if counts is None else _num_counted(counts)
         enough = counts is not None and rounds[one.name] >= _LEAST_ROUNDS
-        accepted[one.name] = MEASURED if enough else GUESSED
+        accepted[one.name] = MEASURED if enough else ESTIMATED
         source = one if counts is None or not enough else _seen(one, counts)
         drafters.append(
             replace(
@@ -238,10 +241,10 @@ def joined(
     return replace(base, drafters=tuple(drafters)), origins
 
 
-def _extended(own: DrafterCosts, guess: DrafterCosts) -> DrafterCosts:
-    """With depths beyond the deepest that was timed in the proportion that is guessed: few points
+def _extended(own: DrafterCosts, estimate: DrafterCosts) -> DrafterCosts:
+    """With depths beyond the deepest that was timed in the proportion that is estimated: few points
     close together make no line."""
-    shape = guess.draft[0][1]
+    shape = estimate.draft[0][1]
     curves: list[tuple[int, Curve]] = []
     for batch, curve in own.draft:
         last, seconds = curve.points[-1]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.calibrate.engines import Dial
+from outrider.bench.calibrate.engines import Dial, TimedEngine
 from outrider.bench.calibrate.fit import (
     Point,
     draft_costs,
@@ -35,6 +35,7 @@ from outrider.bench.calibrate.rounds import (
     Span,
     Timed,
     passes_of,
+    run_phase,
 )
 from outrider.bench.calibrate.session import all_of, keep, load, path_of
 from outrider.bench.calibrate.timing import (
@@ -47,6 +48,7 @@ from outrider.bench.calibrate.timing import (
     plans_of,
     prompts_of,
 )
+from outrider.bench.studies.drafters_lineup import Contestant
 from outrider.core.budget import RoundTrace
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
 from outrider.estimate.cost import Curve
@@ -127,6 +129,67 @@ def test_the_dial_gives_each_round_its_next_k() -> None:
     assert [dial.budgets([1])[0].depth for _ in range(3)] == [4, 0, 4]
     dial.set([5.25])
     assert [budget.depth for budget in dial.budgets([1, 2, 3, 4])] == [6, 5, 5, 5]
+
+
+def test_a_pass_has_the_seconds_in_which_it_had_a_cpu() -> None:
+    (one, *_) = passes_of([Request(11, [trace(2, 1, index=5), trace(0, 0, index=6)])])
+    assert (one.draft, one.verify, one.host) == (0.5, 2.0, 0.375)
+    assert one.undelayed(4.0).seconds == one.seconds / 4
+    assert one.undelayed(1.0) == one
+
+
+@dataclass
+class Writer:
+    """An engine's model: each pass takes a second, of which it had the CPU for half."""
+
+    clock: Clock
+    delay: float = 2.0
+    handles: list[Any] = field(default_factory=list[Any])
+
+    def forget(self) -> None: ...
+
+    def submit(self, prompt: Sequence[int], params: object) -> Any:
+        del params
+        seq = SimpleNamespace(num_emitted=0, prompt_length=len(prompt))
+        self.handles.append(
+            SimpleNamespace(done=False, reader=SimpleNamespace(seq=seq, traces=list[RoundTrace]()))
+        )
+        return self.handles[-1]
+
+    def advance(self) -> None:
+        self.clock.now += 1
+        for handle in self.handles:
+            traces = handle.reader.traces
+            traces.append(trace(0, 0, index=len(traces)))
+            handle.reader.seq.num_emitted += 1
+
+    def cancel(self, handle: object) -> None: ...
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("stop", [0.5, 7.5, 1000.0])
+def test_no_pass_begins_after_the_stop(stop: float) -> None:
+    clock = Clock()
+    engines = [
+        TimedEngine(Contestant(name=name, drafter=name), cast("Any", Writer(clock)), Dial(), {})
+        for name in ("off", "ngram")
+    ]
+    phase = Phase([[1, 2, 3]], {"off": (0,), "ngram": (0, 4)}, most_ks=1)
+    found = run_phase(
+        engines, phase, number=0, turns=range(3), span=Span(until=stop, clock=clock, stop=stop)
+    )
+    assert clock.now <= stop + 1
+    # Two passes read prompts; a turn of plain decoding has three, one with drafts six.
+    assert (clock.now == 2 + 3 * (3 + 6)) == (stop == 1000)
+    assert all(one.verify == 1.0 for one in found)
+    assert bool(found) == (stop > 1)
 
 
 def test_passes_are_put_together_and_know_what_they_read() -> None:

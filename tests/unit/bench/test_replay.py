@@ -12,7 +12,7 @@ import pytest
 
 from outrider.bench.calibrate.bounds import Bounds
 from outrider.bench.calibrate.counting import Counting
-from outrider.bench.calibrate.engines import Dial, TimedEngine, TimedLLM
+from outrider.bench.calibrate.engines import Dial, TimedEngine, TimedEngines, TimedLLM
 from outrider.bench.calibrate.extent import Extent
 from outrider.bench.calibrate.probe import Probe, written_until
 from outrider.bench.calibrate.replay import Text, can_replay, replayed
@@ -129,6 +129,8 @@ def test_texts_of_a_model_go_on_together_and_those_of_lookups_one_by_one() -> No
         assert [ahead.kept for ahead in one[:6]] == [2, 1, 0, 2, 1, 0]
         assert [ahead.kept for ahead in other[:6]] == [2, 1, 0, 2, 1, 0]
     assert every.miss_seconds == 0
+    # What a lookup takes is known by then; a model's draft takes what its depth is.
+    assert every.hit_seconds == 0 < others.hit_seconds
 
 
 def test_a_replay_that_has_no_time_counts_nothing() -> None:
@@ -170,6 +172,19 @@ def engines() -> Iterator[list[TimedEngine]]:
         engine.llm.close()
 
 
+def extent(*, is_large: bool) -> Extent:
+    return Extent(
+        batches=(1,),
+        ks=(1, 3),
+        deepest=DEEPEST,
+        least_ks=(3,),
+        room=2048,
+        chunk=256,
+        batch_size=2,
+        is_large=is_large,
+    )
+
+
 @pytest.mark.parametrize("compares", [False, True])
 @pytest.mark.parametrize("is_large", [False, True])
 def test_every_drafter_is_counted_by_writing_or_by_replay(
@@ -177,27 +192,25 @@ def test_every_drafter_is_counted_by_writing_or_by_replay(
 ) -> None:
     plain = engines[0]
     counting = Counting(
-        engines=cast("Any", SimpleNamespace(present=engines, plain=plain, drafting=engines[1:])),
+        engines=TimedEngines(engines, cast("Any", None)),
         prompts=[plain.llm.encode(text) for text in builtin_texts("code")[:2]],
         params=replace(GREEDY, max_tokens=24),
-        extent=Extent(
-            batches=(1,),
-            ks=(1, 3),
-            deepest=DEEPEST,
-            least_ks=(3,),
-            room=2048,
-            chunk=256,
-            batch_size=2,
-            is_large=is_large,
-        ),
+        extent=extent(is_large=is_large),
         bounds=Bounds(),
         compares=compares,
         goes_on=lambda until: True,
     )
     heard: list[str] = []
-    found = {one.name: one for one in counting.run(lambda what, _share: heard.append(what))}
+
+    def hear(what: str, share: float) -> None:
+        assert 0 <= share <= 1
+        heard.append(what)
+
+    counted = list(counting.run(hear))
+    found = {one.name: one for one in counted}
     assert heard == ["counting"] * len(found)
-    assert next(iter(found)) == OFF
+    # Replays come first.
+    assert list(found) == [OFF, "ngram", "recycling"]
     probes = {name: one.probe for name, one in found.items() if one.probe is not None}
     assert set(probes) == {"ngram", "recycling"}
     for probe in probes.values():
@@ -205,5 +218,71 @@ def test_every_drafter_is_counted_by_writing_or_by_replay(
         assert [len(text) for text in probe.texts] == [23, 23]
     # A drafter that wrote something is compared; one that was only replayed wrote nothing.
     assert probes["recycling"].same is True
-    assert probes["ngram"].same is (True if compares or is_large else None)
+    assert probes["ngram"].same is (True if is_large else None)
     assert bool(found["recycling"].timed) == is_large
+    # It writes when all else is done, if texts are to be compared.
+    later = list(counting.compared(counted, hear))
+    assert [(one.name, one.same) for one in later] == [("ngram", True)] * (
+        compares and not is_large
+    )
+
+
+@dataclass
+class Ticking:
+    """A clock that goes on a second whenever somebody looks whether to go on."""
+
+    now: float = 0.0
+    untils: list[float] = field(default_factory=list[float])
+
+    def __call__(self) -> float:
+        return self.now
+
+    def goes_on(self, until: float) -> bool:
+        self.now += 1
+        self.untils.append(until)
+        return self.now < until
+
+
+def endless_engine() -> TimedEngine:
+    """Plain decoding that never ends a text."""
+    reader = SimpleNamespace(traces=[])
+    result = SimpleNamespace(token_ids=(1, 2, 3), rounds=())
+    handle = SimpleNamespace(done=False, reader=reader, result=lambda: result)
+
+    def submitted(prompt: object, params: object) -> object:
+        del prompt, params
+        return handle
+
+    def cancelled(_handle: object) -> None: ...
+
+    llm = SimpleNamespace(
+        config=EngineConfig(),
+        delay=1.0,
+        forget=lambda: None,
+        submit=submitted,
+        advance=lambda: None,
+        cancel=cancelled,
+    )
+    return TimedEngine(Contestant(name=OFF, drafter="none"), cast("Any", llm), Dial(), {})
+
+
+def test_counting_keeps_to_its_share_of_the_time() -> None:
+    """Half of 100 seconds, whatever plain decoding would take."""
+    clock = Ticking()
+    lookups = [scripted_engine(Scripted(wrong_at=3), name) for name in ("ngram", "suffix")]
+    counting = Counting(
+        engines=TimedEngines([endless_engine(), *lookups], cast("Any", None)),
+        prompts=[[0]],
+        params=GREEDY,
+        extent=extent(is_large=False),
+        bounds=Bounds(seconds=100, clock=clock),
+        compares=False,
+        goes_on=clock.goes_on,
+        share=0.5,
+    )
+    found = list(counting.run(lambda _what, _share: None))
+    assert [one.name for one in found] == [OFF, "ngram", "suffix"]
+    assert [one.probe is None for one in found] == [True, False, False]
+    assert 20 < clock.untils[0] < 40
+    assert clock.now < 0.5 * 98
+    assert max(clock.untils) <= 0.5 * 98

@@ -18,6 +18,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.cli import advice
 from outrider.cli import draft as verb
 from outrider.cli.draft_fit import DEAD, Measured, some_prompts, upper_bound
+from outrider.cli.suggestions import suggestions
 
 pytestmark = pytest.mark.wide
 
@@ -26,7 +27,7 @@ EMBEDDED = ("outrider/embedded", "outrider/embedded-draft")
 
 
 def read(outrider: Command, *words: str, code: int = 0) -> Any:
-    """Of suggestions what is guessed at once."""
+    """Of suggestions what is estimated at once."""
     at_once = ("--seconds", "0") if words[0] == "suggest" else ()
     shown = outrider("draft", *words, *at_once, "--json")
     assert shown.code == code, shown.err
@@ -71,22 +72,26 @@ def test_the_embedded_target_has_a_pair_and_its_text(outrider: Command) -> None:
     assert record["measure"] in shown
 
 
-def test_without_time_every_figure_is_guessed_and_says_so(outrider: Command) -> None:
+def test_without_time_every_figure_is_estimated_and_says_so(outrider: Command) -> None:
     record = read(outrider, "suggest", EMBEDDED[0])
     assert record["partial"] is True
-    assert record["figures"]["target_pass"] == "guessed"
+    assert record["figures"]["target_pass"] == "estimated"
     ready = [one for one in record["suggestions"] if one["ready"]]
     assert all(one["expected"]["speed_up"] > 0 for one in ready)
-    assert all(set(one["figures"].values()) == {"guessed"} for one in ready)
+    assert all(set(one["figures"].values()) == {"estimated"} for one in ready)
     assert len({one["draft"] for one in ready if one["drafter"] == "model"}) == 1
     # What is not here has no figures.
     last = record["suggestions"][-1]
     assert (last["ready"], last["expected"]) == (False, None)
     assert record["peak_memory_bytes"] > 0
-    assert "nothing was measured: loading" in record["notes"][0]
+    assert "nothing was measured: --seconds 0" in record["notes"][0]
+    assert record["basis"] == "estimated"
+    # Estimates are sorted as well, and the best two are the best two.
+    gains = [one["expected"]["speed_up"] for one in ready]
+    assert gains == sorted(gains, reverse=True)
     shown = outrider("draft", "suggest", EMBEDDED[0], "--seconds", "0").out
-    assert "All figures are guessed" in shown
-    assert "guessed, guessed" in shown
+    assert shown.startswith("Estimated, the fastest first. All figures are estimated")
+    assert "estimated, estimated" in shown
 
 
 @pytest.mark.weights
@@ -112,23 +117,35 @@ def test_what_was_measured_says_so(outrider: Command, monkeypatch: pytest.Monkey
     assert not record["suggestions"][-1]["ready"]
 
 
-def test_heads_beside_a_target_come_first(outrider: Command, target: Path) -> None:
+def test_heads_beside_a_target_are_found_first(target: Path) -> None:
     heads = eagle(target.parent / "tiny-eagle")
-    first = read(outrider, "suggest", str(target))["suggestions"][0]
-    assert (first["drafter"], first["draft"], first["ready"]) == ("eagle", str(heads), True)
+    first = suggestions(str(target))[0]
+    assert (first.drafter, first.draft, first.ready) == ("eagle", str(heads), True)
 
 
-def test_an_mtp_block_of_its_own_comes_first_if_its_tensors_are_there(
-    outrider: Command, target: Path
-) -> None:
+def test_a_copy_in_few_bits_is_no_tip_for_a_file_in_few_bits(target: Path) -> None:
+    def tips(model: Path) -> set[str]:
+        return {one.drafter for one in suggestions(str(model))}
+
+    folder = target.parent / "wide"
+    write_checkpoint(folder, variant("llama2"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / "target" / name, folder)
+    assert "quantised-self" in tips(folder)
+    small = folder / "model.safetensors"
+    small.write_bytes(small.read_bytes()[: small.stat().st_size // 8])
+    assert tips(folder) == tips(target) - {"quantised-self"}
+
+
+def test_an_mtp_block_of_its_own_is_found_first_if_its_tensors_are_there(target: Path) -> None:
     edit(target, num_nextn_predict_layers=1)
-    first = read(outrider, "suggest", str(target))["suggestions"][0]
-    assert (first["drafter"], first["ready"]) == ("mtp", False)
-    assert "tensors are not in the files" in first["reason"]
+    first = suggestions(str(target))[0]
+    assert (first.drafter, first.ready) == ("mtp", False)
+    assert "tensors are not in the files" in first.reason
     save_tensors(target, {"mtp.fc.weight": torch.zeros(2, 2)})
-    first = read(outrider, "suggest", str(target))["suggestions"][0]
-    assert (first["drafter"], first["ready"]) == ("mtp", True)
-    assert first["command"].endswith("--drafter mtp PROMPT")
+    first = suggestions(str(target))[0]
+    assert (first.drafter, first.ready) == ("mtp", True)
+    assert first.command.endswith("--drafter mtp PROMPT")
 
 
 def test_a_folder_named_like_a_known_target_has_its_pair(outrider: Command, target: Path) -> None:
@@ -207,7 +224,8 @@ def test_commands_can_be_pasted_whatever_a_folder_is_called(
     named = target.rename(target.with_name("my model"))
     heads = eagle(named.parent / "my heads")
     record = read(outrider, "suggest", str(named))
-    for command in (record["measure"], record["suggestions"][0]["command"]):
+    (own,) = [one["command"] for one in record["suggestions"] if one["draft"] == str(heads)]
+    for command in (record["measure"], own):
         words = shlex.split(command)
         assert str(named) in words
         assert any(word.removeprefix("eagle=").startswith(str(heads)) for word in words)

@@ -84,6 +84,48 @@ def test_not_when_it_may_cost_time() -> None:
     assert f"its interval reaches down to {plan.best.low:.2f}" in plan.verdict
 
 
+def test_estimates_advise_neither_for_nor_against() -> None:
+    calibration = flat(costs(0.1, [0.9] * 4), costs(0.5, [0.5] * 4, name="slow"))
+    question = replace(asked(*chains(most=4), *chains("slow", 4)))
+    # Nobody measured the better one: what was measured loses, and no more is known.
+    unsure = advise(calibration, replace(question, estimated=frozenset({"model"})))
+    assert (unsure.speculate, unsure.known) == (False, False)
+    assert unsure.best is not None
+    assert unsure.best.drafter == "slow"
+    assert unsure.verdict.startswith(
+        "Whether to speculate is not known: figures of model are estimates, by which model with "
+        "K = 4 would be "
+    )
+    assert {one.drafter for one in unsure.engines} == {"slow"}
+    # The rows are sorted all the same.
+    assert unsure.options[0].drafter == "model"
+    # An estimate that loses decides nothing either.
+    lost = advise(
+        flat(costs(0.5, [0.1])),
+        replace(question, estimated=frozenset({"model"}), candidates=chains(most=1)),
+    )
+    assert lost.options[0].high < 1
+    assert not lost.known
+    # What was measured and pays is advised, whatever others may bring.
+    sure = advise(calibration, replace(question, estimated=frozenset({"slow"})))
+    assert (sure.speculate, sure.known) == (True, True)
+    assert sure.best is not None
+    assert sure.best.drafter == "model"
+    assert "slow" not in sure.reasons[3]
+
+
+def test_a_disturbed_measurement_decides_only_where_its_interval_does() -> None:
+    unsure = flat(costs(0.7, [0.8] * 2), scatter=0.1)
+    question = asked(DraftOption("model", 1))
+    assert advise(unsure, question).known
+    plan = advise(unsure, replace(question, others=0.6))
+    assert (plan.speculate, plan.known) == (False, False)
+    assert plan.verdict.endswith("while others used 60 % of the CPU.")
+    for step, rate, pays in ((0.1, 0.9, True), (0.9, 0.1, False)):
+        plan = advise(flat(costs(step, [rate]), scatter=0.1), replace(question, others=0.6))
+        assert (plan.speculate, plan.known) == (pays, True)
+
+
 def test_without_a_drafter() -> None:
     plan = advise(flat(), Question())
     assert (plan.best, plan.options, plan.speculate) == (None, (), False)

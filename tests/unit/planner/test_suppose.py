@@ -52,12 +52,18 @@ def test_what_is_supposed_is_enough_for_a_plan_and_says_that_it_is_no_more() -> 
     plan = advise(calibration, Question())
     assert {option.drafter for option in plan.options} == set(DRAFTERS)
     assert not plan.left_out
+    # Nobody is advised by estimates, for or against.
+    unsure = advise(calibration, Question(estimated=origins.estimated))
+    assert origins.estimated == set(DRAFTERS)
+    assert (unsure.speculate, unsure.known) == (False, False)
+    assert unsure.verdict.startswith("Whether to speculate is not known: figures of ")
+    assert [one.speed_up for one in unsure.options] == [one.speed_up for one in plan.options]
     # Eight drafts leave much open.
     assert plan.best is not None
     assert plan.best.high / plan.best.low > 2
     assert not origins.is_whole
-    assert origins.of("model") == ("guessed", "guessed")
-    assert "All figures are guessed" in origins.sentence
+    assert origins.of("model") == ("estimated", "estimated")
+    assert "All figures are estimated" in origins.sentence
 
 
 def test_a_pass_that_was_measured_scales_what_was_not() -> None:
@@ -79,13 +85,13 @@ def test_what_was_measured_takes_the_place_of_a_guess_figure_by_figure() -> None
     assert found.target == measured.target
     assert by_name["model"].seconds(4, 1, 0) == pytest.approx(1.0)
     assert by_name["suffix"].places == counted.places
-    assert origins.of("model") == ("measured", "guessed")
-    assert origins.of("suffix") == ("guessed", "measured")
-    assert origins.of("eagle") == ("guessed", "guessed")
+    assert origins.of("model") == ("measured", "estimated")
+    assert origins.of("suffix") == ("estimated", "measured")
+    assert origins.of("eagle") == ("estimated", "estimated")
     assert origins.counted["suffix"] == 12_000
     told = origins.sentence
     assert told.startswith("Measured here: the target's pass; times of model; acceptance of suffix")
-    assert "Guessed: times of eagle, quantised-self, suffix; acceptance of model, eagle" in told
+    assert "Estimated: times of eagle, quantised-self, suffix; acceptance of model, eagle" in told
 
 
 def test_rounds_in_which_nothing_was_drafted_make_a_draft_less_likely() -> None:
@@ -97,7 +103,7 @@ def test_rounds_in_which_nothing_was_drafted_make_a_draft_less_likely() -> None:
     assert origins.accepted["suffix"] == "measured"
     # A round or two say nothing.
     few = replace(silent, num_rounds=2)
-    assert joined(guess(), None, {"suffix": few})[1].accepted["suffix"] == "guessed"
+    assert joined(guess(), None, {"suffix": few})[1].accepted["suffix"] == "estimated"
 
 
 def test_one_depth_that_was_timed_tells_of_deeper_ones_by_the_shape_of_the_guess() -> None:

@@ -18,9 +18,11 @@ from outrider.core.fields import size
 
 # Besides weights: the program, memory of texts, buffers of all engines.
 BESIDE_WEIGHTS = 1_000_000_000
-# Of the seconds, what is kept to start the program, to reckon the answer, to print it and to end,
-# at most and as a share.
+# What is kept to reckon the answer, to print it and to end: so many seconds or this share of them,
+# and more where the program took long to start, for then it takes long to end; never more than the
+# last share.
 _ENDING, _ENDING_SHARE = 2.0, 0.1
+_ENDING_OF_START, _MOST_ENDING_SHARE = 0.5, 0.3
 # Bytes of weights that are read and packed in a second at the least, and seconds of any loading.
 LOAD_RATE, LOAD_SECONDS = 120e6, 0.4
 # Seconds after which partial answers are given, and between them.
@@ -37,6 +39,7 @@ class Bounds:
     clock: Clock = perf_counter
     began: float = math.nan
     held: Callable[[], tuple[int, int]] = field(default_factory=lambda: held_bytes)
+    _ending: float = 0.0
     _load_rate: float = LOAD_RATE
     _load_seconds: float = LOAD_SECONDS
     _next_answer: float = FIRST_ANSWER
@@ -44,6 +47,10 @@ class Bounds:
     def __post_init__(self) -> None:
         if math.isnan(self.began):
             self.began = self.clock()
+        if math.isfinite(self.seconds):
+            usual = min(_ENDING, _ENDING_SHARE * self.seconds)
+            slow = min(_ENDING_OF_START * self.spent, _MOST_ENDING_SHARE * self.seconds)
+            self._ending = max(usual, slow)
 
     @property
     def spent(self) -> float:
@@ -52,9 +59,7 @@ class Bounds:
     @property
     def left(self) -> float:
         """Seconds for measuring; below 0 once the answer is due."""
-        if math.isinf(self.seconds):
-            return math.inf
-        return self.seconds - min(_ENDING, _ENDING_SHARE * self.seconds) - self.spent
+        return self.seconds - self._ending - self.spent
 
     def part(self, share: float) -> float:
         """The moment at which this share of what is left will have gone."""
@@ -67,14 +72,17 @@ class Bounds:
         self._next_answer = self.spent + NEXT_ANSWER
         return True
 
-    def check(self, what: str, *, num_bytes: int, seconds: float) -> None:
-        """Raises CapacityError for what would take more memory or time than is left."""
+    def must_end(self, what: str, *, seconds: float) -> None:
+        """Raises CapacityError for what would take more time than is left."""
         if seconds > self.left:
             raise CapacityError(
-                f"{what} would take about {seconds:.0f} s, and {max(self.left, 0):.0f} s of "
+                f"{what} would take about {seconds:.1f} s, and {max(self.left, 0):.1f} s of "
                 f"{self.seconds:g} are left.",
                 hint="give more time with --seconds",
             )
+
+    def must_fit(self, what: str, *, num_bytes: int) -> None:
+        """Raises CapacityError for what would take more memory than is left."""
         most, (now, _) = self.most_bytes, self.held()
         if most is not None and now + num_bytes > most:
             raise CapacityError(
@@ -93,6 +101,10 @@ class Bounds:
             self._load_seconds = max(seconds, LOAD_SECONDS)
         elif num_bytes > LOAD_RATE / 10 and seconds > 0:
             self._load_rate = num_bytes / seconds
+
+    def add_time(self, seconds: float) -> None:
+        """For what had to be done first and does not count."""
+        self.began += seconds
 
     @property
     def peak_bytes(self) -> int:

@@ -1,14 +1,15 @@
 """What share of drafts is kept on given prompts; each drafter is counted in its part of the time.
 
-A drafter that reads the text alone is counted by replay of what plain decoding wrote; where passes
-are slow it writes a few rounds as well, since those tell what its rounds take. All others write.
+A drafter that reads the text alone is counted by replay of what plain decoding wrote, which takes
+next to no time, so those come first; where passes are slow it writes a few rounds as well, since
+those tell what its rounds take. All others write. Texts are compared with plain decoding's last.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from outrider.api.result import GenerationResult
 from outrider.bench.calibrate.bounds import Bounds
@@ -30,19 +31,22 @@ _SHOWN_PASSES = 12
 GoOn = Callable[[], bool]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Counted:
-    """What one engine brought; `timed` are its passes where they were timed meanwhile."""
+    """What one engine brought: `timed` are its passes where they were timed meanwhile, `results`
+    what it wrote."""
 
     name: str
     probe: Probe | None
-    timed: list[Timed]
+    timed: Sequence[Timed]
+    results: Sequence[GenerationResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counting:
-    """Of prompts that are written with `params`. With `compares` texts are compared with plain
-    decoding's, so every drafter must write some. `goes_on` says whether a moment has come."""
+    """Of prompts that are written with `params`, in `share` of the time that is left. With
+    `compares` texts are compared with plain decoding's, so every drafter must write some. `goes_on`
+    says whether a moment has come."""
 
     engines: TimedEngines
     prompts: Sequence[Sequence[int]]
@@ -51,36 +55,53 @@ class Counting:
     bounds: Bounds
     compares: bool
     goes_on: Callable[[float], bool]
+    share: float = 1.0
 
     def run(self, hear: Callable[[str, float], None]) -> Iterator[Counted]:
         """One engine after the other, those first that take the least."""
         extent = self.extent
-        replays = {one.name for one in self.engines.drafting if self._replays(one)}
+        replays = {one.name for one in self.engines.drafting if can_replay(one, self.params)}
         plain_writes = bool(replays) or self.compares or extent.is_large
         order = sorted(self.engines.drafting, key=lambda one: one.name not in replays)
         order = [*([self.engines.plain] if plain_writes else []), *order]
         weights = [self._weight(one, replays) for one in order]
         plain: list[GenerationResult] = []
+        end = self.bounds.part(self.share)
         for number, engine in enumerate(order):
             hear("counting", number / len(order))
             share = weights[number] / sum(weights[number:])
             known: Replayed | None = None
             if engine.name in replays:
-                known = self._replayed(engine, plain, self.bounds.part(share / 2))
+                known = self._replayed(engine, plain, self._part(share / 2, end))
                 share /= 2
-            until = self.bounds.part(share)
+            until = self._part(share, end)
             rests = known is not None and not extent.is_large
-            results = [] if rests else self._written(engine, until, known is not None)
+            results = [] if rests else self._written(engine, until, shows=known is not None)
             plain = results if engine.is_plain else plain
-            yield Counted(
-                name=engine.name,
-                probe=self._probe(engine, results, plain, known),
-                timed=_timed(engine.name, self.prompts, results) if extent.is_large else [],
-            )
+            timed = _timed(engine, self.prompts, results) if extent.is_large else []
+            yield Counted(engine.name, self._probe(engine, results, plain, known), timed, results)
 
-    def _replays(self, engine: TimedEngine) -> bool:
-        """A small target's texts are written quickly, which compares them as well."""
-        return (self.extent.is_large or not self.compares) and can_replay(engine, self.params)
+    def compared(
+        self, counted: Sequence[Counted], hear: Callable[[str, float], None]
+    ) -> Iterator[Probe]:
+        """The probes of drafters that were replayed and wrote nothing, if texts are to be compared:
+        they write while there is time."""
+        if not (counted and self.compares and self._is_tied):
+            return
+        # Plain decoding comes first.
+        plain = _ids(counted[0].results)
+        silent = [one.probe for one in counted if one.probe is not None and not one.results]
+        for number, probe in enumerate(silent):
+            hear("comparing", number / len(silent))
+            engine = self.engines.named(probe.name)
+            until = self.bounds.part(1 / (len(silent) - number))
+            results = self._written(engine, until, shows=False)
+            yield replace(probe, same=_agree(_ids(results), plain) if _is_exact(engine) else None)
+
+    def _part(self, share: float, end: float) -> float:
+        """The moment at which this share of the time up to `end` will have gone."""
+        now = self.bounds.clock()
+        return now if now >= end else now + share * (end - now)
 
     def _weight(self, engine: TimedEngine, replays: set[str]) -> float:
         if engine.is_plain:
@@ -94,7 +115,7 @@ class Counting:
         longest = max(map(len, self.prompts)) + self.params.max_tokens + extent.deepest
         return max(1, min(extent.batch_size, extent.room // longest))
 
-    def _written(self, engine: TimedEngine, until: float, shows: bool) -> list[GenerationResult]:
+    def _written(self, engine: TimedEngine, until: float, *, shows: bool) -> list[GenerationResult]:
         """With drafts as deep as any that is planned; one that only `shows` what its rounds take
         has shorter ones among them, and does not write for long."""
         extent, passes = self.extent, iter(range(_SHOWN_PASSES))
@@ -144,7 +165,7 @@ class Counting:
             same = _agree(_ids(results), _ids(plain))
         if not any(known.texts):
             return None
-        return Probe(engine.name, deepest, known.texts, same, known.miss_seconds)
+        return Probe(engine.name, deepest, known.texts, same, known.miss_seconds, known.hit_seconds)
 
     @property
     def _is_tied(self) -> bool:
@@ -171,13 +192,14 @@ def _miss_seconds(engine: TimedEngine, results: Sequence[GenerationResult]) -> f
 
 
 def _timed(
-    name: str, prompts: Sequence[Sequence[int]], results: Sequence[GenerationResult]
+    engine: TimedEngine, prompts: Sequence[Sequence[int]], results: Sequence[GenerationResult]
 ) -> list[Timed]:
     """The passes in which texts were written together."""
     pairs = zip(prompts, results, strict=False)
     requests = [Request(len(prompt), result.rounds) for prompt, result in pairs]
     passes = passes_of(one for one in requests if one.traces)
-    return [Timed(**asdict(one), name=name, phase=0, turn=0) for one in passes]
+    own = [one.undelayed(engine.delays.get(one.index, 1.0)) for one in passes]
+    return [Timed(**asdict(one), name=engine.name, phase=0, turn=0) for one in own]
 
 
 def _agree(texts: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> bool | None:

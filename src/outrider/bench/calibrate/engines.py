@@ -7,10 +7,12 @@ drafter that cannot be loaded is left out, with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter, thread_time
 
 from outrider.api.llm import LLM
+from outrider.api.request import RequestHandle
 from outrider.bench.studies.drafters_lineup import OFF, Contestant, Drafts, Lineup, line_up
 from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
@@ -45,21 +47,36 @@ class Dial:
 
 
 class TimedLLM(LLM):
-    """One whose drafter may be asked by itself, while no request runs."""
+    """One whose drafter may be asked by itself, while no request runs. `wall` and `delay` are of
+    the last call of `advance`: its seconds, and how many times as long it took as this thread had a
+    CPU. The calling thread takes part in every operator of a CPU and never sleeps in one, so a
+    delay above 1 is what other processes took. Of other devices it is 1."""
+
+    wall: float = 0.0
+    delay: float = 1.0
 
     @property
     def proposer(self) -> Drafter:
         return self._engine.drafter
 
+    def advance(self) -> None:
+        began, ran = perf_counter(), thread_time()
+        super().advance()
+        self.wall, ran = perf_counter() - began, thread_time() - ran
+        is_cpu = self.device.type == "cpu"
+        self.delay = max(self.wall / ran, 1.0) if is_cpu and ran > 0 else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class TimedEngine:
-    """A contestant's engine. `facts` are those of its runner."""
+    """A contestant's engine. `facts` are those of its runner, `delays` those of its passes by their
+    index."""
 
     contestant: Contestant
     llm: TimedLLM
     dial: Dial
     facts: Mapping[str, object]
+    delays: dict[int, float] = field(default_factory=dict[int, float])
 
     @property
     def name(self) -> str:
@@ -74,6 +91,14 @@ class TimedEngine:
         """Of the draft model or heads; None if it drafts without."""
         draft = self.facts["draft"]
         return None if draft is None else resolve(str(draft))
+
+    def advance(self, handles: Sequence[RequestHandle]) -> int:
+        """The index of the pass that `handles` took part in; -1 before there was one."""
+        self.llm.advance()
+        ended = (one.reader.traces[-1].pass_index for one in handles if one.reader.traces)
+        index = max(ended, default=-1)
+        self.delays[index] = self.llm.delay
+        return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +134,18 @@ def open_engines(
     base: EngineConfig,
     *,
     most_k: int,
-    admit: Callable[[Contestant], None] | None = None,
+    admit: Callable[[Contestant, Sequence[TimedLLM]], None] | None = None,
 ) -> TimedEngines:
-    """Load them all, ready for drafts of up to `most_k` tokens. With `admit`, which raises a
-    CapacityError for one that is not to be loaded, all have the weights of one target. Raises
-    OutriderError if not even plain decoding can run, or none of the drafters."""
+    """Load them all, ready for drafts of up to `most_k` tokens. With `admit`, which is given what
+    was loaded before and raises a CapacityError for one that is not to be loaded, all have the
+    weights of one target. Raises OutriderError if not even plain decoding can run, or none of the
+    drafters."""
     dials: list[Dial] = []
     llms: list[TimedLLM] = []
 
     def opener(target: str, draft: str | None, config: EngineConfig) -> LLM:
-        dial, first = Dial(), llms[0] if llms and admit is not None else None
-        llm = TimedLLM(target, draft=draft, config=config, controller=dial, weights_of=first)
+        dial, weights = Dial(), llms[0] if llms and admit is not None else None
+        llm = TimedLLM(target, draft=draft, config=config, controller=dial, weights_of=weights)
         llms.append(llm)
         dials.append(dial)
         return llm
@@ -134,7 +160,14 @@ def open_engines(
         reserve=0.0,
     )
     chains = [replace(one, k=None, tree_nodes=0) for one in contestants]
-    lineup = line_up(chains, target, drafts, base, opener=opener, admit=admit)
+
+    def ask(one: Contestant) -> None:
+        if admit is not None:
+            admit(one, llms)
+
+    lineup = line_up(
+        chains, target, drafts, base, opener=opener, admit=None if admit is None else ask
+    )
     by_name = {one.name: one for one in chains}
     present = [
         TimedEngine(by_name[runner.name], llm, dial, runner.facts)

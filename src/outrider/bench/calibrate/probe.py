@@ -107,13 +107,15 @@ Prompts = Sequence[Sequence[int]]
 class Probe:
     """`texts` has, for each prompt, how a draft from each position of its text would fare, up to
     `deepest` tokens. `same` says whether all texts were those of plain decoding, None where that
-    need not be. `miss_seconds` is what asking for a draft takes where none is found."""
+    need not be. `miss_seconds` is what asking for a draft takes where none is found, and
+    `hit_seconds` where a lookup finds one; 0 where nobody knows."""
 
     name: str
     deepest: int
     texts: tuple[tuple[Ahead, ...], ...]
     same: bool | None
     miss_seconds: float = 0.0
+    hit_seconds: float = 0.0
 
     def rounds(self, k: int) -> list[list[ProbeRound]]:
         """Of each text, those that were not cut by its end; all of them where every one was."""
@@ -203,7 +205,7 @@ def written_until(
             if running < at_once and len(handles) < len(prompts):
                 handles.append(engine.llm.submit(prompts[len(handles)], params))
             elif running:
-                engine.llm.advance()
+                engine.advance(handles)
             else:
                 break
     finally:

@@ -50,10 +50,12 @@ class KnownRound:
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """For each text how a draft from each of its positions fares, and the median seconds of asking
-    for a draft where none was found, 0 if one always was."""
+    for a draft where none was found, 0 if one always was, and where a lookup found one, 0 if it
+    never did."""
 
     texts: tuple[tuple[Ahead, ...], ...]
     miss_seconds: float
+    hit_seconds: float = 0.0
 
 
 def can_replay(engine: TimedEngine, params: SamplingParams) -> bool:
@@ -79,25 +81,28 @@ def replayed(
     asked = _Asked(drafter, params, deepest)
     texts = [text for text in texts if text.written]
     found: list[tuple[Ahead, ...]] = []
-    if drafter_named(engine.contestant.drafter).source == "text":
+    looks_up = drafter_named(engine.contestant.drafter).source == "text"
+    if looks_up:
         found += [tuple(asked.everywhere(text)) for text in texts if go_on()]
     else:
         for first in range(0, len(texts), at_once):
             rounds = asked.rounds(texts[first : first + at_once], go_on)
             found += [tuple(ahead_of(one, deepest=deepest)) for one in rounds if one]
     miss = statistics.median(asked.misses) if asked.misses else 0.0
-    return Replayed(tuple(found), miss)
+    hit = statistics.median(asked.hits) if looks_up and asked.hits else 0.0
+    return Replayed(tuple(found), miss, hit)
 
 
 @dataclass(slots=True)
 class _Asked:
     """A drafter that is asked for greedy or chosen drafts of up to `deepest` tokens. `misses` are
-    the seconds of those times when it found nothing."""
+    the seconds of those times when it found nothing, `hits` those of the others."""
 
     drafter: Drafter
     params: SamplingParams
     deepest: int
     misses: list[float] = field(default_factory=list[float])
+    hits: list[float] = field(default_factory=list[float])
 
     def everywhere(self, text: Text) -> Iterator[Ahead]:
         """A draft from every position of one text."""
@@ -139,8 +144,9 @@ class _Asked:
         began = perf_counter()
         drafts = self.drafter.propose(rows) if rows else []
         seconds = perf_counter() - began
-        if rows and not any(draft.tokens for draft in drafts):
-            self.misses.append(seconds / len(rows))
+        if rows:
+            found_some = any(draft.tokens for draft in drafts)
+            (self.hits if found_some else self.misses).append(seconds / len(rows))
         tokens = {row.seq_id: draft.tokens for row, draft in zip(rows, drafts, strict=True)}
         found: list[KnownRound] = []
         for seq_id, (text, start) in places.items():

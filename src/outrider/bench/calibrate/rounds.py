@@ -47,6 +47,11 @@ class Pass:
         """From its beginning to that of the next one."""
         return self.draft + self.verify + self.host
 
+    def undelayed(self, delay: float) -> Pass:
+        """With the seconds in which it had a CPU, if it took `delay` times as long."""
+        parts = self.draft / delay, self.verify / delay, self.host / delay
+        return replace(self, draft=parts[0], verify=parts[1], host=parts[2])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed(Pass):
@@ -180,29 +185,28 @@ class _Run:
         """Whether all prompts are in memory."""
         return all(handle.reader.seq.num_emitted for handle in self.handles)
 
-    def begin(self, phase: Phase) -> None:
-        """Read all prompts. A draft model reads its own when a draft is first asked for. A lookup
-        that remembers these texts would draft what no user's does."""
+    def begin(self, phase: Phase, span: Span) -> None:
+        """Read all prompts, unless the span stops before. A draft model reads its own when a draft
+        is first asked for. A lookup that remembers these texts would draft what no user's does."""
         self.engine.llm.forget()
         self.engine.dial.set((0,))
         params = endless(phase.params)
         at_once = [phase.prompts[:1], phase.prompts[1:]] if phase.alike else [phase.prompts]
         for prompts in at_once:
             self.handles += [self.engine.llm.submit(prompt, params) for prompt in prompts]
-            while not self.has_read and not self.is_over:
+            while not self.has_read and not self.is_over and not span.has_stopped:
                 self.engine.llm.advance()
 
-    def turn(self, phase: Phase, number: int) -> None:
+    def turn(self, phase: Phase, number: int, span: Span) -> None:
         """After rounds of short drafts three at each K drawn, of which the second counts."""
         warm, ks = phase.warm, phase.drawn(self.engine.name, number)
         short = min((k for k in phase.ks[self.engine.name] if k), default=0)
         self.engine.dial.set([short] * warm + [k for k in ks for _ in range(ALIKE)])
         for place in range(-warm, ALIKE * len(ks)):
-            if self.is_over:
+            if self.is_over or span.has_stopped:
                 return
-            self.engine.llm.advance()
+            index = self.engine.advance(self.handles)
             if place >= 0 and place % ALIKE < ALIKE - 1:
-                index = self.handles[0].reader.traces[-1].pass_index
                 self.turns[index] = number
                 if place % ALIKE == 0:
                     self.firsts.add(index)
@@ -214,7 +218,7 @@ class _Run:
         ]
         return [
             Timed(
-                **asdict(one),
+                **asdict(one.undelayed(self.engine.delays[one.index])),
                 name=self.engine.name,
                 phase=phase,
                 turn=self.turns[one.index],
@@ -224,12 +228,12 @@ class _Run:
             if one.index in self.turns
         ]
 
-    def begin_anew(self, phase: Phase) -> None:
+    def begin_anew(self, phase: Phase, span: Span) -> None:
         """With the same prompts, in place of requests of which some ended."""
         self.end()
         self.ended += self.handles
         self.handles = []
-        self.begin(phase)
+        self.begin(phase, span)
 
     def end(self) -> None:
         for handle in self.handles:
@@ -254,13 +258,17 @@ def endless(params: SamplingParams) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A phase's time: it lasts until about `until`, and never begins a turn after `stop`. `tick` is
-    called between turns."""
+    """A phase's time: it lasts until about `until`, and runs no pass after `stop`. `tick` is called
+    between turns."""
 
     until: float
     clock: Callable[[], float] = perf_counter
     stop: float = math.inf
     tick: Callable[[], None] = lambda: None
+
+    @property
+    def has_stopped(self) -> bool:
+        return self.clock() > self.stop
 
 
 def run_phase(
@@ -272,21 +280,21 @@ def run_phase(
     clock, until, stop = span.clock, span.until, span.stop
     try:
         for engine in engines:
-            if clock() > stop:
+            if span.has_stopped:
                 break
             runs.append(_Run(engine, []))
-            runs[-1].begin(phase)
+            runs[-1].begin(phase, span)
         started = clock()
         for done, turn in enumerate(turns, start=1):
             for place in range(len(runs)):
                 span.tick()
                 late = done > 1 and clock() > until + _LATE * (until - started)
-                if late or clock() > stop:
+                if late or span.has_stopped:
                     break
                 run = runs[(turn + place) % len(runs)]
                 if run.is_over and phase.again:
-                    run.begin_anew(phase)
-                run.turn(phase, turn)
+                    run.begin_anew(phase, span)
+                run.turn(phase, turn, span)
             now = clock()
             late = now + (now - started) / done > min(until, stop)
             if late or (not phase.again and any(run.is_over for run in runs)):
