@@ -17,6 +17,7 @@ from outrider.bench.studies.copy_bounds import best_of_copy, bounds_of_copies
 from outrider.bench.studies.drafters import DrafterSample, Race, RacePlan, pieces_of
 from outrider.bench.studies.drafters_lineup import (
     OFF,
+    Contestant,
     Drafts,
     Lineup,
     Runner,
@@ -39,7 +40,7 @@ from outrider.bench.studies.drafters_report import (
     sample_rows,
 )
 from outrider.core.config import DRAFTERS, EngineConfig
-from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.errors import CapacityError, CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
 
 pytestmark = pytest.mark.wide
@@ -154,6 +155,14 @@ def test_who_cannot_run_is_skipped_by_name_with_the_reason(
     assert not opened
     with pytest.raises(ConfigError, match="no eagle heads"):
         line_up(contestants_named("eagle"), "t", Drafts(None, {}), EngineConfig(), opener=open_one)
+
+    def refuse(one: Contestant) -> None:
+        if one.name not in (OFF, "model"):
+            raise CapacityError("no time is left.")
+
+    chosen = contestants_named("model,suffix,recycling")
+    lineup = line_up(chosen, "t", Drafts("d", {}), EngineConfig(), opener=open_one, admit=refuse)
+    assert lineup.notes == ["a note", "suffix, recycling are skipped: no time is left."]
 
 
 def test_pieces_are_cut_and_domains_take_turns() -> None:

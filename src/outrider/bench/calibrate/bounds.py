@@ -72,15 +72,6 @@ class Bounds:
         self._next_answer = self.spent + NEXT_ANSWER
         return True
 
-    def must_end(self, what: str, *, seconds: float) -> None:
-        """Raises CapacityError for what would take more time than is left."""
-        if seconds > self.left:
-            raise CapacityError(
-                f"{what} would take about {seconds:.1f} s, and {max(self.left, 0):.1f} s of "
-                f"{self.seconds:g} are left.",
-                hint="give more time with --seconds",
-            )
-
     def must_fit(self, what: str, *, num_bytes: int) -> None:
         """Raises CapacityError for what would take more memory than is left."""
         most, (now, _) = self.most_bytes, self.held()

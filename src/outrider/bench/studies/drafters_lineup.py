@@ -168,7 +168,13 @@ class Lineup:
     def notes(self) -> list[str]:
         """What a user should hear before the run, each once."""
         notes = [note for llm in self.llms for note in llm.notes]
-        skipped = [f"{name} is skipped: {reason}" for name, reason in self.skipped.items()]
+        alike: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            alike.setdefault(reason, []).append(name)
+        skipped = [
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} skipped: {reason}"
+            for reason, names in alike.items()
+        ]
         return list(dict.fromkeys([*notes, *skipped]))
 
     def close(self) -> None:
