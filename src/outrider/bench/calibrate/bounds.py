@@ -66,8 +66,9 @@ class Bounds:
         return self.clock() + max(share * self.left, 0.0)
 
     def answer_is_due(self) -> bool:
-        """Whether a partial answer should be given now; then the next one is due later."""
-        if self.spent < self._next_answer:
+        """Whether a partial answer should be given now; then the next one is due later. None is
+        where the whole answer is next."""
+        if self.spent < self._next_answer or self.left <= 0:
             return False
         self._next_answer = self.spent + NEXT_ANSWER
         return True

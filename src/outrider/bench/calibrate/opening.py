@@ -77,9 +77,8 @@ def opened(so_far: Answer, watch: Watch) -> Generator[TimedEngines]:
         watch.hear("loading", num_opened / len(asked.contestants))
         size = asked.num_bytes.get(one.name, 0)
         bounds.must_fit("it", num_bytes=size + extent.engine_bytes(asked.spec))
-        is_late = num_opened > 2 and bounds.clock() > until
-        # What has no weights of its own is opened in a moment.
-        if size and (is_late or bounds.loading_seconds(size) > bounds.left):
+        is_late = size and num_opened > 2 and bounds.clock() > until
+        if is_late or bounds.loading_seconds(size) > bounds.left:
             raise CapacityError("too little time is left to load it.", hint="--seconds gives more")
         began, loading = bounds.clock(), size
 
