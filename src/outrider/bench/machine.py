@@ -172,12 +172,7 @@ class Neighbours:
         self._before = _times()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.share = self.so_far()
 
     def so_far(self) -> float | None:
