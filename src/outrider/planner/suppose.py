@@ -207,16 +207,17 @@ def joined(
     pass_seconds: float | None = None,
 ) -> tuple[Calibration, Origins]:
     """What is known by now: times of `measured` where it has them, acceptance of `counted` by
-    drafter; the rest is estimated, in proportion to the pass that was measured. A plain pass alone
-    takes `pass_seconds`, if nothing more is known."""
+    drafter; the rest is estimated, in proportion to the pass that was measured. The first plain
+    pass took `pass_seconds`, for where nothing more is known."""
     if measured is not None:
-        pass_seconds = measured.target.rows.at(1)
+        # Where noise put all of a pass on its context, no row is left.
+        pass_seconds = measured.target.rows.at(1) or pass_seconds
     if pass_seconds:
         estimated = scaled(estimated, pass_seconds)
     base = estimated if measured is None else measured
     timed = {} if measured is None else {one.name: one for one in measured.drafters}
     drafters: list[DrafterCosts] = []
-    origins = Origins(MEASURED if pass_seconds else ESTIMATED)
+    origins = Origins(MEASURED if measured is not None or pass_seconds else ESTIMATED)
     drafts, accepted, rounds = dict[str, Origin](), dict[str, Origin](), dict[str, int]()
     for one in estimated.drafters:
         own, counts = _extended(timed.get(one.name, one), one), counted.get(one.name)

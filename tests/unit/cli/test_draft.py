@@ -123,18 +123,15 @@ def test_heads_beside_a_target_are_found_first(target: Path) -> None:
     assert (first.drafter, first.draft, first.ready) == ("eagle", str(heads), True)
 
 
-def test_a_copy_in_few_bits_is_no_tip_for_a_file_in_few_bits(target: Path) -> None:
-    def tips(model: Path) -> set[str]:
-        return {one.drafter for one in suggestions(str(model))}
-
-    folder = target.parent / "wide"
-    write_checkpoint(folder, variant("llama2"))
+def test_a_copy_in_few_bits_is_no_tip_for_a_file_in_few_bits(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "wide", variant("llama2"))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / "target" / name, folder)
-    assert "quantised-self" in tips(folder)
-    small = folder / "model.safetensors"
-    small.write_bytes(small.read_bytes()[: small.stat().st_size // 8])
-    assert tips(folder) == tips(target) - {"quantised-self"}
+    tips = {one.drafter for one in suggestions(str(folder))}
+    assert "quantised-self" in tips
+    # As many bytes for many more parameters.
+    edit(folder, num_hidden_layers=80)
+    assert {one.drafter for one in suggestions(str(folder))} == tips - {"quantised-self"}
 
 
 def test_an_mtp_block_of_its_own_is_found_first_if_its_tensors_are_there(target: Path) -> None:
@@ -228,7 +225,7 @@ def test_commands_can_be_pasted_whatever_a_folder_is_called(
     for command in (record["measure"], own):
         words = shlex.split(command)
         assert str(named) in words
-        assert any(word.removeprefix("eagle=").startswith(str(heads)) for word in words)
+        assert any(str(heads) in word for word in words)
     assert str(heads) in shlex.split(read(outrider, "check", str(named), str(heads))["advice"])
 
 

@@ -77,6 +77,15 @@ def test_a_pass_that_was_measured_scales_what_was_not() -> None:
     assert found.target == scaled(base, pass_seconds).target
 
 
+def test_a_fit_that_left_no_row_is_a_measurement_all_the_same() -> None:
+    measured = flat(costs(0.25, name="model"), target=0.0)
+    found, origins = joined(guess(), measured, {}, pass_seconds=2.0)
+    assert origins.target_pass == "measured"
+    by_name = {one.name: one for one in found.drafters}
+    usual = scaled(guess(), 2.0).drafters[1]
+    assert by_name["eagle"].seconds(4, 1, 0) == pytest.approx(usual.seconds(4, 1, 0))
+
+
 def test_what_was_measured_takes_the_place_of_a_guess_figure_by_figure() -> None:
     measured = flat(costs(0.25, name="model"), target=2.0)
     counted = replace(costs(0.0, name="suffix"), places=counts([0.75]), num_rounds=12_000)
