@@ -94,29 +94,35 @@ def serving(answers: Mapping[str, Answer | list[Answer]]) -> Generator[JsonServe
 
 
 COMMIT = "1" * 40
+# Bytes of a file that is longer than announced.
+MUCH = 1 << 25
 # The hub keeps such files outside git.
 LARGE = (".safetensors", ".bin", ".gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class Repo:
-    """`status` other than 200 is what every question about it is answered with."""
+    """`status` other than 200 is what every question about it is answered with; `facts` stand in
+    place of true ones."""
 
     files: Mapping[str, bytes]
     commit: str = COMMIT
     gated: bool = False
     status: int = 200
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(slots=True)
 class HubServer:
     """`asked` has what was asked, as in "GET /org/name/resolve/main/config.json bytes=5-"; of
-    files in `damaged` other bytes are sent. With `ranges` off all of a file comes every time."""
+    files in `damaged` other bytes are sent, of those in `longer` many more. With `ranges` off all
+    of a file comes every time."""
 
     url: str
     repos: dict[str, Repo]
     asked: list[str] = field(default_factory=list[str])
     damaged: set[str] = field(default_factory=set[str])
+    longer: set[str] = field(default_factory=set[str])
     ranges: bool = True
 
     def fetched(self, file: str) -> list[str]:
@@ -173,7 +179,7 @@ def _about(repo: Repo, name: str, rest: list[str]) -> Reply:
         for file, content in repo.files.items()
     ]
     facts = {"id": name, "sha": repo.commit, "gated": "auto" if repo.gated else False}
-    return Reply.of(facts | {"siblings": siblings})
+    return Reply.of(facts | {"siblings": siblings} | repo.facts)
 
 
 def _entry(file: str, content: bytes) -> dict[str, Any]:
@@ -196,6 +202,8 @@ def _file(hub: HubServer, repo: Repo, file: str, wanted: str) -> Reply:
     headers = {"X-Repo-Commit": repo.commit, "ETag": f'"{blob(file, content)}"'}
     if file in hub.damaged:
         content = b"\xff" * len(content)
+    if file in hub.longer:
+        content = content.ljust(MUCH, b" ")
     if not wanted or not hub.ranges:
         return Reply(200, content, headers)
     start = int(wanted.removeprefix("bytes=").partition("-")[0])

@@ -24,13 +24,12 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import size
 from outrider.models.hub import (
     HubModel,
-    HubName,
-    HubUnreachableError,
     check_room,
     fetch,
     local_copy,
     look,
 )
+from outrider.models.hub_client import HubName, HubUnreachableError
 from outrider.models.loading import ALIASES, HEAD_ALIASES, HUB_ID
 from outrider.pairs.catalog import (
     ESTIMATE_TOKENS,

@@ -8,12 +8,11 @@ compared with its hash; `huggingface_hub` fetches the small ones and enters all 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -27,66 +26,27 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
-from huggingface_hub.file_download import http_get, repo_folder_name  # pyright: ignore[reportUnknownVariableType]
+from huggingface_hub.file_download import http_get  # pyright: ignore[reportUnknownVariableType]
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import (
     WeakFileLock,
     build_hf_headers,  # pyright: ignore[reportUnknownVariableType]
 )
-from huggingface_hub.utils import tqdm as hub_bar
 
 from outrider.core.errors import CheckpointError, MachineError
 from outrider.core.files import open_regular
+from outrider.models.hub_client import ByteBar, HubName, Report, explained, hidden_bar, nonsense
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import HUB_FILES, HUB_NOISE
 
-LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# What its client raises when a server cannot be reached comes from one library or another, by the
-# version of huggingface_hub; this is their common base.
-_HttpError: type[Exception] = next(
-    kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError"
-)
 # Seconds to wait for the first answer.
 _PATIENCE = 10.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# What a disk or the rights to it are at fault for; others are the network's.
-_OF_DISKS = frozenset((
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM,
-    errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
-))  # fmt: skip
-
-
-class HubUnreachableError(CheckpointError):
-    """Nothing was heard of the hub: no network, a wrong address, or offline mode."""
-
-
-@dataclass(frozen=True, slots=True)
-class HubName:
-    """A repository, and the branch, tag or commit of it."""
-
-    repo: str
-    revision: str = constants.DEFAULT_REVISION
-
-    def __str__(self) -> str:
-        """As loaders take it."""
-        default = self.revision == constants.DEFAULT_REVISION
-        return self.repo if default else f"{self.repo}@{self.revision}"
-
-    @property
-    def store(self) -> Path:
-        """Its folder in the cache, which may not exist yet."""
-        folder = repo_folder_name(repo_id=self.repo, repo_type="model")
-        return Path(constants.HF_HUB_CACHE).expanduser() / folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +115,15 @@ def look(name: HubName) -> HubModel:
 
 def _file(name: HubName, item: RepoSibling) -> HubFile:
     """The hash of a large one becomes the name of a file here. Raises CheckpointError if it is
-    none."""
+    none, and for a name or a size that no file has."""
+    parts = item.rfilename.replace("\\", "/").split("/")
+    size = cast("object", item.size)
+    if (
+        not parts
+        or {"..", "/"} & {*parts}
+        or not (size is None or (isinstance(size, int) and size >= 0))
+    ):
+        raise nonsense(name, f"a file {item.rfilename[:80]!r} of {size!r} bytes")
     blob = (item.lfs.sha256 if item.lfs else item.blob_id) or ""
     if item.lfs and _SHA256.fullmatch(blob) is None:
         raise CheckpointError(
@@ -184,67 +152,6 @@ def local_copy(name: HubName) -> Path | None:
         if whole and any(folder.glob("*.safetensors")):
             return folder
     return None
-
-
-@contextmanager
-def explained(name: HubName) -> Generator[None]:
-    """What the hub's client raises within becomes an error that says what to try next."""
-    try:
-        yield
-    except GatedRepoError as error:
-        raise CheckpointError(
-            f"{name.repo} is gated: its authors want to know who uses it.",
-            hint=f"accept its licence at {constants.ENDPOINT}/{name.repo}, then {LOGIN}, and "
-            "repeat the command",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(
-            f"{name.repo} has no revision {name.revision!r}.",
-            hint=f"{constants.ENDPOINT}/{name.repo}/commits/main lists its branches and commits",
-        ) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise CheckpointError(
-            f"the hub knows no model {name.repo}, or does not show it to you.",
-            hint=f"look its name up at {constants.ENDPOINT}/models; for a private one {LOGIN}",
-        ) from error
-    except OfflineModeIsEnabled as error:
-        raise HubUnreachableError(
-            f"{name} is not in the local cache, and HF_HUB_OFFLINE forbids to fetch it.",
-            hint="set HF_HUB_OFFLINE=0; `outrider models list` shows what is on this machine",
-        ) from error
-    except HfHubHTTPError as error:
-        raise _refused(name, error) from error
-    except (_HttpError, OSError) as error:
-        raise _failed(name, error) from error
-
-
-def _refused(name: HubName, error: HfHubHTTPError) -> CheckpointError:
-    status = error.response.status_code
-    if status in (401, 403):
-        return CheckpointError(
-            f"the hub does not give {name.repo} to the token that it was shown ({status}).",
-            hint=LOGIN,
-        )
-    return HubUnreachableError(
-        f"the hub cannot answer about {name.repo} now ({status}).",
-        hint="repeat the command later; what was fetched is kept",
-    )
-
-
-def _failed(name: HubName, error: Exception) -> CheckpointError | MachineError:
-    if isinstance(error, OSError) and error.errno in _OF_DISKS:
-        return MachineError(
-            f"the cache of models, {constants.HF_HUB_CACHE}, cannot be written: {error.strerror}.",
-            hint="make room there, or set HF_HOME to a folder with more",
-        )
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    heard = isinstance(error, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError))
-    what = "broke off" if heard else "cannot be reached"
-    return HubUnreachableError(
-        f"{name} is not to be had: {constants.ENDPOINT} {what} ({reason}).",
-        hint="repeat the command when there is a network, which goes on where this one stopped; "
-        "`outrider models list` shows what is on this machine",
-    )
 
 
 def _is_read(file: str) -> bool:
@@ -281,7 +188,6 @@ def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[st
     )
 
 
-Report = Callable[[int], object]
 # The hub serves larger files by another protocol only, which its own client speaks.
 _MAX_BYTES = 50_000_000_000
 
@@ -318,7 +224,7 @@ def fetch(model: HubModel, report: Report) -> Path:
             model.name.repo,
             revision=model.name.revision,
             allow_patterns=[file.name for file in model.files],
-            tqdm_class=_Hidden,
+            tqdm_class=hidden_bar(model.name, sum(file.num_bytes for file in small)),
         )
     folder = Path(found)
     _check_whole(model, folder)
@@ -357,6 +263,7 @@ def _fetch_large(model: HubModel, file: HubFile, report: Report) -> None:
             # Of a server that sent all again and a client that did not notice.
             part.unlink()
         with part.open("ab") as stream:
+            bar = ByteBar(model.name, report, file.num_bytes - stream.tell())
             http_get(
                 hf_hub_url(model.name.repo, file.name, revision=model.commit),
                 stream,
@@ -364,7 +271,7 @@ def _fetch_large(model: HubModel, file: HubFile, report: Report) -> None:
                 headers=build_hf_headers(),
                 expected_size=file.num_bytes,
                 displayed_filename=file.name,
-                _tqdm_bar=cast("Any", _Bytes(report)),
+                _tqdm_bar=cast("Any", bar),
             )
         if _sha256(part) != file.blob:
             part.unlink()
@@ -381,18 +288,3 @@ def _sha256(path: Path) -> str:
         while piece := stream.read(2**20):
             digest.update(piece)
         return digest.hexdigest()
-
-
-class _Hidden(hub_bar):
-    """The client's own bars, not drawn."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        hidden = options | {"disable": True}
-        super().__init__(*args, **hidden)  # pyright: ignore[reportUnknownMemberType]
-
-
-class _Bytes:
-    """What the client takes for a bar, and tells how many bytes came."""
-
-    def __init__(self, report: Report) -> None:
-        self.update = report

@@ -254,6 +254,47 @@ def test_a_hash_that_is_none_is_no_name_of_a_file(
     assert not hub.cache.exists()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_no_more_is_written_than_was_announced(outrider: Command, hub: Hub, name: str) -> None:
+    hub.server.longer.add(name)
+    shown = outrider("models", "pull", "org/m", *ALONE)
+    assert (shown.code, shown.out) == (3, "")
+    assert "bytes that it announced" in shown.err
+    held = [path for path in hub.cache.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert sum(path.stat().st_size for path in held) < hub_server.MUCH // 8
+    hub.server.longer.clear()
+    assert outrider("models", "pull", "org/m", *ALONE).code == 0
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"siblings": 5},
+        {"siblings": [{"name": "x"}]},
+        {"siblings": [{"rfilename": "a.safetensors", "size": -1, "blobId": "0"}]},
+        {"siblings": [{"rfilename": "a.safetensors", "size": "many", "blobId": "0"}]},
+        {"sha": ["x"]},
+        {"lastModified": "yesterday"},
+    ],
+    ids=str,
+)
+def test_an_answer_that_makes_no_sense_is_the_hubs(
+    outrider: Command, hub: Hub, facts: dict[str, Any]
+) -> None:
+    hub.server.repos["org/x"] = Repo(WHOLE.files, facts=facts)
+    shown = outrider("models", "pull", "org/x", *ALONE)
+    assert shown.code == 3
+    assert "defect" not in shown.err
+    assert "try: " in shown.err
+
+
+def test_a_name_that_leads_out_of_the_cache_is_refused(outrider: Command, hub: Hub) -> None:
+    hub.server.repos["org/x"] = Repo(WHOLE.files | {"../evil.json": b"{}", "a\\..\\b.json": b"{}"})
+    shown = outrider("models", "pull", "org/x", *ALONE)
+    assert "defect" not in shown.err
+    assert not list(hub.cache.parent.rglob("evil.json"))
+
+
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
