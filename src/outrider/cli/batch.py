@@ -5,14 +5,17 @@ Exit code 0 says that every line has an answer, 1 that some answers are errors.
 
 from __future__ import annotations
 
+import re
+from array import array
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from outrider import __version__
 from outrider.api.batch_files import AnswerFile
-from outrider.api.batch_lines import Answers
+from outrider.api.batch_lines import Answers, read_line
 from outrider.api.batch_run import Batch
 from outrider.cli.batch_options import BatchOptions
 from outrider.cli.batch_source import lines_of
@@ -23,12 +26,15 @@ from outrider.cli.replicas import opened
 from outrider.cli.session import to_load
 from outrider.cli.structure import structure_of
 from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.cluster.batch_run import RayBatch
 
 # Blocks of lines for each actor of Ray's, so that none is idle while another one has the last.
 _BLOCKS_EACH = 8
+_CUSTOM_ID = re.compile(rb'"custom_id"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_ANY = SamplingParams()
 # Seconds between two reports of progress: on a terminal, and elsewhere.
 _SHOW_SECONDS, _LOG_SECONDS = 0.5, 10.0
 
@@ -38,11 +44,14 @@ def batch(call: Call[BatchOptions]) -> int:
     if "workers" in call.given and not options.ray:
         raise ConfigError("--workers are actors of Ray.", hint="--ray --workers N")
     with AnswerFile(target, fresh=options.fresh) as file:
-        num_lines = 0
+        num_lines, names = 0, array("Q")
         for line in lines_of(source):
             # Answers of another file are an error before a model is loaded.
             file.has(line)
             num_lines += 1
+            names.extend(map(_digest, _CUSTOM_ID.findall(line.data or b"")))
+        if len(set(names)) < len(names):
+            _check_ids(source)
         work, run = _on_ray(call, file, num_lines) if options.ray else _here(call, file)
         meter = Meter("", num_lines, unit="lines", hidden=options.quiet)
         progress = Progress(num_lines, file, not options.quiet, meter)
@@ -56,6 +65,26 @@ def batch(call: Call[BatchOptions]) -> int:
         record = progress.record(work.num_tokens) | {"run": run}
         answer(options, record, None)
         return 1 if file.num_errors else 0
+
+
+def _digest(name: bytes) -> int:
+    return int.from_bytes(blake2b(name, digest_size=8).digest())
+
+
+def _check_ids(source: Path) -> None:
+    """Raises ConfigError if two lines of OpenAI's have one custom_id, which identifies answers."""
+    seen: dict[str, int] = {}
+    for line in lines_of(source):
+        read = read_line(line.number, (line.data or b"").decode("utf-8-sig", "replace"), _ANY)
+        if read.kind == "plain" or read.custom_id is None:
+            continue
+        first = seen.setdefault(read.custom_id, line.number)
+        if first != line.number:
+            raise ConfigError(
+                f"{source}, lines {first} and {line.number}: both have the custom_id "
+                f"{read.custom_id[:80]!r}, which identifies their answers.",
+                hint="give each line a custom_id of its own",
+            )
 
 
 def _here(call: Call[BatchOptions], file: AnswerFile) -> tuple[Batch, dict[str, object]]:

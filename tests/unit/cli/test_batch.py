@@ -110,3 +110,18 @@ def test_what_cannot_be_a_batch(
 def test_durations_are_said_as_people_say_them() -> None:
     told = [duration(seconds) for seconds in (8.2, 200, 18_720)]
     assert told == ["8 s", "3 min 20 s", "5 h 12 min"]
+
+
+def test_two_lines_of_one_custom_id_are_refused_before_a_model_is_loaded(
+    outrider: Command, tmp_path: Path
+) -> None:
+    def asked(name: str) -> dict[str, object]:
+        body = {"prompt": 'has "custom_id": "same" in it', "max_tokens": 2}
+        return {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
+
+    write(tmp_path / "in.jsonl", [asked("a"), {"prompt": "x", "id": "a"}, asked("b"), asked("a")])
+    shown = outrider("batch", "in.jsonl", "out.jsonl", "--model", "nosuch")
+    assert shown.code == 2
+    assert "lines 1 and 4: both have the custom_id 'a'" in shown.err
+    write(tmp_path / "in.jsonl", [asked("a"), {"prompt": "x", "id": "a"}, asked("b")])
+    assert outrider("batch", "in.jsonl", "out.jsonl", "--max-tokens", "2").code == 0
