@@ -57,6 +57,12 @@ class AsyncRequest:
     error: BaseException | None = None
     waiter: Future[None] | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ConfigError(
+                f"the weight of a request is {self.weight}.", hint="a number above 0; 1 is usual"
+            )
+
     @property
     def deadline(self) -> float:
         return self.came + self.params.max_time if self.params.max_time else math.inf

@@ -20,7 +20,6 @@ import msgspec
 
 from outrider.core.errors import MachineError
 from outrider.server.frames import (
-    REPORTS,
     Command,
     Encoded,
     Load,
@@ -29,7 +28,7 @@ from outrider.server.frames import (
     Told,
     error_of,
     frame,
-    read_frame,
+    read_report,
 )
 from outrider.server.port import EngineCard
 
@@ -74,7 +73,7 @@ class EngineChild:
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             writer.write(frame(load))
-            report = REPORTS.decode(await read_frame(reader))
+            report = await read_report(reader)
             if isinstance(report, Lost):
                 raise error_of(report.error)
             if not isinstance(report, Ready):
@@ -96,13 +95,13 @@ class EngineChild:
         watch = asyncio.ensure_future(self._watch())
         try:
             while True:
-                report = REPORTS.decode(await read_frame(self._reader))
+                report = await read_report(self._reader)
                 if isinstance(report, Told):
                     self._note(report)
                 elif not isinstance(report, Encoded):
                     return
                 yield report
-        except (EOFError, msgspec.DecodeError):
+        except EOFError:
             return
         finally:
             watch.cancel()

@@ -143,6 +143,15 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
         raise EOFError("the other side has ended") from error
 
 
+async def read_report(reader: asyncio.StreamReader) -> Report:
+    """The next one of an engine. Raises EOFError at the end, or for what is none."""
+    body = await read_frame(reader)
+    try:
+        return REPORTS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EOFError(f"a frame that is no report: {error}") from error
+
+
 def submit_of(
     number: int, request: EngineRequest, written: list[int], *, seconds: float = 0.0
 ) -> Submit:
