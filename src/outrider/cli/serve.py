@@ -22,6 +22,7 @@ from outrider.cli.output import json_line, say
 from outrider.cli.replicas import Engines, engines_of
 from outrider.cli.serve_models import (
     Served,
+    check_name,
     planned,
     record_of,
     served_models,
@@ -59,14 +60,15 @@ def serve(call: Call[ServeOptions]) -> int:
         )
     if call.options.check:
         return _checked(call, models, engines, address)
+    rules = rules_of(call.options)
+    for model in models:
+        check_name(model.resolved.program().target)
     from outrider.server.address import reserved
 
     address, held = reserved(address)
     start_logging(call.resolved.program(), wordless=True)
     with closing(held):
-        target = models[0].resolved.program().target
-        say(f"loading {target}; {address.url} answers /ready meanwhile")
-        _run(call, models, engines, address)
+        _run(call, models, engines, address, rules)
     # Nothing is left to do, and threads that load or listen need not end in order.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -115,7 +117,11 @@ def rules_of(options: ServeOptions) -> DoorRules:
 
 
 def _run(
-    call: Call[ServeOptions], models: Sequence[Served], engines: Engines, address: Address
+    call: Call[ServeOptions],
+    models: Sequence[Served],
+    engines: Engines,
+    address: Address,
+    rules: DoorRules,
 ) -> None:
     from outrider.server.app import all_routes, make_app
     from outrider.server.audit import Auditor
@@ -130,7 +136,7 @@ def _run(
     from outrider.server.spans import traced
 
     options, engine = call.options, call.resolved.engine()
-    rules, at_once = rules_of(options), len(engines) * engine.batch_size
+    at_once = len(engines) * engine.batch_size
     limits = Limits(
         most_running=at_once + (options.max_queued or 4 * at_once),
         most_of_a_key=options.max_per_key,
@@ -161,8 +167,7 @@ def _run(
         also.append(replace_on_hangup(several, options.drain_seconds))
     metrics = Metrics(lambda: {one.names[0]: one.port.status for one in site.all})
     site.observers.append(metrics)
-    share = share_of(options.audit)
-    if share:
+    if share := share_of(options.audit):
         auditor = Auditor(site, share, metrics.audited)
         site.observers.append(auditor)
         also.append(auditor.run())
@@ -173,6 +178,7 @@ def _run(
         tell_ready()
 
     also.append(metrics.keep())
+    say(f"loading {models[0].name}; {address.url} answers /ready meanwhile")
     with traced(make_app(site, rules, all_routes(site, metrics))) as app:
         asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
 

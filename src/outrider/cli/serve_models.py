@@ -15,6 +15,7 @@ from outrider.cli.serve_options import ServeOptions
 from outrider.cli.session import fetch_missing, without_draft
 from outrider.core.errors import ConfigError
 from outrider.core.settings import Chosen, Resolved
+from outrider.pairs.catalog import is_called
 
 if TYPE_CHECKING:
     from outrider.api.memory_parts import Part
@@ -68,6 +69,20 @@ def _check_several(resolved: Resolved, options: ServeOptions) -> None:
         raise ConfigError("--served-model-name names one model.", hint="NAME=MODEL for each")
     if resolved.program().draft not in ("auto", "none"):
         raise ConfigError("--draft drafts for one model.", hint="NAME=MODEL,DRAFT for each")
+
+
+def check_name(target: str) -> None:
+    """Raises CheckpointError for a name that is of no model here. What is here is found without
+    importing what runs models, and hub ids are fetched before anything is loaded."""
+    from outrider.models.hub_cache import cached_models
+
+    is_path = target.startswith(("/", ".", "~")) or target.endswith(".gguf")
+    if Path(target).expanduser().exists() or (target.count("/") == 1 and not is_path):
+        return
+    if not any(is_called(model.name, target) for model in cached_models()):
+        from outrider.models.loading import resolve
+
+        resolve(target)
 
 
 def share_of(words: str) -> float:

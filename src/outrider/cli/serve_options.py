@@ -31,7 +31,9 @@ class ServeOptions(ReplicasOption, JsonOption):
     )
     port: int = setting(8000, "Listen at this port; 0 takes a free one.", minimum=0, maximum=65_535)
     api_key: tuple[str, ...] = setting(
-        (), "Ask clients for this key; may be repeated. --api-key-file hides it from `ps`."
+        (),
+        "Ask clients for this key, which `ps` shows to all users of this machine; --api-key-file "
+        "hides it. May be repeated.",
     )
     api_key_file: str | None = setting(
         None,

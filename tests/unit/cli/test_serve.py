@@ -35,6 +35,24 @@ def test_check_says_what_would_run(outrider: Command) -> None:
     assert "weights" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("nosuch",), "no model 'nosuch'"),
+        (("./nosuch.gguf",), "there is no file nosuch.gguf"),
+        ((MODEL, "--host", "0.0.0.0"), "0.0.0.0 can be reached from other machines"),
+        ((MODEL, "--api-key", "short"), "an API key has 5 characters"),
+        ((MODEL, "--audit", "2"), "--audit is a share"),
+    ],
+)
+def test_what_needs_no_model_is_checked_first(
+    outrider: Command, words: tuple[str, ...], problem: str
+) -> None:
+    shown = outrider("serve", *words)
+    assert shown.code in (2, 3)
+    assert shown.err.startswith(f"error: {problem}")
+
+
 @pytest.mark.weights
 def test_check_says_where_each_engine_would_run(outrider: Command) -> None:
     words = ("serve", MODEL, "--check", "--device", "cpu")
