@@ -41,6 +41,7 @@ from outrider.kernels.registry import Choice, Kernels, choose
 from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
 
 T = TypeVar("T")
+_INSTALL = "`apt install g++`, `dnf install gcc-c++` or `xcode-select --install` gives one"
 
 
 def doctor(call: Call[DoctorOptions]) -> int:
@@ -72,13 +73,12 @@ def _sections(report: Report) -> Iterator[str]:
 
 
 def _kernels(report: Report) -> str:
-    choices = [*report.kernels, *([report.threads] if report.threads else [])]
-    return screen_table(
-        [
-            (c.op, f"{c.name} {c.kind}".strip(), "; ".join(filter(None, [*c.refusals, c.why])))
-            for c in choices
-        ]
-    )
+    rows, before = list[tuple[str, str, str]](), ""
+    for c in [*report.kernels, *([report.threads] if report.threads else [])]:
+        why = "; ".join(filter(None, [*c.refusals, c.why]))
+        rows.append((c.op, f"{c.name} {c.kind}".strip(), "the same" if why == before else why))
+        before = why
+    return screen_table(rows)
 
 
 def _ceilings(report: Report) -> str:
@@ -234,8 +234,9 @@ def _cores(kernels: Kernels) -> str:
 def _origin(kernels: Kernels) -> str:
     """Where native kernels come from, or why there are none."""
     if kernels.threads is None:
-        reason = "; ".join(kernels.choices[0].refusals)
-        return f"none, the reference runs instead: {reason.removeprefix('native: ')}"
+        reason = "; ".join(kernels.choices[0].refusals).removeprefix("native: ")
+        hint = f"; {_INSTALL}" if "compiler" in reason and "found" in reason else ""
+        return f"none, the reference runs instead: {reason}{hint}"
     built = built_kernels(compiler(), cache_folder())
     return f"{built.origin} ({built.unbrought})" if built.unbrought else built.origin
 

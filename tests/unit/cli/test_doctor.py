@@ -153,3 +153,13 @@ def test_what_fewer_bits_cost_is_what_was_measured(outrider: Command) -> None:
     told = json.loads(outrider("doctor", "--json").out)["quantise_costs"]
     assert told["int4"]["perplexity"] == QUANTISE_COSTS["int4"][0]
     assert "--quantise int4" in outrider("doctor").out
+
+
+@pytest.mark.wide
+def test_a_machine_without_a_compiler_is_told_once_what_to_install(
+    outrider: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    shown = outrider("doctor").out
+    assert shown.count("the C++ compiler 'no-such-compiler' was not found") == 2
+    assert shown.count("apt install g++") == 1
