@@ -13,6 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
+from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType
 from rich.file_proxy import FileProxy
@@ -114,11 +115,56 @@ def words(text: str = "{task.description}") -> TextColumn:
     return TextColumn(text, markup=False)
 
 
-class Painter:
-    """Writes pieces of text to `out`. `color` is auto, always or never."""
+class WordWrap:
+    """Breaks lines before the word that would cross the edge of a terminal. A word is shown as it
+    comes; where it turns out too long for its line, it is erased and begins the next one."""
 
-    def __init__(self, color: str, out: TextIO) -> None:
+    def __init__(self) -> None:
+        self._column = 0
+        self._word: list[tuple[str, Style]] = []
+
+    def runs(self, text: str, style: Style, width: int) -> list[tuple[str, Style | None]]:
+        """Runs to write for `text`, each with its style; None is for the terminal itself."""
+        found: list[tuple[str, Style | None]] = []
+        for letter in text:
+            if letter == "\n":
+                self._column, self._word = 0, []
+            elif letter.isspace():
+                self._column += 8 - self._column % 8 if letter == "\t" else 1
+                self._word = []
+                if self._column >= width:
+                    # It ends its line: what follows it begins the next one.
+                    continue
+            else:
+                found += self._letter(letter, style, width)
+            found.append((letter, style))
+        return found
+
+    def _letter(self, letter: str, style: Style, width: int) -> list[tuple[str, Style | None]]:
+        """Note one of a word; what goes before it."""
+        wide, moved = cell_len(letter), list[tuple[str, Style | None]]()
+        if self._column + wide >= width:
+            taken = sum(cell_len(part) for part, _ in self._word)
+            if taken < self._column:
+                erase = f"\x1b[{taken}D\x1b[K" if taken else ""
+                moved = [(f"{erase}\n", None), *self._word]
+                self._column = taken
+            else:
+                moved, self._column, self._word = [("\n", None)], 0, []
+        self._column += wide
+        # Scripts of wide letters have no blanks: a line may end after any.
+        self._word = [] if wide > 1 else [*self._word, (letter, style)]
+        return moved
+
+
+class Painter:
+    """Writes pieces of text to `out`. `color` is auto, always or never. With `wraps` lines break at
+    words where that is a terminal."""
+
+    def __init__(self, color: str, out: TextIO, *, wraps: bool = False) -> None:
         console = GatedConsole(out)
+        self._console = console
+        self._wrap = WordWrap() if wraps and self._can_erase(console) else None
         self._out = behind(out)
         self._is_terminal = console.is_terminal
         self._width = console.width
@@ -136,8 +182,19 @@ class Painter:
         """Write the text of some tokens at once, each in its origin's style."""
         pairs = zip(origins, pieces, strict=True)
         for origin, run in groupby(pairs, key=itemgetter(0)):
-            self.write("".join(piece for _, piece in run), STYLES[origin])
+            text, style = "".join(piece for _, piece in run), STYLES[origin]
+            if self._wrap is None:
+                self.write(text, style)
+                continue
+            wrapped = self._wrap.runs(visible(text), style, self._console.width)
+            for own, letters in groupby(wrapped, key=itemgetter(1)):
+                joined = "".join(letter for letter, _ in letters)
+                self._out.write(joined) if own is None else self.write(joined, own)
         self._out.flush()
+
+    @staticmethod
+    def _can_erase(console: GatedConsole) -> bool:
+        return console.is_terminal and not console.is_dumb_terminal
 
     def write(self, text: str, style: Style = QUIET) -> None:
         if self._is_terminal or self.colored:
@@ -145,9 +202,11 @@ class Painter:
         self._out.write(style.render(text, color_system=self._system) if self.colored else text)
 
     def line(self, text: str) -> None:
-        """A line of ours, beside the model's text."""
+        """A line of the program's, after the model's text."""
         self.write(visible(text))
         self._out.write("\n")
+        if self._wrap is not None:
+            self._wrap = WordWrap()
         self._out.flush()
 
     def mark(self, *, cut: bool) -> str:
