@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import json
 import selectors
+import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from outrider.api.tools_in_text import in_text, must_be_in_text
-from outrider.core.errors import CheckpointError, ContractError, MachineError
+from outrider.core.errors import CheckpointError, MachineError, given
 
 RENDER_SECONDS = 1.0
 START_SECONDS = 20.0
+_EXIT_SECONDS = 1.0
 BASE_OUTPUT_CHARS = 64 * 1024
 OUTPUT_RATIO = 4
 # JSON writes a character as at most six ASCII bytes (\uXXXX), twice that beyond the BMP.
@@ -41,7 +43,7 @@ class ChatTemplate:
         self.source = source
         self._variables = dict(variables)
         self._lock = threading.Lock()
-        self._helper: Helper | None = None
+        self._helper = Helper("template_helper.py")
 
     def render(
         self,
@@ -94,10 +96,12 @@ class ChatTemplate:
     def _rendered(self, request: Mapping[str, object], limit: int) -> str:
         with self._lock:
             try:
-                reply = self._ask(request, limit)
+                reply = self._helper.ask(request, max_bytes=_JSON_BYTES_PER_CHAR * limit)
             except HelperLostError as problem:
-                self.close()
                 raise CheckpointError(f"chat template: {problem}.", hint=_HINT) from None
+            # A helper that reports an unforeseen exception ends itself afterwards.
+            if "error" in reply:
+                self.close()
         if "text" not in reply:
             problem = reply.get("error", "no text").rstrip(".")
             raise CheckpointError(f"chat template: {problem}.", hint=_HINT)
@@ -105,18 +109,7 @@ class ChatTemplate:
 
     def close(self) -> None:
         """Stop the helper; the next render starts another one."""
-        if self._helper is not None:
-            self._helper.close()
-            self._helper = None
-
-    def _ask(self, request: Mapping[str, object], limit: int) -> dict[str, str]:
-        if self._helper is None:
-            self._helper = Helper("template_helper.py")
-        reply = self._helper.ask(request, max_bytes=_JSON_BYTES_PER_CHAR * limit)
-        # A helper that reports an unforeseen exception ends itself afterwards.
-        if "error" in reply:
-            self.close()
-        return reply
+        self._helper.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,61 +171,113 @@ class HelperLostError(Exception):
     """The helper gave no answer; the message says why."""
 
 
+class _EndedError(HelperLostError):
+    """The helper ended by nothing that it was asked: somebody or something killed it."""
+
+
 class Helper:
-    """The running process of a script beside this file. Its answers are one JSON object a line.
-    Raises MachineError if it does not start."""
+    """A script of this folder that answers in a process of its own, one JSON object a line. The
+    process starts with the first question, and again after an end. It has a session of its own:
+    Ctrl-C in a terminal is not for it."""
 
     def __init__(self, name: str, *job: str) -> None:
-        script = Path(__file__).with_name(name)
-        process = subprocess.Popen(
-            [sys.executable, "-I", str(script), *job],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env={},
-        )
-        if process.stdin is None or process.stdout is None:
-            raise ContractError("the helper has no pipes")
-        self._stdin: IO[bytes] = process.stdin
-        self._stdout: IO[bytes] = process.stdout
-        self.close = weakref.finalize(self, _end, process)
-        try:
-            self._read(START_SECONDS, max_bytes=BASE_OUTPUT_CHARS)
-        except HelperLostError as problem:
-            self.close()
-            raise MachineError(
-                f"{name} does not start: {problem}.",
-                hint=f"run {sys.executable} -I {script} to see why",
-            ) from None
+        self._script = Path(__file__).with_name(name)
+        self._job = job
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
 
     def ask(
         self, request: Mapping[str, object], *, max_bytes: int, seconds: float = RENDER_SECONDS
     ) -> dict[str, str]:
-        """Raises HelperLostError for no answer in time, or too long a one."""
+        """Raises HelperLostError for no answer in time, or too long a one, and MachineError if the
+        process does not start. One that was killed is started once more."""
+        line = json.dumps(request).encode() + b"\n"
         try:
-            self._stdin.write(json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            raise HelperLostError("the helper process ended") from None
-        return self._read(seconds, max_bytes=max_bytes + BASE_OUTPUT_CHARS)
+            return self._ask(line, max_bytes, seconds)
+        except _EndedError:
+            return self._ask(line, max_bytes, seconds)
 
-    def _read(self, seconds: float, *, max_bytes: int) -> dict[str, str]:
-        deadline = time.monotonic() + seconds
-        line = bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise HelperLostError(f"no answer within {seconds:g} s")
-                chunk = self._stdout.read(2**16)
-                if not chunk:
-                    raise HelperLostError("it ended the helper process (too much memory or time)")
-                line += chunk
-                if len(line) > max_bytes:
-                    raise HelperLostError("the text it writes is too long")
-        reply: Any = json.loads(line)
-        return cast("dict[str, str]", reply)
+    def close(self) -> None:
+        """End the process; another question starts a new one."""
+        self._process = None
+        self._end()
+
+    def _ask(self, line: bytes, max_bytes: int, seconds: float) -> dict[str, str]:
+        process = self._process or self._start()
+        try:
+            _write(process, line)
+            return _read(process, seconds, max_bytes + BASE_OUTPUT_CHARS)
+        except BaseException:
+            # An answer that is still to come would be taken for that to the next question.
+            self.close()
+            raise
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", str(self._script), *self._job]
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env={},
+                start_new_session=True,
+            )
+            self._end = weakref.finalize(self, _end, process)
+            _read(process, START_SECONDS, BASE_OUTPUT_CHARS)
+        except (HelperLostError, OSError) as problem:
+            self.close()
+            raise MachineError(
+                f"{self._script.name} does not start: {problem}.",
+                hint=f"run {' '.join(command)} to see why",
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+        self._process = process
+        return process
+
+
+def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+    pipe, left = given(process.stdin, "pipe"), memoryview(line)
+    try:
+        # A signal may end a write before its end.
+        while left:
+            left = left[pipe.write(left) :]
+    except BrokenPipeError:
+        raise _lost(process) from None
+
+
+def _read(process: subprocess.Popen[bytes], seconds: float, max_bytes: int) -> dict[str, str]:
+    pipe, deadline = given(process.stdout, "pipe"), time.monotonic() + seconds
+    line = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise HelperLostError(f"no answer within {seconds:g} s")
+            chunk = pipe.read(2**16)
+            if not chunk:
+                raise _lost(process)
+            line += chunk
+            if len(line) > max_bytes:
+                raise HelperLostError("the text it writes is too long")
+    reply: Any = json.loads(line)
+    return cast("dict[str, str]", reply)
+
+
+def _lost(process: subprocess.Popen[bytes]) -> HelperLostError:
+    """The error of a process that ended: by its own limits, or by a signal from outside."""
+    try:
+        status = process.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return HelperLostError("the helper process closed its output")
+    if status in (-signal.SIGXCPU, -signal.SIGPROF):
+        return HelperLostError("it takes too much processor time")
+    how = f"by signal {-status}" if status < 0 else f"with status {status}"
+    return _EndedError(f"the helper process ended {how}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

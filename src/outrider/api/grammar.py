@@ -77,7 +77,7 @@ class Grammars:
         self._vocabularies: dict[bool, LLTokenizer] = {}
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._kept_bytes = 0
-        self._helper: Helper | None = None
+        self._helper = Helper("grammar_helper.py")
         self._refused: OrderedDict[bytes, tuple[str, str | None]] = OrderedDict()
 
     def of(self, options: StructureOptions, *, tried: bool = False) -> Grammar | None:
@@ -125,12 +125,8 @@ class Grammars:
         """Raises ConfigError where it takes too much."""
         request = {"grammar": text, "limits": _LIMITS, "seconds": _READING_SECONDS}
         try:
-            self._helper = self._helper or Helper("grammar_helper.py")
             self._helper.ask(request, max_bytes=0, seconds=_TRIAL_SECONDS)
         except HelperLostError:
-            if self._helper is not None:
-                self._helper.close()
-            self._helper = None
             raise _too_slow(name) from None
 
     def _compiled(self, name: str, text: str) -> Grammar:

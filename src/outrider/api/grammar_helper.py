@@ -24,6 +24,8 @@ def _answer() -> None:
 
 
 def main() -> None:
+    # It ends with its input; Ctrl-C is for who asks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What a grammar costs to read hardly depends on the vocabulary: this one has a token a byte.
     vocabulary = LLTokenizer("byte")
     # Some systems refuse that.

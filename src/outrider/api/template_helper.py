@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 import time
 from datetime import datetime
@@ -190,6 +191,8 @@ def _answer_and_die(
 
 
 def main() -> None:
+    # It ends with its input; Ctrl-C is for who asks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = _answer_and_die
     environment = make_environment()
     if "patterns" in sys.argv:

@@ -7,7 +7,7 @@ terminal or a pipe; three quotation marks begin and end one of several lines.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from outrider.cli.structure import structure_of
 from outrider.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.cli.conversation import Conversation
     from outrider.cli.run_options import ChatOptions
 
 _QUOTES = '"""'
@@ -31,7 +32,7 @@ def chat(call: Call[ChatOptions]) -> int:
     resolved, options = call.resolved, call.options
     _check_model(call)
     prompt = _prompt_of(call)
-    painter = None if options.json else Painter(resolved.program().color, sys.stdout)
+    painter = None if options.json else Painter(resolved.program().color, sys.stdout, wraps=True)
     conversation = Conversation(
         resolved,
         painter,
@@ -44,11 +45,30 @@ def chat(call: Call[ChatOptions]) -> int:
         say_toy(resolved.program().target)
     if sys.stdin.isatty() and painter is not None and prompt is None:
         painter.line(prose(conversation.banner))
-    for text, is_message in _messages() if prompt is None else [(prompt, False)]:
-        goes_on = conversation.say(text) if is_message else conversation.take(text.strip())
-        if not goes_on:
-            break
+    if prompt is None:
+        _talk(conversation)
+    else:
+        conversation.take(prompt.strip())
     return conversation.exit_code
+
+
+def _talk(conversation: Conversation) -> None:
+    """Until the user leaves. Ctrl-C at a terminal takes back what is being typed, or ends what the
+    message or command began, and never the program."""
+    typed = sys.stdin.isatty()
+    read = _typed if typed else _piped
+    goes_on = True
+    while goes_on:
+        try:
+            message = _message(read)
+            if message is None:
+                return
+            text, is_message = message
+            goes_on = conversation.say(text) if is_message else conversation.take(text.strip())
+        except KeyboardInterrupt:
+            if not typed:
+                raise
+            print("\n(stopped; Ctrl-D or /bye leaves)")
 
 
 def _prompt_of(call: Call[ChatOptions]) -> str | None:
@@ -69,21 +89,18 @@ def _check_model(call: Call[ChatOptions]) -> None:
         )
 
 
-def _messages() -> Iterator[tuple[str, bool]]:
-    """What the user says, until the end of input, and whether that is no command for sure."""
-    read = _typed if sys.stdin.isatty() else _piped
-    while (line := read("you> ")) is not None:
-        start = line.strip()
-        if not start.startswith(_QUOTES):
-            yield line, False
-            continue
-        text = [start.removeprefix(_QUOTES)]
-        while not text[-1].rstrip().endswith(_QUOTES):
-            following = read("...> ")
-            if following is None:
-                raise ConfigError(f"a message began with {_QUOTES} and did not end.", hint=_QUOTES)
-            text.append(following.rstrip("\n"))
-        yield "\n".join(text).rstrip().removesuffix(_QUOTES).strip("\n"), True
+def _message(read: Callable[[str], str | None]) -> tuple[str, bool] | None:
+    """The user's next words, and whether they are no command for sure; None at the end of input."""
+    line = read("you> ")
+    if line is None or not (start := line.strip()).startswith(_QUOTES):
+        return None if line is None else (line, False)
+    text = [start.removeprefix(_QUOTES)]
+    while not text[-1].rstrip().endswith(_QUOTES):
+        following = read("...> ")
+        if following is None:
+            raise ConfigError(f"a message began with {_QUOTES} and did not end.", hint=_QUOTES)
+        text.append(following.rstrip("\n"))
+    return "\n".join(text).rstrip().removesuffix(_QUOTES).strip("\n"), True
 
 
 def _piped(_: str) -> str | None:
@@ -103,6 +120,3 @@ def _typed(prompt: str) -> str | None:
     except EOFError:
         print()
         return None
-    except KeyboardInterrupt:
-        print("\n(Ctrl-D or /bye leaves)")
-        return ""

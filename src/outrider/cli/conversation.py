@@ -59,7 +59,7 @@ class Conversation:
         stats: bool,
         goes_on: bool,
     ) -> None:
-        self.llm: LLM = open_llm(resolved)
+        self.llm: LLM = open_llm(resolved, chats=True)
         self._resolved = resolved
         self._painter = painter
         self._structure = structure
@@ -135,8 +135,9 @@ class Conversation:
 
     def _reply(self, messages: list[Message]) -> None:
         """Answer the last of `messages`, which are kept once there is an answer."""
-        events = self.llm.chat(messages, self._page.asking(self._params), **self._structure)
+        asked = self._page.asking(self._params)
         with interruptible() as interrupted:
+            events = self.llm.chat(messages, asked, **self._structure)
             reply = show(self.llm, events, self._painter, stop=interrupted)
         result = reply.result
         self.messages = [*messages, {"role": "assistant", "content": result.text}]
@@ -213,11 +214,12 @@ class Conversation:
             item, origin = SETTINGS[name], f"/{'model' if name == 'target' else name}"
             chosen[name] = Chosen(item, settings.typed(item, Given(text, origin)), origin)
         resolved = Resolved(chosen)
-        opened = open_llm(resolved)
+        opened = open_llm(resolved, chats=True)
         before, self.llm, self._resolved = self.llm, opened, resolved
         self._page.llm, self._page.resolved = opened, resolved
         before.close()
-        print(prose(f"({self.banner})"))
+        drafts = "no drafter" if opened.drafter == "none" else f"{opened.drafter}, K {opened.k}"
+        print(prose(f"({opened.spec.name}: {drafts})"))
 
     def _html(self, name: str) -> None:
         self._page.turn(name, flag="/html")
@@ -229,7 +231,9 @@ class Conversation:
             name, _, value = value.partition(" ")
         sampling = [item.name for item in SETTINGS.values() if item.group == "sampling"]
         if not name:
-            print("\n".join(f"{key} {getattr(self._params, key)}" for key in sampling))
+            values = {key: getattr(self._params, key) for key in sampling}
+            unset = (None, (), "")
+            print("\n".join(f"{k} {'not set' if v in unset else v}" for k, v in values.items()))
             return
         if name not in sampling:
             raise _not_sampling(name, sampling)

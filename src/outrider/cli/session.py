@@ -86,10 +86,16 @@ def open_llm(
     *,
     drafter: str | None = None,
     on_job: Callable[[JobTrace], None] | None = None,
+    chats: bool = False,
 ) -> LLM:
     """Load what the settings name; `drafter` overrides theirs, `on_job` hears of every job. Notes
-    go to stderr."""
+    go to stderr. A model that `chats` must have a template, or is refused before it is loaded."""
     target, draft, engine = to_load(resolved)
+    if chats:
+        from outrider.api.tokenizer import Tokenizer
+        from outrider.models.loading import resolve
+
+        Tokenizer.load(resolve(engine.tokenizer or target)).templates.pick()
     if drafter is not None:
         engine = replace(engine, drafter=drafter)
 
