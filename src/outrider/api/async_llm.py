@@ -20,6 +20,7 @@ from outrider.api.llm import EMBEDDED, LLM
 from outrider.api.prompts import Message, Prompt, several_prompts
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import RequestOptions, StructureOptions, sampling_of, structure_in
+from outrider.api.turns import OfOneProcess
 from outrider.core.config import EngineConfig
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError
@@ -32,7 +33,7 @@ _NUM_ENCODERS = 2
 _Encode = Callable[[], list[int]]
 
 
-class AsyncTextStream(AsyncIterator[TextEvent]):
+class AsyncTextStream(OfOneProcess, AsyncIterator[TextEvent]):
     """The events of a request, one or more rounds each: a reader who is slow finds fewer, larger
     ones, and none of the text is lost. The request starts when the first event is asked for.
 
@@ -107,7 +108,7 @@ class AsyncTextStream(AsyncIterator[TextEvent]):
             await request.news()
 
 
-class AsyncLLM:
+class AsyncLLM(OfOneProcess):
     """An `LLM` whose callers are tasks, of one event loop or several. It is made and loaded at
     once, as an LLM is; `await asyncio.to_thread(AsyncLLM, ...)` loads beside a running loop.
 

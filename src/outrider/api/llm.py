@@ -19,15 +19,15 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import RequestOptions, sampling_of
 from outrider.api.text_stream import TextStream
 from outrider.api.tokenizer import Tokenizer
-from outrider.api.turns import Turns
+from outrider.api.turns import OfOneProcess, Turns
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.core.fields import size, with_options
+from outrider.core.fields import size
 from outrider.core.interrupts import deferred, deliver
 from outrider.core.options import EngineOptions
-from outrider.core.params import SamplingParams, params_for_each, params_for_one
+from outrider.core.params import SamplingParams, engine_config, params_for_each, params_for_one
 from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
 from outrider.engine.build import build_engine
@@ -38,7 +38,7 @@ from outrider.models.loading import pick_device
 EMBEDDED = "outrider/embedded"
 
 
-class LLM:
+class LLM(OfOneProcess):
     """A target model, perhaps a draft model, and an engine that runs requests on them.
 
     `model` and `draft` are aliases, folders or hub ids. The embedded target brings its own draft
@@ -66,7 +66,7 @@ class LLM:
     ) -> None:
         check_names(model=model, draft=draft)
         by_name = {"controller": controller} if isinstance(controller, str) else {}
-        self.config = with_options(EngineConfig, config, {**options, **by_name})
+        self.config = engine_config(config, {**options, **by_name})
         self.device = pick_device(self.config.device)
         self._memory = MemoryWatch(gauge(self.device), active=self.config.profile)
         shared = weights_of and weights_of._pair
@@ -353,7 +353,7 @@ class LLM:
     ) -> TextStream:
         """Stream the assistant's next turn. Text is one message of the user's;
         `llm.chat("hello").result().text` is the whole turn."""
-        return self.stream(self.requests.ids_of_chat(conversation(messages)), params, **options)
+        return self.stream(self.encode_chat(messages), params, **options)
 
     def fitting_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
         """How many of `params.max_tokens` fit after `prompt`. Raises ConfigError if none does."""

@@ -18,6 +18,7 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.structure import RequestOptions, StructureOptions, structure_in
 from outrider.api.tokenizer import spellings
+from outrider.api.turns import OfOneProcess
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError, foreign
 from outrider.core.interrupts import breakable
@@ -32,7 +33,7 @@ _TWO_BOS = (
 
 
 @dataclass(frozen=True, slots=True)
-class RequestHandle:
+class RequestHandle(OfOneProcess):
     """What `LLM.submit` gives. The request goes on while `LLM.advance` of its `owner` is called."""
 
     reader: OutputStream

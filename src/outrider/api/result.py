@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from html import escape
 from typing import Any
 
 from outrider.core.budget import Budget, Choice, RoundTrace
@@ -59,7 +60,7 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "error": record.get("error"),
         "queue_seconds": record.get("queue_seconds", 0.0),
         "num_cached_tokens": record.get("num_cached_tokens", 0),
-        "prediction_tokens": _pair(record.get("prediction_tokens")),
+        "prediction_tokens": tuple(record.get("prediction_tokens") or ()) or None,
     }
 
 
@@ -68,10 +69,6 @@ def event_record(event: RoundEvent) -> dict[str, Any]:
     nodes = [asdict(node) for node in event.nodes]
     budget = event.budget and asdict(event.budget)
     return asdict(event.trace) | {"nodes": nodes, "budget": budget}
-
-
-def _pair(given: Sequence[int] | None) -> tuple[int, int] | None:
-    return None if given is None else (given[0], given[1])
 
 
 def _trace(record: Mapping[str, Any]) -> RoundTrace:
@@ -182,6 +179,12 @@ class GenerationResult:
 
     def __repr__(self) -> str:
         return f"<GenerationResult {self.text!r}: {self.finish_reason}, {self.summary()}>"
+
+    def __str__(self) -> str:
+        return self.error or self.text
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
     @property
     def drafter_failed(self) -> bool:
@@ -380,7 +383,6 @@ class GenerationResult:
         return 1e3 * self.stats.seconds[name] if self.is_speculative else None
 
     def _metrics(self) -> dict[str, float | None]:
-        """What a reader of JSON would otherwise have to compute."""
         after_first = self.inter_token_latencies
         return {
             "num_tokens": self.num_tokens,

@@ -8,10 +8,10 @@ from types import TracebackType
 
 from outrider.api.output import OutputStream
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.api.turns import Turns
+from outrider.api.turns import OfOneProcess, Turns
 
 
-class TextStream(Generator[TextEvent, None, None]):
+class TextStream(OfOneProcess, Generator[TextEvent, None, None]):
     """The events of a request, an event a round. Whoever asks for the next one drives the engine.
 
     `close`, or letting go of it, cancels the request and frees its memory. Threads that ask one
@@ -30,8 +30,14 @@ class TextStream(Generator[TextEvent, None, None]):
         self._askers = Turns()
 
     def __repr__(self) -> str:
-        state = "ended" if self._reader.has_ended else "iterate over its events, or call result()"
-        return f"<TextStream: {state}>"
+        if self._reader.has_ended:
+            return "<TextStream: ended, .text is what it wrote>"
+        return "<TextStream: iterate over its events as they come, or take .text, the whole>"
+
+    @property
+    def text(self) -> str:
+        """The whole text, once the request has ended. Raises what the request ended by."""
+        return self.result().text
 
     def result(self) -> GenerationResult:
         """The result, after the events that nobody asked for. Raises what the request ended by."""

@@ -13,12 +13,29 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from threading import Condition, Lock, get_ident
+from typing import NoReturn
 
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import ConfigError, MachineError, within_memory
 from outrider.core.interrupts import deferred, deliver
 
 # How soon a main thread that waits for its turn hears of Ctrl-C.
 _LOOK_SECONDS = 0.1
+
+
+class OfOneProcess:
+    """Base of what holds threads, locks and mapped memory of the process that made it."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        """Asked by pickle and by copy. Raises MachineError."""
+        name = type(self).__name__
+        raise MachineError(
+            f"this {name} cannot be copied or sent to another process: its weights, memory and "
+            "threads are of the process that made it.",
+            hint="send the model's name and options, and make the LLM in the process that uses it, "
+            "once; for many processes `outrider serve` has one LLM",
+        )
 
 
 class Turns:
@@ -38,7 +55,8 @@ class Turns:
     def call(self) -> Generator[None]:
         """A call of the engine's owner: Ctrl-C is told between its turns, or at its end.
 
-        Raises MachineError in a forked child, ConfigError within a turn of the same thread.
+        Raises MachineError in a forked child, ConfigError within a turn of the same thread, and
+        CapacityError where memory ends.
         """
         if not self.at_home:
             raise MachineError(
@@ -53,7 +71,7 @@ class Turns:
                 hint="let masks, observers and handlers of signals return, and call the LLM "
                 "between its own calls",
             )
-        with deferred():
+        with within_memory("answering"), deferred():
             yield
 
     @property
