@@ -6,6 +6,7 @@ A verb's page fits a screen: an example, and the options of daily use, as many a
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,8 @@ MIN_WIDTH = 20
 MOST_LINES = 45
 # Columns that are left to what an option means.
 _LEAST_TEXT = 44
+# Characters of the choices of an option on a page of daily use.
+_MOST_CHOICES = 44
 # Settings that many need, the most needed first.
 DAILY = (
     *("target", "draft", "drafter", "max_tokens", "temperature", "top_p", "k", "quantise", "seed"),
@@ -113,7 +116,7 @@ def _daily(verb: Verb) -> list[Row]:
     offered = {item.name: item for item in verb.offered_settings()}
     own = sorted(verb.own_options(), key=lambda item: item.name == "json")
     items = [*own, *(offered[name] for name in DAILY if name in offered)]
-    return [(_usage(item), _first_sentence(item.meta.help)) for item in items]
+    return [(_usage(item), _brief(item, _first_sentence(item.meta.help))) for item in items]
 
 
 def _first_sentence(text: str) -> str:
@@ -123,7 +126,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _sections(verb: Verb) -> list[tuple[str, list[Row]]]:
-    own = [(_usage(item), item.meta.help) for item in verb.own_options()]
+    own = [(_usage(item), _brief(item, item.meta.help)) for item in verb.own_options()]
     helps = [
         ("--help, -h [WORD]", "Show the options of every day, or those that have a word."),
         ("--help-all", "Show this page."),
@@ -155,6 +158,27 @@ def _usage(item: Setting) -> str:
     return f"{', '.join(setting_flags(item))} {item.metavar}"
 
 
+def _brief(item: Setting, text: str) -> str:
+    """`text` with the choices, as many as a line has space for, and the default, unless it names
+    it."""
+    if item.kind is bool:
+        return f"{text} [on by default]" if item.default else text
+    names = list(item.meta.choices)
+    while len(" | ".join(names)) > _MOST_CHOICES:
+        names[-2:] = ["..."]
+    is_named = str(item.default).rpartition("/")[2] in re.findall(r"\w+", text)
+    default = [] if is_named else _default(item)
+    parts = [*([" | ".join(names)] if names else []), *default]
+    return f"{text} [{'; '.join(parts)}]" if parts else text
+
+
+def _default(item: Setting) -> list[str]:
+    if item.default in (None, "", ()):
+        return []
+    is_float = isinstance(item.default, float)
+    return [f"default {item.default:g}" if is_float else f"default {item.default}"]
+
+
 def _details(item: Setting) -> str:
     if item.kind is bool:
         return "on by default" if item.default else "off by default"
@@ -163,7 +187,7 @@ def _details(item: Setting) -> str:
     accepts = item.accepts
     with suppress(ConfigError):  # Two packages with one name are no reason to show no help.
         accepts = " | ".join((accepts, *item.meta.others()))
-    return f"{accepts}; default {item.default}"
+    return "; ".join([accepts, *_default(item)])
 
 
 def _verb_rows(verbs: Iterable[Verb]) -> list[Row]:
