@@ -26,6 +26,7 @@ from outrider.api.spelling import Spelling, spelling_of
 from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
 from outrider.api.tokenizer_patterns import try_out
 from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.fields import num_bytes
 from outrider.core.files import FileKind, parse_json, read_text
 from outrider.models.documents import read_document
 from outrider.models.json_object import is_in_gguf, is_there
@@ -194,7 +195,7 @@ class Tokenizer:
 
     def _check(self, text: str) -> None:
         """Growth is measured only where the worst that the chain could do is too much."""
-        size = _num_bytes(text)
+        size = num_bytes("the text", text)
         allowed = max(MAX_GROWN_BYTES, MAX_GROWTH * size)
         grown = size * self._growth.normalizing * self._growth.splitting
         if grown <= allowed:
@@ -270,13 +271,6 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _num_bytes(text: str) -> int:
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        raise ConfigError("the text has bytes that are not UTF-8.") from None
 
 
 def _load_backend(path: Path) -> tuple[Backend, Growth]:

@@ -19,6 +19,7 @@ VERBS_READ = {
     "download": ("pull",),
     "env": ("doctor",),
     "get": ("pull",),
+    "info": ("models", "inspect"),
     "ls": ("list",),
     "server": ("serve",),
     "show": ("models", "inspect"),
@@ -28,6 +29,8 @@ _ANSWERS = {
     "convert": "`outrider models export MODEL FILE` writes GGUF; safetensors are read as they are",
     "cp": "models are folders, copied as such: `outrider list --json` says where they are",
     "create": "`outrider train --help` makes models; `outrider pull MODEL` fetches them",
+    "embed": "no embeddings are made here; `outrider generate PROMPT` writes text",
+    "embeddings": "no embeddings are made here; `outrider generate PROMPT` writes text",
     "help": "`outrider --help`, or `outrider VERB --help`",
     "launch": "nothing runs in the background; `outrider chat MODEL`",
     "load": "a model is loaded when it is used: `outrider chat MODEL`",
@@ -39,7 +42,12 @@ _ANSWERS = {
     "run-batch": "`outrider batch INPUT OUTPUT`",
     "status": "nothing runs in the background; `outrider doctor` shows this machine",
     "stop": "nothing runs in the background, Ctrl-C ends what runs; `outrider list` shows models",
+    "tokenize": "from Python: `LLM(model).tokenizer.encode(text)`; a server has POST /tokenize",
+    "uninstall": "`pip uninstall outrider`",
     "unload": "memory is free when a command ends; `outrider doctor` shows how much",
+    "update": "`pip install --upgrade outrider`; `outrider pull MODEL` for a model",
+    "upgrade": "`pip install --upgrade outrider`; `outrider pull MODEL` for a model",
+    "version": "`outrider --version`",
 }
 # Flags of other tools that take the very values that ours take: those of settings are in
 # core/foreign.py with their names here, and these are of options.
@@ -48,7 +56,7 @@ _OF_SETTINGS = (
     "--draft-model --assistant-model --model-draft -md --hf-repo-draft -hfd --speculative-model "
     "--spec-draft-n-max --draft-max --num-speculative-tokens --num-draft-tokens --gamma "
     "--num-assistant-tokens "
-    "--max-new-tokens --n-predict -n --predict --temp -t --num-threads "
+    "--max-new-tokens --n-predict --num-predict -n --predict --temp -t --num-threads "
     "-c --ctx-size --max-model-len --context-length --max-kv-size "
     "--max-num-seqs -np --parallel --repeat-penalty -s -r --reverse-prompt --stop-strings "
     "--quantization --quantize --tensor-parallel-size -tp"

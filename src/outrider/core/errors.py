@@ -41,6 +41,9 @@ class OutriderError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            # For tracebacks, notebooks and logs.
+            self.add_note(f"try: {hint}")
 
 
 def told(error: Exception) -> str:
@@ -235,9 +238,27 @@ _ALIKE, _SHORT_ALIKE, _SHORT = 0.5, 0.65, 4
 
 
 def nearest(name: str, known: Iterable[str], where: str) -> str:
-    """A hint that names the nearest of `known`, if one is near, and then says `where` all are."""
+    """A hint that names the nearest of `known`, if one is near, and then says `where` all are. A
+    word that differs in half of its letters is another word, unless it only goes on."""
     cutoff = _SHORT_ALIKE if len(name) <= _SHORT else _ALIKE
     words = list(known)
-    close = difflib.get_close_matches(name, words, n=1, cutoff=cutoff)
+    alike = difflib.get_close_matches(name, words, n=3, cutoff=cutoff)
+    close = [
+        one
+        for one in alike
+        if name.startswith(one) or 2 * _num_edits(name, one) < min(len(name), len(one))
+    ]
     close = close or [one for one in words if len(name) > 1 and one.startswith(name)]
     return f"did you mean {close[0]!r}? {where}" if close else where
+
+
+def _num_edits(one: str, other: str) -> int:
+    """Letters to insert, delete or replace, and pairs to swap (optimal string alignment)."""
+    before, row = list[int](), list(range(len(other) + 1))
+    for number, letter in enumerate(one, start=1):
+        older, before, row = before, row, [number]
+        for at, theirs in enumerate(other, start=1):
+            least = min(row[at - 1] + 1, before[at] + 1, before[at - 1] + (letter != theirs))
+            swapped = number > 1 and at > 1 and one[number - 2 : number] == theirs + other[at - 2]
+            row.append(min(least, older[at - 2] + 1) if swapped else least)
+    return row[-1]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from outrider.core.errors import ConfigError, did_you_mean, nearest
-from outrider.core.foreign import hint_for
+from outrider.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -62,7 +62,6 @@ LIMITS: Mapping[str, Limit] = {
 
 _MOST_SHOWN = 100
 Number = TypeVar("Number", int, float)
-Group = TypeVar("Group", bound="DataclassInstance")
 Class = TypeVar("Class")
 
 
@@ -90,26 +89,6 @@ class Meta:
 def setting(default: Any, text: str, **declared: Any) -> Any:
     """A dataclass field with help and what else `Meta` has, by name."""
     return field(default=default, metadata={"meta": Meta(text, **declared)})
-
-
-def with_options(kind: type[Group], given: Group | None, options: Mapping[str, object]) -> Group:
-    """`given`, or all defaults, with `options` in place of its own values. Raises ConfigError for
-    an option that it has not, or a `given` of another type."""
-    if given is None:
-        given = kind()
-    if not isinstance(given, kind):
-        raise ConfigError(
-            f"expected {kind.__name__}, got {shown(given)}.",
-            hint=f"{kind.__name__}(...), or its fields as keywords",
-        )
-    known = [item.name for item in fields(kind)]
-    for name in options:
-        if name not in known:
-            every = f"help({kind.__name__}) lists all options."
-            raise ConfigError(
-                f"unknown option {name!r}.", hint=hint_for(name) or nearest(name, known, every)
-            )
-    return replace(given, **options) if options else given
 
 
 def documented(kind: type[Class]) -> type[Class]:
@@ -199,7 +178,7 @@ def check_value(name: str, value: object, meta: Meta) -> None:
     """Raise ConfigError if `value` is not finite, out of bounds, not one of the choices, too many
     or too long, or is not Unicode."""
     if isinstance(value, str):
-        _num_bytes(name, value)
+        num_bytes(name, value)
         if meta.choices and value not in meta.choices and value not in meta.others():
             hint = did_you_mean(value, (*meta.choices, *meta.others()))
             raise ConfigError(f"{name}: unknown value {shown(value)}.", hint=hint)
@@ -222,7 +201,7 @@ def _check_number(name: str, value: float, meta: Meta) -> None:
 def _check_texts(name: str, texts: tuple[str, ...], meta: Meta) -> None:
     _check_count(name, len(texts), meta.count)
     for text in texts:
-        size = _num_bytes(name, text)
+        size = num_bytes(name, text)
         if meta.each is not None and size > meta.each.most:
             raise ConfigError(
                 f"{name}: {shown(text)} has {size} bytes; at most {meta.each.most} are allowed.",
@@ -238,12 +217,19 @@ def _check_count(name: str, number: int, limit: Limit | None) -> None:
         )
 
 
-def _num_bytes(name: str, text: str) -> int:
-    """Of `text` in UTF-8. Raises ConfigError if it has surrogates, which are no characters."""
+def num_bytes(name: str, text: str) -> int:
+    """Size of `text` in UTF-8. Raises ConfigError if it has surrogates, which are no characters."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        raise ConfigError(f"{name} has bytes that are not UTF-8.") from None
+        pass
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8":
+        raise ConfigError(f"{name} has bytes that are not UTF-8.")
+    raise ConfigError(
+        f"{name} cannot be read: Python takes words for {encoding} here.",
+        hint="PYTHONUTF8=1 before the command, or a locale of UTF-8, as LC_ALL=C.UTF-8",
+    )
 
 
 def shown(value: object) -> str:

@@ -136,11 +136,29 @@ FOREIGN: tuple[Foreign, ...] = (
     *_all("k", "max_draft num_assistant_tokens gamma speculate_k num_speculative_tokens"),
     *_all("k", "lookahead", "less one where the certain token is counted"),
     *_all("k", "prompt_lookup_num_tokens", "with drafter ngram"),
-    *_all("max_tokens", "max_new_tokens"),
+    *_all("max_tokens", "max_new_tokens num_predict --num-predict max_length"),
+    *_all("n", "num_return_sequences best_of"),
+    *_all("threads", "n_threads num_thread"),
+    *_all("repetition_penalty", "repeat_penalty"),
+    *_all("dtype", "torch_dtype", "the same values as words, as in dtype='bfloat16'"),
+    *_all("quantise", "load_in_8bit load_in_4bit quantization quantization_config", "int8 or int4"),
+    *_all("device", "device_map n_gpu_layers num_gpu", "cuda has all layers, cpu none"),
+    *_all("drafter", "enable_speculative_decoding", "none is off"),
+    *_all("ignore_eos", "eos_token_id", "ends are the checkpoint's own, and texts of stop"),
+    *_all("schema", "response_format guided_json json_schema structured_outputs", "json, any JSON"),
+    *_all("regex", "guided_regex"),
+    *_all("choices", "guided_choice"),
+    *_all("grammar", "guided_grammar guided_decoding"),
+    *_all("stop", "stop_token_ids stop_strings stopping_criteria", "texts, as in stop=['END']"),
+    *_all("", "num_beams use_beam_search length_penalty", "texts are sampled, or greedy"),
+    *_all("", "enable_prefix_caching", "shared beginnings of prompts are always kept"),
+    *_all("", "enforce_eager swap_space use_mmap use_mlock", "memory is planned when loading"),
+    *_all("", "streaming stream", "llm.stream(prompt) gives a text as it comes"),
+    *_all("", "echo", "prompt_logprobs scores the prompt, and the caller has its text"),
     *_all("temperature", "do_sample", "0 is greedy, anything else samples"),
     *_all("arena_tokens", "max_memory_mb", "counted in tokens"),
     *_all("memory_share", "gpu_memory_utilization", "what is not needed is not taken"),
-    *_all("context", "max_model_len"),
+    *_all("context", "max_model_len n_ctx num_ctx max_seq_len max_seq_length"),
     *_all("max_waiting", "max_queue_size"),
     *_all("verify_batch", "verify_micro_batch_size"),
     *_all("decode_batch", "decode_batch_size"),
@@ -161,8 +179,10 @@ def hint_for(name: str) -> str | None:
     """What a name of another project is called here; None for a name that none of them has."""
     key = name.removeprefix(PREFIX).lower()
     item = _BY_NAME.get(name) or _BY_NAME.get(key)
-    if item is None and (flag := _BY_NAME.get("--" + key.replace("_", "-"))) is not None:
-        item = replace(flag, name=name)
+    key = key.lstrip("-").replace("-", "_")
+    for known in (key, "--" + key.replace("_", "-")):
+        if item is None and known in _BY_NAME:
+            item = replace(_BY_NAME[known], name=name)
     return item.hint if item else None
 
 

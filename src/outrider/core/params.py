@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeVar, cast
 
-from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
+from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
 from outrider.core.drafter_kinds import KINDS, OFF, PLUGINS
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, nearest
 from outrider.core.fields import (
     BAD_WORD_BYTES,
     BAD_WORDS,
@@ -23,8 +23,9 @@ from outrider.core.fields import (
     check_fields,
     documented,
     setting,
-    with_options,
+    shown,
 )
+from outrider.core.foreign import hint_for
 
 FinishReason = Literal["stop", "length", "timeout", "error"]
 
@@ -254,6 +255,12 @@ class RequestSpeculation:
 
 
 AS_THE_ENGINE = RequestSpeculation()
+Options = TypeVar("Options", EngineConfig, SamplingParams)
+# The calls that take them by keyword.
+_TAKEN_BY: Mapping[type, str] = {
+    EngineConfig: "LLM(model, ...)",
+    SamplingParams: "llm.generate(prompt, ...)",
+}
 
 
 def params_for_each(
@@ -266,15 +273,46 @@ def params_for_each(
     options = options or {}
     if not isinstance(params, list | tuple):
         one = cast("SamplingParams | None", params)
-        return [with_options(SamplingParams, one, options)] * count
+        return [_with_options(SamplingParams, one, options)] * count
     if len(params) != count:
         raise ConfigError(f"{len(params)} sampling params for {count} prompts.")
-    return [with_options(SamplingParams, item, options) for item in params]
+    return [_with_options(SamplingParams, item, options) for item in params]
 
 
 def params_for_one(params: SamplingParams | None, options: Mapping[str, object]) -> SamplingParams:
     """Of a request with one completion. Raises ConfigError for several, and as above."""
-    found = with_options(SamplingParams, params, options)
+    found = _with_options(SamplingParams, params, options)
     if found.n > 1:
         raise ConfigError("a request has one completion, n asks for more.", hint="use generate")
     return found
+
+
+def engine_config(given: EngineConfig | None, options: Mapping[str, object]) -> EngineConfig:
+    """`given`, or all defaults, with `options` in place of its own values. Raises ConfigError."""
+    return _with_options(EngineConfig, given, options)
+
+
+def _with_options(
+    kind: type[Options], given: Options | None, options: Mapping[str, object]
+) -> Options:
+    """`given`, or all defaults, with `options` in place of its own values. Raises ConfigError for
+    an option that it has not, or a `given` of another type."""
+    if given is None:
+        given = kind()
+    if not isinstance(cast("object", given), kind):
+        raise ConfigError(
+            f"expected {kind.__name__}, got {shown(given)}.",
+            hint=f"{kind.__name__}(...), or its fields as keywords",
+        )
+    known = _names(kind)
+    for name in options:
+        if name not in known:
+            every = f"help({kind.__name__}) lists all options."
+            takers = [call for other, call in _TAKEN_BY.items() if name in _names(other)]
+            hint = f"{takers[0]} takes {name}" if takers else hint_for(name)
+            raise ConfigError(f"unknown option {name!r}.", hint=hint or nearest(name, known, every))
+    return replace(given, **options) if options else given
+
+
+def _names(kind: type) -> list[str]:
+    return [item.name for item in fields(kind)]

@@ -35,7 +35,7 @@ from outrider.models.parallel.shard import check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.weights import Placement, Weights
-from outrider.pairs.catalog import is_called, models_called
+from outrider.pairs.catalog import FIRST_MODEL, is_called, models_called
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ _MOVED = {
     },
     "distilgpt2": "distilbert/distilgpt2",
 }
+_SHORTEST_FAMILY = 3
 # Data only: nothing that is fetched is ever executed.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 # Weights in another layout, and subfolders: a second copy of the model that nothing would read.
@@ -321,10 +322,15 @@ def _called(name: str, folder: Path) -> str | Path:
         listed = ", ".join(map(str, here))
         raise CheckpointError(f"{name!r} may be one of {listed}.", hint="name one in full")
     known = [_MOVED[name]] if name in _MOVED else models_called(name)
-    fetched = [f"`outrider pull {model}`" for model in known[:2]]
+    # Of a family whose version or size is not known: "llama" of "llama3.3".
+    family = re.split(r"[^a-z]", name.lower(), maxsplit=1)[0]
+    akin = [] if known or len(family) < _SHORTEST_FAMILY else models_called(family)
+    fetched = " or ".join(f"`outrider pull {model}`" for model in (known or akin)[:2])
+    hint = f"{fetched} fetches one{' of that family' if akin else ''}" if fetched else ""
     raise CheckpointError(
         f"no model {name!r}: there is no such folder, and it is not a hub id of the form org/name.",
-        hint=f"{' or '.join(fetched)} fetches one" if fetched else _suggest(folder, name),
+        hint=hint
+        or f"{_suggest(folder, name)} `outrider pull {FIRST_MODEL}` fetches a published one",
     )
 
 
@@ -378,5 +384,6 @@ def _suggest(folder: Path, name: str) -> str:
     """The nearest of what would have worked: aliases, and model folders beside the given path."""
     parent = folder.parent
     beside = sorted(parent.glob("*/config.json"))[:20] if parent.is_dir() else []
-    shipped = [*ALIASES, *HEAD_ALIASES]
+    # Heads run with a target only.
+    shipped = [*ALIASES, *(HEAD_ALIASES if name.startswith("outrider/") else ())]
     return did_you_mean(name, [*shipped, *(str(found.parent) for found in beside)])

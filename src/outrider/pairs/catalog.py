@@ -233,18 +233,33 @@ def list_pairs() -> tuple[ModelPair, ...]:
     return tuple(PAIRS.values())
 
 
+# Models that have no pair here and that people name by their first word, the smallest first.
+_NAMED = (
+    *("google/gemma-3-270m-it", "google/gemma-3-1b-it", "google/gemma-2-2b-it"),
+    *("allenai/OLMo-2-0425-1B-Instruct", "ibm-granite/granite-3.3-2b-instruct"),
+    *("Qwen/Qwen2.5-Coder-1.5B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+    *("HuggingFaceTB/SmolLM3-3B", "microsoft/Phi-4-mini-instruct", "microsoft/phi-4"),
+    *("meta-llama/Llama-2-7b-chat-hf", "mistralai/Mistral-7B-Instruct-v0.3"),
+    *("openai/gpt-oss-20b", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+)
+
+
 def is_called(model_id: str, name: str) -> bool:
-    """Whether `name` is short for the model: "smollm2:135m" for org/SmolLM2-135M-Instruct."""
+    """Whether `name` is short for the model: "smollm2:135m" for org/SmolLM2-135M-Instruct, and
+    "llama3.2" for org/Llama-3.2-1B-Instruct."""
     parts = [part for part in re.split(r"[^a-z0-9.]+", name.lower()) if part]
-    model = model_id.rpartition("/")[2].lower()
+    model = re.sub(r"[^a-z0-9.]+", "", model_id.rpartition("/")[2].lower())
     return bool(parts) and model.startswith(parts[0]) and all(part in model for part in parts)
 
 
 def models_called(name: str) -> list[str]:
-    """Models of pairs that `name` is short for, the smallest first."""
-    sides = [side for pair in _PAIRS for side in (pair.target, pair.draft) if "/" not in name]
+    """Published models that `name` is short for: of pairs, the smallest first, and then others."""
+    if "/" in name:
+        return []
+    sides = [side for pair in _PAIRS for side in (pair.target, pair.draft)]
     sides.sort(key=lambda side: side.weights_gb)
-    return list(dict.fromkeys(s.model_id for s in sides if is_called(s.model_id, name)))
+    known = dict.fromkeys([*(side.model_id for side in sides), *_NAMED])
+    return [model for model in known if is_called(model, name)]
 
 
 def get_pair(name: str) -> ModelPair:

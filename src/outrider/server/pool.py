@@ -22,11 +22,11 @@ from outrider.api.structure import (
     structure_in,
 )
 from outrider.api.tokenizer import Tokenizer
+from outrider.api.turns import OfOneProcess
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.core.fields import with_options
 from outrider.core.options import EngineOptions
-from outrider.core.params import SamplingParams, params_for_each
+from outrider.core.params import SamplingParams, engine_config, params_for_each
 from outrider.server.frames import Load
 from outrider.server.placement import Placement, device_of, placements
 from outrider.server.port import ChatPrompt, EngineCard, EngineLostError, EngineRequest
@@ -63,7 +63,7 @@ class PooledRequest:
         return self._result
 
 
-class EnginePool:
+class EnginePool(OfOneProcess):
     """Engines of one model, `replicas` in number or one on each of `devices` (`cuda:0`, `cuda:1`).
     Options are those of `LLM`. It is for one thread; `close` ends its processes."""
 
@@ -77,7 +77,7 @@ class EnginePool:
         config: EngineConfig | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        config = with_options(EngineConfig, config, cast("Mapping[str, object]", options))
+        config = engine_config(config, cast("Mapping[str, object]", options))
         config = replace(config, device=device_of(devices, config.device))
         places = placements(replicas, devices, config)
         self._open(model, draft, config, places)

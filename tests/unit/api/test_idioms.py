@@ -3,6 +3,8 @@ others, a context manager."""
 
 from __future__ import annotations
 
+import copy
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -12,8 +14,11 @@ import pytest
 import torch
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.core.errors import ConfigError
+from outrider.api.request import RequestMaker
+from outrider.api.result import GenerationResult
+from outrider.core.errors import CapacityError, ConfigError, MachineError
 from outrider.core.options import EngineOptions, SamplingOptions
+from outrider.metrics.summary import summarise
 
 pytestmark = pytest.mark.weights
 
@@ -36,7 +41,14 @@ WRONG: list[tuple[Callable[[Any], object], str]] = [
     (lambda llm: llm.generate("x", temprature=1), "temperature"),
     (lambda llm: llm.generate("x", {"max_tokens": 4}), "keywords"),
     (lambda llm: llm.stream("x", n_predict=4), "max_tokens"),
+    (lambda llm: llm.generate("x", num_predict=4), "max_tokens"),
+    (lambda llm: llm.generate("x", response_format={}), "schema"),
+    (lambda llm: llm.generate("x", guided_json={}), "schema"),
+    (lambda llm: llm.generate("x", stop_token_ids=[4]), "stop"),
+    (lambda llm: llm.generate("x", context=64), "LLM(model, ...) takes context"),
     (lambda llm: llm.chat([1, 2]), "role"),
+    (lambda llm: type(llm)(n_ctx=4), "context"),
+    (lambda llm: type(llm)(temperature=1), "llm.generate(prompt, ...) takes temperature"),
     (lambda llm: type(llm)(num_speculative_tokens=4), "k"),
     (lambda llm: type(llm)(config={"k": 4}), "keywords"),
     (lambda llm: type(llm)(7), "folder"),
@@ -120,6 +132,56 @@ def test_a_wrong_keyword_or_type_is_an_error_with_the_right_one(
     with pytest.raises(ConfigError) as raised:
         call(llm)
     assert hint in str(raised.value.hint)
+
+
+def test_a_traceback_ends_with_the_hint(llm: LLM) -> None:
+    with pytest.raises(ConfigError) as raised:
+        llm.generate("x", max_token=4)  # pyright: ignore[reportCallIssue]
+    *_, words, hint = traceback.format_exception(raised.value)
+    assert words == "outrider.core.errors.ConfigError: unknown option 'max_token'.\n"
+    assert hint == "try: did you mean 'max_tokens'? help(SamplingParams) lists all options.\n"
+    assert copy.copy(raised.value).__notes__ == raised.value.__notes__
+
+
+def test_an_llm_says_why_it_cannot_be_copied(llm: LLM) -> None:
+    for held in (llm, llm.stream(PROMPT), [llm.submit(PROMPT, max_tokens=1)]):
+        with pytest.raises(MachineError, match="cannot be copied or sent to another process") as no:
+            copy.deepcopy(held)
+        assert "make the LLM in the process that uses it" in str(no.value.hint)
+    while llm.has_work:
+        llm.advance()
+
+
+def test_a_stream_has_the_whole_text(llm: LLM) -> None:
+    (whole,) = llm.generate(PROMPT, max_tokens=4)
+    stream = llm.stream(PROMPT, max_tokens=4)
+    assert ".text" in repr(stream)
+    assert stream.text == stream.text == str(whole) == whole.text
+
+
+def test_a_notebook_shows_the_text() -> None:
+    stats = summarise((), drafter="none", k=0, total_seconds=0.0)
+    result = GenerationResult("a < b\n", (1,), "stop", stats)
+    shown = result._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert shown == '<pre style="white-space: pre-wrap">a &lt; b\n</pre>'
+
+
+def test_memory_that_ends_is_an_error_of_ours(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("outrider.api.loading.plan_pair", full)
+        with pytest.raises(CapacityError, match="memory ended while loading"):
+            LLM()
+    free, wanted = llm.free_tokens, ids_of(llm, PROMPT, max_tokens=4)
+    for place in ("ids_of_all", "group", "constraint"):
+        with monkeypatch.context() as patch:
+            patch.setattr(RequestMaker, place, full)
+            with pytest.raises(CapacityError, match="memory ended while answering"):
+                llm.generate(PROMPT, max_tokens=4)
+    assert llm.free_tokens == free
+    assert ids_of(llm, PROMPT, max_tokens=4) == wanted
 
 
 def test_a_prompt_that_cannot_be_run_fails_alone(llm: LLM) -> None:

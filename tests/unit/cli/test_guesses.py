@@ -45,6 +45,11 @@ GUESSES = [
     Guess("Ollama", "list", WORKS),
     Guess("Ollama", "ls", NOTE, "`outrider ls` is `outrider list`"),
     Guess("Ollama", "show smollm2", NOTE, "`outrider show` is `outrider models inspect`"),
+    Guess("Ollama", "info smollm2", NOTE, "`outrider info` is `outrider models inspect`"),
+    Guess("Ollama", "generate hi --num-predict 64", NOTE, "--num-predict is --max-tokens here"),
+    Guess("Ollama", "embed smollm2 hi", ANSWER, "no embeddings are made here"),
+    Guess("Ollama", "version", ANSWER, "`outrider --version`"),
+    Guess("Ollama", "upgrade", ANSWER, "`pip install --upgrade outrider`"),
     Guess("Ollama", "ps", ANSWER, "nothing runs in the background; `outrider list`"),
     Guess("Ollama", "serve", WORKS),
     Guess("Ollama", "stop smollm2", ANSWER, "nothing runs in the background"),
@@ -256,6 +261,31 @@ class TestNames:
         assert (done.code, done.out) == (3, "")
         assert "no model 'smollm2'" in done.err
         assert "`outrider pull HuggingFaceTB/SmolLM2-135M-Instruct`" in done.err
+
+    @pytest.mark.parametrize(
+        ("name", "fetched"),
+        [
+            ("llama3.2", "meta-llama/Llama-3.2-1B-Instruct"),
+            ("llama3", "meta-llama/Llama-3.2-1B-Instruct"),
+            ("llama3.1:8b", "meta-llama/Llama-3.1-8B-Instruct"),
+            ("mistral", "mistralai/Mistral-7B-Instruct-v0.3"),
+            ("gemma3:1b", "google/gemma-3-1b-it"),
+            ("deepseek-r1:1.5b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+            # Of a version that is not known, the family.
+            ("llama9", "meta-llama/Llama-3.2-1B-Instruct"),
+        ],
+    )
+    def test_names_of_others_are_answered_with_the_hubs(self, name: str, fetched: str) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            _called(name, Path(name))
+        assert f"`outrider pull {fetched}`" in str(caught.value.hint)
+
+    def test_heads_are_no_models_to_run(self) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            _called("nosuch", Path("nosuch"))
+        hint = str(caught.value.hint)
+        assert "outrider/embedded, outrider/embedded-draft, outrider/embedded-hybrid." in hint
+        assert "`outrider pull HuggingFaceTB/SmolLM2-135M-Instruct`" in hint
 
     def test_the_one_model_of_that_name_is_taken(
         self, cached: Path, caplog: pytest.LogCaptureFixture

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from outrider.api.structure import StructureOptions
 from outrider.core.errors import ConfigError
 from outrider.core.foreign import FOREIGN, Foreign, hint_for, notes_on
 from outrider.core.settings import SETTINGS, environment, file
 
 # A name that is also ours cannot be another's.
+STRUCTURES = get_type_hints(StructureOptions)
 OURS = {*SETTINGS, *(item.flag for item in SETTINGS.values())}
 
 
 @pytest.mark.parametrize("item", FOREIGN, ids=lambda item: item.name)
 def test_a_name_of_others_leads_to_a_setting_or_says_why_there_is_none(item: Foreign) -> None:
     assert item.name not in OURS
-    assert item.here in SETTINGS if item.here else item.note
-    if item.here:
+    assert item.here in {*SETTINGS, *STRUCTURES} if item.here else item.note
+    if item.here in SETTINGS:
         setting = SETTINGS[item.here]
         assert item.spelled in (setting.name, setting.flag, setting.variable)
 

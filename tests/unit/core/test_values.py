@@ -80,6 +80,21 @@ def test_the_nearest_word_is_named_if_it_is_near(word: str, meant: str | None) -
     assert meant is None or f"did you mean {meant!r}?" in hint
 
 
+@pytest.mark.parametrize(
+    ("word", "other"),
+    [
+        ("n_ctx", "fan_out"),
+        ("num_predict", "prediction"),
+        ("temperature", "memory_share"),
+        ("response_format", "presence_penalty"),
+        ("version", "verify"),
+        ("upgrade", "generate"),
+    ],
+)
+def test_a_word_with_other_letters_in_half_is_not_meant(word: str, other: str) -> None:
+    assert did_you_mean(word, [other]) == f"Known: {other}."
+
+
 def test_an_unknown_choice_comes_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(drafter="ngrams")
