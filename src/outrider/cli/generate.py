@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +162,8 @@ def _prompt_of(call: Call[GenerateOptions]) -> str:
             "two prompts: a word, --prompt and stdin are one each.",
             hint="drop one; --model names a model",
         )
+    if word is not None:
+        _check_no_model(word)
     if given:
         return given[0]
     if not options.stdin:
@@ -168,6 +172,19 @@ def _prompt_of(call: Call[GenerateOptions]) -> str:
         return sys.stdin.read()
     except UnicodeDecodeError:
         raise ConfigError("the prompt on stdin is not UTF-8 text.") from None
+
+
+def _check_no_model(prompt: str) -> None:
+    """Raises ConfigError for a model that stands where the prompt does."""
+    path = Path(prompt)
+    with suppress(OSError):
+        is_folder = (path / "config.json").is_file() or any(path.glob("*.gguf"))
+        if is_folder or (path.suffix == ".gguf" and (path.is_file() or len(prompt.split()) == 1)):
+            raise ConfigError(
+                f"{prompt} is a model, and no prompt is given.",
+                hint=f"outrider chat {quote(prompt)}, or outrider generate {quote(prompt)} PROMPT; "
+                "a text of these words is --prompt",
+            )
 
 
 NUM_RUNS = MIN_PAIRS

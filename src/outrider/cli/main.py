@@ -11,8 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from io import TextIOWrapper
-from pathlib import Path
+from io import StringIO, TextIOWrapper
 from types import TracebackType
 from typing import NoReturn, TextIO
 
@@ -22,7 +21,7 @@ from outrider.cli.guesses import flags_read, verb_named
 from outrider.cli.options import ASKS, STDIN_FLAG, Verb
 from outrider.cli.page import front_page, search_page, verb_page
 from outrider.core.env import outrider_variables
-from outrider.core.errors import OutriderError, out_of_memory
+from outrider.core.errors import MachineError, OutriderError, out_of_memory
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -32,7 +31,7 @@ PIPE_CLOSED = 141
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = sys.argv[1:] if arguments is None else list(arguments)
     sys.excepthook = _Defect(debug=_wants_debug(given))
-    sys.stdout, sys.stderr = _written(sys.stdout), _written(sys.stderr)
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -41,9 +40,35 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(run(given))
 
 
-def _written(stream: TextIO | None) -> TextIO:
-    """What is written goes nowhere if the descriptor was closed before we began, as by `>&-`."""
-    return Path(os.devnull).open("w", encoding="utf-8") if stream is None else stream
+class _Nowhere(StringIO):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+class _ClosedOutput(StringIO):
+    """Standard output where its descriptor was closed before we began, as by `>&-`. It holds what
+    it is given no better than a full disk does."""
+
+    def write(self, text: str) -> int:
+        raise MachineError(
+            f"standard output is closed, so {len(text)} characters cannot be written.",
+            hint="leave it open, or send it to a file: > FILE, or > /dev/null",
+        )
+
+
+def _open_closed() -> None:
+    """Stand-ins for standard streams whose descriptors were closed: nothing is read, what is said
+    on stderr goes nowhere, and an answer that cannot be written is an error."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest that is free, so that no file of ours takes its number.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    given: tuple[TextIO | None, TextIO | None, TextIO | None] = sys.stdin, sys.stdout, sys.stderr
+    sys.stdin = StringIO() if given[0] is None else given[0]
+    sys.stdout = _ClosedOutput() if given[1] is None else given[1]
+    sys.stderr = _Nowhere() if given[2] is None else given[2]
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -276,6 +276,21 @@ def test_an_interrupt_ends_quietly_with_130() -> None:
     assert (process.returncode, err) == (130, b"")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("serve", "--port PORT Listen at this port. [default 8000]"),
+        ("generate", "--temperature TEMPERATURE 0 is greedy. [default 0]"),
+        ("generate", "ngram | ...; default auto]"),
+        ("verify", "--max-tokens TOKENS Write at most this many tokens. [default 128]"),
+    ],
+)
+def test_short_help_has_defaults_and_choices(outrider: Command, words: str, line: str) -> None:
+    shown = outrider(*words.split(), "--help").out
+    assert line in " ".join(shown.split())
+    assert "default None" not in outrider(*words.split(), "--help-all").out
+
+
 def test_a_defect_is_one_block_that_names_debug() -> None:
     script = (
         "import outrider.cli.main as entry\n"
@@ -335,7 +350,51 @@ def test_words_that_mean_nothing_are_explained(
 
 @pytest.mark.parametrize(("closed", "code"), [(">&-", 2), ("2>&-", 2), (">&- 2>&-", 2)])
 def test_closed_streams_are_no_defect(closed: str, code: int) -> None:
-    line = f"{shlex.quote(sys.executable)} -m outrider generate --k -1 hi {closed}"
-    shown = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    shown = _in_shell(f"generate --k -1 hi {closed}")
     assert shown.returncode == code
     assert "Traceback" not in shown.stderr
+
+
+def _in_shell(words: str) -> subprocess.CompletedProcess[str]:
+    line = f"{shlex.quote(sys.executable)} -m outrider {words}"
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.wide
+@pytest.mark.weights
+@pytest.mark.parametrize("words", ["--help", "doctor --json", "generate hi --max-tokens 2"])
+def test_an_answer_that_nobody_can_read_is_an_error(words: str) -> None:
+    shown = _in_shell(f"{words} >&-")
+    assert shown.returncode == 3
+    assert "error: standard output is closed" in shown.stderr
+    assert shown.stderr.count("  try: ") == 1
+
+
+@pytest.mark.wide
+@pytest.mark.weights
+@pytest.mark.parametrize("words", ["generate - --max-tokens 2", "chat", "chat --json"])
+def test_a_closed_standard_input_is_an_empty_one(words: str) -> None:
+    closed, empty = (_in_shell(f"{words} {place}") for place in ("<&-", "</dev/null"))
+    assert "defect" not in closed.stderr
+    assert (closed.returncode, closed.stderr) == (empty.returncode, empty.stderr)
+
+
+@pytest.mark.wide
+def test_words_that_a_locale_cannot_read_are_told_so() -> None:
+    line = f"PYTHONUTF8=0 LC_ALL=C {shlex.quote(sys.executable)} -m outrider generate 日本語"
+    shown = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert shown.returncode == 2
+    assert "PROMPT cannot be read: Python takes words for ascii here." in shown.stderr
+    assert "PYTHONUTF8=1" in shown.stderr
+
+
+def test_a_model_is_no_prompt(outrider: Command, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    for name in ("model.gguf", "folder", "nosuch.gguf"):
+        shown = outrider("generate", name)
+        assert (shown.code, shown.out) == (2, "")
+        assert f"{name} is a model, and no prompt is given." in shown.err
+        assert f"outrider chat {name}" in shown.err
+    assert "no such folder" not in outrider("generate", "--k", "-1", "--prompt", "folder").err
