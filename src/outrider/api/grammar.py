@@ -8,6 +8,7 @@ Shapes:  N = nodes, V = vocabulary, B = bytes of a mask of V bits.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -289,5 +290,9 @@ def _in_short(told: str) -> str:
     """The first lines of what the library says, without what only its makers read."""
     words = told.replace("<non-verbose/>", "").partition("<backtrace>")[0]
     lines = [line.strip() for line in words.splitlines()]
-    lines = [line for line in lines if line]
+    # Without the picture of the place, which is one of a grammar around what was given.
+    lines = [line for line in lines if line and not re.match(r"\d+ \| |\^+$", line)]
+    if errors := [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]:
+        found, *_ = lines[0].partition(" (in regex)")
+        lines = [re.sub(r"^at \d+\(\d+\): ", "", f"{found}:"), *errors]
     return " ".join(lines)[:300].rstrip(".: ")

@@ -352,7 +352,7 @@ class LLM(OfOneProcess):
         **options: Unpack[RequestOptions],
     ) -> TextStream:
         """Stream the assistant's next turn. Text is one message of the user's;
-        `llm.chat("hello").result().text` is the whole turn."""
+        `llm.chat("hello").text` is the whole turn."""
         return self.stream(self.encode_chat(messages), params, **options)
 
     def fitting_tokens(self, prompt: Prompt, params: SamplingParams) -> int:

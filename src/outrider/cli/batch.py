@@ -13,6 +13,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from outrider import __version__
 from outrider.api.batch_files import AnswerFile
 from outrider.api.batch_lines import Answers, read_line
@@ -50,8 +52,9 @@ def batch(call: Call[BatchOptions]) -> int:
             file.has(line)
             num_lines += 1
             names.extend(map(_digest, _CUSTOM_ID.findall(line.data or b"")))
-        if len(set(names)) < len(names):
+        if len(np.unique(names)) < len(names):
             _check_ids(source)
+        del names
         work, run = _on_ray(call, file, num_lines) if options.ray else _here(call, file)
         meter = Meter("", num_lines, unit="lines", hidden=options.quiet)
         progress = Progress(num_lines, file, not options.quiet, meter)

@@ -109,11 +109,15 @@ class JsonObject:
         items = cast("list[object]", value if isinstance(value, list) else [value])
         found = tuple(item for item in items if _is_integer(item))
         if len(found) < len(items):
-            raise self.wrong(key, "an integer or a list of integers", items)
+            other = next(item for item in items if not _is_integer(item))
+            raise self.wrong(key, "an integer or a list of integers", other)
         return found
 
     def wrong(self, key: str, expected: str, value: object) -> CheckpointError:
-        return CheckpointError(f"{self.where}: {key} must be {expected}, got {_kind(value)}.")
+        return CheckpointError(
+            f"{self.where}: {key} must be {expected}, got {_kind(value)}.",
+            hint="correct it in that file, or download the file again",
+        )
 
     def _value(self, key: str, default: object) -> object:
         value = self.values.get(key)
