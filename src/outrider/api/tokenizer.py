@@ -41,6 +41,8 @@ _FILES = (
 # What the chain may make of a text: sixteen times its bytes, and of a short one this many.
 MAX_GROWTH, MAX_GROWN_BYTES = 16, 16 << 20
 _PIECE_CHARS = 1024
+# Memory that the library takes to encode a text, at least and for each of its bytes.
+_FREE_BYTES, _BYTES_PER_BYTE = 1 << 20, 64
 _NOT_THE_LIBRARYS = (
     KeyboardInterrupt,
     SystemExit,
@@ -194,8 +196,11 @@ class Tokenizer:
         return self.templates.pick(options.get("tools")).render(messages, **options)
 
     def _check(self, text: str) -> None:
-        """Growth is measured only where the worst that the chain could do is too much."""
+        """Growth is measured only where the worst that the chain could do is too much. Raises
+        MemoryError where too little is free."""
         size = num_bytes("the text", text)
+        # Where memory ends, the library ends the process: what it may need is asked for before.
+        bytearray(_FREE_BYTES + _BYTES_PER_BYTE * size)
         allowed = max(MAX_GROWN_BYTES, MAX_GROWTH * size)
         grown = size * self._growth.normalizing * self._growth.splitting
         if grown <= allowed:

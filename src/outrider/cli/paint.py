@@ -147,10 +147,12 @@ class WordWrap:
             taken = sum(cell_len(part) for part, _ in self._word)
             if taken < self._column:
                 erase = f"\x1b[{taken}D\x1b[K" if taken else ""
-                moved = [(f"{erase}\n", None), *self._word]
+                moved.append((f"{erase}\n", None))
+                moved += self._word
                 self._column = taken
             else:
-                moved, self._column, self._word = [("\n", None)], 0, []
+                moved.append(("\n", None))
+                self._column, self._word = 0, []
         self._column += wide
         # Scripts of wide letters have no blanks: a line may end after any.
         self._word = [] if wide > 1 else [*self._word, (letter, style)]
