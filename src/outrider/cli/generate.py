@@ -177,7 +177,9 @@ def _prompt_of(call: Call[GenerateOptions]) -> str:
 def _check_no_model(prompt: str) -> None:
     """Raises ConfigError for a model that stands where the prompt does."""
     path = Path(prompt)
-    with suppress(OSError):
+    if not path.name:
+        return
+    with suppress(OSError, ValueError):
         is_folder = (path / "config.json").is_file() or any(path.glob("*.gguf"))
         if is_folder or (path.suffix == ".gguf" and (path.is_file() or len(prompt.split()) == 1)):
             raise ConfigError(
