@@ -93,9 +93,13 @@ class Conversation:
 
     @property
     def banner(self) -> str:
+        return f"{self._what_runs}. /? lists the commands, /bye leaves."
+
+    @property
+    def _what_runs(self) -> str:
         drafter = "none" if self.llm.drafter == "none" else f"drafter {self.llm.drafter}"
         toy = " (a toy)" if toy_note(self.llm.spec.name) else ""
-        return f"{self.llm.spec.name}{toy}, {drafter}. /? lists the commands, /bye leaves."
+        return f"{self.llm.spec.name}{toy}, {drafter}"
 
     def take(self, text: str) -> bool:
         """Act on one message or command; False if the user wants to leave."""
@@ -218,8 +222,7 @@ class Conversation:
         before, self.llm, self._resolved = self.llm, opened, resolved
         self._page.llm, self._page.resolved = opened, resolved
         before.close()
-        drafts = "no drafter" if opened.drafter == "none" else f"{opened.drafter}, K {opened.k}"
-        print(prose(f"({opened.spec.name}: {drafts})"))
+        print(prose(f"({self._what_runs}, K {opened.k})" if opened.k else f"({self._what_runs})"))
 
     def _html(self, name: str) -> None:
         self._page.turn(name, flag="/html")
