@@ -79,7 +79,8 @@ class EagleFolder:
     def speculators(self, target: str) -> dict[str, Any]:
         """config.json as the speculators library writes it, of heads for a Qwen3 `target`."""
         layer = self.config()
-        own = {key: layer.pop(key) for key in self.changes if key in layer}
+        of_layers = ("layer_types", "sliding_window")
+        own = {key: layer.pop(key) for key in self.changes if key not in of_layers}
         own["draft_vocab_size"] = layer.pop("draft_vocab_size")
         layer |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
         if self.layers:
@@ -213,11 +214,11 @@ class SlowEagle:
                 x_PD = _norm(before_PD, self._layer("hidden_norm"), eps)
         else:
             x_PD = inputs_PX = self._fc(torch.cat([token_PD, before_PD], dim=1))
-        for prefix in heads.prefixes():
+        for index, prefix in enumerate(heads.prefixes()):
             self._prefix = prefix
             if prefix != heads.prefix:
                 inputs_PX = _norm(x_PD, self._layer("input_layernorm"), eps)
-            x_PD = x_PD + self._attention(inputs_PX)
+            x_PD = x_PD + self._attention(inputs_PX, self._window(index))
             y_PD = _norm(x_PD, self._layer("post_attention_layernorm"), eps)
             gate_PF = functional.silu(y_PD @ self._layer("mlp.gate_proj").T)
             up_PF = y_PD @ self._layer("mlp.up_proj").T
@@ -246,7 +247,13 @@ class SlowEagle:
         bias = self._tensors.get(f"{self._prefix}.{name}.bias", torch.zeros(()))
         return x_PX @ self._layer(name).T + bias
 
-    def _attention(self, inputs_PX: Tensor) -> Tensor:
+    def _window(self, index: int) -> int:
+        """Of the last tokens that a layer sees; 0 is all."""
+        kinds = self._heads.changes.get("layer_types", ())
+        slides = kinds[index : index + 1] == ["sliding_attention"]
+        return self._heads.changes["sliding_window"] if slides else 0
+
+    def _attention(self, inputs_PX: Tensor, window: int) -> Tensor:
         heads = self._heads
         q_HPE = self._split(self._times(inputs_PX, "q"), heads.num_heads)
         k_HPE = self._split(self._times(inputs_PX, "k"), heads.num_kv_heads)
@@ -259,7 +266,8 @@ class SlowEagle:
         v_HPE = v_HPE.repeat_interleave(repeats, 0)
         scores_HPP = self._turned(q_HPE) @ k_HPE.transpose(1, 2) / heads.head_dim**0.5
         later_PP = torch.ones(scores_HPP.shape[1:], dtype=torch.bool).triu(1)
-        shares_HPP = scores_HPP.masked_fill(later_PP, float("-inf")).softmax(-1)
+        hidden_PP = later_PP | ~torch.ones_like(later_PP).triu(1 - window) if window else later_PP
+        shares_HPP = scores_HPP.masked_fill(hidden_PP, float("-inf")).softmax(-1)
         out_PA = (shares_HPP @ v_HPE).transpose(0, 1).flatten(1)
         return self._times(out_PA, "o")
 

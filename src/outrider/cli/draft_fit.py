@@ -31,7 +31,7 @@ from outrider.metrics.summary import position_counts
 from outrider.models.documents import read_document
 from outrider.models.draft_heads import Remark, rope_in_words, size_remarks, weight_remarks
 from outrider.models.families import LlamaConfig
-from outrider.models.heads import DraftKind, kind_of
+from outrider.models.heads import DraftKind, draft_notes, kind_of
 from outrider.models.hf_config import read_config
 
 # Enough to compare vocabularies; weights stay where they are.
@@ -62,8 +62,7 @@ class Fit:
     @property
     def same_ids(self) -> bool:
         """Whether a drafted id means the same to the target."""
-        equal = self.kind != "model" or self.target.num_ids == self.draft.num_ids
-        return equal and not self.differences
+        return not self.differences
 
     @property
     def fits(self) -> bool:
@@ -84,15 +83,10 @@ class Fit:
                 f"{quote(self.target.name)}` says what does; `outrider train` makes a draft for a "
                 "target of your own."
             )
-        if self.differences:
-            reason = "ids mean different tokens"
-        else:
-            sizes = f"{self.target.num_ids} and {self.draft.num_ids}"
-            reason = f"distributions over {sizes} ids do not compare"
         return (
-            f"it does not fit as it is ({reason}). Either spell drafts anew, with {flags} "
-            "--drafter bridge; or choose a draft of the target's family (outrider models pairs); "
-            "or draft without a model, with --drafter ngram."
+            "it does not fit as it is (ids mean different tokens). Either spell drafts anew, with "
+            f"{flags} --drafter bridge; or choose a draft of the target's family (outrider models "
+            "pairs); or draft without a model, with --drafter ngram."
         )
 
 
@@ -138,6 +132,7 @@ def _heads(target: str, first: Path, draft: str, second: Path) -> Fit:
 
 def _model_remarks(first: Path, second: Path) -> Iterator[Remark]:
     """Cautions: windows and positions of two models that run beside each other."""
+    yield from (Remark(False, note) for note in draft_notes(second))
     try:
         ours, theirs = read_config(first), read_config(second)
     except OutriderError as error:

@@ -27,8 +27,9 @@ from outrider.drafters.head_net import (
     entrance_buffers,
 )
 from outrider.drafters.heads import NormedTarget, own_kernels, placement_of
+from outrider.kernels.kinds import for_kinds
 from outrider.kernels.native.forward import Attends, Entrance, LayerWeights
-from outrider.kernels.plan import PackedLinear
+from outrider.kernels.plan import AttentionKind, PackedLinear
 from outrider.models.documents import read_document
 from outrider.models.families import LlamaConfig, parse_llama
 from outrider.models.heads import HeadsToLoad, HeadTarget, is_eagle3, layer_part
@@ -66,7 +67,8 @@ class EagleConfig:
     own, which may know fewer ids than the target: draft id i is the target's i + d2t[i].
 
     Heads of the speculators library may have further layers behind that one, plain ones, and norms
-    of query and key heads (Qwen3); `fc_norm` norms each of the three states, `norm_before_fc` all
+    of query and key heads (Qwen3); layer i sees the last `windows[i]` tokens, all if that is 0 or
+    there are none. `fc_norm` norms each of the three states, `norm_before_fc` all
     of them as one, before fc; with `norm_output` what is read as h at the next position is normed.
     """
 
@@ -77,13 +79,20 @@ class EagleConfig:
     fc_norm: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
+    windows: tuple[int, ...] = ()
+
+    def attention(self, index: int) -> AttentionKind | None:
+        """Attention of layer `index`, if it does not see all."""
+        window = self.windows[index] if self.windows else 0
+        return AttentionKind(self.layer.scale, window) if window else None
 
 
 def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
     """Raises CheckpointError for a file that is wrong or says it belongs to another target, and
     VocabularyError if its ids mean other text."""
     raw = read_document(folder / "config.json")
-    layer = parse_llama(_as_llama(raw))
+    described = _as_llama(raw)
+    layer = parse_llama(described)
     fused = is_eagle3(raw)
     _check_sizes(raw.where, layer, target)
     if layer.num_layers > (_MAX_LAYERS if fused else 1):
@@ -103,6 +112,7 @@ def read_eagle_config(folder: Path, target: ModelSpec) -> EagleConfig:
         layer=layer,
         fused=fused,
         draft_vocab_size=draft_vocab_size if fused else target.vocab_size,
+        windows=_windows(described, layer.num_layers),
         **{name: raw.flag(name, default=False) for name in _NORMS},
     )
 
@@ -137,6 +147,15 @@ def _as_llama(raw: JsonObject) -> JsonObject:
     return JsonObject(raw.where, {**raw.values, **described.values, "model_type": "llama"})
 
 
+def _windows(described: JsonObject, num_layers: int) -> tuple[int, ...]:
+    """Windows of the layers that slide, as far as they are listed; some folders list the target's
+    layers."""
+    window = described.integer("sliding_window", 0, least=0)
+    listed = described.texts("layer_types")[:num_layers]
+    found = [window if kind == "sliding_attention" else 0 for kind in listed]
+    return (*found, *([0] * (num_layers - len(found))))
+
+
 def _check_sizes(where: str, layer: LlamaConfig, target: ModelSpec) -> None:
     if layer.hidden_size != target.hidden_size:
         raise CheckpointError(
@@ -161,6 +180,8 @@ def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> EntranceNet:
     target or not all numbers."""
     config = read_eagle_config(heads.folder, target.spec)
     place, kernels = placement_of(target), own_kernels(target)
+    if any(config.windows):
+        kernels = for_kinds(kernels)
     with Weights(heads.folder) as weights:
         _check_numbers(weights)
         block = _read_block(WeightReader(weights, kernels, place), weights, config, heads, target)
@@ -198,8 +219,8 @@ def _read_block(
     return HeadBlock(
         config=sizes,
         layers=tuple(
-            LlamaLayer(operators, _layer(reader, config, prefix, first=prefix == prefixes[0]))
-            for prefix in prefixes
+            LlamaLayer(operators, _layer(reader, config, prefix, index))
+            for index, prefix in enumerate(prefixes)
         ),
         entrance=Entrance(
             **{
@@ -233,10 +254,10 @@ def _norms_before_fc(
     return ()
 
 
-def _layer(reader: WeightReader, config: EagleConfig, prefix: str, *, first: bool) -> LayerWeights:
-    """The `first` one reads token and state side by side, and has no norm of its own: the entrance
+def _layer(reader: WeightReader, config: EagleConfig, prefix: str, index: int) -> LayerWeights:
+    """The first one reads token and state side by side, and has no norm of its own: the entrance
     says what attention reads. Norms of heads and biases are there where the files have them."""
-    sizes = config.layer
+    sizes, first = config.layer, index == 0
     hidden, ffn = sizes.hidden_size, sizes.ffn_size
     attended, kv = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     outputs = {"q_proj": attended, "k_proj": kv, "v_proj": kv}
@@ -265,6 +286,7 @@ def _layer(reader: WeightReader, config: EagleConfig, prefix: str, *, first: boo
         gate_up_bias_2F=bias(gate_up),
         down=reader.linear(down, ffn),
         down_bias_D=bias(down),
+        attention=config.attention(index),
     )
 
 

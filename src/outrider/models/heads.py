@@ -17,7 +17,7 @@ Shapes:  V = vocabulary, D = hidden size (of a head in memory), G = KV heads, S 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast, runtime_checkable
@@ -44,8 +44,46 @@ _FORMATS = {kind.name: kind.format for kind in KINDS.values() if kind.format is 
 _EMBEDDING = "model.embed_tokens.weight"
 _LAYERS, _PUBLISHED_LAYERS = "hidden_layers", "eagle_aux_hidden_state_layer_ids"
 _SPECULATORS = "speculators_model_type"
-# Heads that look like others and are none, by what their architecture, type or keys have in them.
-_UNREAD = {"dflash": "DFlash", "dspark": "DSpark", "peagle": "P-EAGLE"}
+_NO_HEADS = "`outrider draft suggest TARGET` says what needs no heads"
+_OTHERS = f"name EAGLE 3 heads of the same target; {_NO_HEADS}"
+_OWN = (
+    "if the target's own files have the block, and its family is of the Llama line or Qwen3.5: "
+    f"--target TARGET --drafter mtp; {_NO_HEADS}"
+)
+_SHARING = (
+    "they read the target's own keys and values; name a smaller model of the target's family; "
+    f"{_NO_HEADS}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Heads that are not read: `words` that their architecture or type has in it, and `keys` of
+    their config.json."""
+
+    title: str
+    words: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    hint: str = _OTHERS
+
+    def is_in(self, names: str, keys: Set[str]) -> bool:
+        return any(word in names for word in self.words) or not keys.isdisjoint(self.keys)
+
+
+# The first one that fits names them: some formats have the keys of an older one too.
+_UNREAD = (
+    _Unread("DSpark", ("dspark",), ("dspark_config", "markov_rank", "dspark_markov_rank")),
+    _Unread("DFlash2", ("dflash2",)),
+    _Unread("DFlash", ("dflash",), ("dflash_config",)),
+    _Unread("P-EAGLE", ("peagle",), ("peagle_config",)),
+    _Unread("XPress", ("xpress",)),
+    _Unread("Hydra", ("hydra",), ("hydra_num_heads",)),
+    _Unread("MLP speculator", ("mlpspeculator",)),
+    _Unread("NextN (MTP)", ("nextn", "mtpmodel", "moemtp", "seekmtp", "mimomtp"), (), _OWN),
+    _Unread("Gemma 4 assistant", ("gemma4assistant", "gemma4unifiedassistant"), (), _SHARING),
+    _Unread("Muse assistant", ("museglimmerassistant",), (), _SHARING),
+    _Unread("assistant", ("assistant",), (), _SHARING),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +169,16 @@ def kind_of(folder: Path) -> DraftKind:
     return named or MODEL
 
 
+def draft_notes(folder: Path) -> tuple[str, ...]:
+    """Cautions on a draft model that was made for another way of drafting."""
+    if folder.is_file() or not _config(folder).has("pard_token"):
+        return ()
+    return (
+        "the draft is a PARD model, made to draft all tokens in one pass; here it drafts one a "
+        "pass, as any draft model",
+    )
+
+
 def worth_of(folder: Path, drafter: str) -> StatedWorth | None:
     """What a folder says that `drafter` brings and costs; None where it says nothing."""
     if folder.is_file() or not is_there(folder / "config.json"):
@@ -174,10 +222,10 @@ def hidden_layers_of(folder: Path, kind: HeadKind, num_layers: int) -> tuple[int
     """
     config = _config(folder)
     named = _named_layers(config)
-    if not named:
+    if named is None:
         named = _usual_layers(config, kind, num_layers)
     bad = [layer for layer in named if not 0 <= layer <= num_layers]
-    if bad or len(set(named)) < len(named):
+    if bad or not named or len(set(named)) < len(named):
         raise CheckpointError(
             f"{config.where}: these heads read hidden layers {list(named)}, and the target has "
             f"layers 0 to {num_layers}.",
@@ -199,14 +247,16 @@ def _usual_layers(config: JsonObject, kind: HeadKind, num_layers: int) -> tuple[
     return (num_layers,)
 
 
-def _named_layers(config: JsonObject) -> tuple[int, ...]:
-    """Those that the file names itself, at its top or, as some trainers write, in a part of it."""
+def _named_layers(config: JsonObject) -> tuple[int, ...] | None:
+    """Those that the file names itself, at its top or, as some trainers write, in a part of it.
+    The speculators library counts states, from the embedding on, as is done here."""
     for part in (config, config.child("eagle_config")):
         if part is not None and part.has(_LAYERS):
             return part.integers(_LAYERS)
         if part is not None and part.has(_PUBLISHED_LAYERS):
-            return _counted_from_0(part.integers(_PUBLISHED_LAYERS))
-    return ()
+            published = part.integers(_PUBLISHED_LAYERS)
+            return published if config.has(_SPECULATORS) else _counted_from_0(published)
+    return None
 
 
 def _counted_from_0(published: tuple[int, ...]) -> tuple[int, ...]:
@@ -224,17 +274,15 @@ def _config(folder: Path) -> JsonObject:
 
 def _refuse_unread(config: JsonObject) -> None:
     own = config.text(_SPECULATORS, "eagle3")
-    named = " ".join((*config.texts("architectures"), config.text("model_type", ""), own)).lower()
-    unread = [
-        name for word, name in _UNREAD.items() if word in named or config.has(f"{word}_config")
-    ]
-    if own != "eagle3":
-        unread.append(own)
-    if unread:
+    named = (*config.texts("architectures"), config.text("model_type", ""), own)
+    names = " ".join(named).lower().replace("_", "")
+    keys = {*config.values, *(part.values if (part := config.child("dflash_config")) else ())}
+    found = next((one for one in _UNREAD if one.is_in(names, keys)), None)
+    if found is None and own != "eagle3":
+        found = _Unread(own, (), (), _OWN if own == "mtp" else _OTHERS)
+    if found is not None:
         raise CheckpointError(
-            f"{config.where}: {unread[0]} heads are not supported.",
-            hint="name EAGLE 3 heads of the same target; `outrider draft suggest TARGET` says what "
-            "needs no heads",
+            f"{config.where}: {found.title} heads are not supported.", hint=found.hint
         )
 
 

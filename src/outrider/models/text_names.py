@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 # Beginnings of the names of a text model and of its output head.
 _PREFIXES = (
@@ -44,3 +45,14 @@ class TextNames:
             if name.startswith(plain):
                 return own + name.removeprefix(plain)
         return name
+
+
+def without_mtp(names: Iterable[str], config: Any) -> list[str]:
+    """Names of none of the blocks for multi-token prediction that `config`, transformers'
+    settings, announces: blocks lie behind the last layer and are numbered on."""
+    text = config.get_text_config(decoder=True)
+    num_layers = text.num_hidden_layers
+    num_blocks = getattr(text, "num_nextn_predict_layers", None) or 0
+    behind = range(num_layers, num_layers + num_blocks)
+    blocks = tuple(f"{prefix}layers.{index}." for prefix, _ in _PREFIXES for index in behind)
+    return [name for name in names if not name.startswith(blocks)]

@@ -46,6 +46,20 @@ FOLDERS = {
         ids=IDS,
         changes={"norm_output": True, "fc_norm": True, "norm_before_residual": True},
     ),
+    "3, a layer that slides": replace(
+        EAGLE3,
+        num_layers=2,
+        changes={"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
+    ),
+    "3, all layers slide": replace(
+        EAGLE3,
+        num_layers=2,
+        changes={"layer_types": ["sliding_attention"] * 2, "sliding_window": 5},
+    ),
+    "3, layers of the target listed": replace(
+        EAGLE3,
+        changes={"layer_types": ["full_attention", "sliding_attention"] * 9, "sliding_window": 2},
+    ),
     "1": EAGLE1,
     "1, no bias": replace(EAGLE1, bias=False, eps=1e-6),
 }
@@ -100,7 +114,9 @@ def test_the_net_is_its_definition(
     torch.testing.assert_close(out.hidden_ND.double(), states_PD, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["3, all ids", "3, three layers", "3, everything"])
+@pytest.mark.parametrize(
+    "name", ["3, all ids", "3, three layers", "3, everything", "3, a layer that slides"]
+)
 def test_a_layer_may_be_described_apart(name: str, target: LlamaModel, tmp_path: Path) -> None:
     """As the speculators library writes folders: names of `layers.0`, and the layer's sizes in a
     part of config.json."""

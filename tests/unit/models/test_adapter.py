@@ -305,6 +305,22 @@ def test_files_that_are_not_this_model_s_weights_are_refused(tmp_path: Path) -> 
         load_adapter(folder, OPTIONS)
 
 
+def test_an_mtp_block_behind_any_number_of_layers_is_left_out(tmp_path: Path) -> None:
+    """transformers ignores those of GLM-4.5's own sizes, behind layer 46 or 92."""
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    more = {"first_k_dense_replace": 1, "head_dim": 12, "num_nextn_predict_layers": 1}
+    folder = write_hf(tmp_path, "glm4_moe", {**sizes, **more})
+    tensors = dict(random_hf("glm4_moe", {**sizes, **more}).state_dict())
+    block = {"eh_proj.weight": torch.zeros(40, 80), "mlp.gate.weight": torch.zeros(4, 40)}
+    behind = {f"model.layers.2.{name}": tensor for name, tensor in block.items()}
+    save_tensors(folder / "model.safetensors", {**tensors, **behind})
+    assert load_adapter(folder, OPTIONS).spec.num_layers == 2
+    foreign = {"model.layers.3.mlp.gate.weight": torch.zeros(4, 40)}
+    save_tensors(folder / "model.safetensors", {**tensors, **behind, **foreign})
+    with pytest.raises(CheckpointError, match=r"unexpected weights: model\.layers\.3\."):
+        load_adapter(folder, OPTIONS)
+
+
 def test_a_dtype_that_no_kernel_takes_is_refused(tmp_path: Path) -> None:
     folder = write_hf(tmp_path, "gpt_neox")
     with pytest.raises(ConfigError, match="unknown value 'int3'"):

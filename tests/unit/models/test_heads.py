@@ -63,6 +63,32 @@ UNREAD: Mapping[str, tuple[dict[str, object], str]] = {
     ),
     "P-EAGLE": ({"architectures": ["PEagleSpeculator"], "draft_vocab_size": 9}, "P-EAGLE heads"),
     "another of speculators": ({"speculators_model_type": "mlp"}, "mlp heads"),
+    "DFlash2": ({"speculators_model_type": "dflash2", "draft_vocab_size": 9}, "DFlash2 heads"),
+    "XPress": ({"speculators_model_type": "xpress"}, "XPress heads"),
+    "MTP of speculators": ({"speculators_model_type": "mtp"}, "mtp heads"),
+    "DSpark of DeepSpec": (
+        {"architectures": ["DFlashDraftModel"], "dflash_config": {"markov_rank": 4}}, "DSpark heads"
+    ),
+    "DSpark by its name": (
+        {"architectures": ["Qwen3DSparkModel"], "dflash_config": {"a": 1}}, "DSpark heads"
+    ),
+    "DSpark by its keys": ({"model_type": "qwen3", "markov_rank": 4}, "DSpark heads"),
+    "Hydra": ({"hydra_num_heads": 4, "hydra_num_layers": 1}, "Hydra heads"),
+    "MLP speculator": ({"model_type": "mlp_speculator", "n_predict": 3}, "MLP speculator heads"),
+    "MLP speculator by class": (
+        {"architectures": ["MLPSpeculatorPreTrainedModel"]}, "MLP speculator heads"
+    ),
+    "Gemma 4 assistant": ({"model_type": "gemma4_assistant"}, "Gemma 4 assistant heads"),
+    "Gemma 4 assistant that sees": (
+        {"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}, "Gemma 4 assistant heads"
+    ),
+    "Muse assistant": ({"model_type": "muse_glimmer_assistant"}, "Muse assistant heads"),
+    "another assistant": ({"model_type": "qwen9_assistant"}, "assistant heads"),
+    "NextN of GLM": (
+        {"architectures": ["Glm4MoeForCausalLMNextN"], "model_type": "glm4_moe"},
+        r"NextN \(MTP\) heads",
+    ),
+    "MTP of GLM": ({"architectures": ["Glm4MoeMTPModel"]}, r"NextN \(MTP\) heads"),
 }  # fmt: skip
 
 
@@ -137,6 +163,18 @@ LAYERS: Mapping[str, tuple[dict[str, object], HeadKind, tuple[int, ...]]] = {
         "eagle",
         (3, 30, 32),
     ),
+    # The speculators library counts states: 0 is the embedding's, 32 the last layer's.
+    "said by speculators": (
+        replace(EAGLE3, layers=(1, 16, 32)).speculators("org/model"),
+        "eagle",
+        (1, 16, 32),
+    ),
+    "the embedding's, by speculators": (
+        replace(EAGLE3, layers=(0, 1, 2, 5)).speculators("org/model"),
+        "eagle",
+        (0, 1, 2, 5),
+    ),
+    "usual ones of speculators": (EAGLE3.speculators("org/model"), "eagle", (2, 16, 29)),
     "Medusa": ({"medusa_num_heads": 3}, "medusa", (32,)),
     "MTP": ({"model_type": "outrider_mtp"}, "mtp", (32,)),
     "block": ({"model_type": "outrider_block", "hidden_layers": [8, 32]}, "block", (8, 32)),
@@ -156,6 +194,13 @@ def test_layers_that_the_target_lacks_are_refused(named: list[int], tmp_path: Pa
     with pytest.raises(CheckpointError, match="the target has layers 0 to 32") as caught:
         hidden_layers_of(folder, "eagle", 32)
     assert "--target" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("named", [[1, 33], [], [1, 1, 4], [-1, 4]])
+def test_states_that_speculators_would_refuse_are_refused(named: list[int], tmp_path: Path) -> None:
+    config = EAGLE3.speculators("org/model") | {"eagle_aux_hidden_state_layer_ids": named}
+    with pytest.raises(CheckpointError, match="the target has layers 0 to 32"):
+        hidden_layers_of(folder_of(tmp_path, config), "eagle", 32)
 
 
 def test_a_target_too_small_for_the_usual_layers_is_refused(tmp_path: Path) -> None:

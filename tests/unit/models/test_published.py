@@ -450,6 +450,14 @@ def test_the_hint_of_a_refusal_is_a_way_on() -> None:
     assert "--quantise int4" in str(caught.value.hint)
 
 
+def test_folders_of_mlx_are_refused_by_name() -> None:
+    own = {"group_size": 64, "bits": 4}
+    for config in ({"quantization": own}, {"quantization": own, "quantization_config": own}):
+        with pytest.raises(CheckpointError, match="in MLX's format") as caught:
+            parse(**config)
+        assert "original checkpoint" in str(caught.value.hint)
+
+
 def test_gptq_without_a_word_in_config_json(tmp_path: Path) -> None:
     """Its first files had a document of their own."""
     form = BY_NAME["gptq"]

@@ -29,6 +29,7 @@ from outrider.models.adapter.attention import (
 )
 from outrider.models.json_object import OTHER_CHECKPOINT, JsonObject, refuse_deep
 from outrider.models.published.scheme import scheme_of
+from outrider.models.text_names import without_mtp
 
 ATTENTION = "outrider"
 _NAMES_CODE = {"auto_map", "custom_generate", "transformers_weights"}
@@ -167,10 +168,8 @@ def closed_attention(family: str) -> CheckpointError:
 
 
 def load(config: Any, folder: Path, dtype: torch.dtype) -> Any:
-    """The model with its weights on the CPU and transformers' own plainest attention.
-
-    Raises CheckpointError if the files do not hold exactly its weights.
-    """
+    """The model with its weights on the CPU and transformers' own plainest attention, without an
+    MTP block. Raises CheckpointError if the files do not hold exactly its weights."""
     library = transformers(config.model_type)
     with calling(f"{folder}: transformers cannot load it"):
         # From a local folder, which the survey has read before.
@@ -184,6 +183,7 @@ def load(config: Any, folder: Path, dtype: torch.dtype) -> Any:
             local_files_only=True,
             output_loading_info=True,
         )
+    report["unexpected_keys"] = without_mtp(report["unexpected_keys"], config)
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(map(str, report[kind]))
         if names:

@@ -49,6 +49,7 @@ def scheme_of(raw: JsonObject) -> Scheme | None:
     Raises CheckpointError for a method or a setting that is not read.
     """
     text = raw.child("text_config")
+    _refuse_mlx(raw)
     found = raw.child(KEY) or (text.child(KEY) if text else None)
     if found is None:
         return None
@@ -57,6 +58,18 @@ def scheme_of(raw: JsonObject) -> Scheme | None:
     if reader is None:
         raise _unread(found, f"by {method!r}" if method else "and does not say how (quant_method)")
     return reader(found)
+
+
+def _refuse_mlx(raw: JsonObject) -> None:
+    """Raise CheckpointError for a folder of MLX, which has a key of its own for its bits."""
+    own = raw.values.get("quantization")
+    if isinstance(own, dict) and "bits" in own:
+        raise CheckpointError(
+            f"{raw.where}: the weights are quantised in MLX's format (quantization), which is not "
+            "supported.",
+            hint="name the original checkpoint, with --quantise int4 to make it as small, or a "
+            "GGUF file of it",
+        )
 
 
 def scheme_in(folder: Path) -> Scheme | None:
