@@ -19,7 +19,13 @@ from safetensors import torch as safetensors_torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from doubles.tiny_checkpoints import Variant, save_tensors, write_checkpoint
+from doubles.tiny_checkpoints import (
+    Variant,
+    random_tensors,
+    save_tensors,
+    variant,
+    write_checkpoint,
+)
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.workload import load_prompts
 from outrider.models.loading import resolve
@@ -27,6 +33,7 @@ from outrider.models.loading import resolve
 EMBEDDED = resolve("outrider/embedded")
 EMBEDDED_DRAFT = resolve("outrider/embedded-draft")
 END = "</s>"
+PADDED_TOKENS = 300
 
 
 def relabelled(folder: Path, *, num_merges: int | None = None) -> Path:
@@ -106,6 +113,28 @@ def random_checkpoint(folder: Path, backend: Backend, *, window: int = 256) -> P
     write_checkpoint(folder, Variant("random", {**sizes, "bos_token_id": 0, "eos_token_id": 0}))
     backend.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def padded_pair(folder: Path, target_rows: int, draft_rows: int) -> tuple[Path, Path]:
+    """Tiny models over one tokenizer of `PADDED_TOKENS`, whose tables have so many rows. They agree
+    somewhat. Rows beyond the tokenizer's end are likely in the target, and more so in the draft."""
+    backend, shape = byte_level(vocab_size=PADDED_TOKENS), variant("llama2").config
+    target = random_tensors({**shape, "vocab_size": max(target_rows, draft_rows)}, seed=1)
+    noise = random_tensors({**shape, "vocab_size": max(target_rows, draft_rows)}, seed=2)
+    draft = {name: tensor + noise[name] / 8 for name, tensor in target.items()}
+    sides: list[Path] = []
+    for name, rows, tensors, scale in (
+        ("target", target_rows, target, 1), ("draft", draft_rows, draft, 4)
+    ):  # fmt: skip
+        place = random_checkpoint(folder / name, backend)
+        _edit(place / "config.json", vocab_size=rows)
+        head_VD = tensors["lm_head.weight"][:rows].clone()
+        head_VD[PADDED_TOKENS:] *= scale
+        embedding_VD = tensors["model.embed_tokens.weight"][:rows].clone()
+        own = {"lm_head.weight": head_VD, "model.embed_tokens.weight": embedding_VD}
+        save_tensors(place / "model.safetensors", {**tensors, **own})
+        sides.append(place)
+    return sides[0], sides[1]
 
 
 @cache

@@ -32,6 +32,8 @@ _CONFIG = "config.json"
 _MTP = "mtp"
 # Families whose decoders share their tables with heads.
 _WITH_HEADS = (*LLAMA_FAMILIES, *HYBRID_FAMILIES)
+# Tables of one vocabulary differ by no more than this share of their rows: padding.
+_MOST_PADDING = 1 / 16
 # Folders of one place that are looked at; a place with more is no place for models.
 _MOST_FOLDERS = 200
 
@@ -92,10 +94,11 @@ def companion_of(target: Path) -> Path | None:
 
 
 def same_ids(target: Path, draft: Path) -> bool:
-    """Whether `draft` holds a model to which every id means what it means to the target."""
+    """Whether `draft` holds a model to which every id means what it means to the target; their
+    tables may be padded differently."""
     try:
-        sizes = [_vocab_size(folder) for folder in (target, draft)]
-        if kind_of(draft) != MODEL or sizes[0] != sizes[1]:
+        small, large = sorted(_vocab_size(folder) for folder in (target, draft))
+        if kind_of(draft) != MODEL or large - small > _MOST_PADDING * large:
             return False
         return not first_differences(Tokenizer.load(target), Tokenizer.load(draft), limit=1)
     except OutriderError:

@@ -153,6 +153,7 @@ def load_pair(
         draft=draft_model,
         argmax=target.kernels.argmax,
         translator=plan.translator,
+        num_common=plan.num_common,
         sampling=target.kernels.sampling,
         machine=machine_of(target.kernels, pick_device(config.device), partial(_twin_of, target)),
         child=child,
@@ -245,6 +246,7 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
     return ChildOptions(
         folder=str(folder),
         vocab_size=plan.target.vocab_size,
+        num_common=plan.num_common,
         num_distributions=config.batch_size * config.most_k,
         num_slots=options.room.num_slots,
         page_size=config.page_size,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from outrider.api.companions import FoundDraft, found_draft
 from outrider.api.self_copy import why_no_copy
-from outrider.api.tokenizer import Tokenizer, first_differences
+from outrider.api.tokenizer import Tokenizer, first_differences, num_common_ids
 from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
 from outrider.core.config import EngineConfig
@@ -28,6 +28,7 @@ from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import (
     HeadsToLoad,
+    draft_notes,
     hidden_layers_of,
     kind_of,
     verifier_of,
@@ -146,9 +147,10 @@ class LoadPlan:
 
     `folder` and `target` are the target's; `draft_folder` has the model or the heads that draft,
     called `draft_name`, and `is_found` says that nobody named what drafts. `translator` is there
-    when the draft has a vocabulary of its own, `own` when the target drafts for itself. `window` is
-    the most tokens that a sequence may hold, for the reason given, and `num_slots` the arena's size
-    in tokens; `notes` say where memory made them smaller.
+    when the draft has a vocabulary of its own; else its first `num_common` ids may be drafted, all
+    if 0. `own` is there when the target drafts for itself. `window` is the most tokens that a
+    sequence may hold, for the reason given, and `num_slots` the arena's size in tokens; `notes` say
+    where memory made them smaller.
     """
 
     resolved: ResolvedConfig
@@ -158,6 +160,7 @@ class LoadPlan:
     draft_folder: Path | None
     draft_name: str
     translator: TextTranslator | None
+    num_common: int
     own: SelfDraftSpec | None
     window: int
     window_reason: str
@@ -253,12 +256,16 @@ def plan_pair(
         draft_folder=draft_folder,
         draft_name=draft or ("" if found is None else str(found.folder)),
         translator=translator,
+        num_common=_num_common(draft_config, tokenizer, target),
         own=own,
         window=window,
         window_reason=f"target {target.max_tokens}, context {context}",
         draft_window=draft_config.for_context(window).max_tokens if draft_config else None,
         num_slots=whole_pages(wanted, config.page_size),
-        notes=_notes(resolved, found, no_copy, verifier, searches=searches),
+        notes=(
+            *_notes(resolved, found, no_copy, verifier, searches=searches),
+            *(draft_notes(draft_folder) if has_draft and draft_folder is not None else ()),
+        ),
         is_found=found is not None or copies,
     )
 
@@ -341,7 +348,6 @@ def _fitted(
     draft = read_config(folder)
     _check_claim(folder, draft)
     if not translates:
-        _check_sizes(target.vocab_size, draft.vocab_size)
         return draft, None
     sizes = {"target_size": target.vocab_size, "draft_size": draft.vocab_size}
     return draft, TextTranslator(tokenizer, words, **sizes)
@@ -368,14 +374,11 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
     )
 
 
-def _check_sizes(target: int, draft: int) -> None:
-    """Raise VocabularyError unless both models' distributions are over equally many ids."""
-    if target != draft:
-        raise VocabularyError(
-            f"the target's distributions are over {target} ids and the draft's over {draft}, "
-            "although their tokenizers agree: one has a padded embedding.",
-            hint="choose a draft with the target's vocab_size, --drafter bridge or --drafter ngram",
-        )
+def _num_common(draft: DecoderConfig | None, tokenizer: Tokenizer, target: DecoderConfig) -> int:
+    """Ids that a draft model of another size than the target may draft; 0 for all."""
+    if draft is None or draft.vocab_size == target.vocab_size:
+        return 0
+    return num_common_ids(tokenizer, target.vocab_size, draft.vocab_size)
 
 
 def _default_slots(model: DecoderConfig, resolved: ResolvedConfig, window: int) -> int:

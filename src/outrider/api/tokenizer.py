@@ -166,6 +166,15 @@ class Tokenizer:
         """Every id with its token, added ones included."""
         return {i: token for token, i in self._backend.get_vocab(with_added_tokens=True).items()}
 
+    @cached_property
+    def meanings(self) -> Mapping[int, str]:
+        """Vocabulary without padding: converters call a row without a token [PAD<id>]."""
+        return {
+            token_id: token
+            for token_id, token in self.vocabulary.items()
+            if not token.startswith("[PAD") or token != f"[PAD{token_id}]"
+        }
+
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
@@ -227,10 +236,11 @@ class Tokenizer:
 
 
 def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> list[Difference]:
-    """The lowest ids that the two read differently; empty if a draft may use either."""
+    """The lowest ids that the two read differently; empty if a draft may use either. Padding, which
+    no text has, is no difference."""
     if first.is_of_the_text_of(second):
         return []
-    left, right = first.vocabulary, second.vocabulary
+    left, right = first.meanings, second.meanings
     found: list[Difference] = []
     for token_id in sorted(left.keys() | right.keys()):
         if left.get(token_id) != right.get(token_id):
@@ -238,6 +248,11 @@ def first_differences(first: Tokenizer, second: Tokenizer, limit: int = 5) -> li
         if len(found) == limit:
             break
     return found
+
+
+def num_common_ids(tokenizer: Tokenizer, *sizes: int) -> int:
+    """Ids that the tokenizer ends with and models of these `sizes` all have."""
+    return min(max(tokenizer.meanings, default=-1) + 1, *sizes)
 
 
 def spellings(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -51,7 +51,8 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
     """Models and their operators. `argmax` is the greedy choice: the first maximum wins.
-    `translator` is for a draft model with a vocabulary of its own. `sampling` makes distributions
+    `translator` is for a draft model with a vocabulary of its own; of one that shares the target's,
+    the first `num_common` ids may be drafted, all if 0. `sampling` makes distributions
     and judges by them; what draws from them comes with each sequence. Without a `machine` lanes
     take turns. With `child` a process of its own loads the draft model. `heads` are loaded when the
     drafter is built, for they share tables with the target; so is `own`, with which the target
@@ -63,6 +64,7 @@ class LoadedModels:
     draft: CausalLM | None
     argmax: Callable[[Tensor], list[int]]
     translator: Translator | None = None
+    num_common: int = 0
     sampling: Sampling = PLAIN
     machine: Machine | None = None
     child: ChildOptions | None = None

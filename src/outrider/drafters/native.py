@@ -24,6 +24,7 @@ from outrider.core.errors import CapacityError, ContractError, given
 from outrider.core.protocols import AheadRow, CausalLM, DraftRow, StepRow
 from outrider.core.rng import KeyedRng, Rng, pick_node, race_node
 from outrider.core.sampling import MIN_TEMPERATURE
+from outrider.drafters.common_ids import CommonIds
 from outrider.drafters.growth import DraftSampler, TextPart, drawn_params
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput, target_states
 from outrider.drafters.tree_drafts import chosen_draft, settled_shape, tree_limits
@@ -284,7 +285,7 @@ def fused_model_drafts(
     own = NativeModel.of(model)
     if own is None:
         return None
-    state, size = own.model.state, own.model.spec.vocab_size
+    state, size = own.model.state, own.vocab_size
     if sampler.branches:
         call = NativeTreeDrafts(own.passes, batch_size=batch_size, vocab_size=size)
         return FusedTrees(call, state, sampler, vocab_size=size, enter=lambda _: own.is_same())
@@ -294,20 +295,24 @@ def fused_model_drafts(
 
 @dataclass(frozen=True, slots=True)
 class NativeModel:
-    """A model whose pass is one native call, as it was when drafts were built."""
+    """A model whose pass is one native call, as it was when drafts were built, and the size of the
+    vocabulary that its drafts are of."""
 
     model: LlamaModel
     passes: RoundModel
+    vocab_size: int
 
     @classmethod
     def of(cls, model: CausalLM) -> NativeModel | None:
-        forward = model.forward() if isinstance(model, LlamaModel) else None
-        if not isinstance(model, LlamaModel) or not isinstance(forward, NativeForward):
+        own, ids_V = (model.model, model.ids_V) if isinstance(model, CommonIds) else (model, None)
+        forward = own.forward() if isinstance(own, LlamaModel) else None
+        if not isinstance(own, LlamaModel) or not isinstance(forward, NativeForward):
             return None
-        return cls(model, RoundModel(forward, model.logits, model.state.page_size))
+        passes = RoundModel(forward, own.logits, own.state.page_size, ids_V)
+        return cls(own, passes, model.spec.vocab_size)
 
     def chains(self, sampler: DraftSampler, *, batch_size: int) -> KeyedChains:
-        size = self.model.spec.vocab_size
+        size = self.vocab_size
         return KeyedChains(self.passes, sampler, batch_size=batch_size, vocab_size=size)
 
     def is_same(self) -> bool:

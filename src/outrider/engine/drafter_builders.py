@@ -22,6 +22,7 @@ from outrider.core.spec import DecoderConfig
 from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices, room_needed
 from outrider.drafters.catalog import BuildContext
+from outrider.drafters.common_ids import CommonIds
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import normed_target
 from outrider.drafters.model import ModelDrafter
@@ -54,7 +55,8 @@ def build_with_model(context: BuildContext) -> Drafter:
         drafter = ProcessDrafter(models.child, home)
         drafter.wait_ready()
         return drafter
-    draft, trees = context.draft, context.resolved.wants_trees and not context.ahead
+    size, trees = models.target.spec.vocab_size, context.resolved.wants_trees and not context.ahead
+    draft = CommonIds.over(context.draft, vocab_size=size, num_common=models.num_common)
     sampler = sampler_of(context, "the draft model", branches=trees)
     if context.ahead:
         from outrider.drafters.ahead.drafter import ahead

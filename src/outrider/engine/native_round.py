@@ -27,6 +27,7 @@ from outrider.core.rng import Pick
 from outrider.core.sampling import MIN_TEMPERATURE, log_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.native import NativeModel
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.round import Batch, Chunks, FinishedRow, RoundTiming, clamp
 from outrider.engine.stages import Stages
@@ -247,11 +248,12 @@ def native_round(
     if drafted or not chains:
         call = NativeRounds(_model(target), None, batch_size=batch_size)
         return NativeRound(stages, call, target, pick, rule)
-    if draft is None or not _is_native(draft) or draft.spec.vocab_size != target.spec.vocab_size:
-        return "the draft model has no native pass over the target's vocabulary"
-    call = NativeRounds(_model(target), _model(draft), batch_size=batch_size)
     own = drafter if isinstance(drafter, ModelDrafter) else None
-    return NativeRound(stages, call, target, pick, rule, draft, own)
+    native = None if draft is None else NativeModel.of(draft if own is None else own.model)
+    if native is None or native.vocab_size != target.spec.vocab_size:
+        return "the draft model has no native pass over the target's vocabulary"
+    call = NativeRounds(_model(target), native.passes, batch_size=batch_size)
+    return NativeRound(stages, call, target, pick, rule, native.model, own)
 
 
 def _is_native(model: CausalLM) -> TypeGuard[NativePasses]:

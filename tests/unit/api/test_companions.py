@@ -73,6 +73,16 @@ def test_a_model_within_beside_or_cached_is_found_in_this_order(target: Path, ca
 
 
 @pytest.mark.weights
+def test_a_table_of_another_padding_is_found_and_one_of_another_size_is_not(
+    target: Path, stranger: Path
+) -> None:
+    config = json.loads((stranger / "config.json").read_text())
+    for rows, found in ((8256, stranger), (8000, stranger), (16384, None)):
+        (stranger / "config.json").write_text(json.dumps(config | {"vocab_size": rows}))
+        assert companion_of(target) == found
+
+
+@pytest.mark.weights
 def test_what_has_other_ids_or_is_no_smaller_is_left(target: Path) -> None:
     copy_of("outrider/embedded", target.parent / "same-size")
     draft = copy_of("outrider/embedded-draft", target.parent / "draft")

@@ -204,15 +204,6 @@ def test_a_window_that_is_no_multiple_of_a_page_is_served_whole() -> None:
     assert len(result.token_ids) > 80
 
 
-def test_a_padded_embedding_is_a_named_error(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("draft") / "padded"
-    shutil.copytree(resolve("outrider/embedded-draft"), folder)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 8256}), "utf-8")
-    with pytest.raises(VocabularyError, match="8192 ids and the draft's over 8256"):
-        LLM(draft=folder)
-
-
 @pytest.mark.weights
 def test_text_that_is_not_unicode_is_refused(llm: LLM) -> None:
     with pytest.raises(ConfigError, match="UTF-8"):

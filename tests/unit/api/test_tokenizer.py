@@ -16,7 +16,12 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from tokenizers import Tokenizer as Backend
 
 import outrider.pairs as pairs
-from outrider.api.tokenizer import Difference, Tokenizer, first_differences
+from outrider.api.tokenizer import (
+    Difference,
+    Tokenizer,
+    first_differences,
+    num_common_ids,
+)
 from outrider.core.errors import CheckpointError, ConfigError
 
 TINY = Path(pairs.__path__[0]) / "tiny"
@@ -111,6 +116,23 @@ def test_the_embedded_pair_shares_one_vocabulary() -> None:
     assert EMBEDDED.vocab_size == 8192
     assert EMBEDDED.fingerprint() == draft.fingerprint()
     assert first_differences(EMBEDDED, draft) == []
+
+
+def test_padding_is_no_difference(folder: Path) -> None:
+    """Converters name rows that have no token."""
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["model"]["vocab"] |= {f"[PAD{i}]": i for i in range(8192, 8256)}
+    path.write_text(json.dumps(data))
+    padded = Tokenizer.load(folder)
+    assert len(padded.vocabulary) == 8256
+    assert first_differences(EMBEDDED, padded) == first_differences(padded, EMBEDDED) == []
+    assert num_common_ids(padded, 8256, 8300) == num_common_ids(EMBEDDED, 9000, 8256) == 8192
+    assert num_common_ids(EMBEDDED, 8000, 8256) == 8000
+    data["model"]["vocab"] |= {"[PAD7]": 8256}
+    path.write_text(json.dumps(data))
+    other = Tokenizer.load(folder)
+    assert first_differences(EMBEDDED, other) == [Difference(8256, None, "[PAD7]")]
 
 
 def test_differences_name_the_lowest_ids_and_both_tokens(folder: Path) -> None:

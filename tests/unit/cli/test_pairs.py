@@ -117,12 +117,19 @@ def test_ids_that_differ_are_shown_and_the_exit_code_is_1(outrider: Command, fol
     assert [d["token_id"] for d in record["differences"]] == [4, 5, 6, 7, 8]
 
 
-def test_distributions_over_other_ids_do_not_fit(outrider: Command, folder: Path) -> None:
+def test_a_table_of_another_padding_fits(outrider: Command, folder: Path) -> None:
     edit(folder / "config.json", vocab_size=8256)
     shown = outrider("draft", "check", "outrider/embedded", str(folder))
-    assert shown.code == 1
-    assert "distributions over 8192 and 8256 ids do not compare" in shown.out
-    assert "first ids that differ" not in shown.out
+    assert shown.code == 0
+    assert "it fits: outrider generate" in shown.out
+    assert "8256" in shown.out
+
+
+def test_a_pard_model_is_named(outrider: Command, folder: Path) -> None:
+    edit(folder / "config.json", pard_token=5)
+    shown = outrider("draft", "check", "outrider/embedded", str(folder))
+    assert shown.code == 0
+    assert "caution: the draft is a PARD model" in shown.out
 
 
 @pytest.mark.parametrize("words", [(), ("outrider/embedded",)])

@@ -24,6 +24,7 @@ from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow
 from outrider.core.rng import KeyedRng, Pick, Rng, draw_for
 from outrider.drafters.ahead.choices import room_needed
 from outrider.drafters.ahead.drafter import ahead
+from outrider.drafters.common_ids import CommonIds
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import fused_model_drafts
@@ -59,11 +60,12 @@ class Inner:
 def build_inner(options: ChildOptions) -> Inner:
     """Load the draft model and wire it. Raises what `load_model` does."""
     prepare_torch(deterministic=options.deterministic, threads=options.threads)
-    model = load_model(Path(options.folder), _load_options(options), name=options.name)
-    kernels = model.kernels
+    loaded = load_model(Path(options.folder), _load_options(options), name=options.name)
+    kernels, size = loaded.kernels, options.vocab_size
+    model = CommonIds.over(loaded, vocab_size=size, num_common=options.num_common)
     draw = draw_for(options.sampler)
     sampler = DraftSampler(kernels.argmax, "the draft model", draw, kernels.sampling)
-    size, pick, choices = model.spec.vocab_size, kernels.sampling.pick, options.ahead
+    pick, choices = kernels.sampling.pick, options.ahead
     batch = options.batch_size
     if choices is None:
         fused = fused_model_drafts(model, sampler, batch_size=batch)

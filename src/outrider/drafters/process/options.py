@@ -18,7 +18,8 @@ from outrider.drafters.ahead.choices import AheadChoices
 class ChildOptions:
     """How to load the draft model in `folder`, and what to draft with it.
 
-    With `ahead` it drafts ahead too. `vocab_size` is the target's; at most `batch_size` sequences
+    With `ahead` it drafts ahead too. `vocab_size` is the target's, of which the first `num_common`
+    ids may be drafted, all if 0; at most `batch_size` sequences
     draft together, and `num_distributions`, K for each, go into one answer. `num_slots`,
     `page_size`, `max_rows` and `max_logits` are the model's room, `max_tokens` is its window, which
     the engine keeps to, `states` the fields of the room for the states of a hybrid, those left out
@@ -36,6 +37,7 @@ class ChildOptions:
     max_logits: int
     chunk: int
     batch_size: int
+    num_common: int = 0
     max_tokens: int | None = None
     states: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
     name: str = ""

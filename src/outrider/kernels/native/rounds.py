@@ -7,8 +7,8 @@ trees.py.
 
 What is made for each row of each round is not frozen, since that takes three times as long.
 
-Shapes:  V = vocabulary (of heads: the ids that they draft), M = logits rows, N = nodes of a draft,
-         L = drafted tokens of all rows.
+Shapes:  V = vocabulary (of drafts: the ids that are drafted), M = logits rows, N = nodes of a
+         draft, L = drafted tokens of all rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ RULES = {"token": 0, "block": 1, "match": 2, "coupled": 3}
 @dataclass(frozen=True, slots=True)
 class RoundModel:
     """`logits_MV` is room for what a pass wants; `page_size` is that of the model's arena. `ids_V`
-    (int64) are the ids that the logits of heads are of, None for the whole vocabulary."""
+    (int64) are the ids that the first logits of a row are of, the others being of none; None for
+    the whole vocabulary."""
 
     forward: NativeForward
     logits_MV: Tensor
@@ -58,7 +59,7 @@ class MemoryStruct(Structure):
         (c_void_p, "decoder"),
         (PassStruct, "described"),
         (c_void_p, "tokens positions slots seq visible wanted logits states own ids"),
-        (c_int32, "num_wanted num_logits state_size unused"),
+        (c_int32, "num_wanted num_logits state_size num_ids"),
     )
 
 
@@ -118,13 +119,13 @@ class Lane:
         self.memory.tokens, self.memory.positions, self.memory.slots = tokens, positions, slots
         self.memory.seq, self.memory.visible, self.memory.wanted = seq, visible, wanted
         self.memory.logits = model.logits_MV.data_ptr()
-        self.memory.num_logits = model.logits_MV.shape[1]
+        self.memory.num_logits = self.memory.num_ids = model.logits_MV.shape[1]
         if forward.entrance is not None:
             self.memory.states = forward.entrance.states_ND.data_ptr()
             self.memory.own = forward.entrance.own_ND.data_ptr()
             self.memory.state_size = forward.entrance.states_ND.shape[1]
         if model.ids_V is not None:
-            self.memory.ids = model.ids_V.data_ptr()
+            self.memory.ids, self.memory.num_ids = model.ids_V.data_ptr(), len(model.ids_V)
         self._held: list[tuple[Sequence[int], int]] = [((), 0)] * batch_size
         self._num_columns, self._pages = 0, (c_int32 * 0)()
         self._widen(16)

@@ -31,7 +31,7 @@ bool choose(const Round& r, int depth) {
         const Row& row = r.rows[b];
         if (row.num_drafted <= depth) continue;
         if (row.shaping != nullptr)
-            (*row.shaping)(memory.logits + m * memory.num_logits, r.drafted(b), depth);
+            (*row.shaping)(memory.logits + m * memory.num_logits, memory.num_ids, r.drafted(b), depth);
         ++m;
     }
     const auto is_greedy = [&](const Row& row) { return row.num_drafted > depth && row.greedy(); };
@@ -116,7 +116,7 @@ void shape(const Row& row, const int32_t* tokens, float* logits, int64_t vocab_s
         int32_t* first = std::end(path);
         for (int above = node; above != ROOT; above = row.parent(above)) *--first = tokens[above];
         const auto count = static_cast<int>(std::end(path) - first);
-        (*row.shaping)(logits + (node + 1) * vocab_size, first, count);
+        (*row.shaping)(logits + (node + 1) * vocab_size, vocab_size, first, count);
     }
 }
 

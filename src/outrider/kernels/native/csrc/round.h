@@ -27,9 +27,9 @@ struct Memory {
     Pass pass;
     int32_t *tokens, *positions, *slots, *seq, *visible, *wanted;
     float* logits;
-    // Of draft heads (forward.cpp): the states that a pass reads and leaves, and the ids that their
-    // logits are of, null for all of the vocabulary. Null for others.
+    // Of draft heads (forward.cpp): the states that a pass reads and leaves. Null for others.
     float *states, *own;
+    // The ids that logits are of, where a draft model or heads lack some of the vocabulary, else null.
     const int64_t* ids;
 
     // Starts a pass that packs no token yet.
@@ -54,8 +54,14 @@ struct Memory {
         if (wants) wanted[num_wanted++] = n;
     }
 
+    // Numbers of a row that are of no id never win.
     bool run() const {
-        return outrider_forward(decoder, &pass, tokens, wanted, num_wanted, logits) == -1;
+        if (outrider_forward(decoder, &pass, tokens, wanted, num_wanted, logits) != -1)
+            return false;
+        for (int64_t m = 0; m < num_wanted && num_ids < num_logits; ++m)
+            std::fill(logits + m * num_logits + num_ids, logits + (m + 1) * num_logits,
+                      -std::numeric_limits<float>::infinity());
+        return true;
     }
 
     // Gives the next token to be packed the state that the last pass left at its wanted row `m`.
@@ -71,12 +77,12 @@ struct Memory {
     const float* spread(const float* row, float* out, int vocab_size) const {
         if (ids == nullptr) return row;
         std::fill_n(out, vocab_size, -std::numeric_limits<float>::infinity());
-        for (int w = 0; w < num_logits; ++w) out[ids[w]] = row[w];
+        for (int w = 0; w < num_ids; ++w) out[ids[w]] = row[w];
         return out;
     }
 
-    // Logits are rows of `num_logits`.
-    int32_t num_wanted, num_logits, state_size, unused;
+    // Logits are rows of `num_logits`, of which the first `num_ids` are of some id.
+    int32_t num_wanted, num_logits, state_size, num_ids;
 };
 
 // Mirrored by `Shaping` in rounds.py: what bias and penalties of core/logits.py do to a row. Ids
@@ -87,8 +93,8 @@ struct Shaping {
     int32_t num_biases, num_seen;
     float repetition, frequency, presence, unused;
 
-    // Of a row after `num_drafted` tokens.
-    void operator()(float* logits, const int32_t* drafted, int num_drafted) const;
+    // Of a row of `size` logits after `num_drafted` tokens; ids beyond it have none.
+    void operator()(float* logits, int64_t size, const int32_t* drafted, int num_drafted) const;
 };
 
 // Mirrored by `Row` in rounds.py: one sequence. What a model has not read begins in its

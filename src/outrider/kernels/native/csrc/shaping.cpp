@@ -13,11 +13,14 @@ float product(float a, float b) { return static_cast<float>(static_cast<double>(
 
 }  // namespace
 
-void Shaping::operator()(float* logits, const int32_t* drafted, int num_drafted) const {
+void Shaping::operator()(float* logits, int64_t size, const int32_t* drafted,
+                         int num_drafted) const {
     const int32_t *end = drafted + num_drafted, *seen_end = seen_ids + num_seen;
-    for (int i = 0; i < num_biases; ++i) logits[bias_ids[i]] += biases[i];
+    for (int i = 0; i < num_biases; ++i)
+        if (bias_ids[i] < size) logits[bias_ids[i]] += biases[i];
     if (repetition == 1 && frequency == 0 && presence == 0) return;
     const auto penalise = [&](int32_t id, float count) {
+        if (id >= size) return;
         const float logit = logits[id];
         const float pushed = logit > 0 ? logit / repetition : product(logit, repetition);
         logits[id] = pushed - product(frequency, count) - (count > 0 ? presence : 0.0f);
