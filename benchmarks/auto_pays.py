@@ -129,10 +129,7 @@ def _run(engines: Mapping[str, LLM], pieces: Sequence[Sequence[str]]) -> Times:
         texts: dict[str, list[tuple[int, ...]]] = {}
         for name in rotated(names, turn):
             llm = engines[name]
-            prompts = [
-                list(llm.requests.ids_of_chat([{"role": "user", "content": chat}]))
-                for chat in chats
-            ]
+            prompts = [_ids(llm, chat) for chat in chats]
             started = perf_counter()
             results = llm.generate(prompts, params)
             seconds = perf_counter() - started
@@ -141,6 +138,13 @@ def _run(engines: Mapping[str, LLM], pieces: Sequence[Sequence[str]]) -> Times:
             llm.forget()
         assert len({str(found) for found in texts.values()}) == 1, f"texts of piece {turn} differ"
     return times
+
+
+def _ids(llm: LLM, text: str) -> list[int]:
+    """The prompt of a chat, or of a base model."""
+    if not llm.tokenizer.has_chat_template:
+        return list(llm.requests.ids(text))
+    return list(llm.requests.ids_of_chat([{"role": "user", "content": text}]))
 
 
 def _cell(domain: str, times: Times, fixed: Sequence[str]) -> dict[str, object]:
