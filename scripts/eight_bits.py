@@ -1,7 +1,8 @@
 """Stores the matrices of a checkpoint in 8 bits: `scripts/eight_bits.py FOLDER`, in place.
 
-compressed-tensors' `int-quantized`, with a scale and a zero point for each output. The embedded
-EAGLE heads are stored so. Matrices of under 64 rows or columns stay as they are: they are small.
+compressed-tensors' `int-quantized`, with a scale and a zero point for each output. Embedded models
+that are no part of the demo's pair are stored so. Matrices of under 64 rows or columns stay as they
+are: they are small, and gates of recurrences.
 
 Shapes:  O = outputs, I = inputs.
 """

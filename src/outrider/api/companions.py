@@ -24,6 +24,7 @@ from outrider.models.gguf.folder import parts_of
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import FAMILIES, read_config, read_model_type
 from outrider.models.hub_cache import cached_models
+from outrider.models.published.scheme import Scheme, scheme_in
 from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES
 
 # A draft model that is not this much smaller costs more than it brings.
@@ -106,10 +107,22 @@ def same_ids(target: Path, draft: Path) -> bool:
 
 
 def num_weight_bytes(folder: Path) -> int:
-    """Of the safetensors files in `folder`, or of a GGUF file. Raises CheckpointError if one of
-    several GGUF files is missing."""
+    """Bytes that a pass reads of the model in `folder`, or in a GGUF file. Published matrices that
+    no kernel multiplies as they are stored become numbers of 16 bits. Raises CheckpointError if one
+    of several GGUF files is missing."""
     files = parts_of(folder) if folder.is_file() else folder.glob("*.safetensors")
-    return sum(path.stat().st_size for path in files)
+    num_bytes = sum(path.stat().st_size for path in files)
+    scheme = None if folder.is_file() else _scheme_of(folder)
+    if scheme is None or scheme.has_blocks:
+        return num_bytes
+    return num_bytes * 16 // min(scheme.bits)
+
+
+def _scheme_of(folder: Path) -> Scheme | None:
+    try:
+        return scheme_in(folder)
+    except OutriderError:
+        return None
 
 
 def _vocab_size(folder: Path) -> int:
