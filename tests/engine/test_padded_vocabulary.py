@@ -100,7 +100,7 @@ def test_a_seed_has_one_text_under_rules_that_follow_the_target(
 def test_native_rounds_decide_as_the_stages_do(pair: Pair, sampler: str) -> None:
     """With bias and penalties on ids that the draft model lacks, too."""
     shaped = _sampled(
-        logit_bias={5: 1.0, 305: 2.0, min(329, _rows(pair[0]) - 1): 2.0},
+        logit_bias={token: 2.0 for token in (5, 305, 329) if token < _rows(pair[0])},
         repetition_penalty=1.1,
         frequency_penalty=0.2,
         presence_penalty=0.1,
