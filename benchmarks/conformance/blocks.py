@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from conformance.counts import Suite
 
-from outrider.models.gguf.blocks import decode
-from outrider.models.gguf.types import TYPES
+from outrider.models.gguf.blocks import TYPES, decode
 
 _NUM_BLOCKS = 4096
 

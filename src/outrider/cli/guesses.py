@@ -45,8 +45,8 @@ _ANSWERS = {
     "tokenize": "from Python: `LLM(model).tokenizer.encode(text)`; a server has POST /tokenize",
     "uninstall": "`pip uninstall outrider`",
     "unload": "memory is free when a command ends; `outrider doctor` shows how much",
-    "update": "`pip install --upgrade outrider`; `outrider pull MODEL` for a model",
-    "upgrade": "`pip install --upgrade outrider`; `outrider pull MODEL` for a model",
+    "update": "`git pull` and `scripts/setup` in the checkout; `outrider pull MODEL` for a model",
+    "upgrade": "`git pull` and `scripts/setup` in the checkout; `outrider pull MODEL` for a model",
     "version": "`outrider --version`",
 }
 # Flags of other tools that take the very values that ours take: those of settings are in

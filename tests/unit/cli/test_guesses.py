@@ -49,7 +49,7 @@ GUESSES = [
     Guess("Ollama", "generate hi --num-predict 64", NOTE, "--num-predict is --max-tokens here"),
     Guess("Ollama", "embed smollm2 hi", ANSWER, "no embeddings are made here"),
     Guess("Ollama", "version", ANSWER, "`outrider --version`"),
-    Guess("Ollama", "upgrade", ANSWER, "`pip install --upgrade outrider`"),
+    Guess("Ollama", "upgrade", ANSWER, "`git pull` and `scripts/setup` in the checkout"),
     Guess("Ollama", "ps", ANSWER, "nothing runs in the background; `outrider list`"),
     Guess("Ollama", "serve", WORKS),
     Guess("Ollama", "stop smollm2", ANSWER, "nothing runs in the background"),

@@ -18,8 +18,7 @@ from outrider.core.errors import ContractError
 from outrider.kernels.native import build, levels
 from outrider.kernels.native.grouped import NativeGrouped
 from outrider.kernels.plan import BlockRows, PackedLinear
-from outrider.models.gguf.blocks import decode
-from outrider.models.gguf.types import TYPES, held_bytes
+from outrider.models.gguf.blocks import TYPES, decode, held_bytes
 from unit.kernels.implementations import kernels_named, randn, row_choices, software
 
 KINDS = (*SCALES, "MXFP4")

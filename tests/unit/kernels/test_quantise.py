@@ -15,8 +15,7 @@ from outrider.kernels.native.grouped import NativeInt4
 from outrider.kernels.reference import quantise as module
 from outrider.kernels.reference.linear import GROUP
 from outrider.kernels.reference.quantise import Groups, quantise
-from outrider.models.gguf.blocks import decode
-from outrider.models.gguf.types import TYPES
+from outrider.models.gguf.blocks import TYPES, decode
 from unit.kernels.implementations import randn
 
 Q4_1, Q8_0 = TYPES[3], TYPES[8]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outrider.models.gguf.blocks import DECODERS, decode
-from outrider.models.gguf.types import TYPES, TensorType
+from outrider.models.gguf.blocks import DECODERS, TYPES, TensorType, decode
 
 # Where float16 scales are in a block; random bytes could be no numbers, which have many forms.
 SCALES: dict[str, tuple[int, ...]] = {

@@ -17,9 +17,8 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
-from outrider.models.gguf.blocks import decode
+from outrider.models.gguf.blocks import TYPES, decode
 from outrider.models.gguf.splits import RULES
-from outrider.models.gguf.types import TYPES
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model

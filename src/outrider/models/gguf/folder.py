@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError
 from outrider.core.files import open_regular
 from outrider.kernels.plan import BlockRows
-from outrider.models.gguf.blocks import decode
+from outrider.models.gguf.blocks import decode, held_bytes
 from outrider.models.gguf.config import (
     architecture_of,
     config_of,
@@ -33,7 +33,6 @@ from outrider.models.gguf.config import (
 )
 from outrider.models.gguf.names import Place, places
 from outrider.models.gguf.reader import MAGIC, Header, map_file, read_header
-from outrider.models.gguf.types import held_bytes
 from outrider.models.gguf.vocabulary import tokenizer_config_of, tokenizer_of
 from outrider.models.json_object import GGUF_DOCUMENTS
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from outrider.core.errors import CheckpointError
 from outrider.core.files import open_regular
-from outrider.models.gguf.types import SUPPORTED, TYPES, TensorType
+from outrider.models.gguf.blocks import SUPPORTED, TYPES, TensorType
 
 MAGIC = b"GGUF"
 # Of everything before the tensors: the largest vocabularies take some 10 MB.
