@@ -225,7 +225,7 @@ def plan_pair(
     verifier = verifier_of(folder)
     if verifier is not None:
         draft, folder = draft or str(folder), _target_of(folder, verifier)
-    searches = search and draft is None
+    searches = search and draft is None and config.drafter == AUTO
     found = _found(folder, config) if searches else None
     target = read_config(folder).for_context(config.context)
     no_copy = why_no_copy(folder, target, config) if searches and found is None else "-"
