@@ -37,6 +37,7 @@ STUDIES = {
     "suggest": "suggest",
     "structured": "structured",
     "serving": "serving",
+    "served_batch": "served_batch",
     "serving_beside": "serving_beside",
     "gateways": "gateways",
     "fleet": "fleet",

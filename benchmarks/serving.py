@@ -66,7 +66,7 @@ def _start(report: Report, target: str, repeats: int) -> None:
         subprocess.run((sys.executable, "-c", "import torch"), check=True)
         found["torch"].append(time.perf_counter() - began)
         began = time.perf_counter()
-        with _served(target, 8) as url:
+        with served(target, *_one_thread(8)) as url:
             found["ready"].append(time.perf_counter() - began)
             _ask(url, {"prompt": "def quicksort(items):", "max_tokens": 1, "stream": True})
             found["first_token"].append(time.perf_counter() - began)
@@ -142,13 +142,13 @@ def _through(report: Report, options: Namespace, in_flight: int) -> None:
     seconds: dict[str, list[tuple[str, float]]] = {"call": [], "http": []}
     with (
         closing(LLM(options.target, config=config)) as llm,
-        _served(options.target, in_flight) as url,
+        served(options.target, *_one_thread(in_flight)) as url,
     ):
         for turn in range(1 if options.quick else 2 * options.repeats):
             started = time.perf_counter()
             by_call = [result.text for result in llm.generate(prompts, params)]
             between = time.perf_counter()
-            by_http = asyncio.run(_ask_all(url, prompts, num_tokens))
+            by_http = asyncio.run(ask_all(url, prompts, num_tokens))
             if turn:  # the first warms both
                 seconds["call"].append((str(turn), between - started))
                 seconds["http"].append((str(turn), time.perf_counter() - between))
@@ -166,7 +166,7 @@ def _through(report: Report, options: Namespace, in_flight: int) -> None:
     )
 
 
-async def _ask_all(url: str, prompts: Sequence[str], num_tokens: int) -> list[str]:
+async def ask_all(url: str, prompts: Sequence[str], num_tokens: int) -> list[str]:
     async def ask(prompt: str) -> str:
         body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
         return await asyncio.to_thread(_ask, url, body | {"stream": True})
@@ -187,10 +187,14 @@ def _ask(url: str, body: dict[str, Any]) -> str:
     return "".join(pieces)
 
 
+def _one_thread(in_flight: int) -> tuple[str, ...]:
+    return "--threads", "1", "--batch-size", str(in_flight)
+
+
 @contextmanager
-def _served(target: str, in_flight: int) -> Generator[str]:
-    command = [sys.executable, "-m", "outrider", "serve", target, "--port", "0", "--json"]
-    command += ["--threads", "1", "--batch-size", str(in_flight)]
+def served(target: str, *flags: str) -> Generator[str]:
+    """The address of `outrider serve`."""
+    command = [sys.executable, "-m", "outrider", "serve", target, "--port", "0", "--json", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield json.loads(_line(process))["url"]

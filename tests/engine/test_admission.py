@@ -26,6 +26,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.errors import CapacityError
 from outrider.drafters.ngram import NgramDrafter
+from outrider.sched.batch_limit import Knee
 
 
 @examples(25)
@@ -94,3 +95,18 @@ def test_requests_may_come_at_any_time() -> None:
         assert tuple(seqs[seq_id].tokens[len(prompt) :]) == plain(TinyAttentionLM, prompt, 6)
     read = sum(trace.num_prompt_tokens for trace in rig.traces)
     assert read < sum(len(prompt) - 1 for prompt in asked.values())
+
+
+def test_fewer_start_under_a_limit_that_is_learnt_and_one_waits() -> None:
+    """The limit grows only while requests wait, so the engine takes one more than may run."""
+    rig = Rig(TinyAttentionLM(vocab_size=VOCAB, num_slots=400), batch_size=8, spare=4, k=0)
+    engine = rig.engine()
+    engine.residents.batch_limit = Knee(highest=2)
+    taken = 0
+    while engine.has_free_place:
+        engine.submit(rig.live(taken, Request(PROMPT, greedy(20))))
+        engine.step()
+        taken += 1
+    assert (taken, len(engine.residents.live), engine.residents.counts.live) == (3, 2, 2)
+    run_down(engine)
+    assert engine.residents.counts.live == 0

@@ -25,8 +25,9 @@ from outrider.verify.exact import TokenRule
 LONG = 60.0
 
 
-def rig(schedule: PrefillDecode | None = None, **options: Any) -> Rig:
-    target, draft = ToyHybrid(vocab_size=VOCAB), ToyHybrid(vocab_size=VOCAB, seed=5)
+def rig(schedule: PrefillDecode | None = None, *, num_slots: int = 256, **options: Any) -> Rig:
+    target = ToyHybrid(vocab_size=VOCAB, num_slots=num_slots)
+    draft = ToyHybrid(vocab_size=VOCAB, seed=5)
     return Rig(target, model_drafter(draft, 3), TokenRule(), k=3, schedule=schedule, **options)
 
 
@@ -66,7 +67,9 @@ def test_a_job_goes_on_until_a_text_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"reserve": 0.5}, {"schedule": PrefillDecode(8)}], ids=["little room", "two lanes"]
+    "options",
+    [{"reserve": 0.0, "num_slots": 40}, {"schedule": PrefillDecode(8)}],
+    ids=["little memory", "two lanes"],
 )
 def test_where_others_wait_for_it_a_job_has_one_round(options: dict[str, Any]) -> None:
     sizes, _ = rounds_run(LONG, **options)

@@ -83,7 +83,7 @@ class LLM(OfOneProcess):
         )
         self._router.engine = self._engine
         self._turns = Turns(self._engine.executor.is_here)
-        self.requests = RequestMaker(self._pair)
+        self.requests = RequestMaker(self._pair, self._engine.residents.limits.longest)
         self._last: GenerationResult | None = None
         self._name = str(model)
 

@@ -11,14 +11,16 @@ import torch
 
 from outrider.api.memory_parts import Part, draft_room, target_room
 from outrider.api.memory_plan import fitted, table_of
-from outrider.api.plan import LoadPlan, idle_settings, plan_pair
+from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.collector import uncollected
 from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import AUTO, KINDS
 from outrider.core.errors import CapacityError, CheckpointError, ConfigError, within_memory
-from outrider.core.fields import shown
+from outrider.core.fields import is_changed, shown
 from outrider.core.files import open_regular
 from outrider.core.protocols import CausalLM
+from outrider.core.resolve import ResolvedConfig
 from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.drafters.process.options import ChildOptions
@@ -162,6 +164,7 @@ def load_pair(
         corpus=_corpus(plan),
         exact=target.kernels.exact,
         lookups=target.kernels.lookups,
+        auto_batch=plan.auto_batch,
         plan=plan,
         stop_ids=_stop_ids(plan, target),
         notes=_notes(plan, target, heads),
@@ -185,7 +188,8 @@ def _fitted(
         return fitted(replace(left, notes=(*left.notes, why)), has_weights=has_weights)
     else:
         copies = plan.is_found and plan.own is not None
-        if not copies or found.num_slots == plan.num_slots:
+        sized = plan.with_batch(found.settings.most_batch) if plan.auto_batch else plan
+        if not copies or found.num_slots == sized.num_slots:
             return found, parts
     return fitted(modest(), has_weights=has_weights)
 
@@ -247,13 +251,13 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
         folder=str(folder),
         vocab_size=plan.target.vocab_size,
         num_common=plan.num_common,
-        num_distributions=config.batch_size * config.most_k,
+        num_distributions=config.most_batch * config.most_k,
         num_slots=options.room.num_slots,
         page_size=config.page_size,
         max_rows=options.room.max_rows,
         max_logits=options.room.max_logits,
         chunk=config.prefill_chunk,
-        batch_size=config.batch_size,
+        batch_size=config.most_batch,
         states=asdict(options.room.states),
         max_tokens=plan.draft_window,
         name=plan.draft_name,
@@ -290,6 +294,28 @@ def _notes(plan: LoadPlan, target: Decoder, heads: HeadsToLoad | None) -> tuple[
         *(() if cut is None else (cut,)),
         *(heads.notes(plan.window) if heads else ()),
     )
+
+
+def idle_settings(resolved: ResolvedConfig) -> tuple[str, ...]:
+    """Settings that were asked for and have no effect here."""
+    settings, kind = resolved.settings, resolved.drafter
+    notes: list[str] = []
+    if resolved.ahead and not kind.drafts_ahead:
+        notes.append(
+            f"ssd drafts ahead with a draft model only; drafter {kind.name} drafts in turns"
+        )
+    notes += [
+        f"{setting} has no effect on drafter {kind.name}"
+        for setting in dict.fromkeys(name for other in KINDS.values() for name in other.settings)
+        if is_changed(settings, setting) and setting not in kind.settings
+    ]
+    if not kind.drafts and settings.controller not in (AUTO, "fixed"):
+        notes.append(f"controller {settings.controller} has no effect on drafter {kind.name}")
+    if not resolved.ahead and (settings.saguaro < 1 or settings.force_hits >= 0):
+        notes.append("saguaro and force_hits have an effect with --schedule ssd only")
+    if settings.tree_nodes and kind.drafts and resolved.why_chains:
+        notes.append(f"tree_nodes{resolved.why_chains}")
+    return tuple(notes)
 
 
 def _fallbacks(target: Decoder, config: EngineConfig) -> Iterator[str]:

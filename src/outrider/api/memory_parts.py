@@ -11,12 +11,12 @@ from typing import Literal
 
 import torch
 
-from outrider.api.plan import LoadPlan, most_staged, room_of, whole_pages
+from outrider.api.plan import LoadPlan
 from outrider.core.config import EngineConfig
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES, DecoderConfig, ModelSpec
 from outrider.drafters.model import LEAST_SHARE
-from outrider.engine.drafter_builders import draft_capacity
+from outrider.engine.drafter_builders import draft_capacity, most_staged, room_of, whole_pages
 from outrider.engine.prompt_logprobs import SCORED_ROWS
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import Room
@@ -111,9 +111,9 @@ def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> Roo
     apart = config.drafter_home != "process"
     room = room_of(
         config,
-        num_slots + config.batch_size * whole_pages(more.num_slots, config.page_size),
-        max_rows=max(config.prefill_chunk, 2 * config.batch_size, more.num_rows),
-        max_logits=max(config.batch_size, more.num_logits),
+        num_slots + config.most_batch * whole_pages(more.num_slots, config.page_size),
+        max_rows=max(config.prefill_chunk, 2 * config.most_batch, more.num_rows),
+        max_logits=max(config.most_batch, more.num_logits),
         window=window,
         num_staged=apart * (most_staged(resolved) + LEAST_SHARE + more.num_slots),
     )
@@ -165,7 +165,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
             num_lanes=1,
         )
         parts += _model_parts(draft)
-        distributions = config.batch_size * config.most_k * plan.target.vocab_size * 4
+        distributions = config.most_batch * config.most_k * plan.target.vocab_size * 4
         parts.append(Part("distributions of drafts", distributions, device))
     if heads is not None and files.heads is not None:
         parts += _heads_parts(plan, heads, target, files.heads)

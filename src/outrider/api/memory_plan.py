@@ -19,11 +19,12 @@ from outrider.api.memory_parts import (
     tables_bytes,
     target_room,
 )
-from outrider.api.plan import LoadPlan, whole_pages
+from outrider.api.plan import LoadPlan
 from outrider.cache.capacity import ARENA_SHARE, MemoryLimit, limits, total_bytes
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.fields import size
+from outrider.engine.drafter_builders import whole_pages
 from outrider.models.hf_config import FAMILIES
 from outrider.models.loading import pick_device, spec_of_config
 
@@ -38,9 +39,10 @@ _LEAST_TOKENS = 256
 
 
 def fitted(plan: LoadPlan, *, has_weights: bool = False) -> tuple[LoadPlan, tuple[Part, ...]]:
-    """`plan`, with a smaller arena if that alone makes it fit and nobody asked for its size; and
-    its parts. With `has_weights` another engine holds the target's. Raises CapacityError for what
-    does not fit, CheckpointError for what the files do not hold."""
+    """`plan`, with a smaller arena if that alone makes it fit and nobody asked for its size, and
+    with fewer requests at once if nobody asked for their number; and its parts. With `has_weights`
+    another engine holds the target's. Raises CapacityError for what does not fit, CheckpointError
+    for what the files do not hold."""
     files = files_of(plan)
     bounds = _bounds(plan)
     parts_of = partial(memory_parts, files=files, has_weights=has_weights)
@@ -53,6 +55,8 @@ def fitted(plan: LoadPlan, *, has_weights: bool = False) -> tuple[LoadPlan, tupl
         ways = _ways(tried, lambda other: fits(other, _ADVISED))
         return _refusal(parts, _lacking(parts, bounds, 1.0)[0], next(ways, None))
 
+    if plan.auto_batch:
+        plan = _as_many_as_fit(plan, fits)
     if plan.settings.arena_tokens:
         if not fits(plan, 1.0):
             raise refuse(plan)
@@ -67,6 +71,19 @@ def fitted(plan: LoadPlan, *, has_weights: bool = False) -> tuple[LoadPlan, tupl
         note = f"memory is short: the arena holds {plan.num_slots} tokens, not {whole}"
         plan = replace(plan, notes=(*plan.notes, note))
     return plan, parts_of(plan)
+
+
+def _as_many_as_fit(plan: LoadPlan, fits: Callable[[LoadPlan, float], bool]) -> LoadPlan:
+    """Half as many requests at once until the arena that fits beside their buffers holds a text of
+    usual length for each."""
+    while plan.settings.most_batch > 1:
+        small = plan if plan.settings.arena_tokens else _with_small_tables(plan)
+        if not fits(small, 1.0):
+            small = _largest_arena(plan, lambda other: fits(other, _HEADROOM))
+        if small is not None and small.holds_all:
+            break
+        plan = plan.with_batch(plan.settings.most_batch // 2)
+    return plan
 
 
 def _bounds(plan: LoadPlan) -> dict[str, tuple[MemoryLimit, ...]]:
@@ -165,7 +182,7 @@ def _ways(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> Iterator[str]:
 
 def _steps(plan: LoadPlan) -> Iterator[tuple[str, EngineConfig]]:
     config = plan.settings
-    for batch in _halves(config.batch_size, 1):
+    for batch in _halves(config.most_batch, 1):
         yield f"--batch-size {batch}", replace(config, batch_size=batch)
     for chunk in _halves(config.prefill_chunk, 32):
         yield f"--prefill-chunk {chunk}", replace(config, prefill_chunk=chunk)

@@ -6,6 +6,7 @@ All of it is known before weights are read, from configurations and tokenizers: 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,17 +15,15 @@ from outrider.api.self_copy import why_no_copy
 from outrider.api.tokenizer import Tokenizer, first_differences, num_common_ids
 from outrider.api.translate import TextTranslator
 from outrider.cache.capacity import arena_slots
-from outrider.core.config import EngineConfig
-from outrider.core.drafter_kinds import AUTO, COPY, KINDS, drafter_named
-from outrider.core.errors import CheckpointError, ConfigError, VocabularyError
-from outrider.core.fields import is_changed
+from outrider.core.config import MOST_BATCH, EngineConfig
+from outrider.core.drafter_kinds import AUTO, COPY, drafter_named
+from outrider.core.errors import CapacityError, CheckpointError, ConfigError, VocabularyError
 from outrider.core.resolve import Measured, ResolvedConfig, resolve
-from outrider.core.spec import DecoderConfig, RecurrentCapacity
+from outrider.core.spec import DecoderConfig
 from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window
-from outrider.engine.drafter_builders import own_copy
-from outrider.models.decoder import Room
+from outrider.engine.drafter_builders import most_staged, own_copy, room_of, states_of, whole_pages
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import (
     HeadsToLoad,
@@ -39,6 +38,10 @@ from outrider.models.loading import pick_device, spec_of_config
 from outrider.models.loading import resolve as find_model
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
+from outrider.sched.jobs import OPEN_TOKENS
+
+# Texts as long as the window that the arena holds where nobody said how many run at once.
+_WHOLE_WINDOWS = 8
 
 
 def resolve_pair(
@@ -71,72 +74,6 @@ def resolve_pair(
     return resolved, folder
 
 
-def idle_settings(resolved: ResolvedConfig) -> tuple[str, ...]:
-    """Settings that were asked for and have no effect here."""
-    settings, kind = resolved.settings, resolved.drafter
-    notes: list[str] = []
-    if resolved.ahead and not kind.drafts_ahead:
-        notes.append(
-            f"ssd drafts ahead with a draft model only; drafter {kind.name} drafts in turns"
-        )
-    notes += [
-        f"{setting} has no effect on drafter {kind.name}"
-        for setting in dict.fromkeys(name for other in KINDS.values() for name in other.settings)
-        if is_changed(settings, setting) and setting not in kind.settings
-    ]
-    if not kind.drafts and settings.controller not in (AUTO, "fixed"):
-        notes.append(f"controller {settings.controller} has no effect on drafter {kind.name}")
-    if not resolved.ahead and (settings.saguaro < 1 or settings.force_hits >= 0):
-        notes.append("saguaro and force_hits have an effect with --schedule ssd only")
-    if settings.tree_nodes and kind.drafts and resolved.why_chains:
-        notes.append(f"tree_nodes{resolved.why_chains}")
-    return tuple(notes)
-
-
-def room_of(
-    config: EngineConfig,
-    num_slots: int,
-    *,
-    max_rows: int,
-    max_logits: int,
-    window: int = 0,
-    num_staged: int = 0,
-) -> Room:
-    """With `num_staged`, that many tokens of a text at a time besides those that were committed,
-    local layers have memory of their own: on CPUs and in one process."""
-    apart = num_staged and config.tensor_parallel == 1 and pick_device(config.device).type == "cpu"
-    return Room(
-        num_slots=num_slots,
-        page_size=config.page_size,
-        max_rows=max_rows,
-        max_logits=max_logits,
-        states=states_of(config),
-        window=window,
-        frees_pages=True,
-        num_texts=config.batch_size if apart else 0,
-        num_staged=num_staged,
-    )
-
-
-def most_staged(resolved: ResolvedConfig) -> int:
-    """Tokens of one text that a job reads of its prompt, and a round stages behind it, at most."""
-    return resolved.settings.prefill_chunk + resolved.staged_rows + 1
-
-
-def states_of(config: EngineConfig) -> RecurrentCapacity:
-    """For the recurrent states of a hybrid, if the model is one."""
-    return RecurrentCapacity(
-        rollback=config.state_rollback,
-        history=config.state_history or max(1, config.most_k, config.tree_nodes),
-        num_sequences=config.batch_size,
-        num_checkpoints=config.state_checkpoints,
-    )
-
-
-def whole_pages(num_tokens: int, page_size: int) -> int:
-    return -(-num_tokens // page_size) * page_size
-
-
 def _num_layers(target: DecoderConfig) -> int:
     return target.spec("", bytes_per_weight=1, bytes_per_kv=1).num_layers
 
@@ -150,7 +87,7 @@ class LoadPlan:
     when the draft has a vocabulary of its own; else its first `num_common` ids may be drafted, all
     if 0. `own` is there when the target drafts for itself. `window` is the most tokens that a
     sequence may hold, for the reason given, and `num_slots` the arena's size in tokens; `notes` say
-    where memory made them smaller.
+    where memory made them smaller. With `auto_batch` nobody said how many requests run at once.
     """
 
     resolved: ResolvedConfig
@@ -168,6 +105,7 @@ class LoadPlan:
     num_slots: int
     notes: tuple[str, ...] = ()
     is_found: bool = False
+    auto_batch: bool = False
 
     @property
     def settings(self) -> EngineConfig:
@@ -185,6 +123,26 @@ class LoadPlan:
     def with_settings(self, settings: EngineConfig) -> LoadPlan:
         return replace(self, resolved=self.resolved.with_settings(settings))
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether the arena holds a text of usual length for each request that may run at once."""
+        return self.num_slots >= self.settings.most_batch * min(self.window, OPEN_TOKENS)
+
+    @property
+    def at_once(self) -> str:
+        """How many requests run at once, and why so many, in words."""
+        number, slots = self.settings.most_batch, f"{self.num_slots:,} tokens of KV cache"
+        if not self.auto_batch:
+            return f"{number} requests at once, {slots}"
+        why = "hold them" if number == MOST_BATCH else "hold no more"
+        return f"up to {number} requests at once: {slots} {why}; fewer where more bring nothing"
+
+    def with_batch(self, batch_size: int) -> LoadPlan:
+        """With the arena of so many requests. Raises CapacityError where none is left for it."""
+        other = self.with_settings(replace(self.settings, batch_size=batch_size))
+        wanted = other.settings.arena_tokens or _default_slots(other)
+        return replace(other, num_slots=whole_pages(wanted, other.settings.page_size))
+
     def heads(self, num_slots: int) -> HeadsToLoad | None:
         """The heads, with room for texts of `num_slots` tokens in all, and the nodes of trees that
         are looked at. Raises CheckpointError if the target lacks a layer that they read."""
@@ -194,10 +152,10 @@ class LoadPlan:
         settings, resolved = self.settings, self.resolved
         size = resolved.k if resolved.left_to_us else resolved.draft_size
         nodes = whole_pages(settings.most_k * min(size, MAX_WIDTH) + 1, settings.page_size)
-        rows = settings.batch_size * (size + 1)
+        rows = settings.most_batch * (size + 1)
         room = room_of(
             settings,
-            num_slots + settings.batch_size * nodes,
+            num_slots + settings.most_batch * nodes,
             max_rows=max(settings.prefill_chunk, rows),
             max_logits=rows,
             window=self.window,
@@ -243,12 +201,8 @@ def plan_pair(
     own = own_copy(config, resolved.copy, folder, target)
     has_draft = draft_config is not None
     window = resolve_window(config, target.max_tokens, has_draft=has_draft, k=resolved.k)
-    captures = pick_device(config.device).type != "cpu"
-    longest = window + resolved.rows_past_end(captures=captures)
     context = str(config.context or (DRAFT_CONTEXT if has_draft else "auto"))
-    # Whole pages: that is what the arena allocates and what a sequence is charged for.
-    wanted = config.arena_tokens or _default_slots(target, resolved, longest)
-    return LoadPlan(
+    plan = LoadPlan(
         resolved=resolved,
         folder=folder,
         target=target,
@@ -261,13 +215,27 @@ def plan_pair(
         window=window,
         window_reason=f"target {target.max_tokens}, context {context}",
         draft_window=draft_config.for_context(window).max_tokens if draft_config else None,
-        num_slots=whole_pages(wanted, config.page_size),
+        num_slots=0,
         notes=(
             *_notes(resolved, found, no_copy, verifier, searches=searches),
             *(draft_notes(draft_folder) if has_draft and draft_folder is not None else ()),
         ),
         is_found=found is not None or copies,
+        auto_batch=config.batch_size is None,
     )
+    return _with_most(plan) if plan.auto_batch else plan.with_batch(config.most_batch)
+
+
+def _with_most(plan: LoadPlan) -> LoadPlan:
+    """For as many requests as the arena holds usual texts, beside recurrent states."""
+    batch_size = MOST_BATCH
+    while batch_size > 1:
+        with suppress(CapacityError):
+            found = plan.with_batch(batch_size)
+            if found.holds_all:
+                return found
+        batch_size //= 2
+    return plan.with_batch(1)
 
 
 def _target_of(heads: Path, verifier: str) -> Path:
@@ -381,12 +349,19 @@ def _num_common(draft: DecoderConfig | None, tokenizer: Tokenizer, target: Decod
     return num_common_ids(tokenizer, target.vocab_size, draft.vocab_size)
 
 
-def _default_slots(model: DecoderConfig, resolved: ResolvedConfig, window: int) -> int:
-    config, staged = resolved.settings, most_staged(resolved)
+def _default_slots(plan: LoadPlan) -> int:
+    """Whole windows for a batch that somebody chose, else a few, or a usual text for each."""
+    config, staged = plan.settings, most_staged(plan.resolved)
     # Not known before the weights are looked at: the widest.
     dtype = "float32" if config.dtype == AUTO else config.dtype
-    spec = spec_of_config(model, dtype, config.kv_dtype)
-    num_slots = config.batch_size * whole_pages(window, config.page_size)
+    spec = spec_of_config(plan.target, dtype, config.kv_dtype)
+    captures = pick_device(config.device).type != "cpu"
+    longest = plan.window + plan.resolved.rows_past_end(captures=captures)
+    longest = whole_pages(longest, config.page_size)
+    num_slots = config.most_batch * longest
+    if plan.auto_batch:
+        usual = min(longest, whole_pages(2 * OPEN_TOKENS, config.page_size))
+        num_slots = min(num_slots, max(_WHOLE_WINDOWS * longest, config.most_batch * usual))
     room = room_of(config, num_slots, max_rows=1, max_logits=1, num_staged=staged)
     return arena_slots(
         spec,

@@ -64,24 +64,26 @@ class RequestHandle(OfOneProcess):
 
 
 class RequestMaker(PromptReader):
-    """Makes readers of requests to a `pair`."""
+    """Makes readers of requests to a `pair`, in an arena that holds a text of `longest` tokens."""
 
-    def __init__(self, pair: LoadedPair) -> None:
+    def __init__(self, pair: LoadedPair, longest: int) -> None:
         super().__init__(
             pair.tokenizer, window=pair.plan.window, vocab_size=pair.target.spec.vocab_size
         )
-        self._pair = pair
+        self._pair, self.plan, self.longest = pair, pair.plan, longest
         self._seq_ids = count()
 
     def limit(self, num_prompt: int, params: SamplingParams) -> int:
         """How many tokens may be emitted, whatever is drafted: drafts end where the window does."""
-        window = self._pair.plan.window
+        window = self.plan.window
         if num_prompt >= window:
             raise ConfigError(
                 f"a prompt of {num_prompt} tokens does not fit a window of {window} tokens "
-                f"({self._pair.plan.window_reason}), which must have room for one more.",
+                f"({self.plan.window_reason}), which must have room for one more.",
                 hint="shorten the prompt, or raise --context if the target allows it",
             )
+        if params.is_open:
+            window = max(min(window, self.longest), num_prompt + 1)
         return min(params.max_tokens, window - num_prompt)
 
     @foreign()
@@ -157,7 +159,8 @@ class RequestMaker(PromptReader):
             speculation=pair.plan.resolved.of_request(params),
             pick=pair.target.kernels.sampling.pick,
         )
-        notes = () if limit == params.max_tokens else (self._cap_note(limit, params.max_tokens),)
+        is_cut = limit < params.max_tokens and not params.is_open
+        notes = (self._cap_note(limit, params.max_tokens),) if is_cut else ()
         if list(ids[:2]) == [self.tokenizer.bos_id] * 2:
             notes += (_TWO_BOS,)
         text = StopMatcher(
@@ -199,7 +202,7 @@ class RequestMaker(PromptReader):
         return shaper if shaper.active else None
 
     def _cap_note(self, limit: int, wanted: int) -> str:
-        window, reason = self._pair.plan.window, self._pair.plan.window_reason
+        window, reason = self.plan.window, self.plan.window_reason
         return f"at most {limit} of {wanted} tokens fit the window of {window} ({reason})"
 
 

@@ -241,7 +241,7 @@ def drafters(call: Call[DraftersOptions]) -> int:
     contestants = contestants_named(options.drafters, auto=True)
     # Without a batch size of the user's own, prompts run one by one.
     about = subject(call.resolved, most_in_flight=1)
-    plan = _race_plan(call, at_once=about.engine.batch_size)
+    plan = _race_plan(call, at_once=about.engine.most_batch)
     folder = engine_setup.folder_of("drafters", options.output_dir, [about])
     drafts = Drafts.of(about.models.target, about.models.draft)
     say(f"loading {len(contestants)} contestants, each with a target of its own")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.cli.call import Call
-from outrider.cli.output import prose
+from outrider.cli.output import prose, say
+from outrider.cli.session import made_greedy
 from outrider.cli.structure import structure_of
 from outrider.core.errors import ConfigError
 
@@ -29,7 +30,8 @@ def chat(call: Call[ChatOptions]) -> int:
     from outrider.cli.paint import Painter
     from outrider.cli.verdict import say_toy
 
-    resolved, options = call.resolved, call.options
+    options = call.options
+    resolved = made_greedy(call.resolved) if options.greedy else call.resolved
     _check_model(call)
     prompt = _prompt_of(call)
     painter = None if options.json else Painter(resolved.program().color, sys.stdout, wraps=True)
@@ -45,6 +47,8 @@ def chat(call: Call[ChatOptions]) -> int:
         say_toy(resolved.program().target)
     if sys.stdin.isatty() and painter is not None and prompt is None:
         painter.line(prose(conversation.banner))
+    elif conversation.advised and painter is not None:
+        say(conversation.sampling)
     if prompt is None:
         _talk(conversation)
     else:

@@ -37,7 +37,7 @@ def config(call: Call[ClusterConfigOptions]) -> int:
         allowed_hosts=options.allowed_host,
         allowed_origins=options.allowed_origin,
         api_key_file=options.api_key_file,
-        max_queued=options.max_queued or 4 * engine.batch_size * most,
+        max_queued=options.max_queued or 4 * engine.most_batch * most,
         max_per_key=options.max_per_key,
         shared_prefixes=options.shared_prefixes,
         max_replicas=most,

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from outrider.cli.main import report
 from outrider.cli.output import fitted, json_line, prose, say, screen_table, write_whole
 from outrider.cli.rounds_page import RoundsPage
-from outrider.cli.session import interruptible, open_llm, show, tell_notes
+from outrider.cli.session import interruptible, open_llm, show, tell_notes, told_sampling
 from outrider.cli.verdict import details, guesses, headline, is_cut, toy_note
 from outrider.core import settings
 from outrider.core.errors import ConfigError, OutriderError, did_you_mean
+from outrider.core.fields import WHOLE
 from outrider.core.files import FileKind, read_json
+from outrider.core.params import SamplingParams
 from outrider.core.settings import SETTINGS, Chosen, Given, Resolved
 
 if TYPE_CHECKING:
@@ -66,12 +68,33 @@ class Conversation:
         self._stats = stats
         self._more = "/set max_tokens N" if goes_on else "--max-tokens N"
         self._file: Path | None = None
-        self._params = resolved.sampling()
+        # What `/set` chose, which stays with another model.
+        self._said: dict[str, Any] = {}
+        self.advised: dict[str, Any] = {}
+        self._params = self._as_advised()
         self.messages: list[Message] = _system_message(system)
         self.results: list[GenerationResult] = []
         self._page = RoundsPage(self.llm, resolved)
         self.commands = self._commands()
         self.exit_code = 0
+
+    def _as_advised(self) -> SamplingParams:
+        """The user's own choices, then what the checkpoint advises; a reply goes on until the model
+        ends it."""
+        # Imported here: PyTorch comes with it.
+        from outrider.models.hf_config import read_sampling
+
+        advised: dict[str, Any] = dict(read_sampling(self.llm.folder))
+        chosen = self._resolved.decided() | self._said
+        self.advised = {name: advised[name] for name in advised if name not in chosen}
+        ours = self.advised if "max_tokens" in chosen else {"max_tokens": WHOLE} | self.advised
+        return replace(self._resolved.sampling(), **ours | self._said)
+
+    @property
+    def sampling(self) -> str:
+        """How replies are drawn, in one line."""
+        used = ("temperature", *self.advised)
+        return told_sampling({name: getattr(self._params, name) for name in used}, self.advised)
 
     def _commands(self) -> dict[str, Command]:
         return {
@@ -93,7 +116,7 @@ class Conversation:
 
     @property
     def banner(self) -> str:
-        return f"{self._what_runs}. /? lists the commands, /bye leaves."
+        return f"{self._what_runs}. {self.sampling}. /? lists the commands, /bye leaves."
 
     @property
     def _what_runs(self) -> str:
@@ -150,7 +173,9 @@ class Conversation:
             print(json_line(result.to_dict()))
         else:
             stopped = " (stopped)" if interrupted() else ""
-            told = prose(headline(result, more=self._more))
+            # The window ends a reply that nobody gave a limit.
+            more = "/reset or a larger --context" if self._params.is_open else self._more
+            told = prose(headline(result, more=more))
             told = f"{told}\n{fitted(details(result))}" if self._stats else told
             self._painter.line(f"{self._painter.mark(cut=is_cut(result))}{stopped}\n{told}\n")
         tell_notes([result])
@@ -220,6 +245,7 @@ class Conversation:
         resolved = Resolved(chosen)
         opened = open_llm(resolved, chats=True)
         before, self.llm, self._resolved = self.llm, opened, resolved
+        self._params = self._as_advised()
         self._page.llm, self._page.resolved = opened, resolved
         before.close()
         print(prose(f"({self._what_runs}, K {opened.k})" if opened.k else f"({self._what_runs})"))
@@ -235,6 +261,8 @@ class Conversation:
         sampling = [item.name for item in SETTINGS.values() if item.group == "sampling"]
         if not name:
             values = {key: getattr(self._params, key) for key in sampling}
+            if self._params.is_open:
+                values["max_tokens"] = "none: until the model ends its turn"
             unset = (None, (), "")
             print("\n".join(f"{k} {'not set' if v in unset else v}" for k, v in values.items()))
             return
@@ -242,6 +270,7 @@ class Conversation:
             raise _not_sampling(name, sampling)
         chosen = settings.typed(SETTINGS[name], Given(value.strip(), name))
         self._params = replace(self._params, **{name: chosen})
+        self._said[name] = chosen
 
     def _total(self) -> str:
         """What all replies cost together."""

@@ -63,6 +63,9 @@ class ChatOptions(StructureOption, JsonOption):
     prompt: str | None = setting(None, "The same as PROMPT.")
     system: str | None = setting(None, "System message that opens the conversation.")
     stats: bool = setting(False, "Say all that was counted of each reply.")
+    greedy: bool = setting(
+        False, "Take the likeliest token always, whatever sampling the checkpoint advises."
+    )
 
 
 @verb(

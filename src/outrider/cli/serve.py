@@ -30,7 +30,7 @@ from outrider.cli.serve_models import (
     together,
 )
 from outrider.cli.serve_options import ServeOptions
-from outrider.cli.session import open_llm, start_logging, to_load
+from outrider.cli.session import made_greedy, open_llm, start_logging, to_load, told_sampling
 from outrider.core.env import api_key
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
@@ -136,7 +136,7 @@ def _run(
     from outrider.server.spans import traced
 
     options, engine = call.options, call.resolved.engine()
-    at_once = len(engines) * engine.batch_size
+    at_once = len(engines) * engine.most_batch
     limits = Limits(
         most_running=at_once + (options.max_queued or 4 * at_once),
         most_of_a_key=options.max_per_key,
@@ -204,7 +204,8 @@ def _port(
 def _defaults(call: Call[ServeOptions]) -> dict[str, object]:
     """Sampling settings that somebody decided: those of requests that leave them out."""
     known = SamplingParams.__dataclass_fields__
-    return {name: value for name, value in call.resolved.decided().items() if name in known}
+    resolved = made_greedy(call.resolved) if call.options.greedy else call.resolved
+    return {name: value for name, value in resolved.decided().items() if name in known}
 
 
 def _tell(call: Call[ServeOptions], address: Address, site: Site) -> None:
@@ -218,11 +219,20 @@ def _tell(call: Call[ServeOptions], address: Address, site: Site) -> None:
     for note in card.notes if call.options.engine_home == "process" else ():
         say(f"note: {note}")
     say(f"{site.name}: window of {card.window} tokens, {drafts}")
+    say(_sampling(site))
+    if "at_once" in card.facts:
+        say(card.facts["at_once"])
     if site.others:
         say(f"loaded when they are asked for: {', '.join(names[1:])}")
     print(f"API         {url}/v1\nplayground  {url}/")
     print(f"dashboard   {url}/dashboard, or outrider top --url {url}")
     print(f"try         {_curl(url, card.has_chat_template)}", flush=True)
+
+
+def _sampling(site: Site) -> str:
+    advised = [name for name in site.sampling if name not in site.defaults]
+    used = ("temperature", *(name for name in site.sampling if name != "temperature"))
+    return told_sampling({name: site.default(name) for name in used}, advised)
 
 
 def _curl(url: str, can_chat: bool) -> str:
@@ -258,8 +268,7 @@ def _checked(
         for number, place in enumerate(engines.told if len(engines) > 1 else ()):
             print(f"engine {number} on {place}")
         each = "each engine: " if len(engines) > 1 else ""
-        at_once, slots = plan.settings.batch_size, plan.num_slots
-        print(f"{each}{at_once} requests at once, {slots:,} tokens of KV cache")
+        print(f"{each}{plan.at_once}")
         print(f"memory, {size(sum(record['memory_bytes'].values()))}:\n{table_of(parts)}")
         for note in plan.notes:
             say(f"note: {note}")

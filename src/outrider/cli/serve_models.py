@@ -117,7 +117,7 @@ def record_of(
         "engines": engines.told,
         "drafter": plan.resolved.drafter.name,
         "k": plan.resolved.k,
-        "batch_size": plan.settings.batch_size,
+        "batch_size": plan.settings.most_batch,
         "window": plan.window,
         "arena_tokens": plan.num_slots,
         "memory_bytes": {part.name: part.num_bytes for part in parts if part.when == "held"},

@@ -61,6 +61,11 @@ class ServeOptions(ReplicasOption, JsonOption):
         minimum=0,
         maximum=1_000_000,
     )
+    greedy: bool = setting(
+        False,
+        "Take the likeliest token always where a request does not name its sampling, whatever the "
+        "checkpoint advises.",
+    )
     max_loaded_models: int = setting(
         1,
         "Of several models, so many are loaded at once; the one that was not used for longest "

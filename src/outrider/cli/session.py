@@ -12,7 +12,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -26,7 +26,8 @@ from outrider.core.env import variables_with
 from outrider.core.errors import ConfigError
 from outrider.core.foreign import VARIABLES_OF_OTHERS, notes_on
 from outrider.core.logs import Wordless
-from outrider.core.settings import ProgramConfig, Resolved
+from outrider.core.params import ADVISED
+from outrider.core.settings import DEFAULT, Chosen, ProgramConfig, Resolved
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
@@ -161,6 +162,29 @@ def without_draft(engine: EngineConfig) -> EngineConfig:
             hint="name a folder with --draft, or use --drafter ngram",
         )
     return replace(engine, drafter=kind.without_draft or engine.drafter)
+
+
+def made_greedy(resolved: Resolved) -> Resolved:
+    """The same with temperature 0 and nothing that a checkpoint advises. Raises ConfigError where
+    the command line names a temperature."""
+    chosen = dict(resolved.chosen)
+    temperature = chosen["temperature"]
+    if temperature.origin == temperature.setting.flag and temperature.value:
+        raise ConfigError("--greedy is temperature 0.", hint="leave --greedy or --temperature out")
+    for name in ADVISED:
+        if name == "temperature" or chosen[name].origin == DEFAULT:
+            item = chosen[name].setting
+            chosen[name] = Chosen(item, item.default, "--greedy")
+    return Resolved(chosen)
+
+
+def told_sampling(values: Mapping[str, object], advised: Collection[str]) -> str:
+    """How texts are drawn, in one line; the names in `advised` are the checkpoint's choice."""
+    if not values["temperature"]:
+        return "sampling: greedy"
+    told = ", ".join(f"{name} {value}" for name, value in values.items())
+    why = ", as the checkpoint advises; --greedy switches it off" if advised else ""
+    return f"sampling: {told}{why}"
 
 
 @dataclass(slots=True)

@@ -245,7 +245,7 @@ def record(
         num_waiting=waiting,
         num_live=submitted - ended - waiting,
         max_waiting=llm.config.max_waiting,
-        max_live=llm.config.batch_size,
+        max_live=llm.requests.plan.settings.most_batch,
     )
     return recording
 

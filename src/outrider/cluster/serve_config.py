@@ -72,7 +72,7 @@ def serve_yaml(config: Mapping[str, Any]) -> str:
 
 
 def _engine(args: DeploymentArgs, scale: Scale) -> dict[str, Any]:
-    batch_size = args.engine.batch_size
+    batch_size = args.engine.most_batch
     told: dict[str, Any] = {
         "name": "Engine",
         "max_ongoing_requests": args.per_replica,

@@ -38,7 +38,7 @@ class DeploymentArgs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def per_replica(self) -> int:
         """Requests that a replica holds: those that run, and as many that are next."""
-        return 2 * self.engine.batch_size
+        return 2 * self.engine.most_batch
 
     @property
     def most_running(self) -> int:

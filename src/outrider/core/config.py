@@ -14,7 +14,7 @@ from outrider.core.fields import WHOLE, check_fields, documented, setting
 from outrider.core.plugins import ControllerKind, Plugins, RuleKind
 
 DRAFTERS = (AUTO, *KINDS)
-DEFAULT_K, MOST_K = 4, 64
+DEFAULT_K, MOST_K, MOST_BATCH = 4, 64, 64
 WATCHDOGS = ("request", "engine", "off")
 TREE_SHAPES = ("confident", "calibrated")
 HEAD_INITS = ("tie", "copy", "random")
@@ -156,7 +156,12 @@ class EngineConfig:
     device: str = setting(
         "auto", "Where the models run; auto is cuda, then mps, then cpu.", choices=DEVICES
     )
-    batch_size: int = setting(8, "Run at most this many requests at once.", minimum=1, maximum=1024)
+    batch_size: int | None = setting(
+        *(None, "Run at most this many requests at once; unset is what memory and speed allow."),
+        kind=int,
+        minimum=1,
+        maximum=1024,
+    )
     schedule: str = setting(
         "single",
         "How work is arranged: single is one lane; pd and pdv give prefill, drafting and verifying "
@@ -375,6 +380,10 @@ class EngineConfig:
     def most_k(self) -> int:
         """`k`, or DEFAULT_K where none is given."""
         return DEFAULT_K if self.k is None else self.k
+
+    @property
+    def most_batch(self) -> int:
+        return MOST_BATCH if self.batch_size is None else self.batch_size
 
     @property
     def resolved_controller(self) -> str:

@@ -77,8 +77,8 @@ class EngineOptions(TypedDict, total=False):
     device: str
     """Where the models run; auto is cuda, then mps, then cpu."""
 
-    batch_size: int
-    """Run at most this many requests at once."""
+    batch_size: int | None
+    """Run at most this many requests at once; unset is what memory and speed allow."""
 
     schedule: str
     """How work is arranged: single is one lane; pd and pdv give prefill, drafting and verifying
@@ -234,7 +234,8 @@ class SamplingOptions(TypedDict, total=False):
     """Fields of SamplingParams."""
 
     max_tokens: int
-    """Write at most this many tokens."""
+    """Write at most this many tokens; chat, run and the server go on until the model ends its turn
+    where this is not named."""
 
     temperature: float
     """0 is greedy; higher is more random."""

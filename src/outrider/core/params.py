@@ -27,6 +27,9 @@ from outrider.core.fields import (
 )
 from outrider.core.foreign import hint_for
 
+# What a checkpoint may advise, by one name in its files and here.
+ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
 FinishReason = Literal["stop", "length", "timeout", "error"]
 
 
@@ -41,7 +44,13 @@ class SamplingParams:
     and `bad_words` may be one text or any sequence of texts.
     """
 
-    max_tokens: int = setting(128, "Write at most this many tokens.", minimum=1, maximum=WHOLE)
+    max_tokens: int = setting(
+        128,
+        "Write at most this many tokens; chat, run and the server go on until the model ends its "
+        "turn where this is not named.",
+        minimum=1,
+        maximum=WHOLE,
+    )
     temperature: float = setting(0.0, "0 is greedy; higher is more random.", minimum=0, maximum=100)
     top_k: int = setting(0, "Keep the k likeliest tokens; 0 keeps all.", minimum=0, maximum=WHOLE)
     top_p: float = setting(
@@ -183,6 +192,11 @@ class SamplingParams:
             raise ConfigError(
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}."
             )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the text goes on until the model ends it, or the window does."""
+        return self.max_tokens == WHOLE
 
     @property
     def reads_probs(self) -> bool:

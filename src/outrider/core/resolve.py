@@ -81,12 +81,12 @@ class ResolvedConfig:
         one request and short ones of many then take the same memory."""
         if not self.left_to_us or self.settings.schedule != "single":
             return None
-        return max(MOST_DRAFTED, self.settings.batch_size)
+        return max(MOST_DRAFTED, self.settings.most_batch)
 
     @property
     def pass_rows(self) -> int:
         """Rows of a pass that are verified at most."""
-        batch = self.settings.batch_size
+        batch = self.settings.most_batch
         most = batch * self.draft_size
         return batch + (most if self.most_drafted is None else min(most, self.most_drafted))
 

@@ -58,7 +58,8 @@ class LoadedModels:
     drafter is built, for they share tables with the target; so is `own`, with which the target
     drafts for itself. `corpus` has texts, as tokens, for the suffix drafter. `exact` says that a
     row of the target's logits does not depend on the rows that are computed with it. `lookups`, if
-    there are some, are native, for drafters that look up."""
+    there are some, are native, for drafters that look up. With `auto_batch` nobody chose how many
+    requests run at once: as many as pay, up to the `batch_size` for which there is memory."""
 
     target: CausalLM
     draft: CausalLM | None
@@ -73,6 +74,7 @@ class LoadedModels:
     corpus: Sequence[Sequence[int]] = ()
     exact: bool = True
     lookups: NativeLookups | None = None
+    auto_batch: bool = False
 
     def resolve(self, config: EngineConfig) -> ResolvedConfig:
         """What `config` means with these models."""

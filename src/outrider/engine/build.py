@@ -25,11 +25,11 @@ from outrider.engine.engine import Engine
 from outrider.engine.lane_build import build_lanes
 from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.request_drafters import RequestDrafters
-from outrider.engine.requests import RequestTable
+from outrider.engine.requests import KneeOnceNeeded, RequestTable
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
-from outrider.sched.batch_limit import BatchLimit
+from outrider.sched.batch_limit import BatchLimit, Limit
 from outrider.sched.jobs import LaneOrder, Limits, Schedule
 from outrider.sched.lane_order import order_named
 from outrider.sched.ledger import Ledger
@@ -83,9 +83,7 @@ def build_engine(
     resolved = resolved.with_settings(within_history(resolved.settings, models.target))
     config = resolved.settings
     drafter = BuildContext(resolved, models, resolved.drafter).build()
-    limit = None
-    if config.adaptive_batch:
-        limit = BatchLimit(highest=config.batch_size, target_ms=config.target_ms)
+    limit = _limit(config, models)
     stages = _stages(resolved, models, drafter, _observed(sink, limit))
     if controller is not None:
         most = Budget(resolved.k, num_nodes=config.tree_nodes)
@@ -109,6 +107,12 @@ def build_engine(
         jobs=jobs,
         pace=_pace(models),
     )
+
+
+def _limit(config: EngineConfig, models: LoadedModels) -> Limit | None:
+    if config.adaptive_batch:
+        return BatchLimit(highest=config.most_batch, target_ms=config.target_ms)
+    return KneeOnceNeeded(config.most_batch) if models.auto_batch else None
 
 
 def _pace(models: LoadedModels) -> PromptPace | None:
@@ -159,7 +163,7 @@ def _residents(
     resolved: ResolvedConfig,
     models: LoadedModels,
     stages: Stages,
-    limit: BatchLimit | None,
+    limit: Limit | None,
     num_slots: int,
 ) -> RequestTable:
     config, drafter = resolved.settings, stages.drafter
@@ -174,7 +178,7 @@ def _residents(
         drafting=DrafterHandle(drafter, ahead=ahead, timeout=timeout, others=stages.others),
         ledger=Ledger(drafts_ahead=ahead),
         limits=Limits(
-            config.batch_size,
+            config.most_batch,
             num_slots,
             page_size=config.page_size,
             spare=spare,
@@ -196,7 +200,7 @@ def _order(config: EngineConfig, schedule: Schedule) -> LaneOrder | None:
 
 
 def _observed(
-    sink: Callable[[RoundTrace], None], limit: BatchLimit | None
+    sink: Callable[[RoundTrace], None], limit: Limit | None
 ) -> Callable[[RoundTrace], None]:
     """`sink`, after `limit` has seen the trace."""
     if limit is None:
@@ -228,7 +232,7 @@ def _round(resolved: ResolvedConfig, models: LoadedModels, stages: Stages) -> Ro
         models.draft,
         rule=config.sampler,
         pick=models.sampling.pick,
-        batch_size=config.batch_size,
+        batch_size=config.most_batch,
     )
     if isinstance(native, NativeRound):
         return native

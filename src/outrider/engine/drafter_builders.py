@@ -18,7 +18,7 @@ from outrider.core.errors import CheckpointError, ConfigError, given
 from outrider.core.protocols import Drafter
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.rng import draw_for
-from outrider.core.spec import DecoderConfig
+from outrider.core.spec import DecoderConfig, RecurrentCapacity
 from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices, room_needed
 from outrider.drafters.catalog import BuildContext
@@ -32,7 +32,9 @@ from outrider.drafters.parallel_heads import ParallelHeadSampler, TreeKind
 from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, gain_notes, skipped_layers
+from outrider.models.decoder import Room
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
+from outrider.models.loading import pick_device
 
 if TYPE_CHECKING:
     from outrider.drafters.ngram import NgramDrafter
@@ -62,11 +64,11 @@ def build_with_model(context: BuildContext) -> Drafter:
         from outrider.drafters.ahead.drafter import ahead
 
         room, choices = draft_capacity(context.resolved), AheadChoices.of(config)
-        chunk, batch = config.prefill_chunk, config.batch_size
+        chunk, batch = config.prefill_chunk, config.most_batch
         return ahead(draft, sampler, choices, room, chunk=chunk, batch_size=batch)
     fused = None
     if trees or config.fused_round:
-        fused = fused_model_drafts(draft, sampler, batch_size=config.batch_size)
+        fused = fused_model_drafts(draft, sampler, batch_size=config.most_batch)
     return ModelDrafter(draft, sampler, chunk=config.prefill_chunk, fused=fused)
 
 
@@ -126,7 +128,7 @@ def build_eagle(context: BuildContext) -> Drafter:
         first=1,
     )
     sampler = sampler_of(context, "the EAGLE heads", branches=context.resolved.wants_trees)
-    fused = fused_head_drafts(net.native, net.fuse, sampler, batch_size=config.batch_size)
+    fused = fused_head_drafts(net.native, net.fuse, sampler, batch_size=config.most_batch)
     return HiddenDrafter("eagle", [net], sampler, limits, fused)
 
 
@@ -176,7 +178,7 @@ def build_mtp(context: BuildContext) -> Drafter:
         context.models.target,
         sampler_of(context, "the MTP block", branches=context.resolved.wants_trees),
         chunk=config.prefill_chunk,
-        batch_size=config.batch_size,
+        batch_size=config.most_batch,
     )
 
 
@@ -224,10 +226,10 @@ def draft_capacity(resolved: ResolvedConfig) -> AheadCapacity:
     """What the draft model's memory needs besides, for drafting ahead or for trees."""
     config = resolved.settings
     if resolved.ahead:
-        return room_needed(config.most_k, config.fan_out, config.batch_size)
+        return room_needed(config.most_k, config.fan_out, config.most_batch)
     if not resolved.wants_trees or resolved.left_to_us:
         return AheadCapacity(0, 0, 0)
-    rows = config.batch_size * MAX_WIDTH
+    rows = config.most_batch * MAX_WIDTH
     return AheadCapacity(rows, rows, config.most_k * MAX_WIDTH)
 
 
@@ -272,9 +274,53 @@ def build_own(context: BuildContext) -> Drafter:
         )
     target = context.models.target
     model = own.of(target)
-    branches, batch = context.resolved.num_nodes > 0, context.config.batch_size
+    branches, batch = context.resolved.num_nodes > 0, context.config.most_batch
     sampler = sampler_of(context, "the draft model", branches=branches)
     sampler = replace(sampler, argmax=model.kernels.argmax, sampling=model.kernels.sampling)
     fused = fused_model_drafts(model, sampler, batch_size=batch)
     notes = gain_notes(target, model) if context.kind.fewer_bits else ()
     return SelfDrafter(model, sampler, name=name, fused=fused, notes=notes)
+
+
+def room_of(
+    config: EngineConfig,
+    num_slots: int,
+    *,
+    max_rows: int,
+    max_logits: int,
+    window: int = 0,
+    num_staged: int = 0,
+) -> Room:
+    """With `num_staged`, that many tokens of a text at a time besides those that were committed,
+    local layers have memory of their own: on CPUs and in one process."""
+    apart = num_staged and config.tensor_parallel == 1 and pick_device(config.device).type == "cpu"
+    return Room(
+        num_slots=num_slots,
+        page_size=config.page_size,
+        max_rows=max_rows,
+        max_logits=max_logits,
+        states=states_of(config),
+        window=window,
+        frees_pages=True,
+        num_texts=config.most_batch if apart else 0,
+        num_staged=num_staged,
+    )
+
+
+def most_staged(resolved: ResolvedConfig) -> int:
+    """Tokens of one text that a job reads of its prompt, and a round stages behind it, at most."""
+    return resolved.settings.prefill_chunk + resolved.staged_rows + 1
+
+
+def states_of(config: EngineConfig) -> RecurrentCapacity:
+    """For the recurrent states of a hybrid, if the model is one."""
+    return RecurrentCapacity(
+        rollback=config.state_rollback,
+        history=config.state_history or max(1, config.most_k, config.tree_nodes),
+        num_sequences=config.most_batch,
+        num_checkpoints=config.state_checkpoints,
+    )
+
+
+def whole_pages(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size) * page_size

@@ -79,10 +79,11 @@ class Engine:
 
     @property
     def has_free_place(self) -> bool:
-        """Whether one more request would start at once, where there is memory for it."""
+        """Whether one more request would start at once, where there is memory for it. One may wait
+        where a limit on the batch is learnt, which grows only while some do."""
         residents = self.residents
-        num_places = residents.limits.num_sequences - len(residents.live)
-        return len(residents.waiting) < min(num_places, residents.limits.max_waiting)
+        num_free = max(residents.num_free, int(residents.batch_limit is not None))
+        return len(residents.waiting) < min(num_free, residents.limits.max_waiting)
 
     def give_way(self, seq_id: int) -> bool:
         """Pre-empt a live request for the one that came last, which then starts first. Whether it
@@ -237,11 +238,11 @@ class Engine:
         )
 
     def _may_have_more_rounds(self, job: Job) -> bool:
-        """Whether nobody waits for the end of its first round: no prompt, no other lane, no room in
-        the arena."""
+        """Whether nobody waits for the end of its first round: no prompt, no other lane, no pages
+        of the arena."""
         return (
             self._has_one_lane
-            and self.residents.limits.reserve >= 1
+            and not self.residents.may_run_out
             and job.kind is JobKind.ROUND
             and all(work.stage is not Stage.PREFILL and work.num_tokens <= 1 for work in job.works)
         )

@@ -124,7 +124,7 @@ def _runner(
         None,
         rule=config.sampler,
         pick=stages.sampling.pick,
-        batch_size=config.batch_size,
+        batch_size=config.most_batch,
         drafted=True,
     )
     return LaneRunner(native if isinstance(native, NativeRound) else own, own)

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from outrider.core.budget import RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, QueueFullError
@@ -19,7 +20,7 @@ from outrider.core.protocols import CausalLM
 from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
 from outrider.engine.drafting import DrafterHandle
-from outrider.sched.batch_limit import BatchLimit
+from outrider.sched.batch_limit import KNEE_START, Knee, Limit
 from outrider.sched.jobs import Job, JobKind, Limits, ReadyQueues, num_admissible
 from outrider.sched.ledger import Ledger
 
@@ -35,6 +36,26 @@ class Counts:
     failed: int = 0
     cancelled: int = 0
     preempted: int = 0
+    live: int = 0
+
+
+@dataclass(slots=True)
+class KneeOnceNeeded:
+    """A `Knee` that is made when a pass has several requests, or some wait."""
+
+    highest: int
+    _knee: Knee | None = None
+
+    @property
+    def limit(self) -> int:
+        return min(KNEE_START, self.highest) if self._knee is None else self._knee.limit
+
+    def observe(self, trace: RoundTrace) -> None:
+        if self._knee is None:
+            if trace.batch_size == 1 and not trace.num_waiting:
+                return
+            self._knee = Knee(highest=self.highest)
+        self._knee.observe(trace)
 
 
 # A mask that took less in a round is no burden on others.
@@ -50,7 +71,7 @@ class RequestTable:
     drafting: DrafterHandle
     ledger: Ledger
     limits: Limits
-    batch_limit: BatchLimit | None = None
+    batch_limit: Limit | None = None
     compaction: Compaction | None = None
     counts: Counts = field(default_factory=Counts)
     clock: Clock = HOST_CLOCK
@@ -58,6 +79,7 @@ class RequestTable:
     live: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
     _resting: dict[int, float] = field(default_factory=dict[int, float])
     timed: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
+    _most_tokens: int = 0
 
     def submit(self, seq: LiveSequence) -> None:
         """Queue a request. Raises CapacityError if the whole arena could not hold it, and
@@ -65,7 +87,7 @@ class RequestTable:
         if len(self.waiting) >= self.limits.max_waiting:
             self.counts.rejected += 1
             raise QueueFullError(len(self.waiting), self.counts.rejected)
-        need = self.limits.most(seq.prompt_length + seq.limit)
+        need = self._most(seq)
         if need > self.limits.num_tokens:
             raise CapacityError(
                 f"a prompt of {seq.prompt_length} tokens with up to {seq.limit} more needs "
@@ -99,14 +121,18 @@ class RequestTable:
         others = whole.without(self._resting.keys())
         return others if busy or others.has_work else whole
 
+    @property
+    def num_free(self) -> int:
+        """Requests that may start for now, where there is memory for them; below 0 none."""
+        most = self.limits.num_sequences
+        if self.batch_limit is not None:
+            most = min(most, self.batch_limit.limit)
+        return most - len(self.live)
+
     def admit(self) -> None:
         """Start those of the waiting that may start."""
-        limits = self.limits
-        if self.batch_limit is not None:
-            limits = replace(
-                limits, num_sequences=min(limits.num_sequences, self.batch_limit.limit)
-            )
-        places = limits.num_sequences - len(self.live)
+        places = self.num_free
+        limits = replace(self.limits, num_sequences=places + len(self.live))
         if not self.waiting or places <= 0:
             return
         waiting = [self._expected(seq) for seq in islice(self.waiting, places)]
@@ -127,6 +153,8 @@ class RequestTable:
             self.target.state.close(seq.seq_id)
             raise
         self.live[seq.seq_id] = seq
+        self.counts.live = len(self.live)
+        self._most_tokens += self._most(seq)
         self._watch(seq)
         self.ledger.add(seq.seq_id, len(seq.tokens) - reused)
 
@@ -146,14 +174,15 @@ class RequestTable:
 
     def close(self, seq_id: int) -> None:
         """Give back the memory of a sequence that the ledger has let go."""
-        del self.live[seq_id]
+        self._most_tokens -= self._most(self.live.pop(seq_id))
+        self.counts.live = len(self.live)
         self.timed.pop(seq_id, None)
         self.target.state.close(seq_id)
         self.drafting.close(seq_id, in_use=self.ledger.is_running(seq_id))
 
     def with_room(self, job: Job) -> Job | None:
         """`job`, or the part of it that there are pages for once the youngest were pre-empted."""
-        if self.limits.reserve >= 1 or job.kind is JobKind.AHEAD:
+        if not self.may_run_out or job.kind is JobKind.AHEAD:
             return job
         while job.works:
             counts = {work.seq_id: self._staged(work.seq_id, work.num_tokens) for work in job.works}
@@ -169,6 +198,15 @@ class RequestTable:
                 return job
         return None
 
+    @property
+    def may_run_out(self) -> bool:
+        """Whether the arena may be too small for what all live sequences may still emit."""
+        return self._most_tokens > self.limits.num_tokens
+
+    def _most(self, seq: LiveSequence) -> int:
+        """Arena tokens that a sequence ever holds."""
+        return self.limits.most(seq.prompt_length + seq.limit)
+
     def _staged(self, seq_id: int, num_tokens: int) -> int:
         """Arena tokens that a job which reads `num_tokens` of a text takes at most."""
         seq = self.live[seq_id]
@@ -181,7 +219,7 @@ class RequestTable:
         num_tokens = len(seq.tokens)
         if self.compaction is not None and seq.seq_id in self.live:
             num_tokens -= self.compaction.num_dropped(self.target, seq.seq_id)
-        return self.limits.expected(num_tokens, room)
+        return self.limits.expected(num_tokens, room, is_open=seq.params.is_open)
 
     def _youngest(self) -> LiveSequence | None:
         """Of those that no job is about; ids grow with age."""

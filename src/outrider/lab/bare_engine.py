@@ -14,7 +14,6 @@ import torch
 
 from outrider.api.loading import machine_of
 from outrider.api.memory_parts import draft_room
-from outrider.api.plan import room_of, whole_pages
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import MODEL
@@ -27,6 +26,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
+from outrider.engine.drafter_builders import room_of, whole_pages
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 
@@ -138,7 +138,7 @@ class BareEngine:
 def bare_rooms(config: EngineConfig, num_tokens: int) -> tuple[Room, Room]:
     """For a target and a draft model that run as `config` says, with `num_tokens` a sequence."""
     size = config.page_size
-    slots = config.batch_size * whole_pages(num_tokens + config.most_k + 1, size)
-    rows = config.batch_size * (config.most_k + 1)
+    slots = config.most_batch * whole_pages(num_tokens + config.most_k + 1, size)
+    rows = config.most_batch * (config.most_k + 1)
     target = room_of(config, slots, max_rows=config.prefill_chunk + rows, max_logits=rows)
     return target, draft_room(resolve(config, MODEL), slots)

@@ -7,10 +7,13 @@ they have in common.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from outrider.core.errors import CheckpointError, nearest
+from outrider.core.errors import CheckpointError, ConfigError, nearest
+from outrider.core.fields import with_options
+from outrider.core.params import ADVISED, SamplingParams
 from outrider.core.spec import DecoderConfig
 from outrider.models.documents import read_document
 from outrider.models.families import (
@@ -73,6 +76,26 @@ def read_native_config(folder: Path) -> NativeConfig:
     from outrider.models.gguf.folder import notes_on
 
     return replace(config, notes=(*config.notes, *notes_on(folder)))
+
+
+def read_sampling(folder: Path) -> dict[str, float]:
+    """Sampling that the makers of a checkpoint advise, as fields of SamplingParams; empty where
+    they name none, or greedy decoding. Values that no sampling has are left out."""
+    path = folder / "generation_config.json"
+    values: Mapping[str, object] = read_document(path).values if is_there(path) else {}
+    if values.get("do_sample") is False:
+        return {}
+    found = dict[str, float]()
+    for name in ADVISED:
+        value = values.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            number = max(int(value), 0) if name == "top_k" else float(value)
+            with suppress(ConfigError):
+                with_options(SamplingParams, None, {name: number})
+                found[name] = number
+    if values.get("do_sample") is True or found.keys() & {"top_k", "top_p", "min_p"}:
+        found.setdefault("temperature", 1.0)
+    return found
 
 
 def read_model_type(folder: Path) -> str:

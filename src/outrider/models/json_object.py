@@ -18,7 +18,10 @@ from outrider.core.files import FileKind, read_json
 MAX_INTEGER = 2**31 - 1
 MAX_NUMBER = 1e30
 # Files of a folder that a GGUF file stands for.
-GGUF_DOCUMENTS = ("config.json", "tokenizer.json", "tokenizer_config.json")
+GGUF_DOCUMENTS = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json"),
+    "generation_config.json",
+)
 
 
 @dataclass(frozen=True, slots=True)

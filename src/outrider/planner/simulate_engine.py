@@ -161,7 +161,7 @@ class SimulatedEngine:
         self._observers = job_observers(self._order, self._schedule)
         self._ahead = config.schedule == "ssd"
         self._ledger = Ledger(drafts_ahead=self._ahead)
-        self._limits = Limits(config.batch_size, sys.maxsize)
+        self._limits = Limits(config.most_batch, sys.maxsize)
         self._waiting: deque[Running] = deque()
         self._live: dict[int, Running] = {}
         # Tokens that were read of the beginning that a family of prompts has in common.

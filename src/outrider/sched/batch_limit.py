@@ -1,8 +1,9 @@
-"""Batch limit: how many sequences may be live at once, found out while running.
+"""Batch limits: how many sequences may be live at once, found out while running.
 
 A bigger batch reads the weights once for more tokens, until arithmetic or memory is the limit; then
-everybody only waits longer. After every `NUM_PASSES` passes under the limit, the first true line
-counts:
+everybody only waits longer. `Knee` goes by what passes of growing batches cost, where nobody chose
+a number. `BatchLimit` holds a latency target: after every `NUM_PASSES` passes under its limit, the
+first true line counts:
 
     p95 > target                              a quarter lower, at least one; stay for a while
     mostly nobody waited                      stay: the limit limits nothing
@@ -16,8 +17,11 @@ count in both.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from outrider.core.budget import RoundTrace
 from outrider.core.errors import ContractError
+from outrider.estimate.cost import CostMeter
 from outrider.estimate.online import OpenPasses, ms_per_token, nearest_rank, seconds_of
 
 NUM_PASSES = 32
@@ -28,6 +32,76 @@ GAIN = 1.02
 # Looks after a step up that did not pay, at first and at most.
 FIRST_REST = 2
 LONGEST_REST = 64
+
+
+# Sequences that may be live before any pass was timed, and timed passes before more may be.
+KNEE_START = 8
+KNEE_PASSES = 8
+# By how much twice as many sequences must raise the throughput: then what is left beyond is little.
+KNEE_GAIN = 1.03
+
+
+class Limit(Protocol):
+    """How many sequences may be live at once, from what rounds took."""
+
+    @property
+    def limit(self) -> int: ...
+
+    def observe(self, trace: RoundTrace) -> None: ...
+
+
+class Knee:
+    """From 1 to `highest` sequences: twice as many as before while requests wait, up to the number
+    at which twice as many would not raise the throughput by KNEE_GAIN. Throughput is reckoned for
+    plain rounds from the costs of all (estimate/cost.py). A number that was found is tried again,
+    after a while that doubles each time. A pure function of what it observed."""
+
+    def __init__(self, *, highest: int) -> None:
+        self._highest, self._limit = highest, min(KNEE_START, highest)
+        self._meter, self._open = CostMeter(), OpenPasses()
+        self._num_full, self._num_timed = 0, 0
+        self._rest, self._next_rest = FIRST_REST, FIRST_REST
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    def observe(self, trace: RoundTrace) -> None:
+        traces = self._open.add(trace)
+        if not traces:
+            return
+        self._meter.observe(traces, caught_up=False)
+        if traces[0].num_waiting:
+            self._num_full += 1
+            self._num_timed += all(one.num_emitted and not one.num_prompt_tokens for one in traces)
+        # Where every pass reads prompts none tells the cost of rounds, and more may run at once.
+        if self._num_timed >= KNEE_PASSES or self._num_full >= SHARE * KNEE_PASSES:
+            self._num_full = self._num_timed = 0
+            self._decide()
+
+    def _decide(self) -> None:
+        knee = self._found()
+        if knee > self._limit:
+            self._limit = min(2 * self._limit, self._highest)
+            self._rest = self._next_rest = FIRST_REST
+        elif self._rest:
+            self._limit = knee
+            self._rest -= 1
+        else:
+            self._limit = min(2 * knee, self._highest)
+            self._next_rest = self._rest = min(2 * self._next_rest, LONGEST_REST)
+
+    def _found(self) -> int:
+        table = self._meter.table()
+        if table is None:
+            return self._highest
+        count = 1
+        while count < self._highest:
+            seconds = table.round_seconds(count, count, 0, 0)
+            if 2 * seconds < KNEE_GAIN * table.round_seconds(2 * count, 2 * count, 0, 0):
+                return count
+            count *= 2
+        return self._highest
 
 
 class BatchLimit:

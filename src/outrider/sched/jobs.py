@@ -7,6 +7,7 @@ batch allow. The functions at the end choose works from a pool in the ways that 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, auto
@@ -177,6 +178,10 @@ def job_observers(*candidates: object) -> tuple[JobObserver, ...]:
     return tuple([one for one in candidates if isinstance(one, JobObserver)])
 
 
+# What a text is expected to grow by where nobody limits it: a long answer of a chat.
+OPEN_TOKENS = 512
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What may be in flight at once: `num_sequences` of them, in `num_tokens` of the arena.
@@ -186,7 +191,8 @@ class Limits:
     what it may still emit, in whole pages. With a share of 1 none is ever stopped half-way for want
     of pages; with less more run at once, and some may have to be pre-empted. `max_waiting` requests
     may wait. No sequence ever holds more than `held` tokens, if that is not 0: pages before are
-    given back.
+    given back. One that nobody gave a limit counts for `OPEN_TOKENS` more than it has: it writes
+    until the model ends its text, long before the window's end.
     """
 
     num_sequences: int
@@ -198,15 +204,23 @@ class Limits:
     beyond: int | None = None
     held: int = 0
 
-    def expected(self, num_tokens: int, num_left: int) -> int:
-        """Arena tokens that a sequence with so many, which may emit `num_left` more, counts for."""
-        tokens = num_tokens + math.ceil(num_left * self.reserve) + self.spare
+    def expected(self, num_tokens: int, num_left: int, *, is_open: bool = False) -> int:
+        """Arena tokens that a sequence with so many, which may emit `num_left` more, counts for;
+        `is_open` if nobody gave it a limit."""
+        ahead = min(num_left, OPEN_TOKENS) if is_open else num_left
+        tokens = num_tokens + math.ceil(ahead * self.reserve) + self.spare
         return min(self.most(num_tokens + num_left), self._whole_pages(tokens))
 
     def most(self, num_tokens: int) -> int:
         """Arena tokens, in whole pages, that a sequence which may keep `num_tokens` ever holds."""
         most = self._whole_pages(num_tokens + self.past_end)
         return min(most, self._whole_pages(self.held)) if self.held else most
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that the arena holds when it is alone."""
+        frees_pages = 0 < self._whole_pages(self.held) <= self.num_tokens
+        return sys.maxsize if frees_pages else self.num_tokens - self.past_end
 
     @property
     def past_end(self) -> int:

@@ -179,7 +179,7 @@ class SingleLane:
 
 def schedule_for(config: EngineConfig) -> Schedule:
     """That of a configuration whose schedule is resolved."""
-    batch = config.batch_size
+    batch = config.most_batch
     sizes = LaneSizes(
         chunk=config.prefill_chunk,
         prefill=config.prefill_batch or batch,

@@ -20,7 +20,6 @@ from outrider.api.rounds import round_of
 from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
 from outrider.core.draft import TokenLogprobs
-from outrider.core.fields import WHOLE
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import SpecMetrics, spec_metrics
 from outrider.server.errors import ApiError
@@ -179,8 +178,6 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
     params = ask.params.seeded()
     if params.n > 1:
         params = replace(params, n=1)
-    if params.max_tokens == WHOLE:
-        params = replace(params, max_tokens=card.window - num_prompt)
     found: list[Answer] = []
     site.traffic.places.widen(ask.params.n)
     try:

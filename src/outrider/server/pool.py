@@ -96,7 +96,7 @@ class EnginePool(OfOneProcess):
     ) -> None:
         self.config = config
         # One more than run at once may wait at each engine, so that none is idle for a moment.
-        self._most = len(places) * (config.batch_size + 1)
+        self._most = len(places) * (config.most_batch + 1)
         # When one is lost, another may have all of them.
         most_queued = self._most + config.max_waiting
         loads = [Load(model, draft, config, most_queued, one) for one in places]

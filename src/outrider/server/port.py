@@ -107,6 +107,8 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     """The folder or GGUF file that has the tokenizer."""
     notes: tuple[str, ...] = ()
     promise: Promise | None = None
+    sampling: Mapping[str, int | float] = {}
+    """What the checkpoint's makers advise, by the names of SamplingParams."""
     facts: Mapping[str, str] = {}
 
 

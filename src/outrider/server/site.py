@@ -18,7 +18,7 @@ from outrider.api.result import GenerationResult
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
-from outrider.core.params import SamplingParams
+from outrider.core.params import ADVISED, SamplingParams
 from outrider.server.errors import ApiError
 from outrider.server.events import Usage
 from outrider.server.places import Places
@@ -154,9 +154,19 @@ class Site:
             yield
 
     def default(self, name: str) -> object:
-        """Of a sampling parameter that a request leaves out. What nobody chose is as in OpenAI's
-        API, whose texts are drawn at temperature 1."""
-        return self.defaults.get(name, _USUAL[name])
+        """Of a sampling parameter that a request leaves out: the owner's choice, else what the
+        checkpoint's makers advise, else as in OpenAI's API, whose texts are drawn at
+        temperature 1."""
+        if name in self.defaults:
+            return self.defaults[name]
+        return self.port.card.sampling.get(name, _USUAL[name])
+
+    @property
+    def sampling(self) -> dict[str, object]:
+        """Of those that a checkpoint may advise, what the owner or the checkpoint chose."""
+        advised = self.port.card.sampling
+        chosen = [name for name in ADVISED if name in self.defaults or name in advised]
+        return {name: self.default(name) for name in chosen}
 
 
 _USUAL = {item.name: default_of(item) for item in fields(SamplingParams)} | {"temperature": 1.0}

@@ -22,6 +22,7 @@ from outrider.core.budget import RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.core.fields import WHOLE, size
 from outrider.core.params import SamplingParams
+from outrider.models.hf_config import read_sampling
 from outrider.server.lane_load import LaneLoad
 from outrider.server.numerics import numerics_of
 from outrider.server.port import (
@@ -137,7 +138,7 @@ class ThreadPort:
             return EngineStatus(state=self._state)
         counts = owner.llm.counts
         left = counts.submitted - counts.completed - counts.failed - counts.cancelled
-        num_running = min(left, owner.llm.config.batch_size)
+        num_running = min(left, counts.live)
         broke = owner.engine.broke is not None and self._state == "ready"
         return EngineStatus(
             state="failed" if broke else self._state,
@@ -267,11 +268,13 @@ def card_of(llm: LLM) -> EngineCard:
         tokenizer=str(tokenizer.folder),
         notes=tuple(llm.notes),
         promise=promise_of(llm),
+        sampling=read_sampling(llm.folder),
         response_template=tokenizer.templates.response,
         facts={
             "device": str(llm.device),
             "memory": size(sum(llm.memory.values())),
-            "batch_size": str(config.batch_size),
+            "batch_size": str(llm.requests.plan.settings.most_batch),
+            "at_once": llm.requests.plan.at_once,
         },
     )
 

@@ -102,7 +102,8 @@ def card_routes(site: Site) -> list[Route]:
     """`/outrider/v1/card`: what is known of the engine, which the playground offers choices by."""
 
     async def card(request: Request) -> Response:
-        known = msgspec.to_builtins(site.of(request.query_params.get("model")).port.card)
+        own = site.of(request.query_params.get("model"))
+        known = msgspec.to_builtins(own.port.card) | {"sampling": own.sampling}
         return json_response({name: known[name] for name in known if name not in _LONG})
 
     return [Route("/outrider/v1/card", card, methods=["GET"])]

@@ -31,11 +31,15 @@ from outrider.api.memory_plan import fitted
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.cache import capacity
 from outrider.cache.capacity import MemoryLimit, free_bytes, limits, total_bytes
+from outrider.core.config import MOST_BATCH
 from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
+from outrider.core.fields import WHOLE
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.kernels.native import huge_pages
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
+from outrider.sched import jobs
+from outrider.sched.jobs import OPEN_TOKENS
 
 CPU = torch.device("cpu")
 TARGET = Path(pairs.__path__[0]) / "tiny" / "target"
@@ -370,3 +374,52 @@ def test_zeros_that_nobody_wrote_take_no_memory() -> None:
     found[2, 5] = 1
     assert found[2, 4:7].equal(torch.tensor([0.0, 1, 0], dtype=torch.bfloat16))
     assert resident() - before < 256 << 20
+
+
+@pytest.mark.parametrize("window", [2048, 1_000_000])
+def test_as_many_requests_run_at_once_as_memory_holds(
+    window: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody said how many: fewer where there is less memory, and never more than it holds."""
+    name = claiming(tmp_path / "target", max_position_embeddings=window)
+    found = list[int]()
+    for free in (1 << 40, 1 << 29, 1 << 28, 180_000_000, 150_000_000, 140_000_000):
+        limited(monkeypatch, MemoryLimit("little", free))
+        plan, parts = fitted(plan_pair(name, None, PLAIN))
+        batch = plan.settings.most_batch
+        assert needed(parts, of_addresses=False) <= free
+        assert batch == 1 or plan.num_slots >= batch * OPEN_TOKENS
+        assert plan.at_once.startswith(f"up to {batch} requests at once")
+        found.append(batch)
+    assert found[0] == MOST_BATCH
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < found[0]
+
+
+def test_a_chosen_number_stays() -> None:
+    assert embedded(EngineConfig(batch_size=1000)).settings.most_batch == 1000
+    assert embedded(EngineConfig(batch_size=3)).at_once.startswith("3 requests at once")
+
+
+def test_a_text_without_a_limit_ends_where_the_arena_does() -> None:
+    """The window is longer than the arena."""
+    llm = LLM(config=replace(PLAIN, arena_tokens=256))
+    (result,) = llm.generate([[5, 6, 7]], max_tokens=WHOLE, ignore_eos=True)
+    assert len(result.token_ids) == 253
+    assert (result.finish_reason, result.notes) == ("length", ())
+    with pytest.raises(CapacityError):
+        llm.generate([[5, 6, 7]], max_tokens=300)
+
+
+def test_texts_without_a_limit_run_at_once_and_stay_what_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each may fill the arena, and all start: the youngest wait again where it ends."""
+    monkeypatch.setattr(jobs, "OPEN_TOKENS", 16)
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [14]]
+    asked = SamplingParams(max_tokens=WHOLE, ignore_eos=True)
+    llm = LLM(config=replace(PLAIN, arena_tokens=256, batch_size=4))
+    together = llm.generate(prompts, asked)
+    assert llm.counts.preempted > 0
+    for prompt, result in zip(prompts, together, strict=True):
+        assert llm.generate([prompt], asked)[0].token_ids == result.token_ids

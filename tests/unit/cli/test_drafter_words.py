@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 
 from doubles.command_line import Command
-from outrider.api.plan import idle_settings
+from outrider.api.loading import idle_settings
 from outrider.cli.main import run
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import KINDS

@@ -15,6 +15,7 @@ from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import ask
 from outrider.cli.serve import rules_of
 from outrider.cli.serve_options import ServeOptions
+from outrider.core.config import MOST_BATCH
 
 MODEL = "outrider/embedded"
 KEY = "k" * 32
@@ -27,7 +28,7 @@ def test_check_says_what_would_run(outrider: Command) -> None:
     record = json.loads(shown.out)
     assert record["url"] == "http://127.0.0.1:8123"
     assert record["models"] == [MODEL]
-    assert record["batch_size"] == 8
+    assert record["batch_size"] == MOST_BATCH
     assert record["asks_for_key"] is False
     assert sum(record["memory_bytes"].values()) > 1_000_000
     text = outrider("serve", MODEL, "--check").out

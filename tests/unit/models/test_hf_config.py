@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from doubles.gguf_writer import small_llama
 from doubles.tiny_checkpoints import COMMON, VARIANTS, Variant, random_tensors
 from outrider.core.errors import CheckpointError
 from outrider.models.families import GPT2Config, LlamaConfig
@@ -15,6 +16,7 @@ from outrider.models.hf_config import (
     parse_config,
     read_config,
     read_model_type,
+    read_sampling,
 )
 from outrider.models.json_object import JsonObject
 
@@ -54,3 +56,41 @@ def test_the_type_alone_is_read_of_any_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert read_model_type(tmp_path) == "mamba"
     assert "mamba" not in FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"temperature": 0.6, "top_p": 0.9}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"do_sample": True, "top_k": 20}, {"temperature": 1.0, "top_k": 20}),
+        ({"top_k": -1, "temperature": 1}, {"temperature": 1.0, "top_k": 0}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, {}),
+        ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"eos_token_id": 2}, {}),
+        ({"temperature": "hot", "top_p": True, "min_p": 7}, {}),
+        ({"temperature": 0.6, "top_p": 2}, {"temperature": 0.6}),
+    ],
+)
+def test_sampling_is_what_the_makers_advise(
+    said: dict[str, Any], meant: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert read_sampling(tmp_path) == meant
+
+
+def test_a_folder_without_advice_has_none(tmp_path: Path) -> None:
+    assert read_sampling(tmp_path) == {}
+
+
+def test_a_gguf_file_advises_by_its_own_keys(tmp_path: Path) -> None:
+    keys = {"temp": 0.7, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "penalty_repeat": 1.05}
+    file = small_llama({f"general.sampling.{key}": value for key, value in keys.items()})
+    assert read_sampling(file.write(tmp_path / "advised.gguf")) == {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "repetition_penalty": 1.05,
+    }
+    assert read_sampling(small_llama().write(tmp_path / "plain.gguf")) == {}

@@ -7,7 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from checks.controllers import trace
-from outrider.sched.batch_limit import NUM_PASSES, BatchLimit
+from outrider.sched.batch_limit import (
+    KNEE_GAIN,
+    KNEE_PASSES,
+    KNEE_START,
+    NUM_PASSES,
+    BatchLimit,
+    Knee,
+)
 
 
 def play(
@@ -93,3 +100,76 @@ def test_records_that_never_come_are_forgotten() -> None:
         limit.observe(replace(trace(0, 0, 0, num_waiting=9), pass_index=index, batch_size=2))
     assert limit.limit == 1
     assert play(limit, lambda b: 10.0, num_looks=3) == [2, 3, 4]
+
+
+def run_knee(
+    knee: Knee,
+    pass_ms: Callable[[int], float],
+    *,
+    num_passes: int = 100,
+    num_clients: int = 64,
+    reading: bool = False,
+) -> list[int]:
+    """The limit after each pass, where so many clients always have a request."""
+    found: list[int] = []
+    for index in range(num_passes):
+        batch = min(knee.limit, num_clients)
+        for seq_id in range(batch):
+            one = trace(
+                seq_id,
+                0,
+                0,
+                ms=pass_ms(batch),
+                num_waiting=num_clients - batch,
+                reading=reading and not seq_id,
+            )
+            knee.observe(replace(one, pass_index=index, batch_size=batch))
+        found.append(knee.limit)
+    return found
+
+
+def test_more_are_live_while_each_doubling_pays() -> None:
+    """The limit doubles after each few passes that were timed, up to the highest."""
+    found = run_knee(Knee(highest=64), lambda b: 10 + 0.1 * b, num_passes=3 * KNEE_PASSES)
+    assert found[KNEE_PASSES - 2] == KNEE_START
+    assert found[KNEE_PASSES - 1 :: KNEE_PASSES] == [16, 32, 64]
+
+
+def test_the_limit_stays_where_one_more_costs_what_it_brings() -> None:
+    """Up to sixteen rows cost what one does, and each beyond costs its share."""
+    found = run_knee(Knee(highest=64), lambda b: 10.0 * max(b, 16) / 16, num_passes=300)
+    assert max(found) == 32
+    assert found.count(32) < len(found) / 2
+    assert found[-1] == 16
+
+
+def test_what_the_limit_gives_up_is_little() -> None:
+    """Whatever a row costs, no limit above the one that is found has much more throughput."""
+    for row in (0.0, 0.05, 0.2, 1.0, 5.0):
+
+        def pass_ms(batch: int, row: float = row) -> float:
+            return 10 + row * batch
+
+        settled = run_knee(Knee(highest=64), pass_ms, num_passes=60)[-1]
+        rates = {batch: batch / pass_ms(batch) for batch in (8, 16, 32, 64)}
+        assert rates[settled] > max(rates.values()) / KNEE_GAIN**2
+
+
+def test_a_slow_moment_does_not_hold_the_limit_for_ever() -> None:
+    """Passes of sixteen are slow while others use the machine, and later they are not."""
+    knee = Knee(highest=64)
+    run_knee(knee, lambda b: 10.0 if b <= 8 else 40.0, num_passes=60)
+    assert knee.limit == 8
+    assert run_knee(knee, lambda _: 10.0, num_passes=300)[-1] == 64
+
+
+def test_where_every_pass_reads_prompts_more_are_live_too() -> None:
+    assert run_knee(Knee(highest=64), lambda b: 10.0, reading=True)[-1] == 64
+
+
+def test_where_nobody_waits_no_more_may_be_live() -> None:
+    assert set(run_knee(Knee(highest=64), lambda b: 10.0, num_clients=4)) == {8}
+
+
+def test_the_highest_may_be_low() -> None:
+    assert set(run_knee(Knee(highest=3), lambda b: 10.0)) == {3}

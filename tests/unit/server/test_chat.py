@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from doubles import scripted_port
 from doubles.scripted_port import ScriptedPort
-from doubles.scripted_site import ask
+from doubles.scripted_site import ask, site_with
 from outrider.core.errors import ConfigError, DrafterError
 
 PATH = "/v1/chat/completions"
@@ -123,7 +125,23 @@ def test_what_is_left_out_is_as_openai_has_it() -> None:
     ask(port, PATH, {"messages": HELLO["messages"], "max_tokens": None, "seed": None})
     params = port.requests[0].params
     assert params.temperature == 1
-    assert params.max_tokens == 253
+    assert params.is_open
+
+
+def test_what_is_left_out_is_as_the_checkpoint_advises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field of the request counts before the owner's choice, and that before the advice."""
+    advice = {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
+    advised = msgspec.structs.replace(scripted_port.CARD, sampling=advice)
+    monkeypatch.setattr(scripted_port, "CARD", advised)
+    port = ScriptedPort()
+    ask(port, PATH, {**HELLO, "temperature": 0.3})
+    ask(port, PATH, {"messages": HELLO["messages"]})
+    given, left = (request.params for request in port.requests)
+    assert (given.temperature, given.top_k, given.top_p) == (0.3, 20, 0.9)
+    assert (left.temperature, left.top_k, left.top_p) == (0.6, 20, 0.9)
+    site = site_with(port)
+    site.defaults |= {"top_p": 0.8, "temperature": 0.0}
+    assert site.sampling == {"temperature": 0.0, "top_k": 20, "top_p": 0.8}
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

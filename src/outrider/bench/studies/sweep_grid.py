@@ -101,7 +101,7 @@ def grid_of(pair: SweptPair, axes: Sequence[SweepAxis], terms: Terms) -> SweepGr
                 target=pair.target,
                 ways=(plain_of(engine), *part),
                 scenes=tuple(scenes),
-                piece_size=terms.num_requests if in_loop else engine.batch_size,
+                piece_size=terms.num_requests if in_loop else engine.most_batch,
                 iterations=terms.iterations,
                 schema=terms.schema,
             )

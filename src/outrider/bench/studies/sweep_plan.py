@@ -173,7 +173,7 @@ class Group:
             sampler=engine.sampler,
             dtype=engine.dtype,
             device=engine.device,
-            batch_size=engine.batch_size,
+            batch_size=engine.most_batch,
             prompt_set=scene.prompts.print,
             others=tuple(sorted({**dict(others_of(engine, params)), **named}.items())),
         )

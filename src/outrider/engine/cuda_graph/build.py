@@ -66,7 +66,7 @@ def captured_round(
     k = 0 if drafting is None else config.most_k
     sizes = RoundSizes(
         k=k,
-        batch_size=config.batch_size,
+        batch_size=config.most_batch,
         page_size=config.page_size,
         num_pages=-(-(window() + k) // config.page_size),
         makes_distributions=config.sampler in RULES,

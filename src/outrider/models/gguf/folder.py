@@ -39,7 +39,31 @@ from outrider.models.json_object import GGUF_DOCUMENTS
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _MAX_PARTS = 1000
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
-_MAKERS = dict(zip(GGUF_DOCUMENTS, (config_of, tokenizer_of, tokenizer_config_of), strict=True))
+# Sampling that a file's makers advise, and its names in a generation_config.json.
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+def generation_of(header: Header) -> dict[str, Any]:
+    """The keys `general.sampling.*` as a generation_config.json has them. Files hold 0.95 in 32
+    bits, of which seven digits are what was written."""
+    found = {
+        ours: header.metadata.get(f"general.sampling.{key}") for key, ours in _SAMPLING.items()
+    }
+    return {
+        name: round(value, 7) if isinstance(value, float) else value
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+_DOCUMENTS = (config_of, tokenizer_of, tokenizer_config_of, generation_of)
+_MAKERS = dict(zip(GGUF_DOCUMENTS, _DOCUMENTS, strict=True))
 
 
 def document(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import { html } from "./html.js";
 import { readRun } from "./run.js";
 import {
-  card, form, generate, isBusy, isReplay, problem, replay, restart, stop, turns,
+  card, form, generate, isBusy, isReplay, problem, replay, restart, stop, turns, usualTemperature,
 } from "./state.js";
 import { race } from "./race.js";
 
@@ -54,11 +54,15 @@ function Speculation() {
 }
 
 function Sampling() {
+  const own = Object.entries(card.value?.sampling ?? {}).map((pair) => pair.join(" ")).join(", ");
   return html`
     <fieldset class="group"><legend>Sampling</legend>
+      ${own ? html`<p class="place">Unless you say otherwise: ${own}.</p>` : null}
       <div class="grid three">
-        <${Field} label="max tokens" name="maxTokens" inputmode="numeric" />
-        <${Field} label="temperature" name="temperature" inputmode="decimal" />
+        <${Field} label="max tokens" name="maxTokens" inputmode="numeric"
+          hint=${form.mode.value === "text" ? "128" : "to the end"} />
+        <${Field} label="temperature" name="temperature" inputmode="decimal"
+          hint=${String(usualTemperature())} />
         <${Field} label="seed" name="seed" inputmode="numeric" hint="drawn" />
       </div>
     </fieldset>`;

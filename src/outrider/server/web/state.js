@@ -15,8 +15,8 @@ export const run = signal(null);
 export const shownRound = signal(0);
 export const tab = signal("tokens");
 export const form = {
-  mode: signal("chat"), prompt: signal(""), system: signal(""), maxTokens: signal("128"),
-  temperature: signal("0"), seed: signal(""), speculative: signal(true), drafter: signal(""),
+  mode: signal("chat"), prompt: signal(""), system: signal(""), maxTokens: signal(""),
+  temperature: signal(""), seed: signal(""), speculative: signal(true), drafter: signal(""),
   k: signal(""), schema: signal(""),
 };
 let abort = null;
@@ -55,13 +55,17 @@ function speculation(trace) {
   return given({ trace, drafter: form.drafter.value || undefined, k: number("k", "K") });
 }
 
+/** What the server or the checkpoint chose, else greedy. */
+export const usualTemperature = () => card.value?.sampling?.temperature ?? 0;
+
 /** The path and the body of a request, as the form says. Raises an Error for a field that holds no
     number, and for a broken schema. */
 export function asked({ trace = true, earlier = turns.value } = {}) {
   const body = given({
     model: card.value?.id ?? "", stream: true, stream_options: { include_usage: true },
-    max_tokens: number("maxTokens", "max tokens"),
-    temperature: number("temperature", "temperature", { isWhole: false }) ?? 0,
+    // A chat goes on until the model ends its turn; a text need never end.
+    max_tokens: number("maxTokens", "max tokens") ?? (form.mode.value === "text" ? 128 : undefined),
+    temperature: number("temperature", "temperature", { isWhole: false }) ?? usualTemperature(),
     seed: number("seed", "seed"),
     speculative: speculation(trace),
   });
