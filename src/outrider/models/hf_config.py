@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from outrider.core.errors import CheckpointError, ConfigError, nearest
-from outrider.core.fields import with_options
-from outrider.core.params import ADVISED, SamplingParams
+from outrider.core.params import ADVISED, params_for_one
 from outrider.core.spec import DecoderConfig
 from outrider.models.documents import read_document
 from outrider.models.families import (
@@ -91,7 +90,7 @@ def read_sampling(folder: Path) -> dict[str, float]:
         if isinstance(value, int | float) and not isinstance(value, bool):
             number = max(int(value), 0) if name == "top_k" else float(value)
             with suppress(ConfigError):
-                with_options(SamplingParams, None, {name: number})
+                params_for_one(None, {name: number})
                 found[name] = number
     if values.get("do_sample") is True or found.keys() & {"top_k", "top_p", "min_p"}:
         found.setdefault("temperature", 1.0)
