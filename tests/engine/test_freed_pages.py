@@ -230,7 +230,7 @@ def test_where_ranks_share_a_model_all_layers_keep_all() -> None:
     config, room = EngineConfig(page_size=PAGE, tensor_parallel=2), {"max_rows": 8, "max_logits": 8}
     assert room_of(config, 64, num_staged=9, **room).num_texts == 0
     alone = room_of(replace(config, tensor_parallel=1), 64, num_staged=9, **room)
-    assert alone.num_texts == config.batch_size
+    assert alone.num_texts == config.most_batch
 
 
 def memory_of(llm: LLM) -> PagedKV:
