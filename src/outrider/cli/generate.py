@@ -179,14 +179,17 @@ def _check_no_model(prompt: str) -> None:
     path = Path(prompt)
     if not path.name:
         return
+    is_model = path.suffix == ".gguf" and len(prompt.split()) == 1
+    # A prompt may be no path at all.
     with suppress(OSError, ValueError):
         is_folder = (path / "config.json").is_file() or any(path.glob("*.gguf"))
-        if is_folder or (path.suffix == ".gguf" and (path.is_file() or len(prompt.split()) == 1)):
-            raise ConfigError(
-                f"{prompt} is a model, and no prompt is given.",
-                hint=f"outrider chat {quote(prompt)}, or outrider generate {quote(prompt)} PROMPT; "
-                "a text of these words is --prompt",
-            )
+        is_model = is_model or is_folder or (path.suffix == ".gguf" and path.is_file())
+    if is_model:
+        raise ConfigError(
+            f"{prompt} is a model, and no prompt is given.",
+            hint=f"outrider chat {quote(prompt)}, or outrider generate {quote(prompt)} PROMPT; "
+            "a text of these words is --prompt",
+        )
 
 
 NUM_RUNS = MIN_PAIRS

@@ -18,7 +18,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from outrider.cli.call import Call
-from outrider.cli.output import json_line, say
+from outrider.cli.output import json_line, prose, say
 from outrider.cli.replicas import Engines, engines_of
 from outrider.cli.serve_models import (
     Served,
@@ -268,7 +268,7 @@ def _checked(
         for number, place in enumerate(engines.told if len(engines) > 1 else ()):
             print(f"engine {number} on {place}")
         each = "each engine: " if len(engines) > 1 else ""
-        print(f"{each}{plan.at_once}")
+        print(prose(f"{each}{plan.at_once}"))
         print(f"memory, {size(sum(record['memory_bytes'].values()))}:\n{table_of(parts)}")
         for note in plan.notes:
             say(f"note: {note}")
