@@ -51,11 +51,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_documents_are_those_of_the_folder(file: Path) -> None:
-    ours, theirs = read_native_config(file), read_native_config(FOLDER)
-    assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
+    ours, theirs = (dataclasses.asdict(read_native_config(place)) for place in (file, FOLDER))
+    # The folder names <|im_end|>. A file also ends at <|endoftext|> and <reponame>, which
+    # llama.cpp takes for ends.
+    assert (set(ours.pop("stop_ids")), theirs.pop("stop_ids")) == ({0, 2, 4}, (2,))
+    assert ours == theirs
     mine, other = Tokenizer.load(file), Tokenizer.load(FOLDER)
-    assert mine.to_json() == other.to_json()
-    assert mine.stop_ids == other.stop_ids
+    assert (set(mine.stop_ids), set(other.stop_ids)) == ({0, 2, 4}, {2})
     assert mine.chat(CHAT) == other.chat(CHAT)
     assert [mine.encode(text) for text in PROMPTS] == [other.encode(text) for text in PROMPTS]
 

@@ -77,19 +77,15 @@ class TextDrafter:
 
     def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         """Drafts, and how likely each of their tokens is to be kept."""
+        offer = self._texts.offer
         offers: list[ScoredDraft] = []
         for row in rows:
-            found = self._texts_of(row.seq_id).offer(row.seq_id, row.tokens, row.budget)
+            found = offer(row.seq_id, row.tokens, row.budget)
             offers.append(NO_OFFER if found is None else ScoredDraft._make(found))
         return offers
 
     def close(self, seq_id: int) -> None:
         self._texts.close(seq_id)
-
-    def _texts_of(self, seq_id: int) -> Texts:
-        """Where the text of `seq_id` is open."""
-        del seq_id
-        return self._texts
 
 
 class ScoredDrafter(Protocol):

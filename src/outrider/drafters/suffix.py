@@ -24,7 +24,8 @@ from typing import NamedTuple, Protocol
 
 from outrider.core.budget import Budget
 from outrider.core.errors import ContractError, given
-from outrider.drafters.proposals import Found, TextDrafter, Texts
+from outrider.core.protocols import DraftRow
+from outrider.drafters.proposals import Found, ScoredDraft, TextDrafter, Texts
 from outrider.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton, TextWriter
 from outrider.estimate.online import FadingRate, RequestRates
 from outrider.estimate.worth import LEAST_IN_TREE, LEAST_KEPT
@@ -293,14 +294,12 @@ class SuffixDrafter(TextDrafter):
     ) -> None:
         if num_tokens <= 0:
             raise ContractError("one token or more is remembered")
+        settings = _settings(num_tokens)
         self._new_memory: Callable[[], SuffixTexts] = (
-            partial(Memory, num_tokens)
-            if native is None
-            else partial(native.suffix, _settings(num_tokens))
+            partial(Memory, num_tokens) if native is None else partial(native.suffix, settings)
         )
         self._memory = self._new_memory()
-        # Texts that are kept apart, each in a memory of its own.
-        self._apart: dict[int, SuffixTexts] = {}
+        self._apart: dict[int, TextDrafter] = {}
         super().__init__("suffix", self._memory)
         left = num_tokens
         for text in corpus:
@@ -309,22 +308,22 @@ class SuffixDrafter(TextDrafter):
 
     @property
     def num_states(self) -> int:
-        """Of all automata: what memory goes by."""
-        return sum(one.num_states for one in (self._memory, *self._apart.values()))
+        """Of all automata that outlive their requests: what memory goes by."""
+        return self._memory.num_states
 
     def open_apart(self, seq_id: int, prompt: Sequence[int]) -> None:
         """Open a text that drafts from itself alone: neither other requests nor the corpus."""
-        memory = self._new_memory()
-        memory.open(seq_id, len(prompt))
-        self._apart[seq_id] = memory
+        self._apart[seq_id] = TextDrafter(self.name, self._new_memory())
+        self._apart[seq_id].open(seq_id, prompt)
+
+    def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
+        if not self._apart:
+            return super().offers(rows)
+        return [self._apart.get(row.seq_id, super()).offers([row])[0] for row in rows]
 
     def close(self, seq_id: int) -> None:
-        memory = self._apart.pop(seq_id, None)
-        if memory is None:
+        if self._apart.pop(seq_id, None) is None:
             super().close(seq_id)
-
-    def _texts_of(self, seq_id: int) -> SuffixTexts:
-        return self._apart.get(seq_id, self._memory)
 
     def forget(self) -> None:
         """What requests wrote; the corpus stays."""

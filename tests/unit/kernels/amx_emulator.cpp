@@ -1,6 +1,10 @@
 // Runs the trial of the tile kernels, compiled for AMX, on a CPU without it: each instruction raises
 // SIGILL, and the handler does what the manual says. So the real backing's operands are tested too.
+// A CPU with AMX configures tiles by itself, and refuses the instructions on their data, for which
+// nobody asked the kernel: then the configuration is read from the CPU.
 // The exit status is the trial's; 9 for an instruction that nobody should have used.
+#include <cpuid.h>
+#include <immintrin.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -22,6 +26,9 @@ struct Tile {
 };
 
 thread_local Tile tiles[8];
+// Whether the CPU left configurations to the handler, and the newest one that the CPU took itself.
+bool emulates_configurations = false;
+thread_local uint8_t taken[64];
 
 void demand(bool condition) {
     if (!condition) _exit(9);
@@ -73,6 +80,28 @@ void configure(const uint8_t* from) {
     }
 }
 
+// A configuration that the CPU took itself: a new one clears all tiles, none gives them back.
+void follow(const uint8_t* held) {
+    if (std::memcmp(held, taken, sizeof(taken)) == 0) return;
+    std::memcpy(taken, held, sizeof(taken));
+    if (held[0] == 1) configure(held);
+    else
+        for (Tile& tile : tiles) tile.rows = 0;
+}
+
+// The kernel keeps the configuration of the interrupted code, state component 17, in the frame of
+// the signal, and the handler itself begins without one.
+void follow_interrupted(const ucontext_t* context) {
+    constexpr unsigned LEGACY_BYTES = 512, COMPONENT = 17;
+    static const uint8_t NONE[64] = {};
+    const auto* frame = reinterpret_cast<const uint8_t*>(context->uc_mcontext.fpregs);
+    uint64_t saved;
+    std::memcpy(&saved, frame + LEGACY_BYTES, sizeof(saved));
+    unsigned bytes, offset, flags, rest;
+    __cpuid_count(0xd, COMPONENT, bytes, offset, flags, rest);
+    follow(saved >> COMPONENT & 1 && bytes == sizeof(taken) ? frame + offset : NONE);
+}
+
 float widened(const uint8_t* from) {
     const uint32_t bits = static_cast<uint32_t>(from[0] | from[1] << 8) << 16;
     float value;
@@ -115,6 +144,8 @@ void emulate(int, siginfo_t*, void* context) {
     Instruction is{reinterpret_cast<const uint8_t*>(registers[REG_RIP]), registers};
     demand(is.at[0] == 0xc4 && (is.at[1] & 0x1f) == 2);
     int64_t stride;
+    if (is.opcode() == 0x49 && is.prefix() == 0) emulates_configurations = true;
+    else if (!emulates_configurations) follow_interrupted(static_cast<ucontext_t*>(context));
     if (is.opcode() == 0x49 && is.prefix() == 0 && is.mode() == 3) {
         for (Tile& tile : tiles) tile.rows = 0;
     } else if (is.opcode() == 0x49 && is.prefix() == 0) {
@@ -139,6 +170,11 @@ int main() {
     action.sa_flags = SA_SIGINFO;
     sigaction(SIGILL, &action, nullptr);
     const int verdict = outrider_tiles_check();
+    if (!emulates_configurations) {
+        alignas(64) uint8_t held[64] = {};
+        _tile_storeconfig(held);
+        follow(held);
+    }
     for (const Tile& tile : tiles) demand(tile.rows == 0);
     _exit(verdict);
 }
