@@ -319,7 +319,8 @@ class SuffixDrafter(TextDrafter):
     def offers(self, rows: Sequence[DraftRow]) -> list[ScoredDraft]:
         if not self._apart:
             return super().offers(rows)
-        return [self._apart.get(row.seq_id, super()).offers([row])[0] for row in rows]
+        apart, together = self._apart, super().offers
+        return [(apart[r.seq_id].offers if r.seq_id in apart else together)([r])[0] for r in rows]
 
     def close(self, seq_id: int) -> None:
         if self._apart.pop(seq_id, None) is None:
