@@ -178,8 +178,9 @@ def _about(repo: Repo, name: str, rest: list[str]) -> Reply:
         | ({"lfs": _large(file, content)} if file.endswith(LARGE) else {})
         for file, content in repo.files.items()
     ]
-    facts = {"id": name, "sha": repo.commit, "gated": "auto" if repo.gated else False}
-    return Reply.of(facts | {"siblings": siblings} | repo.facts)
+    gated = "auto" if repo.gated else False
+    facts: dict[str, Any] = {"id": name, "sha": repo.commit, "gated": gated, "siblings": siblings}
+    return Reply.of({**facts, **repo.facts})
 
 
 def _entry(file: str, content: bytes) -> dict[str, Any]:

@@ -289,7 +289,7 @@ def test_an_answer_that_makes_no_sense_is_the_hubs(
 
 
 def test_a_name_that_leads_out_of_the_cache_is_refused(outrider: Command, hub: Hub) -> None:
-    hub.server.repos["org/x"] = Repo(WHOLE.files | {"../evil.json": b"{}", "a\\..\\b.json": b"{}"})
+    hub.server.repos["org/x"] = Repo({**WHOLE.files, "../evil.json": b"{}", "a\\..\\b.json": b"{}"})
     shown = outrider("models", "pull", "org/x", *ALONE)
     assert "defect" not in shown.err
     assert not list(hub.cache.parent.rglob("evil.json"))

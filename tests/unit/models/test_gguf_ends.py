@@ -113,8 +113,8 @@ def test_a_text_ends_where_its_family_ends_it(tmp_path: Path, name: str) -> None
             **ids,
         }
     )
-    found = special_ids(header_of(file.write(tmp_path / "a.gguf")))["eos_token_id"]
-    ends = [tokens[place] for place in found]
+    found: list[int] = special_ids(header_of(file.write(tmp_path / "a.gguf")))["eos_token_id"]
+    ends = [tokens[token_id] for token_id in found]
     assert ends[0] == tokens[0]
     assert set(ends) == {*family.theirs.split(), *family.more.split()}
 
