@@ -171,8 +171,8 @@ def test_at_fifty_random_points(config: EngineConfig, record_property: Record) -
     def point() -> Phase:
         body: dict[str, Any] = {"prompt": PROMPT[: rng.randrange(1, 600)]}
         body |= {"stream": rng.random() < 0.8, "n": rng.choice((1, 1, 1, 2, 3))}
-        others = rng.randrange(SINGLE.batch_size + 1)
-        is_queued = others == SINGLE.batch_size
+        others = rng.randrange(SINGLE.most_batch + 1)
+        is_queued = others == SINGLE.most_batch
         return Phase(body, rng.randrange(1, 60), num_others=others, is_queued=is_queued)
 
     points = {f"point {number}": point() for number in range(NUM_POINTS)}

@@ -49,10 +49,10 @@ async def read(stream: ThreadStream) -> str:
 
 def test_a_key_with_many_requests_keeps_no_other_one_waiting() -> None:
     async def work(port: ThreadPort) -> None:
-        prompts = [f"def f{i}(" for i in range(CONFIG.batch_size + 2)]
+        prompts = [f"def f{i}(" for i in range(CONFIG.most_batch + 2)]
         busy = [await asked(port, prompt, "busy", BUSY) for prompt in prompts]
         reading = [asyncio.ensure_future(read(stream)) for stream in busy]
-        while port.status.num_running < CONFIG.batch_size:
+        while port.status.num_running < CONFIG.most_batch:
             await asyncio.sleep(0)
         other = await asked(port, "import os\n", "other", SHORT)
         text = await read(other)
@@ -104,7 +104,7 @@ def test_nobody_waits_while_a_grammar_is_read() -> None:
 
 def test_time_that_is_up_ends_one_that_never_started() -> None:
     async def work(port: ThreadPort) -> None:
-        busy = [await asked(port, "x", "", LONG) for _ in range(CONFIG.batch_size)]
+        busy = [await asked(port, "x", "", LONG) for _ in range(CONFIG.most_batch)]
         late = await asked(port, "y", "", SamplingParams(max_tokens=9, max_time=0.001))
         assert await read(late) == ""
         assert late.result.finish_reason == "timeout"

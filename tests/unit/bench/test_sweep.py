@@ -112,7 +112,7 @@ class KSweep:
                 Scene(domain=domain, prompts=prompts, params=self.params)
                 for domain, prompts in self.prompts.items()
             ),
-            piece_size=pair.engine.batch_size,
+            piece_size=pair.engine.most_batch,
             iterations=self.iterations,
             schema=K_SWEEP,
         )
