@@ -43,8 +43,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def _llm(pair: Pair, **config: Any) -> LLM:
-    fixed: dict[str, Any] = {"dtype": "float32", "profile": True, "watchdog": "off"}
-    settings = {"batch_size": 3, **fixed, **config}
+    settings: dict[str, Any] = {"batch_size": 3, "dtype": "float32", "profile": True, **config}
+    settings = {"watchdog": "off", **settings}
     draft = None if config.get("drafter") == "none" else pair[1]
     return LLM(pair[0], draft=draft, config=EngineConfig(**settings))
 
