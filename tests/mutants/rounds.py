@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         "room for drafts not reserved",
         ADMISSION,
-        "num_left * self.reserve) + self.spare",
-        "num_left * self.reserve)",
+        "ahead * self.reserve) + self.spare",
+        "ahead * self.reserve)",
         check_admission,
     ),
     Mutant(

@@ -246,7 +246,7 @@ def nearest(name: str, known: Iterable[str], where: str) -> str:
     close = [
         one
         for one in alike
-        if name.startswith(one) or 2 * _num_edits(name, one) < max(len(name), len(one))
+        if name.startswith(one) or 2 * _num_edits(name, one) < min(len(name), len(one))
     ]
     close = close or [one for one in words if len(name) > 1 and one.startswith(name)]
     return f"did you mean {close[0]!r}? {where}" if close else where

@@ -210,7 +210,7 @@ def test_torch_is_not_imported() -> None:
         (["--calibration", "x", "--device", "h100"], "--device and --calibration", "leave one"),
         (["--sweep", "k"], "no values", "--sweep k=1,2,4,8"),
         (["--sweep", "k="], "no values", "--sweep k=1,2,4,8"),
-        (["--sweep", "alfa=1"], "no option 'alfa'", "'alpha'"),
+        (["--sweep", "alpah=1"], "no option 'alpah'", "'alpha'"),
         (["--sweep", "json=1"], "no option 'json'", ""),
         (["--sweep", "batch=0,1"], "--sweep batch must be between 1 and 1024", ""),
         (["--sweep", "k=one"], "--sweep k must be an integer", ""),

@@ -47,6 +47,11 @@ class ScriptedLLM:
     waiting: list[SimpleNamespace] = field(default_factory=list[SimpleNamespace])
     free_tokens: int = 100
 
+    @property
+    def requests(self) -> Any:
+        """What was planned is what the configuration says."""
+        return SimpleNamespace(plan=SimpleNamespace(settings=self.config))
+
     def generate(self, prompts: list[str], params: SamplingParams) -> None:
         """The warm-up, whose job must not be told."""
         self.submit(prompts[0], params)
