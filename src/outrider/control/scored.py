@@ -54,22 +54,6 @@ class _Expected:
     levels: tuple[float, ...]
 
 
-@dataclass(slots=True)
-class _Pace:
-    """Tokens a second in units of plain decoding, fading."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, tokens: float, seconds: float) -> None:
-        self.tokens = _PACE_FADE * self.tokens + tokens
-        self.seconds = _PACE_FADE * self.seconds + seconds
-
-    @property
-    def gain(self) -> float:
-        return max(self.tokens / self.seconds, 1.0) if self.seconds else 1.0
-
-
 def _no_levels() -> list[FadingRate]:
     return [FadingRate(_FADE) for _ in range(_NUM_LEVELS)]
 
@@ -112,7 +96,8 @@ class ScoredController:
         self._pass_seconds: dict[int, list[float]] = {}
         self._corrections: dict[str, _Corrections] = {}
         self._expected: dict[int, _Expected] = {}
-        self._pace = _Pace()
+        # Tokens a second in units of plain decoding.
+        self._pace = FadingRate(_PACE_FADE)
         self._open = OpenPasses()
         self._num_passes = 0
         self._num_idle, self._gap = 0, _FIRST_GAP
@@ -160,6 +145,11 @@ class ScoredController:
         if plain > 0:
             self._pace.add(sum(one.num_emitted for one in rounds) / len(rounds), took / plain)
 
+    @property
+    def _gain(self) -> float:
+        """Speed-up over plain decoding as things go; 1 at least."""
+        return max(self._pace.mean, 1.0)
+
     def _choose(
         self, num_sequences: int, num_fixed: int, probs: dict[int, list[float]]
     ) -> tuple[Mapping[int, int], Choice]:
@@ -172,7 +162,7 @@ class ScoredController:
             nodes = nodes[: max(self._most_drafted - num_fixed, 0)]
         seconds = partial(self._seconds, num_sequences)
         start = seconds(num_fixed)
-        rate = self._pace.gain * num_sequences / seconds(0) if seconds(0) > 0 else 0.0
+        rate = self._gain * num_sequences / seconds(0) if seconds(0) > 0 else 0.0
         best, expected, count, worth = 0.0, 0.0, 0, 0.0
         for number, (lost, _, _) in enumerate(nodes, start=1):
             worth -= lost
@@ -220,7 +210,7 @@ class ScoredController:
             return None
         rows = max(num_sequences, 4)
         more = (self._seconds(num_sequences, rows) - plain) / rows
-        return self._pace.gain * num_sequences * more / plain
+        return self._gain * num_sequences * more / plain
 
     def _seconds(self, num_sequences: int, num_drafted: int) -> float:
         """A pass over so many drafted nodes of so many sequences."""
