@@ -25,6 +25,7 @@ from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.drafters.process.options import ChildOptions
 from outrider.engine.compaction import history_note, keep_of
+from outrider.engine.drafter_builders import alone_for
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Decoder, Room, SharedWeights
 from outrider.models.heads import HeadsToLoad
@@ -184,8 +185,8 @@ def _fitted(
         if not plan.is_found:
             raise
         left = modest()
-        why = f"look-ups draft alone, for what was found to draft with them cannot: {error}"
-        return fitted(replace(left, notes=(*left.notes, why)), has_weights=has_weights)
+        noted = replace(left, notes=(*left.notes, alone_for(error)))
+        return fitted(noted, has_weights=has_weights)
     else:
         copies = plan.is_found and plan.own is not None
         sized = plan.with_batch(found.settings.most_batch) if plan.auto_batch else plan

@@ -211,9 +211,13 @@ def build_portfolio(context: BuildContext) -> Drafter:
     except (CheckpointError, ConfigError) as error:
         if not left_to_us:
             raise
-        why = f"look-ups draft alone, for what was found to draft with them cannot: {error}"
-        return PortfolioDrafter(members, notes=(why,))
+        return PortfolioDrafter(members, notes=(alone_for(error),))
     return PortfolioDrafter(members, neural)
+
+
+def alone_for(error: Exception) -> str:
+    """A note where what was found to draft with look-ups cannot be had."""
+    return f"look-ups draft alone, for what was found to draft with them cannot: {error}"
 
 
 def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[ScoredDrafter, ...]:
