@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import import_module
 from itertools import takewhile
@@ -60,10 +60,11 @@ _HINTS = {
     "grammar": 'Lark begins with a rule `start: "yes" | "no"`, GBNF with `root ::= "yes" | "no"`',
 }
 
-# What the library says of `oneOf`, whose options no caller can set, in our words.
-_ONE_OF = {
-    "oneOf constraints": "alternatives of oneOf may overlap",
+# What the library says, in our words: callers cannot set its options, and do not know its parts.
+_WORDS = {
+    "oneOf": "alternatives of oneOf may overlap",
     "circular references": "a schema refers to itself within oneOf, or beside other keywords",
+    "NoExtension": "no text fits it, or a rule of it leads back to itself at once",
 }
 
 
@@ -95,7 +96,13 @@ class Grammars:
                 f"structured output needs the package llguidance: {words_of(error)}.",
                 hint="pip install llguidance",
             ) from None
-        text = grammar_text(name, options)
+        try:
+            return self._made(name, options, tried=tried)
+        except ConfigError as error:
+            raise self._of_a_part(error, options, tried=tried) from None
+
+    def _made(self, name: str, options: StructureOptions, *, tried: bool) -> Grammar:
+        text, notes = grammar_text(name, options)
         with self._lock:
             found = self._kept.pop(text, None)
             if found is None:
@@ -104,7 +111,24 @@ class Grammars:
             self._kept[text] = found
             while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].held_bytes
-        return found
+        # The library's notes are of any of the parts.
+        called = _source_of(options) or name
+        notes += tuple(f"{called}: {note}" for note in found.notes)
+        return replace(found, notes=notes) if notes else found
+
+    def _of_a_part(
+        self, error: ConfigError, options: StructureOptions, *, tried: bool
+    ) -> ConfigError:
+        """The error in the name of the part that is at fault, for a grammar that the caller did not
+        write; of the parameter that all parts are from, where none is at fault by itself."""
+        parts = options.get("parts", {})
+        for strict in (False, True):
+            for name, schema in parts.items():
+                try:
+                    self._made("schema", {"schema": schema, "strict": strict}, tried=tried)
+                except ConfigError as found:
+                    return _renamed(found, name)
+        return _renamed(error, _source_of(options)) if parts else error
 
     def _read(self, name: str, text: str, *, tried: bool) -> Grammar:
         """Compile it. What was refused once costs nothing the next time."""
@@ -145,16 +169,14 @@ class Grammars:
         # The first mask shows whether the grammar's first token is already too much.
         num_bytes = 0 if matcher.is_error() else len(matcher.compute_bitmask())
         if matcher.is_error():
-            told = _in_short(matcher.get_error())
-            hint = _HINTS[name]
-            for theirs, ours in _ONE_OF.items():
-                if theirs in told:
-                    told, hint = ours, _HINTS["oneOf"]
+            told = _in_our_words(matcher.get_error())
+            hint = _HINTS["oneOf" if "oneOf" in told else name]
             raise ConfigError(f"{name}: it cannot be followed: {told}.", hint=hint)
         if thread_time() - started > _READING_SECONDS:
             raise _too_slow(name)
         held = max(gauge.now() - before, _BYTES_PER_BYTE * len(text))
-        return Grammar(name, matcher, self._vocab_size, num_bytes, held)
+        notes = tuple(map(_in_our_words, matcher.get_grammar_warnings()))
+        return Grammar(name, matcher, self._vocab_size, num_bytes, held, notes)
 
     def _vocabulary(self, is_json: bool) -> LLTokenizer:
         """Padded to the model's vocabulary: ids without a token are never allowed."""
@@ -179,6 +201,17 @@ class Grammars:
         return made
 
 
+def _source_of(options: StructureOptions) -> str:
+    """The parameter that the parts of a grammar are from; empty where it has none."""
+    return re.split(r"[\[:]", next(iter(options.get("parts", ())), ""))[0]
+
+
+def _renamed(error: ConfigError, name: str) -> ConfigError:
+    """The same about `name`, in place of the option that the message begins with."""
+    _, _, told = str(error).partition(": ")
+    return ConfigError(f"{name}: {told}", hint=_HINTS["schema"])
+
+
 def _too_slow(name: str) -> ConfigError:
     return ConfigError(
         f"{name}: reading it takes more than {_READING_SECONDS:g} s of processor time.",
@@ -189,13 +222,14 @@ def _too_slow(name: str) -> ConfigError:
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """One that was read; `matcher` stands at its beginning and is only ever copied. `held_bytes` is
-    what the process grew by."""
+    what the process grew by, and `notes` say what the grammar leaves out of what was asked."""
 
     name: str
     matcher: LLMatcher
     vocab_size: int
     num_bytes: int
     held_bytes: int
+    notes: tuple[str, ...] = ()
 
     def start(self) -> GrammarConstraint:
         """For one request."""
@@ -284,6 +318,11 @@ class GrammarConstraint:
                 f"{self._name}: it has become too much to follow: {told}.",
                 hint="a simpler one: fewer alternatives, and smaller counts of repetition",
             )
+
+
+def _in_our_words(told: str) -> str:
+    short = _in_short(told)
+    return next((ours for theirs, ours in _WORDS.items() if theirs in short), short)
 
 
 def _in_short(told: str) -> str:

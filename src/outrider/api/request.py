@@ -163,6 +163,8 @@ class RequestMaker(PromptReader):
         notes = (self._cap_note(limit, params.max_tokens),) if is_cut else ()
         if list(ids[:2]) == [self.tokenizer.bos_id] * 2:
             notes += (_TWO_BOS,)
+        if isinstance(allowed, Grammar):
+            notes += allowed.notes
         text = StopMatcher(
             self.tokenizer,
             params.stop,

@@ -28,8 +28,11 @@ _WITHIN = {
 KEYS = ("response_format", "structured_outputs", *_KEYS)
 
 
-def structure_of(body: Mapping[str, object]) -> StructureOptions:
-    """Empty where nothing is asked for. Raises ConfigError for what is not understood."""
+def structure_of(
+    body: Mapping[str, object], *, format_name: str = "response_format"
+) -> StructureOptions:
+    """Empty where nothing is asked for. `format_name` is what the body's API calls the format, in
+    errors and notes. Raises ConfigError for what is not understood."""
     found: dict[str, object] = {}
     for key, value in body.items():
         if value is None or key not in KEYS:
@@ -42,6 +45,9 @@ def structure_of(body: Mapping[str, object]) -> StructureOptions:
             asked = {_KEYS[key]: value}
         if asked and found:
             raise ConfigError(f"{key}: the body asks for a structure twice.", hint="keep one")
+        if "schema" in asked:
+            name = format_name if key == "response_format" else key
+            asked = {"strict": False, **asked, "parts": {name: asked["schema"]}}
         found |= asked
     return cast("StructureOptions", found)
 
@@ -55,8 +61,11 @@ def _of_format(given: Mapping[str, object]) -> dict[str, object]:
         schema = given.get("schema")
         return {"json": True} if schema is None else {"schema": schema}
     if kind == "json_schema":
-        inner = _mapping("response_format.json_schema", given.get("json_schema"))
-        return {"schema": _mapping("response_format.json_schema.schema", inner.get("schema"))}
+        # llama.cpp reads the schema without an object around it as well.
+        flat = given if "schema" in given else given.get("json_schema")
+        inner = _mapping("response_format.json_schema", flat)
+        schema = _mapping("response_format.json_schema.schema", inner.get("schema"))
+        return {"schema": schema, "strict": inner.get("strict") is True}
     raise ConfigError(
         f"response_format: {str(kind)[:40]!r} is no type that is known.",
         hint="text, json_object or json_schema",

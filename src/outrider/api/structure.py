@@ -5,36 +5,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict, cast, runtime_checkable
+from functools import partial
+from typing import (
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    cast,
+    runtime_checkable,
+)
 
+from outrider.api.schema import followed
 from outrider.core.errors import ConfigError, words_of
 from outrider.core.options import SamplingOptions
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
 # White space between two parts of JSON: a blank, or line ends and an indentation. Without a bound a
 # weak model writes nothing else.
-_WHITE_SPACE = r"( |\n{1,2}[\x20\t]{0,20})"
+WHITE_SPACE = r"( |\n{1,2}[\x20\t]{0,20})"
 MAX_STRUCTURE_BYTES = 1 << 16
 _NAMES = ("schema", "json", "regex", "choices", "grammar")
+# All options, those that say how one of these is read among them.
+_ALL = (*_NAMES, "strict", "parts")
 _HINTS = {"grammar": "GBNF is a subset of what llama.cpp reads; Lark is read as well"}
-_LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
-_DAY = rf"({_LEAP_YEAR}-02-29|[0-9]{{4}}-(02-([01][0-9]|2[0-8])|(0[13-9]|1[0-2])-[0-9]{{2}}))"
-# A label that is no A-label: what follows `xn--` would have to be valid Punycode.
-_LABEL = r"([^xX.][^.]*|[xX]([^nN.][^.]*)?|[xX][nN]([^.-][^.]*)?|[xX][nN]-([^.-][^.]*)?)"
-# What llguidance's own pattern of a format lets pass: days that no year has, a second 60 at any
-# time (the right one depends on the offset), names that are too long or only seem encoded.
-_STRICTER: Mapping[str, Mapping[str, object]] = {
-    "date": {"pattern": f"^{_DAY}$"},
-    "time": {"pattern": "^.{6}[0-5]"},
-    "date-time": {"pattern": f"^{_DAY}.{{7}}[0-5]"},
-    "hostname": {"pattern": rf"^{_LABEL}(\.{_LABEL})*$", "maxLength": 253},
-}
-# Keywords whose value is data, and those whose value has a schema under each name.
-_DATA = frozenset({"const", "enum", "default", "examples"})
-_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_ANY_TYPE = ["null", "boolean", "number", "string", "array", "object"]
 
 
 @runtime_checkable
@@ -53,6 +45,10 @@ class StructureOptions(TypedDict, total=False):
     `schema` is a JSON schema: a mapping, its JSON text, or a pydantic model class. `json` asks for
     any JSON object. `regex` is matched from the first character to the last, `choices` are texts of
     which one is written, and `grammar` is in the notation of Lark or of GBNF.
+
+    Where `strict` is false, keywords of a schema that cannot be followed are left out with a note,
+    and not refused. `parts` are the schemas that a grammar was made of, by the names that errors
+    and notes have for them.
     """
 
     schema: Schema | None
@@ -60,6 +56,8 @@ class StructureOptions(TypedDict, total=False):
     regex: str | None
     choices: Sequence[str] | None
     grammar: str | None
+    strict: bool
+    parts: Mapping[str, Schema]
 
 
 class RequestOptions(SamplingOptions, StructureOptions, total=False):
@@ -68,21 +66,22 @@ class RequestOptions(SamplingOptions, StructureOptions, total=False):
 
 def sampling_of(options: RequestOptions) -> SamplingOptions:
     """Those that are fields of SamplingParams, and those that nobody knows."""
-    return cast("SamplingOptions", {k: v for k, v in options.items() if k not in _NAMES})
+    return cast("SamplingOptions", {k: v for k, v in options.items() if k not in _ALL})
 
 
 def structure_in(options: Mapping[str, object]) -> StructureOptions:
-    return cast("StructureOptions", {k: v for k, v in options.items() if k in _NAMES})
+    given = {k: v for k, v in options.items() if k in _ALL}
+    return cast("StructureOptions", given)
 
 
 def chosen(options: StructureOptions) -> str | None:
     """Which option is given, if one is. Raises ConfigError for two, or for a name that is none."""
-    unknown = [name for name in options if name not in _NAMES]
+    unknown = [name for name in options if name not in _ALL]
     if unknown:
         raise ConfigError(
             f"{unknown[0]!r} is no option of a request.", hint=f"known: {', '.join(_NAMES)}"
         )
-    given = [name for name, value in options.items() if value is not None and value is not False]
+    given = [name for name in _NAMES if options.get(name) not in (None, False)]
     # A schema may be the truth value: true allows any JSON, false none.
     if options.get("schema") is False:
         given.append("schema")
@@ -93,12 +92,29 @@ def chosen(options: StructureOptions) -> str | None:
     return given[0] if given else None
 
 
-def grammar_text(name: str, options: StructureOptions) -> str:
+class GrammarText(NamedTuple):
+    """A grammar as llguidance reads it, and `notes` on what it leaves out of what was asked."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+def grammar_text(name: str, options: StructureOptions) -> GrammarText:
     """The option `name` as llguidance reads grammars. Raises ConfigError for what cannot be one;
     the grammar itself is read later."""
     from llguidance import LLMatcher
 
-    text, make = _read(name, options)
+    strict = options.get("strict", True)
+    if name in ("schema", "json"):
+        wanted = options.get("schema") if name == "schema" else {"type": "object"}
+        called = next(iter(options.get("parts", ())), name)
+        text, notes = _of_schema(wanted, strict=strict, called=called)
+        make: Callable[[str], str] = partial(
+            LLMatcher.grammar_from_json_schema,
+            overrides={"whitespace_pattern": WHITE_SPACE, "coerce_one_of": not strict},
+        )
+    else:
+        text, make, notes = *_of_text(name, options), ()
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_STRUCTURE_BYTES:
         raise ConfigError(
@@ -106,7 +122,7 @@ def grammar_text(name: str, options: StructureOptions) -> str:
             hint="make it smaller: every token is checked against it",
         )
     try:
-        return make(LLMatcher, text)
+        return GrammarText(make(text), notes)
     except ValueError as error:
         raise ConfigError(
             f"{name}: it cannot be read: {words_of(error)}.",
@@ -114,29 +130,19 @@ def grammar_text(name: str, options: StructureOptions) -> str:
         ) from None
 
 
-def _read(
-    name: str, options: StructureOptions
-) -> tuple[str, Callable[[type[LLMatcher], str], str]]:
-    """The text of an option, and what makes a grammar of it."""
-    if name in ("schema", "json"):
-        wanted = options.get("schema") if name == "schema" else {"type": "object"}
-        return _of_schema(wanted), _from_schema
+def _of_text(name: str, options: StructureOptions) -> tuple[str, Callable[[str], str]]:
+    """The text of an option that is no schema, and what makes a grammar of it."""
+    from llguidance import LLMatcher
+
     if name == "choices":
-        choices = _of_choices(options.get("choices"))
-        return choices, lambda matcher, text: matcher.grammar_from_lark(text)
+        return f"start: {choices_rule(options.get('choices'))}", LLMatcher.grammar_from_lark
     given: object = options.get(name)
     if not isinstance(given, str):
         raise _wrong(name, "a string", given)
-    if name == "regex":
-        return given, lambda matcher, text: matcher.grammar_from_regex(text)
-    return given, lambda _, text: _of_grammar(text)
+    return given, LLMatcher.grammar_from_regex if name == "regex" else _of_grammar
 
 
-def _from_schema(matcher: type[LLMatcher], text: str) -> str:
-    return matcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITE_SPACE})
-
-
-def _of_schema(given: object) -> str:
+def _of_schema(given: object, *, strict: bool, called: str) -> tuple[str, tuple[str, ...]]:
     if isinstance(given, HasSchema):
         given = given.model_json_schema()
     if isinstance(given, str):
@@ -144,55 +150,22 @@ def _of_schema(given: object) -> str:
     if isinstance(given, bool):
         given = {} if given else {"enum": []}
     if not isinstance(given, Mapping):
-        raise _wrong("schema", "a mapping, JSON text or a pydantic model class", given)
+        raise _wrong(called, "a mapping, JSON text or a pydantic model class", given)
     if "x-guidance" in given:
         raise ConfigError(
-            "schema: 'x-guidance' sets options of a library, under which keywords may be left out.",
+            f"{called}: 'x-guidance' sets options of a library, which may leave keywords out.",
             hint="leave it out; docs/structured.md lists what a schema may use",
         )
     try:
-        return json.dumps(strict_schema(cast("Mapping[str, object]", given)), allow_nan=False)
+        found = followed(cast("Mapping[str, object]", given), strict=strict, called=called)
+        return json.dumps(found.schema, allow_nan=False), found.notes
+    except ConfigError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"schema: it cannot be written as JSON: {words_of(error)}.",
+            f"{called}: it cannot be written as JSON: {words_of(error)}.",
             hint="a schema has mappings, lists, strings, numbers, booleans and None",
         ) from None
-
-
-def strict_schema(schema: Mapping[str, object]) -> dict[str, object]:
-    """The same schema in keywords that llguidance keeps in full: formats without the values that
-    its patterns wrongly let pass, alternatives of `oneOf` as what they refer to."""
-    found: dict[str, object] = {}
-    for key, value in schema.items():
-        if key in _BY_NAME and isinstance(value, Mapping):
-            parts = cast("Mapping[str, object]", value)
-            found[key] = {name: _strict(part) for name, part in parts.items()}
-        else:
-            found[key] = value if key in _DATA else _strict(value)
-    more, among = _STRICTER.get(str(found.get("format"))), found.get("allOf", [])
-    if more is not None and isinstance(among, list):
-        found["allOf"] = [*cast("list[object]", among), more]
-    choices = found.get("oneOf")
-    # A discriminator says itself how they differ.
-    if isinstance(choices, list) and "discriminator" not in found:
-        found["oneOf"] = [_referred(one) for one in cast("list[object]", choices)]
-    return found
-
-
-def _strict(value: object) -> object:
-    if isinstance(value, Mapping):
-        return strict_schema(cast("Mapping[str, object]", value))
-    if isinstance(value, (list, tuple)):
-        return [_strict(one) for one in cast("Sequence[object]", value)]
-    return value
-
-
-def _referred(choice: object) -> object:
-    """A reference with a keyword beside it is read as what it refers to, whose type and constants
-    then count."""
-    if isinstance(choice, dict) and cast("dict[str, object]", choice).keys() == {"$ref"}:
-        return {"type": _ANY_TYPE, **cast("dict[str, object]", choice)}
-    return cast("object", choice)
 
 
 def _parsed(text: str) -> object:
@@ -205,7 +178,8 @@ def _parsed(text: str) -> object:
         ) from None
 
 
-def _of_choices(given: object) -> str:
+def choices_rule(given: object) -> str:
+    """One of these texts, as the right side of a rule. Raises ConfigError for no list of texts."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise _wrong("choices", "a list of texts", given)
     texts = list(cast("Sequence[object]", given))
@@ -214,7 +188,7 @@ def _of_choices(given: object) -> str:
         raise _wrong("choices", "a list of texts", strange[0], within=True)
     if not texts:
         raise ConfigError("choices: there is none to choose.", hint="give one text at least")
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
 def _of_grammar(given: str) -> str:

@@ -149,13 +149,14 @@ def _refuse(asked: Asked) -> None:
 
 
 def structure_asked(
-    asked: Asked, response_format: Mapping[str, Any] | None = None
+    asked: Asked, response_format: Mapping[str, Any] | None = None, *, name: str = "response_format"
 ) -> StructureOptions:
-    """Empty where the text may be anything. An API may have said `response_format` elsewhere."""
+    """Empty where the text may be anything. An API may have said `response_format` elsewhere, under
+    another name."""
     body = {name: getattr(asked, name) for name in KEYS}
     if response_format is not None:
         body["response_format"] = response_format
-    return structure_of(body)
+    return structure_of(body, format_name=name)
 
 
 def asked_in_vain(asked: Asked) -> list[str]:

@@ -26,7 +26,14 @@ from outrider.server.port import EngineLostError, NotReadyError
 
 _LOG = logging.getLogger(__name__)
 _PARAMS = frozenset(item.name for item in fields(SamplingParams))
-_FIRST_WORD = re.compile(r"[a-z_]+")
+_FIRST_NAME = re.compile(r"([a-z_]+)(?:\[\d+\])?(?:\.[a-z_]+)*")
+# Parameters that hold schemas, besides those of sampling.
+_SCHEMAS = frozenset(
+    {
+        *("response_format", "text", "output_config", "tools", "json_schema", "guided_json"),
+        *("structured_outputs", "grammar"),
+    }
+)
 # By status; OpenAI's words, and Anthropic's where they differ.
 _KINDS = {
     401: "authentication_error",
@@ -94,9 +101,9 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def _param_of(error: OutriderError) -> str | None:
-    """Messages about a sampling parameter begin with its name."""
-    word = _FIRST_WORD.match(str(error))
-    return word[0] if word and word[0] in _PARAMS else None
+    """Messages about a parameter begin with its name, those about a schema with its path."""
+    name = _FIRST_NAME.match(str(error))
+    return name[0] if name and name[1] in _PARAMS | _SCHEMAS else None
 
 
 def error_body(error: ApiError, path: str = "") -> dict[str, object]:

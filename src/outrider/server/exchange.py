@@ -23,7 +23,7 @@ from outrider.server.events import End, OutputParser, PlainParser
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import EventReply, Reply
 from outrider.server.site import Api, Site, key_of, request_id_of
-from outrider.server.tools import Tooling, read_with
+from outrider.server.tools import Tooling, read_with, schema_paths
 from outrider.server.wire import json_response, read
 
 B = TypeVar("B", bound=Asked)
@@ -48,12 +48,14 @@ class Exchange(Generic[B]):
         tooling: Tooling,
         params: SamplingParams,
         form: Mapping[str, Any] | None = None,
+        form_name: str = "response_format",
     ) -> list[Answer]:
         """Completions of a conversation. `form` is what the answer must be, where the API has
-        words of its own for it."""
+        words of its own for it, and `form_name` the parameter that says so."""
         ids = await self.site.port.encode_chat(chat)
-        structure = structure_asked(self.body, form)
-        reading = await read_with(self.site, ids, tooling, params, structure)
+        structure = structure_asked(self.body, form, name=form_name)
+        paths = schema_paths(getattr(self.body, "tools", None))
+        reading = await read_with(self.site, ids, tooling, params, structure, paths)
         template = self.site.port.card.chat_template
         unknown = [name for name in chat.variables if name not in template]
         self.warnings += [f"{shown(name)}: the chat template has no such name" for name in unknown]

@@ -108,4 +108,4 @@ async def open_message(exchange: Exchange[MessageBody]) -> list[Answer]:
     exchange.warnings += warnings
     params = _params_of(exchange.site, body)
     form = format_asked(body.output_config)
-    return await exchange.converse(chat_of(body), tooling, params, form)
+    return await exchange.converse(chat_of(body), tooling, params, form, "output_config.format")

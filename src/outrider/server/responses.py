@@ -160,4 +160,5 @@ async def open_response(exchange: Exchange[ResponseBody], record: dict[str, Any]
     tooling = tooling_of(tools, body.tool_choice, body.parallel_tool_calls)
     params = _params_of(exchange.site, body)
     record |= {name: getattr(params, name) for name in _MEANT}
-    return await exchange.converse(chat_of(body), tooling, params, format_asked(body.text))
+    form = format_asked(body.text)
+    return await exchange.converse(chat_of(body), tooling, params, form, "text.format")

@@ -13,11 +13,18 @@ from typing import Any, Literal, TypeAlias, cast
 
 from msgspec import Struct
 
-from outrider.api.structure import StructureOptions
+from outrider.api.structure import StructureOptions, chosen
 from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, refused
 from outrider.server.events import OutputParser, PlainParser
-from outrider.server.parsing import calls_grammar, format_of, parser_for, shows_special
+from outrider.server.parsing import (
+    form_of,
+    format_of,
+    grammar_for,
+    offered_tool,
+    parser_for,
+    shows_special,
+)
 from outrider.server.site import Site
 
 Tool: TypeAlias = Mapping[str, Any]
@@ -121,51 +128,76 @@ def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, tup
     return str(said.get("mode") or "auto"), names
 
 
+def schema_paths(given: Sequence[Tool] | None) -> dict[str, str]:
+    """By the names of tools, the parameters of the request that their schemas are."""
+    found: dict[str, str] = {}
+    for i, tool in enumerate(given or ()):
+        function = _function(tool)
+        key = "input_schema" if "input_schema" in function else "parameters"
+        inner = "function." if "function" in tool else ""
+        found[str(function.get("name"))] = f"tools[{i}].{inner}{key}"
+    return found
+
+
 async def read_with(
     site: Site,
     prompt_ids: Sequence[int],
     tooling: Tooling,
     params: SamplingParams,
     structure: StructureOptions,
+    paths: Mapping[str, str],
 ) -> Reading:
-    """Raises ApiError for what this model cannot do."""
-    if any(value not in (None, False) for value in structure.values()):
-        # A text that follows a structure has no room for calls, nor for thoughts.
-        if tooling.choice == "required":
-            raise refused("tool_choice", "an answer of a given form calls nothing.")
-        return Reading(make_parser=PlainParser, params=params, structure=structure)
+    """Raises ApiError for what this model cannot do, ConfigError for schemas that cannot be
+    followed."""
     card, tools = site.port.card, tooling.offered
     # With special tokens, for some templates open a thought by one.
     end = site.port.decoder.decode(prompt_ids[-_END_TOKENS:], skip_special=False)
     warnings: list[str] = []
     if tools and format_of(card) is None:
         warnings.append("calls of tools cannot be told from text in what this model writes")
-    wanted = tooling.choice == "required" or tooling.is_strict or not tooling.parallel
+    required = tooling.choice == "required"
+    has_form = chosen(structure) is not None and not required
+    wanted = required or tooling.is_strict or not tooling.parallel or has_form
     wanted |= tooling.allowed is not None
-    if tools and wanted:
-        grammar = calls_grammar(
+    form = form_of(structure) if has_form else None
+    grammar = None
+    # A whole grammar of the client's own is no part of another one.
+    if wanted and (form is not None or not has_form):
+        grammar = grammar_for(
             card,
-            tooling.callable,
-            choice="required" if tooling.choice == "required" else "auto",
+            [offered_tool(tool, paths.get(_name(tool), "tools")) for tool in tooling.callable],
+            choice="required" if required else "auto",
             parallel=tooling.parallel,
             prompt=end,
+            form=form,
         )
-        if grammar is not None:
-            structure = {"grammar": grammar}
-        elif tooling.choice == "required":
-            raise refused("tool_choice", "this model's calls cannot be demanded. Send auto.")
-        else:
-            warnings.append(
-                "strict, parallel_tool_calls, allowed_tools: this model's calls follow no grammar"
-            )
+    if grammar is not None:
+        structure = grammar.structure
+        warnings += grammar.notes
+    elif required:
+        raise refused("tool_choice", "this model's calls cannot be demanded. Send auto.")
+    elif has_form:
+        if tools:
+            warnings.append("tools: none is called, for calls do not go with this form of the text")
+        return Reading(
+            make_parser=PlainParser, params=params, structure=structure, warnings=tuple(warnings)
+        )
+    elif tools and wanted:
+        warnings.append(
+            "strict, parallel_tool_calls, allowed_tools: this model's calls follow no grammar"
+        )
     if shows_special(card, tools):
         params = replace(params, skip_special_tokens=False)
     return Reading(
-        make_parser=partial(parser_for, card, tools, prompt=end),
+        make_parser=partial(parser_for, card, tools, prompt=end, has_form=has_form),
         params=params,
         structure=structure,
         warnings=tuple(warnings),
     )
+
+
+def _name(tool: Tool) -> str:
+    return str(_function(tool).get("name"))
 
 
 def _function(tool: Tool) -> Mapping[str, Any]:

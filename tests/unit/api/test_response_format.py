@@ -12,6 +12,11 @@ from outrider.core.errors import ConfigError
 SCHEMA = {"type": "integer"}
 
 
+def asked(name: str = "response_format", *, strict: bool = False) -> dict[str, Any]:
+    """The schema, as the parameter `name` asks for it."""
+    return {"schema": SCHEMA, "strict": strict, "parts": {name: SCHEMA}}
+
+
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
@@ -19,7 +24,7 @@ SCHEMA = {"type": "integer"}
         ({"response_format": None, "grammar": None}, {}),
         ({"response_format": {"type": "text"}}, {}),
         ({"response_format": {"type": "json_object"}}, {"json": True}),
-        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"schema": SCHEMA}),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, asked()),
         (
             {
                 "response_format": {
@@ -27,19 +32,31 @@ SCHEMA = {"type": "integer"}
                     "json_schema": {"name": "n", "strict": True, "schema": SCHEMA},
                 }
             },
-            {"schema": SCHEMA},
+            asked(strict=True),
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, asked()),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, asked()),
+        (
+            {"response_format": {"type": "json_schema", "schema": SCHEMA, "strict": True}},
+            asked(strict=True),
         ),
         ({"structured_outputs": {"choice": ["a", "b"], "regex": None}}, {"choices": ["a", "b"]}),
         ({"structured_outputs": {"json_object": True}}, {"json": True}),
         ({"guided_regex": "a+"}, {"regex": "a+"}),
-        ({"guided_json": SCHEMA, "response_format": {"type": "text"}}, {"schema": SCHEMA}),
-        ({"json_schema": SCHEMA}, {"schema": SCHEMA}),
+        ({"guided_json": SCHEMA, "response_format": {"type": "text"}}, asked("guided_json")),
+        ({"json_schema": SCHEMA}, asked("json_schema")),
+        ({"structured_outputs": {"json": SCHEMA}}, asked("structured_outputs")),
         ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
     ],
     ids=str,
 )
 def test_each_spelling_is_understood(body: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert structure_of(body) == wanted
+
+
+def test_a_schema_has_the_name_that_its_api_has_for_it() -> None:
+    body = {"response_format": {"type": "json_schema", "schema": SCHEMA}}
+    assert structure_of(body, format_name="text.format") == asked("text.format")
 
 
 @pytest.mark.parametrize(

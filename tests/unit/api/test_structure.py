@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -192,6 +193,63 @@ def nested(depth: int) -> dict[str, Any]:
     return found
 
 
+def said(grammars: Grammars, options: StructureOptions) -> tuple[str, ...]:
+    made = grammars.of(options)
+    assert made is not None
+    return made.notes
+
+
+def test_what_a_loose_schema_leaves_out_is_noted(grammars: Grammars) -> None:
+    schema = {"items": {"enum": ["a"]}, "type": "array", "uniqueItems": True}
+    options: StructureOptions = {"schema": schema, "strict": False}
+    told = "uniqueItems: left out, so the text may break it"
+    assert said(grammars, options) == (f"schema: {told}",)
+    assert said(grammars, {**options, "parts": {"text.format": {}}}) == (f"text.format: {told}",)
+    assert accepts(grammars, options, '["a", "a"]')
+    assert not accepts(grammars, options, '["b"]')
+    loose: StructureOptions = {"schema": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}
+    assert said(grammars, {**loose, "strict": False}) == (
+        "schema: alternatives of oneOf may overlap",
+    )
+    assert accepts(grammars, {**loose, "strict": False}, "1.5")
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"type": "objekt"}, "tools[1].x: it cannot be followed: Invalid type: objekt."),
+        ({"$ref": "#/nope"}, "tools[1].x: it cannot be followed: Pointer '/nope'"),
+        ({"pattern": "("}, "tools[1].x: it cannot be followed: "),
+        ({"enum": []}, "tools[1].x: it cannot be followed: "),
+        ({"$ref": "#"}, "tools[1].x: the $ref '#' leads back to itself."),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "tools[1].x: it cannot be followed"),
+    ],
+    ids=str,
+)
+def test_an_error_of_a_grammar_names_the_part_at_fault(
+    grammars: Grammars, part: dict[str, Any], told: str
+) -> None:
+    """A grammar that the caller did not write is not what it reads about."""
+    text = f"start: %json {json.dumps(part)}"
+    parts: dict[str, Any] = {"tools[0].x": {"type": "string"}, "tools[1].x": part}
+    with pytest.raises(ConfigError) as caught:
+        grammars.of({"grammar": text, "parts": parts})
+    assert str(caught.value).startswith(told)
+    assert "Lark" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_an_error_of_no_part_names_what_all_are_of(grammars: Grammars) -> None:
+    with pytest.raises(ConfigError, match=r"^tools: 70,0.. bytes; it may have 65,536") as caught:
+        grammars.of({"grammar": f"start: /{'a' * 70_000}/", "parts": {"tools[0].x": {}}})
+    assert "Lark" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_left_recursive_grammar_is_refused_in_words(grammars: Grammars) -> None:
+    for text in ('start: a "x"\na: a', "start: a\na: start"):
+        with pytest.raises(ConfigError, match="leads back to itself"):
+            grammars.of({"grammar": text})
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schema": {}, "regex": "a"}, "schema and regex: a text follows one"),
     ({"schema": False, "json": True}, "follows one structure"),
@@ -203,7 +261,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schema": {"maximum": float("nan")}}, "schema: it cannot be written as JSON"),
     ({"schema": nested(20_000)}, "schema: it cannot be written as JSON"),
     ({"schema": {"type": "objekt"}}, "schema: it cannot be followed: Invalid type: objekt"),
-    ({"schema": {"type": "array", "uniqueItems": True}}, "Unimplemented keys"),
+    ({"schema": {"type": "array", "uniqueItems": True}}, "schema: uniqueItems: the keyword"),
     ({"schema": {"$ref": "#/nope"}}, "schema: it cannot be followed: Pointer '/nope'"),
     ({"schema": {"enum": []}}, "schema: it cannot be followed"),
     ({"schema": {"enum": ["x" * (1 << 20)]}}, "it may have 65,536"),

@@ -182,7 +182,15 @@ def test_a_structure_reaches_the_engine() -> None:
     port = ScriptedPort()
     schema = {"type": "object"}
     chat(port, response_format={"type": "json_schema", "json_schema": {"schema": schema}})
-    assert port.requests[0].structure == {"schema": schema}
+    parts = {"response_format": schema}
+    assert port.requests[0].structure == {"schema": schema, "strict": False, "parts": parts}
+
+
+@pytest.mark.parametrize("param", ["response_format", "tools[0].function.parameters", "tools"])
+def test_an_error_about_a_schema_has_its_parameter(param: str) -> None:
+    error = ConfigError(f"{param}: properties.a.not: the keyword not cannot be followed.")
+    got = ask(ScriptedPort(lambda _: (), error=error), PATH, HELLO)
+    assert (got.status, got.json()["error"]["param"]) == (400, param)
 
 
 def test_predictions_are_counted_only_where_there_is_one() -> None:
@@ -232,7 +240,7 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"web_search_options": {}}, "web_search_options"),
     ({"best_of": 3}, "best_of"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
-    ({"response_format": {"type": "xml"}}, None),
+    ({"response_format": {"type": "xml"}}, "response_format"),
     ({"prediction": {"type": "image"}}, "prediction"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"speculative": {"drafter": "eagle"}}, "speculative.drafter"),

@@ -103,10 +103,6 @@ def test_what_is_demanded_is_a_grammar(more: dict[str, Any]) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
-        (
-            {"tool_choice": "required", "response_format": {"type": "json_object"}},
-            "tool_choice",
-        ),
     ],
     ids=str,
 )
@@ -141,6 +137,102 @@ def test_a_text_of_a_form_is_all_text() -> None:
     more = {"response_format": {"type": "json_object"}}
     message = ask(engine, PATH, HELLO | more).json()["choices"][0]["message"]
     assert message["content"] == '{"a": "<think>"}'
+
+
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}}
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}
+
+
+def test_an_answer_is_a_call_or_has_the_form() -> None:
+    for text, call in (('{"answer": "<tool_call>"}', None), (CALL, "add")):
+        engine = port(f"<think>so</think>{text}")
+        found = ask(engine, PATH, HELLO | FORM).json()
+        message = found["choices"][0]["message"]
+        assert message["reasoning"] == "so"
+        assert "warnings" not in found
+        calls = message.get("tool_calls", [])
+        assert [one["function"]["name"] for one in calls] == ([] if call is None else [call])
+        assert message["content"] == (text if call is None else None)
+        asked = engine.requests[0].structure
+        assert '"answer"' in (asked.get("grammar") or "")
+        assert list(asked.get("parts", ())) == [
+            "tools[0].function.parameters: the tool 'add'",
+            "response_format",
+        ]
+
+
+def test_demanded_calls_leave_no_room_for_a_text() -> None:
+    engine = port(CALL)
+    assert ask(engine, PATH, HELLO | FORM | {"tool_choice": "required"}).status == 200
+    grammar = engine.requests[0].structure.get("grammar") or ""
+    assert '"answer"' not in grammar
+
+
+def test_thoughts_come_before_a_form_without_tools() -> None:
+    engine = port("<think>so</think>", '{"answer": "x"}')
+    message = ask(engine, PATH, HELLO | FORM | {"tools": []}).json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == ('{"answer": "x"}', "so")
+    plain = port('{"answer": "x"}')
+    plain.template = "{{ messages }}"
+    ask(plain, PATH, HELLO | FORM | {"tools": []})
+    assert plain.requests[0].structure.get("schema") == SCHEMA
+
+
+def test_a_form_that_goes_with_no_calls_says_so() -> None:
+    for template, form in (
+        ("{{ tools }} <tool_call>", {"grammar": 'root ::= "x"'}),
+        ("{{ tools }} [TOOL_CALLS]", FORM),
+        ("{{ tools }}", FORM),
+    ):
+        engine = port("x")
+        engine.template = template
+        found = ask(engine, PATH, HELLO | form).json()
+        assert any("tools: none is called" in one for one in found["warnings"])
+        assert not engine.requests[0].structure.keys() - {"schema", "strict", "parts", "grammar"}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_tool_whose_schema_cannot_be_followed_is_named(strict: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    odd = {"type": "function", "function": {"name": "odd", "parameters": schema, "strict": strict}}
+    path = "tools[1].function.parameters"
+    got = ask(port("x"), PATH, HELLO | {"tools": [TOOL, odd], "tool_choice": "required"})
+    if strict:
+        error = got.json()["error"]
+        assert (got.status, error["param"]) == (400, path)
+        assert "'odd': properties.a.uniqueItems" in error["message"]
+    else:
+        assert got.json()["warnings"] == [
+            f"{path}: the tool 'odd': properties.a.uniqueItems: left out, so the text may break it"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "wanted"),
+    [
+        (
+            "/v1/responses",
+            {"input": "hi", "tools": [{"type": "web"}, {"type": "function", "name": "f"}]},
+            "tools[1].parameters: the tool 'f'",
+        ),
+        (
+            "/v1/messages",
+            {
+                "messages": [{"role": "user", "content": "hi"}],
+                "max_tokens": 9,
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            },
+            "tools[0].input_schema: the tool 'f'",
+        ),
+    ],
+    ids=str,
+)
+def test_each_api_has_its_own_names(path: str, body: dict[str, Any], wanted: str) -> None:
+    engine = port("x")
+    form = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+    name = "text" if "responses" in path else "output_config"
+    assert ask(engine, path, body | {name: form}).status == 200
+    assert list(engine.requests[0].structure.get("parts", ())) == [wanted, f"{name}.format"]
 
 
 def test_special_tokens_are_shown_where_they_delimit() -> None:

@@ -49,6 +49,14 @@ class OutputFormat:
         """Where no tool was offered nothing is a call."""
         return replace(self, fields=tuple(one for one in self.fields if one.kind != "calls"))
 
+    def at_start(self) -> OutputFormat:
+        """Where nothing but thoughts and calls comes before a thought or a call."""
+        fields = [
+            replace(one, opens=tuple(replace(begin, at_start=True) for begin in one.opens))
+            for one in self.fields
+        ]
+        return replace(self, fields=tuple(fields), drops=())
+
     def begun(self, prompt: str) -> Field | None:
         """The field that the end of `prompt`, a template's, has opened for the answer."""
         at = max((prompt.rfind(anchor) + len(anchor) for anchor in self._found(prompt)), default=0)

@@ -8,12 +8,19 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from outrider.api.schema import resolved
 from outrider.api.tools_in_text import has_place_for_tools
 from outrider.server.events import OutputParser, PlainParser
 from outrider.server.parsing.calls import Schemas, mapping
 from outrider.server.parsing.families import GENERIC, format_of_family
 from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.grammar import Choice, tool_grammar
+from outrider.server.parsing.grammar import (
+    AnswerGrammar,
+    Choice,
+    Form,
+    OfferedTool,
+    answer_grammar,
+)
 from outrider.server.parsing.parser import FormatParser, new_call_id
 from outrider.server.parsing.template import format_of_template
 from outrider.server.port import EngineCard
@@ -55,13 +62,17 @@ def parser_for(
     tools: Sequence[Mapping[str, Any]] = (),
     *,
     prompt: str = "",
+    has_form: bool = False,
     new_id: Callable[[], str] = new_call_id,
 ) -> OutputParser:
     """The parser of one answer, to a `prompt` whose last characters say what the chat template has
-    opened already, as `<think>`. Calls are looked for where `tools` were offered."""
+    opened already, as `<think>`. Calls are looked for where `tools` were offered. A text that
+    `has_form` is text from its first character on."""
     given = format_of(card)
     if given is None:
         return PlainParser()
+    if has_form:
+        given = given.at_start()
     return FormatParser(given, schemas_of(tools), begun=given.begun(prompt), new_id=new_id)
 
 
@@ -70,9 +81,20 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
     found: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = mapping(tool.get("function", tool))
-        properties = mapping(function.get("parameters")).get("properties")
-        found[str(function.get("name"))] = mapping(properties)
+        schema = mapping(function.get("parameters"))
+        properties = mapping(schema.get("properties"))
+        known = {name: _with_types(schema, value) for name, value in properties.items()}
+        found[str(function.get("name"))] = known
     return found
+
+
+def _with_types(root: Mapping[str, Any], schema: object) -> object:
+    """The same with what it and its alternatives refer to: they say which types there are."""
+    given = mapping(resolved(root, schema))
+    choices = {
+        name: given[name] for name in ("anyOf", "oneOf") if isinstance(given.get(name), list)
+    }
+    return {**given, **{name: [resolved(root, one) for one in choices[name]] for name in choices}}
 
 
 def _thinks(given: OutputFormat) -> bool:
@@ -84,18 +106,19 @@ def _told_once(problem: str) -> None:
     _log.warning("The checkpoint's response_template is not followed: %s.", problem)
 
 
-def calls_grammar(
+def grammar_for(
     card: EngineCard,
-    tools: Sequence[Mapping[str, Any]],
+    tools: Sequence[OfferedTool],
     *,
     choice: Choice,
     parallel: bool = True,
     prompt: str = "",
-) -> str | None:
-    """The grammar of an answer that calls `tools` (grammar.py), for `StructureOptions`; None where
-    this model's calls cannot be written as one."""
+    form: Form | None = None,
+) -> AnswerGrammar | None:
+    """The grammar of an answer that calls `tools` or has a `form` (grammar.py); None where this
+    model's answers cannot be written as one."""
     given = format_of(card)
     if given is None:
         return None
     begun = given.begun(prompt) is not None
-    return tool_grammar(given, tools, choice=choice, parallel=parallel, begun=begun)
+    return answer_grammar(given, tools, choice=choice, parallel=parallel, begun=begun, form=form)

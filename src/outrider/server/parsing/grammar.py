@@ -1,4 +1,5 @@
-"""Grammars of calls: what a model may write where a request demands calls, or strict arguments.
+"""Grammars of answers: calls that a request demands, strict arguments, and text of a given form
+after thoughts or instead of calls.
 
 A grammar is made of a format's own delimiters and of each tool's JSON schema, in llguidance's
 dialect of Lark. Formats whose delimiters are special tokens have none: a grammar speaks of text.
@@ -7,10 +8,13 @@ dialect of Lark. Formats whose delimiters are special tokens have none: a gramma
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from outrider.api.structure import strict_schema
+from outrider.api.schema import followed, has_reference, moved, resolved
+from outrider.api.structure import WHITE_SPACE, StructureOptions, choices_rule
+from outrider.core.errors import ConfigError
 from outrider.server.parsing.calls import listed, mapping
 from outrider.server.parsing.families import GENERIC, GLM, HERMES, LLAMA, QWEN_XML, THINK
 from outrider.server.parsing.fields import OutputFormat
@@ -23,38 +27,147 @@ _ANY = "ANY: /(.|\\n)*/"
 _ANY_BLANKS = r"[\x20\t\r\n]*"
 _JSON_BLANKS = r"[\x20\t\r\n]{0,9}"
 # Without a bound a weak model writes nothing but blanks.
-_BLANKS = {"whitespace_pattern": r"( |\n{1,2}[\x20\t]{0,20})?"}
+_BLANKS = r"( |\n{1,2}[\x20\t]{0,20})?"
 
 
-def tool_grammar(
+class OfferedTool(NamedTuple):
+    """A tool whose `schema` can be followed. Errors and notes about it begin with `called`."""
+
+    name: str
+    schema: Mapping[str, Any]
+    strict: bool
+    called: str
+    notes: tuple[str, ...] = ()
+
+
+def offered_tool(tool: Tool, path: str) -> OfferedTool:
+    """The tool whose schema is the parameter `path`. The schema allows no more keys than it names:
+    what a tool does not know it cannot be given. Raises ConfigError for one that cannot be
+    followed."""
+    function = cast("Mapping[str, Any]", tool.get("function", tool))
+    name, strict = str(function["name"]), function.get("strict") is True
+    called = f"{path}: the tool {name[:64]!r}"
+    given: object = function.get("parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{called}: its parameters are no JSON schema.")
+    found = followed(cast("Mapping[str, object]", given), strict=strict, called=called)
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+        **found.schema,
+    }
+    return OfferedTool(name, schema, strict, called, found.notes)
+
+
+class Form(NamedTuple):
+    """What a text must be, as the right side of a rule, with the schemas in it (`parts` of
+    StructureOptions) and `notes` on what the rule leaves out of them."""
+
+    rule: str
+    parts: Mapping[str, Any] = {}
+    notes: tuple[str, ...] = ()
+
+
+def form_of(structure: StructureOptions) -> Form | None:
+    """None where a structure is no rule of another grammar: one of its own, or a schema as text.
+    Raises ConfigError for a schema that cannot be followed."""
+    schema, strict = structure.get("schema"), structure.get("strict", True)
+    if isinstance(schema, Mapping):
+        parts = structure.get("parts", {})
+        called = next(iter(parts), "schema")
+        found = followed(schema, strict=strict, called=called)
+        return Form(_json(found.schema, strict=strict, blanks=WHITE_SPACE), parts, found.notes)
+    if structure.get("json"):
+        return Form(_json({"type": "object"}, strict=True, blanks=WHITE_SPACE))
+    if (choices := structure.get("choices")) is not None:
+        return Form(choices_rule(choices))
+    if (regex := structure.get("regex")) is not None:
+        return Form(f"/{_NOT_IN_LARK.sub(lambda found: _IN_LARK.get(found[0], found[0]), regex)}/")
+    return None
+
+
+# A slash or a line end would end an expression; what a backslash is before stays as it is.
+_NOT_IN_LARK = re.compile(r"\\.|/|\n", re.DOTALL)
+_IN_LARK = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+
+
+class AnswerGrammar(NamedTuple):
+    """A grammar, the schemas in it (`parts` of StructureOptions), and `notes` on what it leaves out
+    of them."""
+
+    text: str
+    parts: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def structure(self) -> StructureOptions:
+        return {"grammar": self.text, "parts": self.parts}
+
+
+def answer_grammar(
     given: OutputFormat,
-    tools: Sequence[Tool],
+    tools: Sequence[OfferedTool],
     *,
     choice: Choice,
     parallel: bool = True,
     begun: bool = False,
-) -> str | None:
-    """The grammar of answers that call `tools`: at least once where calls are required, else text
-    in which each call is one. None for a format that grammars do not speak of. `begun` says that
-    the prompt has begun to think."""
-    write = _WRITERS.get(given.name)
-    if write is None or not tools:
+    form: Form | None = None,
+) -> AnswerGrammar | None:
+    """The grammar of answers that call `tools`: at least once where calls are required; else calls
+    or a text of the `form`; else text in which each call is one. All but the last may begin with
+    thoughts; `begun` says that the prompt has begun them. None for a format that grammars do not
+    speak of, and for a form alone of one without thoughts."""
+    write, thinks = _WRITERS.get(given.name), THINK in given.fields
+    if form is not None:
+        write = _BESIDE_FORMS.get(given.name, write)
+    if write is None if tools else form is None or not thinks:
         return None
-    written = write(tools)
-    lines = ["%llguidance {}", _ANY, *written.rules, f"call: {written.call}"]
-    more = f" ({_text(written.between)} call)*" if parallel else ""
-    if choice == "auto":
-        if not written.called:
-            return None
-        lines.append(f"called: {written.called}")
-        if written.is_last:
-            return "\n".join([*lines, f"start: ANY | called{more}"])
-        return "\n".join([*lines, "start: called* ANY" if parallel else "start: called | ANY"])
+    written = write(tools) if write is not None and tools else None
+    if choice == "auto" and form is None:
+        lines = [] if written is None else _free(written, parallel=parallel)
+    else:
+        lines = _due(written, form, parallel=parallel, begun=begun, thinks=thinks)
+    if not lines:
+        return None
+    parts = {tool.called: tool.schema for tool in tools}
+    notes = tuple(note for tool in tools for note in tool.notes)
+    if form is not None:
+        parts, notes = {**parts, **form.parts}, (*notes, *form.notes)
+    return AnswerGrammar("\n".join(["%llguidance {}", _ANY, *lines]), parts, notes)
+
+
+def _free(written: _Written, *, parallel: bool) -> list[str]:
+    """Rules of text in which each call is one; none where no grammar says that."""
+    if not written.called:
+        return []
+    lines = [*written.rules, f"call: {written.call}", f"called: {written.called}"]
+    if written.is_last:
+        return [*lines, f"start: ANY | called{_more(written, parallel=parallel)}"]
+    return [*lines, "start: called* ANY" if parallel else "start: called | ANY"]
+
+
+def _due(
+    written: _Written | None, form: Form | None, *, parallel: bool, begun: bool, thinks: bool
+) -> list[str]:
+    """Rules of calls or a text of the form, after thoughts."""
+    lines: list[str] = []
+    wanted: list[str] = []
+    if written is not None:
+        lines += [*written.rules, f"call: {written.call}"]
+        wanted.append(f"call{_more(written, parallel=parallel)}")
+    if form is not None:
+        lines.append(f"form: {form.rule}")
+        wanted.append("form")
     before = ""
-    if THINK in given.fields:
+    if thinks:
         before = "thought " if begun else f"({_text('<think>')} thought)? "
         lines += [f"thought: thinks {_text('')} /\\n{{0,2}}/", 'thinks[lazy]: ANY "</think>"']
-    return "\n".join([*lines, f"start: {before}call{more}"])
+    return [*lines, f"start: {before}({' | '.join(wanted)})"]
+
+
+def _more(written: _Written, *, parallel: bool) -> str:
+    return f" ({_text(written.between)} call)*" if parallel else ""
 
 
 class _Written(NamedTuple):
@@ -77,24 +190,24 @@ def _delimited(begin: str, rules: list[str], end: str, between: str) -> _Written
     return _Written(rules, f"{_text(begin)} {inner}", f"begun {inner}", between)
 
 
-def _hermes(tools: Sequence[Tool]) -> _Written:
-    rules = [_json_rule(tools, "arguments", "\n")]
+def _hermes(tools: Sequence[OfferedTool]) -> _Written:
+    rules = _json_rules(tools, "arguments", "\n")
     return _delimited("<tool_call>", rules, "</tool_call>", "\n")
 
 
-def _llama(tools: Sequence[Tool]) -> _Written:
-    return _delimited("", [_json_rule(tools, "parameters", "")], "", "; ")
+def _llama(tools: Sequence[OfferedTool]) -> _Written:
+    return _delimited("", _json_rules(tools, "parameters", ""), "", "; ")
 
 
-def _generic(tools: Sequence[Tool]) -> _Written:
+def _generic(tools: Sequence[OfferedTool]) -> _Written:
     """An object is a call from the name of a tool on: text may have others, as {"name": "Bob"}."""
     rules = [
         rf'MIDDLE: /{_JSON_BLANKS},{_JSON_BLANKS}"arguments"{_JSON_BLANKS}:{_JSON_BLANKS}/',
         rf"END: /{_JSON_BLANKS}\}}/",
     ]
-    for i, (name, schema) in enumerate(map(_name_and_schema, tools)):
-        written = json.dumps(name, ensure_ascii=False)
-        rules.append(f"rest_{i}: MIDDLE {_json(schema)} END")
+    for i, tool in enumerate(tools):
+        written = json.dumps(tool.name, ensure_ascii=False)
+        rules.append(f"rest_{i}: MIDDLE {_json(tool.schema, strict=tool.strict)} END")
         begin = '{"name": ' + written
         rules.append(f"call_{i}: {_text(begin)}")
         begun = rf'/\{{{_ANY_BLANKS}"name"{_ANY_BLANKS}:{_ANY_BLANKS}/'
@@ -105,21 +218,41 @@ def _generic(tools: Sequence[Tool]) -> _Written:
     return _Written(rules, call, called, "\n", is_last=True)
 
 
-def _json_rule(tools: Sequence[Tool], arguments: str, edge: str) -> str:
-    """A rule of an object with the name of a tool and its arguments."""
-    shapes = [
-        {
+def _generic_object(tools: Sequence[OfferedTool]) -> _Written:
+    """The same beside other JSON: with the tokens of JSON alone, of which none is longer."""
+    return _delimited("", _json_rules(tools, "arguments", ""), "", "\n")
+
+
+def _json_rules(tools: Sequence[OfferedTool], arguments: str, edge: str) -> list[str]:
+    """Rules of an object with the name of a tool and its arguments."""
+    rules = [f"tool: {_text(edge)} ({_each('tool', tools)}) {_text(edge)}"]
+    for i, tool in enumerate(tools):
+        shape = {
             "type": "object",
-            "properties": {"name": {"const": name}, arguments: schema},
+            "properties": {"name": {"const": tool.name}, arguments: tool.schema},
             "required": ["name", arguments],
             "additionalProperties": False,
         }
-        for name, schema in map(_name_and_schema, tools)
-    ]
-    return f"tool: {_text(edge)} {_json({'anyOf': shapes})} {_text(edge)}"
+        if has_reference(tool.schema):
+            shape["properties"] = {"name": {"const": tool.name}, arguments: {"$ref": _ROOT}}
+            shape |= _document(tool)
+        rules.append(f"tool_{i}: {_json(shape, strict=tool.strict)}")
+    return rules
 
 
-def _qwen_xml(tools: Sequence[Tool]) -> _Written:
+# Where a document lies within a schema around it, so that its references find what they name.
+_ROOT = "#/$defs/arguments"
+
+
+def _document(tool: OfferedTool) -> dict[str, Any]:
+    return {"$defs": {"arguments": moved(tool.schema, _ROOT)}}
+
+
+def _each(rule: str, tools: Sequence[OfferedTool]) -> str:
+    return " | ".join(f"{rule}_{i}" for i in range(len(tools)))
+
+
+def _qwen_xml(tools: Sequence[OfferedTool]) -> _Written:
     rules = _by_pairs(
         tools,
         begin="\n<function={}>\n",
@@ -130,7 +263,7 @@ def _qwen_xml(tools: Sequence[Tool]) -> _Written:
     return _delimited("<tool_call>", rules, "</tool_call>", "\n")
 
 
-def _glm(tools: Sequence[Tool]) -> _Written:
+def _glm(tools: Sequence[OfferedTool]) -> _Written:
     rules = _by_pairs(
         tools,
         begin="{}\n",
@@ -142,56 +275,59 @@ def _glm(tools: Sequence[Tool]) -> _Written:
 
 
 def _by_pairs(
-    tools: Sequence[Tool], *, begin: str, key: str, value_end: str, end: str
+    tools: Sequence[OfferedTool], *, begin: str, key: str, value_end: str, end: str
 ) -> list[str]:
     """Rules of formats that write each argument by itself: text as it is, other values as JSON."""
-    rules = ["tool: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
-    for i, (name, schema) in enumerate(map(_name_and_schema, tools)):
-        properties = mapping(schema.get("properties"))
-        required = [str(one) for one in listed(schema.get("required") or [])]
-        parts = [_text(begin.format(name))]
+    rules = [f"tool: {_each('tool', tools)}"]
+    for i, tool in enumerate(tools):
+        properties = mapping(tool.schema.get("properties"))
+        required = [str(one) for one in listed(tool.schema.get("required") or [])]
+        parts = [_text(begin.format(tool.name))]
         order = sorted(properties, key=lambda one: one not in required)
         for j, one in enumerate(order):
             parts.append(f"arg_{i}_{j}" + ("" if one in required else "?"))
-            value = _value(properties[one], f"text_{i}_{j}", value_end, rules)
+            value = _value(tool, properties[one], f"text_{i}_{j}", value_end, rules)
             rules.append(f"arg_{i}_{j}: {_text(key.format(one))} {value}")
         rules.append(f"tool_{i}: {' '.join(parts)} {_text(end)}")
     return rules
 
 
-def _value(schema: Any, rule: str, end: str, rules: list[str]) -> str:
-    entry = mapping(schema)
-    if entry.get("type", "string") != "string" or "anyOf" in entry or "oneOf" in entry:
-        return f"{_json(dict(entry))} {_text(end)}"
-    if "enum" in entry:
-        texts = " | ".join(_text(str(one)) for one in listed(entry["enum"]))
+def _value(tool: OfferedTool, schema: Any, rule: str, end: str, rules: list[str]) -> str:
+    entry = mapping(resolved(tool.schema, schema))
+    if entry.get("type", "string") != "string" or entry.keys() & {"anyOf", "oneOf", "allOf"}:
+        whole = dict(mapping(schema))
+        if has_reference(whole):
+            whole = {**mapping(moved(whole, _ROOT)), **_document(tool)}
+        return f"{_json(whole, strict=tool.strict)} {_text(end)}"
+    if "enum" in entry or "const" in entry:
+        values = listed(entry["enum"]) if "enum" in entry else [entry["const"]]
+        texts = " | ".join(_text(_as_text(one)) for one in values)
         return f"({texts}) {_text(end)}"
     rules.append(f"{rule}[lazy]: ANY {_text(end)}")
     return rule
 
 
-def _name_and_schema(tool: Tool) -> tuple[str, dict[str, Any]]:
-    """A schema without more keys than it names: what a tool does not know it cannot be given."""
-    function = cast("Mapping[str, Any]", tool.get("function", tool))
-    schema = dict(cast("Mapping[str, Any]", function.get("parameters") or {}))
-    schema.setdefault("type", "object")
-    schema.setdefault("properties", {})
-    schema.setdefault("additionalProperties", False)
-    return str(function["name"]), schema
+def _as_text(value: object) -> str:
+    """A text as it is, other values as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**strict_schema(schema), 'x-guidance': _BLANKS})}"
+def _json(schema: Mapping[str, Any], *, strict: bool, blanks: str = _BLANKS) -> str:
+    rules = {"whitespace_pattern": blanks, "coerce_one_of": not strict}
+    return f"%json {json.dumps({**schema, 'x-guidance': rules})}"
 
 
 def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else '""'
 
 
-_WRITERS: Mapping[str, Callable[[Sequence[Tool]], _Written]] = {
+_WRITERS: Mapping[str, Callable[[Sequence[OfferedTool]], _Written]] = {
     HERMES.name: _hermes,
     QWEN_XML.name: _qwen_xml,
     GLM.name: _glm,
     LLAMA.name: _llama,
     GENERIC.name: _generic,
+}
+_BESIDE_FORMS: Mapping[str, Callable[[Sequence[OfferedTool]], _Written]] = {
+    GENERIC.name: _generic_object
 }

@@ -48,7 +48,8 @@ class FormatParser:
         self._around = _Flow(TextDelta, self._parts, at_start=False)
         self._region: _Region | None = None
         self._watched_now = self._watched()
-        self._is_start = True
+        # Whether nothing came so far but blanks, thoughts and calls.
+        self._is_start, self._read_from = True, 0
         if begun is not None:
             self._open(begun, "", {})
 
@@ -86,9 +87,9 @@ class FormatParser:
         self, text: str, at: int, known: dict[Delimiter, int], *, final: bool
     ) -> _Crossing | int:
         """The first delimiter from `at` on, or up to where the text has none for certain."""
-        watched = self._watched_now
+        watched, self._read_from = self._watched_now, at
         for one in watched:
-            if known.get(one, -1) < at:
+            if known.get(one, -1) < at or one.at_start:
                 known[one] = self._first(one, text, at)
         while True:
             start = min((known[one] for one in watched), default=len(text))
@@ -146,7 +147,7 @@ class FormatParser:
 
     def _first_of_all(self, one: Delimiter, text: str, at: int) -> int:
         begin = at + len(text[at:]) - len(text[at:].lstrip())
-        if not self._is_start or text[:begin].strip():
+        if not self._is_start or self._region is not None or text[self._read_from : begin].strip():
             return len(text)
         is_there = text.startswith(one.first, begin) or one.first.startswith(text[begin:])
         return begin if is_there else len(text)
@@ -154,15 +155,13 @@ class FormatParser:
     def _put(self, text: str) -> None:
         if not text:
             return
-        if self._is_start and not text.isspace():
-            self._is_start = False
-        if self._region is None:
-            self._around.add(text)
-        else:
+        if self._region is not None:
             self._region.add(text)
+            return
+        self._is_start = self._is_start and text.isspace()
+        self._around.add(text)
 
     def _cross(self, opened: Field | None, delimiter: str, groups: Mapping[str, str]) -> None:
-        self._is_start = False
         if opened is not None:
             if self._region is not None:
                 self._close("")
@@ -170,10 +169,12 @@ class FormatParser:
         elif self._region is not None:
             self._close(delimiter)
         else:
+            self._is_start = False
             self._around.end(strip=True)
 
     def _open(self, opened: Field, delimiter: str, groups: Mapping[str, str]) -> None:
         blanks = self._around.cut()
+        self._is_start = self._is_start and opened.kind in ("reasoning", "calls")
         flow = None
         if opened.kind in ("text", "reasoning"):
             make = TextDelta if opened.kind == "text" else ReasoningDelta
@@ -195,6 +196,7 @@ class FormatParser:
             text = region.text
             # Where the answer was cut off amid a call, those before it are whole.
             size = 0 if delimiter else before_begun(text)
+            self._is_start = False
             if not size or not self._called(region, text[:size]):
                 self._around.add_raw(region.raw + delimiter)
             else:

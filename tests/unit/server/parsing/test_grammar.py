@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from outrider.server.parsing.families import GENERIC, THINK
+from outrider.api.structure import StructureOptions
+from outrider.core.errors import ConfigError
+from outrider.server.parsing.families import GENERIC, GLM, HERMES, LLAMA, MISTRAL, QWEN_XML, THINK
 from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.grammar import Choice, tool_grammar
+from outrider.server.parsing.grammar import (
+    Choice,
+    Form,
+    answer_grammar,
+    form_of,
+    offered_tool,
+)
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -36,11 +45,16 @@ def is_written(
     *,
     parallel: bool = True,
     begun: bool = False,
+    form: Form | None = None,
+    tools: Sequence[Mapping[str, Any]] = TOOLS,
 ) -> bool:
     """Whether the grammar lets `text` be all of an answer."""
-    grammar = tool_grammar(given, TOOLS, choice=choice, parallel=parallel, begun=begun)
+    offered = [offered_tool(one, "tools[0]") for one in tools]
+    grammar = answer_grammar(
+        given, offered, choice=choice, parallel=parallel, begun=begun, form=form
+    )
     assert grammar is not None
-    matcher = LLMatcher(LLTokenizer("byte"), grammar)
+    matcher = LLMatcher(LLTokenizer("byte"), grammar.text)
     assert not matcher.is_error(), matcher.get_error()
     tokens = [*text.encode()]
     return matcher.validate_tokens(tokens) == len(tokens) and (
@@ -99,3 +113,102 @@ def test_a_thought_comes_before_a_call() -> None:
     assert is_written(f"so</think>{ADD}", "required", THINKS, begun=True)
     assert is_written(ADD, "required", THINKS)
     assert not is_written(f"<think>so</think>\n{ADD}", "required")
+
+
+FORMS: dict[str, tuple[StructureOptions, str, str]] = {
+    "schema": ({"schema": {"type": "object", "properties": {"b": {}}}}, '{"name": "x/y"}', "[1]"),
+    "json": ({"json": True}, '{"a": [1]}', "3"),
+    "choices": ({"choices": ["yes", 'n"o']}, 'n"o', "no"),
+    "regex": ({"regex": "a/b\\/[/\n]c\\\\"}, "a/b/\nc\\", "a/b/nc\\"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_answer_is_a_call_or_of_the_form(name: str) -> None:
+    options, right, wrong = FORMS[name]
+    form = form_of(options)
+    assert form is not None
+    for begun, before in ((False, ""), (False, "<think>so</think>\n"), (True, "so</think>\n\n")):
+        for text in (right, ADD, f"{ADD}\n{SAY}"):
+            assert is_written(before + text, "auto", THINKS, begun=begun, form=form), text
+        for text in (wrong, f"So: {right}", "", f"{right}{ADD}"):
+            assert not is_written(before + text, "auto", THINKS, begun=begun, form=form), text
+        assert is_written(before + right, "auto", THINKS, begun=begun, form=form, tools=())
+        assert not is_written(before + ADD, "auto", THINKS, begun=begun, form=Form('"x"'), tools=())
+    # An object may be of both.
+    odd, is_json = ADD.replace("1", '"1"'), name in ("json", "schema")
+    assert is_written(odd, "auto", form=form) is is_json
+    assert not is_written(f"{ADD}\n{ADD}", "auto", parallel=False, form=form)
+    assert is_written(ADD, "auto", HERMES, form=form) is is_json
+    assert is_written(f"<tool_call>\n{ADD}\n</tool_call>", "auto", HERMES, form=form)
+
+
+def test_a_form_needs_no_grammar_of_a_model_without_thoughts() -> None:
+    for given in (HERMES, LLAMA, MISTRAL):
+        assert answer_grammar(given, [], choice="auto", form=Form('"x"')) is None
+    offered = [offered_tool(TOOLS[1], "tools[0]")]
+    assert answer_grammar(MISTRAL, offered, choice="auto", form=Form('"x"')) is None
+    assert form_of({"grammar": 'start: "x"'}) is None
+
+
+# As pydantic writes nested models: references, one of them to the whole.
+NESTED = {
+    "type": "object",
+    "properties": {
+        "p": {"$ref": "#/$defs/P"},
+        "c": {"$ref": "#/$defs/C"},
+        "up": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    },
+    "required": ["p", "c", "up"],
+    "additionalProperties": False,
+    "$defs": {
+        "P": {
+            "type": "object",
+            "properties": {"x": {"type": "integer"}, "of": {"items": {"$ref": "#/$defs/P"}}},
+            "additionalProperties": False,
+        },
+        "C": {"enum": ["red", "blue"], "type": "string"},
+    },
+}
+P, UP = '{"x": 1, "of": [{"x": 2}]}', '{"p": {}, "c": "red", "up": null}'
+WHOLE = f'{{"p": {P}, "c": "blue", "up": {UP}}}'
+CALLS: dict[str, tuple[OutputFormat, str]] = {
+    "hermes": (HERMES, f'<tool_call>\n{{"name": "f", "arguments": {WHOLE}}}\n</tool_call>'),
+    "llama": (LLAMA, f'{{"name": "f", "parameters": {WHOLE}}}'),
+    "generic": (GENERIC, f'{{"name": "f", "arguments": {WHOLE}}}'),
+    "qwen xml": (
+        QWEN_XML,
+        f"<tool_call>\n<function=f>\n<parameter=p>\n{P}\n</parameter>\n<parameter=c>\nblue\n"
+        f"</parameter>\n<parameter=up>\n{UP}\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "glm": (
+        GLM,
+        f"<tool_call>f\n<arg_key>p</arg_key>\n<arg_value>{P}</arg_value>\n<arg_key>c</arg_key>\n"
+        f"<arg_value>blue</arg_value>\n<arg_key>up</arg_key>\n<arg_value>{UP}</arg_value>\n"
+        "</tool_call>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_references_within_a_tool_find_what_they_name(name: str) -> None:
+    given, text = CALLS[name]
+    tools = [{"function": {"name": "f", "parameters": NESTED}}]
+    assert is_written(text, "required", given, tools=tools)
+    for right, wrong in (("blue", "green"), ('"x": 2', '"x": "2"'), ('"up": null', '"up": 1')):
+        assert not is_written(text.replace(right, wrong), "required", given, tools=tools)
+
+
+def test_a_tool_that_cannot_be_followed_is_named() -> None:
+    loose = {"type": "object", "properties": {"a": {"uniqueItems": True, "type": "array"}}}
+    one = {"function": {"name": "f", "parameters": loose}}
+    found = offered_tool(one, "tools[3].function.parameters")
+    assert found.notes == (
+        "tools[3].function.parameters: the tool 'f': properties.a.uniqueItems: left out, so the "
+        "text may break it",
+    )
+    told = r"tools\[3\].x: the tool 'f': properties.a.uniqueItems: the keyword uniqueItems cannot"
+    with pytest.raises(ConfigError, match=told):
+        offered_tool({"function": {**one["function"], "strict": True}}, "tools[3].x")
+    with pytest.raises(ConfigError, match="no JSON schema"):
+        offered_tool({"function": {"name": "f", "parameters": [1]}}, "tools[3].x")

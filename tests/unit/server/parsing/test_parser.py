@@ -362,3 +362,50 @@ def test_long_texts_take_as_long_as_they_are_long() -> None:
     text = "<tool_call>" + "x" * 20_000 + "<" * 5_000
     pieces = [text[i : i + 7] for i in range(0, len(text), 7)]
     assert read(HERMES, pieces) == [("text", text)]
+
+
+MORE = call(1, "weather", city="Zürich", days=2)
+
+
+@pytest.mark.parametrize("prompt", ["", "<think>"])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{"a": "<think>x</think>"}', None),
+        (f'{{"a": "<tool_call>{JSON}</tool_call>"}}', None),
+        (f"<tool_call>{JSON}</tool_call>", WEATHER),
+        (f"<tool_call>{JSON}</tool_call>\n" * 2, [*WEATHER, *MORE]),
+        ("<tool_call>{}</tool_call> <tool_call>", None),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 999])
+def test_text_of_a_form_is_text_from_its_first_character_on(
+    text: str, wanted: list[tuple[str, ...]] | None, prompt: str, size: int
+) -> None:
+    thought = "so</think>\n" if prompt else "<think>so</think>\n"
+    for before in (thought, "") if not prompt else (thought,):
+        whole = before + text
+        pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
+        found = read(HERMES.at_start(), pieces, prompt=prompt)
+        expected = [("text", text)] if wanted is None else wanted
+        assert found == [*([("reasoning", "so")] if before else []), *expected]
+
+
+def test_a_call_that_begins_an_answer_may_come_behind_a_thought() -> None:
+    given = replace(LLAMA, fields=(*LLAMA.fields, THINK))
+    text = f"<think>so</think>{JSON}"
+    for size in (1, 5, 999):
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        assert read(given, pieces) == [("reasoning", "so"), *WEATHER]
+
+
+def test_arguments_have_the_types_that_references_name() -> None:
+    schema = {
+        "properties": {"p": {"$ref": "#/$defs/P"}, "q": {"anyOf": [{"$ref": "#/$defs/P"}]}},
+        "$defs": {"P": {"type": "object"}},
+    }
+    tools = [{"function": {"name": "f", "parameters": schema}}]
+    text = "<tool_call><function=f><parameter=p>{}</parameter><parameter=q>{}</parameter>"
+    parser = parser_for(card("tools <function= <parameter="), tools, new_id=lambda: "c1")
+    parts = joined([*parser.feed(f"{text}</function></tool_call>"), *parser.finish()])
+    assert parts == call(0, "f", p={}, q={})
