@@ -35,10 +35,6 @@ class Got:
         lines = [line for line in self.body.decode().split("\n") if line.startswith("data: ")]
         return [_read(line.removeprefix("data: ")) for line in lines]
 
-    @property
-    def comments(self) -> list[str]:
-        return [line for line in self.body.decode().split("\n") if line.startswith(":")]
-
 
 def _read(text: str) -> Any:
     return text if text == "[DONE]" else json.loads(text)

@@ -116,7 +116,7 @@ class ScriptedStream:
     def __init__(self, port: ScriptedPort, request: EngineRequest) -> None:
         self._port, self._request = port, request
         self._rounds = list(port.answer(request))
-        self._left = list(self._rounds)
+        self.left = list(self._rounds)
         self.is_over = self.was_cancelled = False
 
     def __aiter__(self) -> Self:
@@ -126,12 +126,12 @@ class ScriptedStream:
         await asyncio.sleep(0)
         if self._port.pause is not None:
             await self._port.pause.wait()
-        if not self._left:
+        if not self.left:
             self.is_over = True
             if self._port.error is not None:
                 raise self._port.error
             raise StopAsyncIteration
-        return self._event(self._left.pop(0))
+        return self._event(self.left.pop(0))
 
     def _event(self, text: str) -> TextEvent:
         ids = tuple(map(ord, text))

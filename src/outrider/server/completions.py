@@ -140,9 +140,11 @@ class CompletionChoices:
             return prompt
         return await port.encode(prompt, add_special=self._body.add_special_tokens is not False)
 
-    def first(self, index: int) -> list[dict[str, Any]]:
-        if not self._echoed:
+    def first(self, index: int) -> list[dict[str, Any]] | None:
+        if not self._body.echo:
             return []
+        if index >= len(self._echoed):
+            return None
         self._lengths[index] = len(self._echoed[index])
         return [_choice(index, self._echoed[index])]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from itertools import count
 from typing import Any, Protocol
 from uuid import uuid4
 
 from outrider.server.answers import Answer, usage_of, written
+from outrider.server.errors import ApiError, error_body
 from outrider.server.events import End, Step, Usage
 from outrider.server.exchange import Exchange
 from outrider.server.wire import encode
@@ -21,8 +23,8 @@ class Choices(Protocol):
 
     async def open(self) -> list[Answer]: ...
 
-    def first(self, index: int) -> list[dict[str, Any]]:
-        """The deltas before what is written."""
+    def first(self, index: int) -> list[dict[str, Any]] | None:
+        """The deltas before what is written. None while they are not known."""
         ...
 
     def deltas(self, index: int, step: Step) -> list[dict[str, Any]]: ...
@@ -51,6 +53,8 @@ class ChoicesWriter:
         # The same in each chunk of a stream, so it is written once.
         shown = encode({**common, "object": chunk_kind})
         self._before = b"data: " + shown[:-1] + b',"choices":['
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
 
     async def open(self) -> list[Answer]:
         return await self._choices.open()
@@ -61,7 +65,7 @@ class ChoicesWriter:
                 if isinstance(item, Step):
                     self._choices.take(index, item)
         records = [
-            self._ended(self._choices.record(index, answer), answer.end, answers)
+            self._finished(self._choices.record(index, answer), answer.end, answers)
             for index, answer in enumerate(answers)
         ]
         told = {"choices": records, "usage": usage_record(usage_of(answers))}
@@ -70,15 +74,12 @@ class ChoicesWriter:
     async def pieces(self, answers: Sequence[Answer]) -> AsyncGenerator[bytes]:
         options = self._exchange.body.stream_options
         continuous = options is not None and options.continuous_usage_stats
-        opened: set[int] = set()
         async with aclosing(written(answers)) as steps:
             async for index, item in steps:
-                found = bytearray()
-                if index not in opened:
-                    opened.add(index)
-                    found += b"".join(map(self._chunk, self._choices.first(index)))
+                found = bytearray().join(map(self._chunk, self._begin(index)))
                 if isinstance(item, End):
-                    last = self._ended(self._choices.last(index), item, answers)
+                    self._ended.add(index)
+                    last = self._finished(self._choices.last(index), item, answers)
                     found += self._chunk(last, encode(self._exchange.extras([item]))[1:-1])
                 else:
                     more = _usage_so_far(answers[index], item) if continuous else b""
@@ -90,7 +91,24 @@ class ChoicesWriter:
             yield self._before + b'],"usage":' + usage + b"}\n\n"
         yield b"data: [DONE]\n\n"
 
-    def _ended(self, choice: dict[str, Any], end: End, answers: Sequence[Answer]) -> dict[str, Any]:
+    def waiting(self) -> bytes:
+        index = next(i for i in count() if i not in self._ended)
+        deltas = self._begin(index) or [self._choices.last(index)]
+        return b"".join(map(self._chunk, deltas))
+
+    def failure(self, error: ApiError) -> bytes:
+        return b"data: " + encode(error_body(error)) + b"\n\n"
+
+    def _begin(self, index: int) -> list[dict[str, Any]]:
+        """The first deltas, unless they were sent."""
+        if index in self._begun or (found := self._choices.first(index)) is None:
+            return []
+        self._begun.add(index)
+        return found
+
+    def _finished(
+        self, choice: dict[str, Any], end: End, answers: Sequence[Answer]
+    ) -> dict[str, Any]:
         several = {"metrics": end.metrics} if len(answers) > 1 else {}
         return choice | {"finish_reason": FINISH[end.reason]} | several
 

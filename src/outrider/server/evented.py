@@ -7,10 +7,9 @@ from contextlib import aclosing
 from typing import Any, Protocol, TypeAlias
 
 from outrider.server.answers import Answer, written
-from outrider.server.errors import ApiError, api_error
+from outrider.server.errors import ApiError
 from outrider.server.events import End, Step
 from outrider.server.exchange import Exchange
-from outrider.server.reply import ClientGoneError
 from outrider.server.wire import encode
 
 Event: TypeAlias = dict[str, Any]
@@ -29,6 +28,10 @@ class Events(Protocol):
         """The last events. `extras` are what is told beyond the fields that the API has."""
         ...
 
+    def wait(self) -> Event:
+        """One that changes nothing."""
+        ...
+
     def fail(self, error: ApiError) -> list[Event]:
         """What is told of an error after the first event."""
         ...
@@ -41,6 +44,7 @@ class EventedWriter:
         self, exchange: Exchange[Any], events: Events, ask: Callable[[], Awaitable[list[Answer]]]
     ) -> None:
         self._exchange, self._events, self._ask = exchange, events, ask
+        self._num_prompt, self._has_begun = 0, False
 
     async def open(self) -> list[Answer]:
         return await self._ask()
@@ -52,32 +56,34 @@ class EventedWriter:
         return self._events.record
 
     async def pieces(self, answers: Sequence[Answer]) -> AsyncGenerator[bytes]:
-        has_begun = False
-        try:
-            async with aclosing(self._steps(answers)) as steps:
-                async for events in steps:
-                    yield framed(events)
-                    has_begun = True
-        except ClientGoneError:
-            raise
-        except Exception as error:
-            if not has_begun:
-                # Nothing was sent: the error has a status of its own.
-                raise
-            yield framed(self._events.fail(api_error(error)))
+        async with aclosing(self._steps(answers)) as steps:
+            async for events in steps:
+                yield framed(events)
 
     async def _steps(self, answers: Sequence[Answer]) -> AsyncGenerator[list[Event]]:
         """The events of each step, the first ones with those that begin the answer."""
-        events = self._events
-        begun = events.begin(len(answers[0].request.prompt_ids))
+        self._num_prompt = len(answers[0].request.prompt_ids)
         async with aclosing(written(answers)) as steps:
             async for _, item in steps:
+                begun = self._begin()
                 if isinstance(item, Step):
-                    told = events.take(item)
+                    told = self._events.take(item)
                 else:
-                    told = events.end(item, self._exchange.extras([item]))
+                    told = self._events.end(item, self._exchange.extras([item]))
                 yield [*begun, *told]
-                begun = []
+
+    def waiting(self) -> bytes:
+        return framed(self._begin() or [self._events.wait()])
+
+    def failure(self, error: ApiError) -> bytes:
+        return framed(self._events.fail(error))
+
+    def _begin(self) -> list[Event]:
+        """The first events, unless they were sent."""
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        return self._events.begin(self._num_prompt)
 
 
 def framed(events: Sequence[Event]) -> bytes:

@@ -21,7 +21,7 @@ from outrider.server.answers import Answer, Ask, metrics_of, open_answers
 from outrider.server.asking import Asked, asked_in_vain, structure_asked, traced
 from outrider.server.events import End, OutputParser, PlainParser
 from outrider.server.port import ChatPrompt
-from outrider.server.reply import EventReply, Reply
+from outrider.server.reply import EventReply, Reply, Waiting
 from outrider.server.site import Api, Site, key_of, request_id_of
 from outrider.server.tools import Tooling, read_with, schema_paths
 from outrider.server.wire import json_response, read
@@ -96,7 +96,7 @@ class Exchange(Generic[B]):
         return found | ({"warnings": warnings} if warnings else {})
 
 
-class Writer(Protocol):
+class Writer(Waiting, Protocol):
     """Writes the answer of one exchange."""
 
     async def open(self) -> list[Answer]:
@@ -150,7 +150,7 @@ def api_route(
             return writer.pieces(await opened())
 
         if body.stream:
-            return EventReply(asked, request, stream)
+            return EventReply(asked, request, stream, writer)
         return Reply(asked, request, whole)
 
     return Route(path, answer, methods=["POST"])

@@ -160,6 +160,9 @@ class MessageEvents:
         self.record["usage"] = usage_record(Usage(num_prompt, 0))
         return [{"type": "message_start", "message": dict(self.record)}]
 
+    def wait(self) -> Event:
+        return {"type": "ping"}
+
     def take(self, step: Step) -> list[Event]:
         found: list[Event] = []
         for part in step.parts:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Protocol
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from outrider.server.errors import api_error, error_body, error_response
+from outrider.server.errors import ApiError, api_error, error_response
 from outrider.server.site import Limits, Site, key_of
 
-_PING = b": ping\n\n"
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -51,33 +50,48 @@ class Reply(Response):
         await _in_place(self._site, self._request, receive, send, run)
 
 
+class Waiting(Protocol):
+    """The events of an API that are not of its answer."""
+
+    def waiting(self) -> bytes:
+        """A heartbeat: the beginning of the answer if it was not sent, else what changes nothing.
+        Clients count events, not comments."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream that fails."""
+        ...
+
+
 class EventReply(Response):
-    """Sends the events of `make`, each piece of bytes in one write, and comments between them so
-    that nobody takes a long wait for an end."""
+    """Sends the events of `make`, each piece of bytes in one write, and heartbeats of `told`
+    between them so that nobody takes a long wait for an end."""
 
     def __init__(
         self,
         site: Site,
         request: Request,
         make: Callable[[], Awaitable[AsyncGenerator[bytes]]],
+        told: Waiting,
     ) -> None:
         super().__init__()
-        self._site, self._request, self._make = site, request, make
+        self._site, self._request, self._make, self._told = site, request, make, told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        writer = EventWriter(send, self._site.limits)
+        writer = EventWriter(send, self._site.limits, self._told.waiting)
 
         async def run() -> None:
             try:
                 async with self._site.held(), aclosing(await self._make()) as pieces:
+                    writer.opened()
                     async for piece in pieces:
                         await writer.write(piece)
                 await writer.end()
             except ClientGoneError:
                 raise
             except asyncio.CancelledError:
-                # A comment stalled while the engine worked.
+                # A heartbeat stalled while the engine worked.
                 writer.check()
                 raise
             except Exception as error:  # noqa: BLE001 - told to the client
@@ -85,7 +99,7 @@ class EventReply(Response):
                     writer.stop()
                     await error_response(error, path)(scope, receive, send)
                     return
-                await writer.write(error_event(error, path))
+                await writer.write(self._told.failure(api_error(error)))
                 await writer.end()
             finally:
                 writer.stop()
@@ -99,11 +113,13 @@ class EventReply(Response):
 
 class EventWriter:
     """Writes events to one client, from one task. Headers go out with the first piece, or with the
-    first comment, which comes after `ping_seconds` without a piece. One timer watches all of it,
+    first of the heartbeats that `waiting` makes: one comes after `ping_seconds` without a piece,
+    the first one `begin_seconds` after the engine took the request. One timer watches all of it,
     for a timer a write would cost more than the write."""
 
-    def __init__(self, send: Send, limits: Limits) -> None:
-        self._send, self._limits = send, limits
+    def __init__(self, send: Send, limits: Limits, waiting: Callable[[], bytes]) -> None:
+        self._send, self._limits, self._waiting = send, limits, waiting
+        self._silence = limits.ping_seconds
         self._loop = asyncio.get_running_loop()
         self._owner = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
@@ -115,10 +131,16 @@ class EventWriter:
         self.has_begun = False
 
     def start(self) -> None:
-        limits = self._limits
-        self._timer = self._loop.call_later(
-            min(limits.ping_seconds, limits.write_seconds), self._look
-        )
+        wait = min(self._silence, self._limits.write_seconds)
+        self._timer = self._loop.call_later(wait, self._look)
+
+    def opened(self) -> None:
+        """The engine has the request: what it refuses it refuses soon."""
+        if not self.has_begun:
+            self.stop()
+            self._last = self._loop.time()
+            self._silence = min(self._limits.begin_seconds, self._limits.ping_seconds)
+            self.start()
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -186,22 +208,15 @@ class EventWriter:
             if self._owner is not None:
                 self._owner.cancel()
             return
-        if self._since is None and now - self._last >= limits.ping_seconds:
-            self._ping = self._loop.create_task(self._written(_PING))
+        if self._since is None and now - self._last >= self._silence:
+            self._ping = self._loop.create_task(self._written(self._waiting()))
             self._ping.add_done_callback(_heard)
-            self._last = now
+            self._last, self._silence = now, limits.ping_seconds
         if self._since is None:
-            wait = min(self._last + limits.ping_seconds - now, limits.write_seconds)
+            wait = min(self._last + self._silence - now, limits.write_seconds)
         else:
             wait = self._since + limits.write_seconds - now
         self._timer = self._loop.call_later(max(0.0, wait), self._look)
-
-
-def error_event(error: BaseException, path: str) -> bytes:
-    """An error within a stream. Anthropic's streams name their events."""
-    body = error_body(api_error(error), path)
-    name = b"event: error\n" if "type" in body else b""
-    return name + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 async def _in_place(

@@ -44,10 +44,10 @@ class ResponseEvents:
 
     def begin(self, num_prompt: int) -> list[Event]:
         del num_prompt
-        return [
-            self._event("response.created", response=dict(self.record)),
-            self._event("response.in_progress", response=dict(self.record)),
-        ]
+        return [self._event("response.created", response=dict(self.record)), self.wait()]
+
+    def wait(self) -> Event:
+        return self._event("response.in_progress", response=dict(self.record))
 
     def take(self, step: Step) -> list[Event]:
         if step.parts and all(isinstance(part, ReasoningDelta) for part in step.parts):

@@ -67,6 +67,8 @@ class Limits:
     header_bytes: int = 16 << 10
     body_seconds: float = 15.0
     write_seconds: float = 30.0
+    begin_seconds: float = 2.0
+    """How long an engine may take to refuse a request before the stream of it begins."""
     ping_seconds: float = 15.0
     drain_seconds: float = 30.0
     most_running: int = 1_000

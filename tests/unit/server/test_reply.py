@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec
+import pytest
 from starlette.types import Message
 
 from doubles.asgi_client import Client, Got
-from doubles.scripted_port import ScriptedPort
+from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import QUICK, app_of, ask, run, site_with
+from outrider.core.errors import ConfigError
+from outrider.server.port import EngineCard
 from outrider.server.reply import EventWriter
 from outrider.server.site import Limits
 
 PATH = "/v1/completions"
 BODY = {"prompt": "ab", "temperature": 0}
+
+
+class ToolPort(ScriptedPort):
+    """Its model calls as Hermes does."""
+
+    @property
+    def card(self) -> EngineCard:
+        return msgspec.structs.replace(CARD, chat_template="{{ tools }} <tool_call>")
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -73,20 +87,135 @@ def test_who_does_not_read_is_cut_off() -> None:
     assert run(stall()).streams[0].was_cancelled
 
 
-def test_who_waits_long_is_told_that_the_server_lives() -> None:
+def waited(path: str, body: Mapping[str, object], num_events: int, port: ScriptedPort) -> Got:
+    """The answer to a client that got so many events before the engine's first step."""
+
     async def wait() -> Got:
-        port = ScriptedPort()
         port.pause = asyncio.Event()
-        site = site_with(port, replace(QUICK, ping_seconds=0.01))
+        site = site_with(port, replace(QUICK, begin_seconds=0.0, ping_seconds=0.005))
         client = Client(app_of(site))
-        asking = asyncio.create_task(client.ask(PATH, BODY | {"stream": True}))
-        await until(lambda: len(client.got.comments) > 2)
+        asking = asyncio.create_task(client.ask(path, {**body, "stream": True, "temperature": 0}))
+        await until(lambda: len(client.got.events) >= num_events)
+        assert all(b"data: " in write for write in client.got.writes)
         port.pause.set()
         return await asking
 
     got = run(wait())
     assert got.status == 200
-    assert got.events[-1] == "[DONE]"
+    assert got.is_whole
+    return got
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", PATH])
+@pytest.mark.parametrize("n", [1, 2])
+def test_heartbeats_of_choices_are_empty_deltas(path: str, n: int) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    asked = {"prompt": "ab", "echo": True} if path == PATH else {"messages": messages}
+    *chunks, done = waited(path, asked | {"n": n}, 4, ScriptedPort()).events
+    assert done == "[DONE]"
+    choices = [chunk["choices"][0] for chunk in chunks]
+    texts, ended, roles = [""] * n, [False] * n, [0] * n
+    for choice in choices:
+        index = choice["index"]
+        assert not ended[index]
+        delta = choice if path == PATH else choice["delta"]
+        texts[index] += delta["text"] if path == PATH else delta["content"]
+        roles[index] += "role" in delta
+        ended[index] = choice["finish_reason"] is not None
+    assert all(ended)
+    assert texts == (["\x02abHello"] * n if path == PATH else ["Hello"] * n)
+    assert roles == [0 if path == PATH else 1] * n
+
+
+def test_heartbeats_of_responses_are_events_of_their_own() -> None:
+    events = waited("/v1/responses", {"input": "hi"}, 5, ScriptedPort()).events
+    kinds = [event["type"] for event in events]
+    assert kinds[:5] == ["response.created", *["response.in_progress"] * 4]
+    assert kinds.count("response.created") == 1
+    assert kinds[-1] == "response.completed"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    begun = {**events[0]["response"]}
+    assert events[4]["response"] == begun
+
+
+def test_heartbeats_of_messages_are_pings() -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    events = waited("/v1/messages", body, 4, ScriptedPort()).events
+    kinds = [event["type"] for event in events]
+    assert kinds[:4] == ["message_start", "ping", "ping", "ping"]
+    assert events[0]["message"]["usage"]["input_tokens"] == 3
+    assert kinds.count("message_start") == 1
+    assert kinds[-1] == "message_stop"
+
+
+def test_heartbeats_come_while_a_call_is_held_back() -> None:
+    async def wait() -> list[str]:
+        port = ToolPort(lambda _: ("Now ", "<tool_call>", '{"name": "ls", ', '"arguments": {}}'))
+        site = site_with(port, replace(QUICK, ping_seconds=0.005))
+        client = Client(app_of(site))
+        tool = {"name": "ls", "input_schema": {"type": "object"}}
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "stream": True}
+        port.pause = asyncio.Event()
+        port.pause.set()
+        asking = asyncio.create_task(client.ask("/v1/messages", body | {"max_tokens": 99}))
+        await until(lambda: port.streams and len(port.streams[0].left) < 2)
+        port.pause.clear()
+        await until(lambda: client.got.events[-1]["type"] == "ping")
+        port.pause.set()
+        return [event["type"] for event in (await asking).events]
+
+    kinds = run(wait())
+    assert kinds.count("ping") >= 1
+    assert kinds[-1] == "message_stop"
+
+
+FAILURES = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, "error"),
+    (PATH, {"prompt": "ab"}, "error"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}, "error"),
+    ("/v1/responses", {"input": "hi"}, "response"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "key"), FAILURES)
+def test_what_fails_after_a_heartbeat_is_an_event_of_the_api(
+    path: str, body: dict[str, object], key: str
+) -> None:
+    port = ScriptedPort(lambda _: (), error=ConfigError("grammar: no."))
+    events = waited(path, body, 2, port).events
+    told = events[-1][key]
+    assert "grammar: no." in json.dumps(told)
+    assert events[-1].get("type") == (
+        {"/v1/messages": "error", "/v1/responses": "response.failed"}.get(path)
+    )
+    assert "[DONE]" not in events
+
+
+@pytest.mark.parametrize(("path", "body"), [case[:2] for case in FAILURES])
+def test_what_the_engine_refuses_at_once_has_a_status(path: str, body: dict[str, object]) -> None:
+    port = ScriptedPort(lambda _: (), error=ConfigError("grammar: no."))
+    assert ask(port, path, body | {"stream": True, "temperature": 0}).status == 400
+
+
+def test_a_model_that_loads_is_waited_for_with_heartbeats() -> None:
+    async def wait() -> list[str]:
+        gate = asyncio.Event()
+
+        @asynccontextmanager
+        async def held() -> AsyncGenerator[None]:
+            await gate.wait()
+            yield
+
+        site = replace(site_with(ScriptedPort(), replace(QUICK, ping_seconds=0.005)), held=held)
+        client = Client(app_of(site))
+        echo = {"prompt": "ab", "echo": True, "stream": True}
+        asking = asyncio.create_task(client.ask(PATH, echo))
+        await until(lambda: len(client.got.events) > 2)
+        gate.set()
+        *chunks, _ = (await asking).events
+        return [chunk["choices"][0]["text"] for chunk in chunks]
+
+    assert "".join(run(wait())) == "\x02abHello"
 
 
 def test_a_client_that_is_gone_when_it_is_told_of_a_wait_leaves_no_task_unheard() -> None:
@@ -101,7 +230,7 @@ def test_a_client_that_is_gone_when_it_is_told_of_a_wait_leaves_no_task_unheard(
             sent += 1
             raise OSError
 
-        writer = EventWriter(send, replace(QUICK, ping_seconds=0.01))
+        writer = EventWriter(send, replace(QUICK, ping_seconds=0.01), lambda: b"data: 1\n\n")
         writer.start()
         await until(lambda: sent > 1)
         await asyncio.sleep(0)
