@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +28,10 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 PUBLIC = frozenset({"/health", "/ready", "/", "/dashboard"})
 # Files of the browser's pages, which hold no secret.
 PUBLIC_FOLDERS = ("/web/",)
+# A name or an address, and perhaps a port: no user, no path, no space.
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{0,5})?", re.IGNORECASE)
+# Headers of which two would leave it open which one counts.
+_SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-type", b"origin"})
 _POLICY = "; ".join(
     (
         *("default-src 'self'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:"),
@@ -114,6 +118,7 @@ class Door:
         guarded = self._guarded(scope, send, self._allowed_origin(origin))
         try:
             self._check_size(scope)
+            _check_framing(scope, headers)
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS" and self._allowed_origin(origin):
@@ -235,11 +240,27 @@ def _digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
+def _check_framing(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Raises ApiError for headers that a proxy could read as another request than this server."""
+    names = [name.lower() for name, _ in scope["headers"] if name.lower() in _SINGLE]
+    if len(names) > len(set(names)):
+        twice = next(name for name in names if names.count(name) > 1).decode()
+        raise ApiError(400, f"there are two headers {twice!r}. Send one.", code="repeated_header")
+    coding = headers.get("transfer-encoding", "chunked").strip().lower()
+    if coding != "chunked":
+        raise ApiError(
+            501,
+            f"the transfer coding {coding[:60]!r} is not read. Send 'chunked' or a length.",
+            code="unsupported_encoding",
+        )
+    if {"transfer-encoding", "content-length"} <= headers.keys():
+        raise ApiError(400, "the body has a length and is chunked. Send one.", code="bad_body")
+
+
 def _host_name(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """The name or address in a Host header, in lower case; empty for a header that is none."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _is_address(name: str) -> bool:

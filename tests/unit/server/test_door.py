@@ -83,11 +83,43 @@ def test_public_paths_need_no_key() -> None:
         ("192.168.1.2:8000", False),
         ("", False),
         ("[::1", False),
+        ("evil@localhost", False),
+        ("evil.example@localhost:8000", False),
+        ("localhost/x", False),
+        ("localhost#x", False),
+        ("localhost?x", False),
+        ("localhost:x", False),
+        ("local host", False),
+        ("localhost,evil.example", False),
+        ("[localhost]", False),
     ],
 )
 def test_only_expected_hosts_are_served(host: str, allowed: bool) -> None:
     got = ask(ScriptedPort(), "/health", headers={"host": host})
     assert got.status == (200 if allowed else 403)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"host": "evil.example", "Host": "localhost"}, 400),
+        ({"host": "localhost", "HOST": "localhost"}, 400),
+        ({"content-length": "2", "Content-Length": "3"}, 400),
+        ({"content-type": "text/plain", "Content-Type": "application/json"}, 400),
+        ({"transfer-encoding": "chunked", "Transfer-Encoding": "chunked"}, 400),
+        ({"transfer-encoding": "chunked", "content-length": "2"}, 400),
+        ({"transfer-encoding": "gzip, chunked"}, 501),
+        ({"transfer-encoding": "chunked, chunked"}, 501),
+        ({"transfer-encoding": "identity"}, 501),
+        ({"transfer-encoding": " Chunked "}, 200),
+        ({"accept": "a/b", "Accept": "c/d"}, 200),
+    ],
+    ids=str,
+)
+def test_headers_that_two_readers_could_take_for_two_requests_are_refused(
+    headers: dict[str, str], expected: int
+) -> None:
+    assert ask(ScriptedPort(), PATH, BODY, headers=headers).status == expected
 
 
 def test_a_server_that_others_reach_is_reached_by_address_or_name() -> None:
