@@ -111,8 +111,10 @@ def scripted_children(patch: pytest.MonkeyPatch) -> list[ScriptedChild]:
     """Those that ports start from now on, the present one last."""
     found: list[ScriptedChild] = []
 
-    async def started(_load: Load, *, hang_seconds: float) -> ScriptedChild:
-        del hang_seconds
+    async def started(
+        _load: Load, *, hang_seconds: float, load_seconds: float | None
+    ) -> ScriptedChild:
+        del hang_seconds, load_seconds
         found.append(ScriptedChild())
         return found[-1]
 

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -176,6 +177,28 @@ def test_an_engine_that_hangs_is_started_again(expected: dict[tuple[str, bool], 
         assert port.status.num_restarts == 1
 
     served(work, hang_seconds=3.0)
+
+
+@pytest.mark.deep
+def test_a_load_that_hangs_is_begun_anew(expected: dict[tuple[str, bool], str]) -> None:
+    async def work(port: ProcessPort) -> None:
+        stream = await asked(port, PROMPTS[3], LONG)
+        begun = (await anext(stream)).text
+        first = port.process_id
+        kill(port)
+        # Which process loads is not known here: it is the one that this one has started since.
+        while not (loading := children_of(os.getpid()) - {first}):
+            await asyncio.sleep(0.01)
+        os.kill(loading.pop(), signal.SIGSTOP)
+        assert begun + await read(stream) == expected[PROMPTS[3], False]
+        assert port.status.num_restarts == 1
+
+    served(work, hang_seconds=3.0)
+
+
+def children_of(process_id: int) -> set[int]:
+    tasks = Path(f"/proc/{process_id}/task").iterdir()
+    return {int(word) for task in tasks for word in (task / "children").read_text().split()}
 
 
 def test_mistakes_are_told_as_they_are_here() -> None:

@@ -28,8 +28,10 @@ class Blame:
         self._blamed: dict[bytes, tuple[int, int]] = {}
         self.kept_out: dict[bytes, None] = {}
 
-    def add(self, sent: Sequence[ProcessStream]) -> None:
-        """An engine ended with these; also those whose readers left, for they may ask again."""
+    def add(self, sent: Sequence[ProcessStream]) -> bool:
+        """Whether one is kept out from now on. An engine ended with these; those whose readers left
+        count too, for they may ask again."""
+        found = False
         # Who has written nothing yet is likelier to have ended it.
         unproven = {stream.kind for stream in sent if not stream.is_proven}
         for kind in unproven.union(stream.kind for stream in sent):
@@ -42,6 +44,8 @@ class Blame:
             if early + late >= _KEPT_OUT:
                 del self._blamed[kind]
                 self.keep_out(kind)
+                found = True
+        return found
 
     def prove(self, stream: ProcessStream) -> None:
         """It has written something: its beginning ended no engine."""

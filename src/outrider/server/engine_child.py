@@ -1,7 +1,8 @@
 """One engine process: started, heard, and ended when it hangs or is told to.
 
 A process hangs when its job takes ten times as long as any before it, and half a minute at least,
-or when it says nothing for so long. It is ended by SIGABRT, upon which it says where it was.
+or when it says nothing for so long. It is ended by SIGABRT, upon which it says where it was. How
+long it may load is for whoever starts it to say (restarts.py).
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _WATCH_SECONDS = 1.0
 _END_SECONDS = 15.0
 
 
+class LoadHungError(MachineError):
+    """A load that took longer than its limit."""
+
+
 class EngineChild:
     """A process that has loaded what it was told to."""
 
@@ -56,8 +61,11 @@ class EngineChild:
         self._job_seconds, self._longest_job = 0.0, 0.0
 
     @classmethod
-    async def started(cls, load: Load, *, hang_seconds: float = HANG_SECONDS) -> EngineChild:
-        """Raises what loading raises, and MachineError where the process ends meanwhile."""
+    async def started(
+        cls, load: Load, *, hang_seconds: float = HANG_SECONDS, load_seconds: float | None = None
+    ) -> EngineChild:
+        """Raises what loading raises, MachineError where the process ends meanwhile, and
+        LoadHungError where it takes more than `load_seconds`."""
         ours, theirs = socket.socketpair()
         place = msgspec.json.encode(load.placement).decode()
         with theirs:
@@ -73,7 +81,8 @@ class EngineChild:
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             writer.write(frame(load))
-            report = await read_report(reader)
+            async with asyncio.timeout(load_seconds):
+                report = await read_report(reader)
             if isinstance(report, Lost):
                 raise error_of(report.error)
             if not isinstance(report, Ready):
@@ -83,6 +92,11 @@ class EngineChild:
             writer.close()
             _kill(process)
             status = await process.wait()
+            if isinstance(error, TimeoutError):
+                raise LoadHungError(
+                    f"the engine's process had not loaded after {load_seconds:.0f} s.",
+                    hint="is the disk that has the model slow, or the machine busy?",
+                ) from None
             if isinstance(error, EOFError):
                 raise MachineError(
                     f"the engine's process ended while it loaded ({_how(status)}).",

@@ -126,6 +126,8 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     kv_usage: float = 0.0
     num_preempted: int = 0
     num_restarts: int = 0
+    is_overdue: bool = False
+    """Whether it has ended, and is not back after so long as starting it again should take."""
     lanes: Mapping[str, str] = {}
     engines: tuple[EngineStatus, ...] = ()
     """Of each engine, where several run the model; the rest are then their sums."""

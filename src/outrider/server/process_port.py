@@ -25,7 +25,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, QueueFullError
 from outrider.server.blame import Blame
 from outrider.server.encode_queue import EncodeQueue
-from outrider.server.engine_child import HANG_SECONDS, EngineChild
+from outrider.server.engine_child import HANG_SECONDS, EngineChild, LoadHungError
 from outrider.server.frames import (
     Cancel,
     Command,
@@ -46,11 +46,9 @@ from outrider.server.port import (
     is_repeatable,
 )
 from outrider.server.process_stream import KeptOutError, ProcessStream
+from outrider.server.restarts import Restarts
 
 _LOG = logging.getLogger(__name__)
-# So many starts in so long, and it is given up.
-MOST_STARTS = 5
-STARTS_SECONDS = 600.0
 # How much longer than a job the encoding of a prompt may take.
 _ENCODE_RATIO = 2.0
 
@@ -84,8 +82,7 @@ class ProcessPort:
         self.on_loss: Callable[[ProcessStream], bool] = lambda _: False
         """Asked where the engine is lost of each request that did not end it: whether it goes on
         elsewhere (`adopt`)."""
-        self._starts: deque[float] = deque()
-        self._num_restarts = 0
+        self._restarts = Restarts(hang_seconds)
 
     async def start(self) -> None:
         """Start the process and load. Raises what loading raises."""
@@ -111,7 +108,10 @@ class ProcessPort:
     @property
     def status(self) -> EngineStatus:
         known = self._status if self._state == "ready" else EngineStatus(state=self._state)
-        return msgspec.structs.replace(known, state=self._state, num_restarts=self._num_restarts)
+        restarts = self._restarts
+        return msgspec.structs.replace(
+            known, state=self._state, num_restarts=restarts.num, is_overdue=restarts.is_overdue
+        )
 
     @property
     def decoder(self) -> TokenDecoder:
@@ -221,7 +221,15 @@ class ProcessPort:
         self._present.abort()
 
     async def _spawn(self) -> EngineChild:
-        child = await EngineChild.started(self._load, hang_seconds=self._hang_seconds)
+        began, limit = monotonic(), self._restarts.load_seconds
+        try:
+            child = await EngineChild.started(
+                self._load, hang_seconds=self._hang_seconds, load_seconds=limit
+            )
+        except LoadHungError:
+            self._restarts.hung()
+            raise
+        self._restarts.loaded(monotonic() - began)
         self._child, self._card = child, child.card
         return child
 
@@ -284,12 +292,13 @@ class ProcessPort:
 
     async def _start_again(self, how: str) -> EngineChild | None:
         """None if that is of no use any more."""
-        self._state, self._num_restarts = "restarting", self._num_restarts + 1
+        self._state = "restarting"
+        self._restarts.lost()
         self._prompts.lost()
         self._blame(how)
         try:
             while True:
-                await self._pause()
+                await self._restarts.pause()
                 try:
                     child = await self._spawn()
                     break
@@ -303,22 +312,13 @@ class ProcessPort:
         self._go_on()
         return child
 
-    async def _pause(self) -> None:
-        """At once the first time, later and later then. Raises NotReadyError after too many."""
-        now = monotonic()
-        while self._starts and now - self._starts[0] > STARTS_SECONDS:
-            self._starts.popleft()
-        if len(self._starts) >= MOST_STARTS:
-            raise NotReadyError("failed")
-        await asyncio.sleep(0 if not self._starts else 0.1 * 2 ** len(self._starts))
-        self._starts.append(now)
-
     def _blame(self, how: str) -> None:
         """Who of those in flight may go on, and who may not."""
         waiting = [one for one in self._suspects if not one.is_sent]
         sent = [one for one in self._streams.values() if one.is_sent]
         going: list[ProcessStream] = []
-        self.blame.add(sent)
+        if self.blame.add(sent):
+            self._restarts.forgive()
         for stream in sent:
             was_proven = stream.is_proven
             stream.is_blamed, stream.is_sent, stream.is_proven = True, False, False
@@ -342,6 +342,7 @@ class ProcessPort:
 
     def _keep_out(self, kind: bytes) -> None:
         self.blame.keep_out(kind)
+        self._restarts.forgive()
 
     def _go_on(self) -> None:
         """Hand in suspects, up to one that has to prove itself first; prompts before requests."""

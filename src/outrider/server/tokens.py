@@ -88,8 +88,11 @@ def model_routes(site: Site) -> list[Route]:
 def health_routes(site: Site) -> list[Route]:
     async def health(_request: Request) -> Response:
         state = site.port.status.state
-        if all(one.port.status.state == "failed" for one in site.all):
-            raise ApiError(503, "the engine has failed.", code="engine_failed")
+        known = [one.port.status for one in site.all]
+        if all(one.state == "failed" or one.is_overdue for one in known):
+            away = any(one.is_overdue for one in known)
+            what = "has ended and does not come back" if away else "has failed"
+            raise ApiError(503, f"the engine {what}.", code="engine_failed")
         told = {"status": "ok", "engine": state}
         if site.traffic.num_alarms:
             told["warning"] = (

@@ -12,7 +12,7 @@ from doubles.scripted_child import ScriptedChild, scripted_children
 from outrider.core.config import EngineConfig
 from outrider.core.errors import QueueFullError
 from outrider.core.params import SamplingParams
-from outrider.server import encode_queue, resumed
+from outrider.server import encode_queue, restarts, resumed
 from outrider.server.errors import api_error
 from outrider.server.frames import Load
 from outrider.server.port import EngineLostError, EngineRequest
@@ -116,6 +116,31 @@ def test_who_leaves_and_asks_again_is_known(run: Callable[..., None]) -> None:
             await ended(children)
         with pytest.raises(KeptOutError):
             port.stream(request("xy"))
+
+    run(work)
+
+
+@pytest.mark.parametrize("by", ["requests", "prompts"])
+def test_culprits_that_were_found_do_not_end_the_server(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Each ends the engine twice, and together they end it oftener than it is started in a row."""
+    monkeypatch.setattr(restarts, "MOST_STARTS", 2)
+
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        for name in ("first", "second"):
+            going = port.stream(request(name)) if by == "requests" else asked(port, name)
+            await settled()
+            for _ in range(2):
+                await ended(children)
+            with pytest.raises(KeptOutError):
+                await (going if isinstance(going, asyncio.Task) else read(going))
+        assert (port.status.state, port.status.num_restarts) == ("ready", 4)
+        # Ends without a culprit count on.
+        await ended(children)
+        children[-1].kill()
+        while port.status.state != "failed":
+            await asyncio.sleep(0.001)
 
     run(work)
 

@@ -196,10 +196,10 @@ def test_the_server_is_ready_once_all_engines_were(monkeypatch: pytest.MonkeyPat
     may_start = asyncio.Event()
     start = EngineChild.started
 
-    async def started(load: Load, *, hang_seconds: float) -> object:
+    async def started(load: Load, **seconds: float) -> object:
         if children:
             await may_start.wait()
-        return await start(load, hang_seconds=hang_seconds)
+        return await start(load, **seconds)
 
     monkeypatch.setattr(EngineChild, "started", started)
 
