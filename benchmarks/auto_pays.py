@@ -144,7 +144,7 @@ def _ids(llm: LLM, text: str) -> list[int]:
     """The prompt of a chat, or of a base model."""
     if not llm.tokenizer.has_chat_template:
         return list(llm.requests.ids(text))
-    return list(llm.requests.ids_of_chat([{"role": "user", "content": text}]))
+    return llm.requests.ids_of_chat([{"role": "user", "content": text}]).ids
 
 
 def _cell(domain: str, times: Times, fixed: Sequence[str]) -> dict[str, object]:

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from doubles.scripted_port import CARD, ScriptedPort
 from outrider.api.chat_messages import checked_messages, checked_tools
 from outrider.api.chat_template import ChatTemplate
+from outrider.api.prompts import ChatIds
 from outrider.server.address import Address, reserved
 from outrider.server.app import all_routes, make_app
 from outrider.server.door import DoorRules
@@ -42,14 +43,15 @@ class RulesPort(ScriptedPort):
     def card(self) -> EngineCard:
         return msgspec.structs.replace(CARD, window=200_000, chat_template=self._source)
 
-    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
-        text = self._template.render(
-            checked_messages(chat.messages, continues=chat.continues),
+    async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
+        messages, notes = checked_messages(chat.messages, continues=chat.continues)
+        found = self._template.render(
+            messages,
             tools=checked_tools(chat.tools),
             variables=chat.variables,
             continues=chat.continues,
         )
-        return [ord(letter) for letter in text]
+        return ChatIds([ord(letter) for letter in found.text], (*notes, *found.notes))
 
     def _written(self, request: EngineRequest) -> list[str]:
         prompt = "".join(map(chr, request.prompt_ids))

@@ -15,6 +15,7 @@ from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, ask, run, site_with
 from outrider.api.chat_template import ChatTemplate
+from outrider.api.prompts import ChatIds
 from outrider.server.app import all_routes, make_app
 from outrider.server.door import DoorRules
 from outrider.server.metrics import Metrics
@@ -132,11 +133,12 @@ def test_a_template_that_misbehaves_ends_one_request(bomb: str) -> None:
     class BombPort(ScriptedPort):
         template = ChatTemplate("{% if messages|length > 1 %}" + bomb + "{% endif %}ok", {})
 
-        async def encode_chat(self, chat: ChatPrompt) -> list[int]:
-            return await self.encode(self.template.render(chat.messages))
+        async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
+            return ChatIds(await self.encode(self.template.render(chat.messages).text))
 
     port = BombPort()
-    got = ask(port, CHAT, HELLO | {"messages": HELLO["messages"] * 2})
+    answer = {"role": "assistant", "content": "hello"}
+    got = ask(port, CHAT, HELLO | {"messages": [{"role": "user", "content": "hi"}, answer]})
     assert got.status == 400, got.body
     assert got.json()["error"]["message"].startswith("chat template: ")
     assert ask(port, CHAT, HELLO).status == 200

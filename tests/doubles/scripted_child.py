@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from doubles.scripted_port import CARD, Letters, trace
+from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.tokenizer import Tokenizer
 from outrider.metrics.summary import summarise
@@ -77,7 +78,7 @@ class ScriptedChild:
     def encoded(self, text: str) -> None:
         """Answer the prompt that says so."""
         (number,) = {asked.number for asked in self.asked(Encode) if asked.text == text}
-        self._reports.put_nowait(Encoded(number, [ord(letter) for letter in text]))
+        self._reports.put_nowait(Encoded(number, ChatIds([ord(letter) for letter in text])))
 
     def wrote(self, asked: Submit, *rounds: str, ends: bool = False) -> None:
         """One frame: rounds of a request, and perhaps its end."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.core.budget import RoundTrace
 from outrider.core.draft import TokenLogprobs
@@ -87,10 +88,10 @@ class ScriptedPort:
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
         return [2] * add_special + [min(ord(letter), 511) for letter in prompt]
 
-    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+    async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
         self.chats.append(chat)
         text = "".join(str(message["content"]) for message in chat.messages)
-        return await self.encode(text)
+        return ChatIds(await self.encode(text))
 
     async def decode(self, ids: Sequence[int]) -> list[str]:
         return [chr(token_id) for token_id in ids]

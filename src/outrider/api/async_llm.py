@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 from outrider.api.engine_thread import AsyncRequest, EngineThread
 from outrider.api.llm import EMBEDDED, LLM
@@ -31,6 +31,7 @@ from outrider.core.protocols import Controller
 # Threads that turn prompts into ids; the library that does it works outside Python's lock.
 _NUM_ENCODERS = 2
 _Encode = Callable[[], list[int]]
+_Found = TypeVar("_Found")
 
 
 class AsyncTextStream(OfOneProcess, AsyncIterator[TextEvent]):
@@ -259,7 +260,7 @@ class AsyncLLM(OfOneProcess):
         del kind, error, trace
         await self.aclose()
 
-    async def encoded(self, encode: _Encode) -> list[int]:
+    async def encoded(self, encode: Callable[[], _Found]) -> _Found:
         """What `encode` gives, made in another thread. Raises ConfigError once closed."""
         if self._is_closed:
             raise ConfigError("this AsyncLLM is closed.", hint="make another one")

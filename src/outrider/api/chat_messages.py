@@ -2,7 +2,8 @@
 
 Callers write them as OpenAI's API does: content is text or a list of text parts, arguments of a
 call are JSON text. Published templates want one text and objects, and have several names for what
-a model thought. What no template could read raises ConfigError, which says where it stands.
+a model thought. Clients send an assistant's turns and results of tools again with every request, so
+odd ones are read as far as possible, with a note; a mistake elsewhere raises ConfigError.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from outrider.core.errors import ConfigError
 from outrider.core.fields import MESSAGES, shown
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-_TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXT_PARTS = ("text", "input_text", "output_text", "summary_text", "refusal")
+_THOUGHT_PARTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
+# Roles of turns that a client did not choose itself, and cannot mend.
+_GIVEN_ROLES = ("assistant", "tool", "function")
 # What a template is given anyway; a caller's variable of that name would change the conversation.
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
@@ -32,15 +36,17 @@ class ChatOptions(TypedDict, total=False):
 
 def checked_messages(
     messages: Sequence[Mapping[str, Any]], *, continues: bool = False
-) -> list[dict[str, Any]]:
-    """The messages in the templates' form."""
-    found = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages in the templates' form, and notes on what was read in another way than it was
+    written."""
+    notes: list[str] = []
+    found = [_message(one, f"messages[{i}]", notes) for i, one in enumerate(messages)]
     if continues and not (found and found[-1]["role"] == "assistant"):
         raise ConfigError(
             "only a last message of the assistant's can be gone on with.",
             hint="end the conversation with it, or ask for a new turn",
         )
-    return found
+    return found, notes
 
 
 def checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -65,33 +71,70 @@ def checked_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def content_text(content: object, where: str) -> str:
     """Text, or the text of a list of text parts; "" for None."""
-    if content is None:
-        return ""
-    if isinstance(content, list | tuple):
-        return "".join(_part(part, where) for part in cast("Sequence[object]", content))
-    return _text(content, f"{where}.content")
+    return _content({"content": content}, where, [])[0]
 
 
-def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], where: str, notes: list[str]) -> dict[str, Any]:
     role = _text(message.get("role"), f"{where}.role")
-    found = {**message, "role": role, "content": content_text(message.get("content"), where)}
-    calls = message.get("tool_calls")
-    found.pop("tool_calls", None)
+    content, thought = _content(message, where, notes)
+    found = {**message, "role": role, "content": content}
+    calls = _calls(message, where)
+    for name in ("tool_calls", "function_call", "refusal", *REASONING):
+        found.pop(name, None)
     if calls:
-        if not isinstance(calls, list | tuple):
-            raise ConfigError(f"{where}.tool_calls: expected a list, got {shown(calls)}.")
-        listed = cast("Sequence[object]", calls)
         found["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(listed)
+            _call(call, f"{where}.tool_calls[{i}]", notes) for i, call in enumerate(calls)
         ]
-    elif message.get("content") is None and not _reasoning(message, where):
-        raise ConfigError(f"{where}: a message has content, or calls of tools.")
+    thought = _reasoning(message, where) or thought
+    if thought:
+        found["reasoning_content"] = thought
+    if not (calls or thought or content) and message.get("content") is None:
+        if role not in _GIVEN_ROLES:
+            raise ConfigError(f"{where}: a message has content, or calls of tools.")
+        notes.append(f"{where} ({role[:40]}): a message without content was read as an empty one")
     if message.get("tool_call_id") is not None:
         _text(message["tool_call_id"], f"{where}.tool_call_id")
-    thought = _reasoning(message, where)
-    for name in REASONING:
-        found.pop(name, None)
-    return {**found, "reasoning_content": thought} if thought else found
+    return found
+
+
+def _content(message: Mapping[str, Any], where: str, notes: list[str]) -> tuple[str, str]:
+    """Text of a message and thoughts among its parts. Parts of other types are left out of turns
+    that are not the client's own words."""
+    content: Any = message.get("content")
+    if content is None:
+        return _text(message.get("refusal") or "", f"{where}.refusal"), ""
+    if not isinstance(content, list | tuple):
+        if isinstance(content, dict) and message.get("role") in _GIVEN_ROLES:
+            notes.append(f"{where}.content: an object was read as its JSON")
+            return json.dumps(content, ensure_ascii=False), ""
+        return _text(cast("object", content), f"{where}.content"), ""
+    found: dict[bool, list[str]] = {False: [], True: []}
+    for part in cast("Sequence[object]", content):
+        entry = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {"type": None})
+        kind = entry.get("type", "text")
+        text = _part(entry)
+        if text is not None:
+            found[kind in _THOUGHT_PARTS].append(text)
+        elif message.get("role") in _GIVEN_ROLES:
+            found[False].append(f"[{str(kind)[:40]} left out]")
+            notes.append(f"{where}.content: a part of type {shown(kind)} was left out")
+        else:
+            raise ConfigError(f"{where}.content: only text can be read.", hint="parts of type text")
+    return "".join(found[False]), "".join(found[True])
+
+
+def _part(part: Mapping[str, Any]) -> str | None:
+    """The text of a part, or what was thought; None for a part of another type."""
+    kind = part.get("type", "text")
+    if kind not in (*_TEXT_PARTS, *_THOUGHT_PARTS):
+        return None
+    for name in ("text", "refusal", "thinking", "reasoning", "data"):
+        given = part.get(name)
+        if isinstance(given, str):
+            return "" if name == "data" else given
+        if isinstance(given, list):
+            return "".join(_part(_object(one, name)) or "" for one in cast("list[object]", given))
+    return None
 
 
 def _reasoning(message: Mapping[str, Any], where: str) -> str:
@@ -102,22 +145,48 @@ def _reasoning(message: Mapping[str, Any], where: str) -> str:
     return ""
 
 
-def _call(call: object, where: str) -> dict[str, Any]:
+def _calls(message: Mapping[str, Any], where: str) -> Sequence[object]:
+    """Calls of a message, a single one in the form of before tools among them."""
+    calls: object = message.get("tool_calls")
+    if not calls and message.get("function_call"):
+        calls = [{"function": message["function_call"]}]
+    if calls and not isinstance(calls, list | tuple):
+        raise ConfigError(f"{where}.tool_calls: expected a list, got {shown(calls)}.")
+    return cast("Sequence[object]", calls or ())
+
+
+def _call(call: object, where: str, notes: list[str]) -> dict[str, Any]:
     entry = _object(call, where)
+    if "function" not in entry and isinstance(entry.get("custom"), Mapping):
+        custom = cast("Mapping[str, Any]", entry.pop("custom"))
+        entry["function"] = {
+            "name": custom.get("name"),
+            "arguments": {"input": custom.get("input")},
+        }
     function = _object(entry.get("function"), f"{where}.function")
-    name = _text(function.get("name"), f"{where}.function.name")
-    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    name = function.get("name")
+    if not isinstance(name, str):
+        notes.append(f"{where}.function.name: {shown(name)} is no name; none was given")
+        name = ""
+    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments", notes)
     return {**entry, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _arguments(given: object, where: str) -> dict[str, Any]:
-    """As an object, which templates write in their own way."""
+def _arguments(given: object, where: str, notes: list[str]) -> dict[str, Any]:
+    """Arguments as an object, which templates write in their own way. What is none, as the text of
+    a call that was cut off, is the only entry of one."""
+    value: Any = given
     if isinstance(given, str):
         try:
-            given = json.loads(given) if given.strip() else {}
+            value = json.loads(given) if given.strip() else {}
         except (ValueError, RecursionError):
-            raise ConfigError(f"{where}: {shown(given)} is no JSON object.") from None
-    return _object({} if given is None else given, where)
+            value = given
+    if value is None:
+        value = {}
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[str, Any]", value))
+    notes.append(f"{where}: {shown(given)} is no JSON object; it was put into one")
+    return {"arguments": value}
 
 
 def _tool(tool: object, where: str) -> dict[str, Any]:
@@ -135,14 +204,6 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
     if function.get("parameters") is not None:
         _object(function["parameters"], f"{where}.function.parameters")
     return {**entry, "type": "function", "function": function}
-
-
-def _part(part: object, where: str) -> str:
-    entry = cast("Mapping[str, object]", part if isinstance(part, Mapping) else {"type": None})
-    text = entry.get("text")
-    if entry.get("type", "text") not in _TEXT_PARTS or not isinstance(text, str):
-        raise ConfigError(f"{where}.content: only text can be read.", hint="parts of type text")
-    return text
 
 
 def _text(value: object, where: str) -> str:

@@ -2,7 +2,8 @@
 
 A template is untrusted code, so it runs in a helper process (`template_helper`) with one second,
 512 MB and an output of at most four times the messages plus 64 KB. The helper starts on the first
-render, serves all later ones, and is killed and replaced when a template misbehaves.
+render, serves all later ones, and is killed and replaced when a template misbehaves. A conversation
+that a template refuses, or leaves part of out, is rendered in other forms (`chat_forms`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
+from outrider.api.chat_forms import forms, left_out
+from outrider.api.chat_messages import ChatOptions
 from outrider.api.tools_in_text import in_text, must_be_in_text
 from outrider.core.errors import CheckpointError, MachineError, given
 
@@ -33,7 +38,20 @@ _JSON_BYTES_PER_CHAR = 12
 
 # Where the text to go on with ends; templates trim blanks, and leave this as it is.
 _HERE = "<|outrider goes on here|>"
-_HINT = "the chat template of this checkpoint cannot be used; `outrider generate` needs none"
+_HINT = "--chat-template gives another template; text completions and `outrider generate` need none"
+_PROBE = "These are instructions."
+
+
+class TemplateRefusalError(Exception):
+    """The template raised an error for a conversation; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt. `notes` say what of the conversation is not in it as it was sent."""
+
+    text: str
+    notes: tuple[str, ...] = ()
 
 
 class ChatTemplate:
@@ -46,46 +64,83 @@ class ChatTemplate:
         self._helper = Helper("template_helper.py")
 
     def render(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
+    ) -> Rendered:
+        """The prompt of the nearest form of a conversation that the template takes; it ends within
+        the last message where `continues`. Raises CheckpointError if the template refuses every
+        form, or fails, which takes at most two seconds."""
+        until = time.monotonic() + RENDER_SECONDS
+        developer = any(one["role"] == "developer" for one in messages) and self._developer
+        each = forms(messages, options.get("tools", ()), developer or "system")
+        best: tuple[int, Rendered] | None = None
+        refusals: list[TemplateRefusalError] = []
+        for form in takewhile(lambda _: time.monotonic() < until, each):
+            try:
+                text = self._text(form.messages, form.tools, options)
+            except TemplateRefusalError as problem:
+                refusals.append(problem)
+                continue
+            except HelperLostError as problem:
+                raise CheckpointError(f"chat template: {problem}.", hint=_HINT) from None
+            missing = left_out(text, messages)
+            if best is None or len(missing) < best[0]:
+                best = len(missing), Rendered(text, (*form.notes, *missing))
+            if not missing:
+                break
+        if best is None:
+            raise CheckpointError(f"chat template: {refusals[0]}.", hint=_HINT)
+        return best[1]
+
+    @cached_property
+    def _developer(self) -> str:
+        """Role of a developer's messages: their own, if the template writes them in another way
+        than those of a role that nobody knows."""
+        found: list[str] = []
+        for role in ("developer", "unknown-role"):
+            probe = [{"role": role, "content": _PROBE}, {"role": "user", "content": "hello"}]
+            try:
+                found.append(self._text(probe, None, {}))
+            except (TemplateRefusalError, HelperLostError):
+                found.append("")
+        own, unknown = found
+        is_known = _PROBE in own and own != unknown.replace("unknown-role", "developer")
+        return "developer" if is_known else "system"
+
+    def _text(
         self,
         messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        variables: Mapping[str, Any] | None = None,
-        continues: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: ChatOptions,
     ) -> str:
-        """The prompt; it ends within the last message where `continues`. Raises CheckpointError if
-        the template fails, in at most 1.5 seconds, and if it leaves that message out."""
-        if must_be_in_text(self.source, messages, tools):
-            messages, tools = in_text(messages, tools), ()
-        plain = [self._adapted(message) for message in messages]
+        """The prompt of the messages as they are. `tools` of transformers are None where there are
+        none. Raises TemplateRefusalError, also where they are
+        to be gone on with and the last one is left out, and HelperLostError."""
+        continues = options.get("continues", False)
+        if must_be_in_text(self.source, messages, tools or ()):
+            messages, tools = in_text(messages, tools or ()), None
+        plain = [self._with_thoughts(message) for message in messages]
         if continues:
             plain[-1]["content"] += _HERE
         given = {
             **self._variables,
-            **(variables or {}),
+            **options.get("variables", {}),
             "messages": plain,
-            "tools": [dict(tool) for tool in tools] or None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": not continues,
         }
         limit = OUTPUT_RATIO * len(json.dumps(given)) + BASE_OUTPUT_CHARS
-        request = {"template": self.source, "limit": limit, "variables": given}
-        text = self._rendered(request, limit)
+        text = self._rendered({"template": self.source, "limit": limit, "variables": given}, limit)
         if not continues:
             return text
         before, here, _ = text.rpartition(_HERE)
         if not here:
-            raise CheckpointError(
-                "chat template: it leaves out the message to go on with.",
-                hint="ask for a new turn of the assistant's",
-            )
+            raise TemplateRefusalError("it leaves out the message to go on with")
         return before
 
-    def _adapted(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """With the role and the field of reasoning that this template has names for."""
+    def _with_thoughts(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """With the field of reasoning that this template has a name for."""
         found = dict(message)
-        if found.get("role") == "developer" and "developer" not in self.source:
-            found["role"] = "system"
         thought = found.get("reasoning_content")
         if thought and "thinking" in self.source and not found.get("content"):
             found["thinking"] = thought
@@ -95,17 +150,14 @@ class ChatTemplate:
 
     def _rendered(self, request: Mapping[str, object], limit: int) -> str:
         with self._lock:
-            try:
-                reply = self._helper.ask(request, max_bytes=_JSON_BYTES_PER_CHAR * limit)
-            except HelperLostError as problem:
-                raise CheckpointError(f"chat template: {problem}.", hint=_HINT) from None
+            reply = self._helper.ask(request, max_bytes=_JSON_BYTES_PER_CHAR * limit)
             # A helper that reports an unforeseen exception ends itself afterwards.
-            if "error" in reply:
+            if "ends" in reply:
                 self.close()
-        if "text" not in reply:
-            problem = reply.get("error", "no text").rstrip(".")
-            raise CheckpointError(f"chat template: {problem}.", hint=_HINT)
-        return reply["text"]
+        if "text" in reply:
+            return reply["text"]
+        problem = reply.get("error", "no text").rstrip(".")
+        raise HelperLostError(problem) if "ends" in reply else TemplateRefusalError(problem)
 
     def close(self) -> None:
         """Stop the helper; the next render starts another one."""
@@ -155,7 +207,8 @@ class ChatTemplates:
         if default is None:
             raise CheckpointError(
                 "this checkpoint has no chat template, so it cannot chat.",
-                hint="use `outrider generate`, or an instruction-tuned checkpoint",
+                hint="--chat-template FILE gives it one, --chat-template chatml a usual one; text "
+                "completions and `outrider generate` need none",
             )
         return self.by_name.get("tool_use", default) if tools else default
 

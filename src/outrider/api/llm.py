@@ -286,9 +286,10 @@ class LLM(OfOneProcess):
     def encode_chat(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> list[int]:
-        """Through the checkpoint's own chat template; see api/chat_messages."""
+        """Ids by the checkpoint's own chat template (api/chat_messages.py). What is not in them as
+        it was given is logged."""
         with self._turns.call():
-            return self.requests.ids_of_chat(conversation(messages), **options)
+            return self.requests.ids_of_chat(conversation(messages), **options).logged()
 
     @property
     def has_free_place(self) -> bool:

@@ -10,7 +10,7 @@ from itertools import dropwhile
 from typing import Any
 
 from outrider.api.chat_messages import checked_messages, checked_tools, checked_variables
-from outrider.api.prompts import Message
+from outrider.api.prompts import ChatIds, Message
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import ConfigError, OutriderError, foreign
 from outrider.core.fields import BYTES_PER_TOKEN, MESSAGES
@@ -65,9 +65,9 @@ class PromptReader:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         continues: bool = False,
-    ) -> list[int]:
+    ) -> ChatIds:
         """Of a conversation, through the chat template. Raises ConfigError for one that is too long
-        or malformed, and CheckpointError where there is no template."""
+        or malformed, and CheckpointError where no template takes it."""
         if len(messages) > MESSAGES.most:
             raise ConfigError(
                 f"a conversation of {len(messages)} messages; it may have {MESSAGES.most}.",
@@ -75,14 +75,18 @@ class PromptReader:
             )
         given = [*messages, *tools, variables or {}]
         self.check_size("conversation", *(str(v) for entry in given for v in entry.values()))
-        text = self.tokenizer.chat(
-            checked_messages(messages, continues=continues),
+        checked, notes = checked_messages(messages, continues=continues)
+        rendered = self.tokenizer.chat(
+            checked,
             tools=checked_tools(tools),
             variables=checked_variables(variables or {}),
             continues=continues,
         )
-        self.check_size("conversation", text)
-        return self.checked(self._begun(self.tokenizer.encode(text, add_special=False)))
+        self.check_size("conversation", rendered.text)
+        # JSON of a call may have half of a surrogate pair.
+        text = rendered.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids = self._begun(self.tokenizer.encode(text, add_special=False))
+        return ChatIds(self.checked(ids), (*notes, *rendered.notes))
 
     def _begun(self, ids: list[int]) -> list[int]:
         """A chat with one BOS where a GGUF file asks for it, whatever its template writes, as in

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from outrider.core.errors import ConfigError
 from outrider.core.fields import shown
@@ -19,6 +20,21 @@ class HasToList(Protocol):
 Prompt: TypeAlias = str | Sequence[int] | HasToList
 Message: TypeAlias = Mapping[str, Any]
 
+
+class ChatIds(NamedTuple):
+    """Token ids of a conversation; `notes` say what is not in them as it was sent."""
+
+    ids: list[int]
+    notes: tuple[str, ...] = ()
+
+    def logged(self) -> list[int]:
+        """The ids; each note is a warning of the log."""
+        for note in self.notes:
+            _LOG.warning("%s", note)
+        return self.ids
+
+
+_LOG = logging.getLogger(__name__)
 _FORMS = "give text, ids, or a list of either"
 
 

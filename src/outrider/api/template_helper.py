@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from datetime import datetime
+from functools import lru_cache
 from importlib import import_module
 from types import TracebackType
 from typing import Any
@@ -109,9 +110,14 @@ def make_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+@lru_cache(maxsize=4)
+def compiled(environment: ImmutableSandboxedEnvironment, source: str) -> jinja2.Template:
+    return environment.from_string(source)
+
+
 def render(environment: ImmutableSandboxedEnvironment, request: dict[str, Any]) -> str:
     """The rendered text; raises TemplateError if it grows beyond the request's limit."""
-    template = environment.from_string(request["template"])
+    template = compiled(environment, request["template"])
     pieces: list[str] = []
     room: int = request["limit"]
     for piece in template.generate(request["variables"]):
@@ -187,7 +193,11 @@ def _answer(reply: dict[str, str]) -> None:
 def _answer_and_die(
     kind: type[BaseException], error: BaseException, _trace: TracebackType | None
 ) -> None:
-    _answer({"error": f"{kind.__name__}: {error}".rstrip(": ")[:500]})
+    _answer({"error": _words(kind, error), "ends": "yes"})
+
+
+def _words(kind: type[BaseException], error: BaseException) -> str:
+    return f"{kind.__name__}: {error}".rstrip(": ")[:500]
 
 
 def main() -> None:
@@ -208,6 +218,8 @@ def main() -> None:
             reply = try_patterns(request) if tries else {"text": render(environment, request)}
         except jinja2.exceptions.TemplateError as error:
             reply = {"error": str(error)[:500]}
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            reply = {"error": _words(type(error), error)}
         _answer(reply)
 
 

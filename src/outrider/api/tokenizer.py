@@ -21,7 +21,7 @@ from typing import Any, Unpack, cast
 from tokenizers import Tokenizer as Backend
 
 from outrider.api.chat_messages import ChatOptions
-from outrider.api.chat_template import ChatTemplates, token_text
+from outrider.api.chat_template import ChatTemplates, Rendered, token_text
 from outrider.api.spelling import Spelling, spelling_of
 from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
 from outrider.api.tokenizer_patterns import try_out
@@ -200,8 +200,10 @@ class Tokenizer:
         token = token_text(self._config.get("bos_token"))
         return self._backend.token_to_id(token) if token else None
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
-        """The prompt text that asks for the next reply. Raises CheckpointError."""
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
+    ) -> Rendered:
+        """The prompt that asks for the next reply. Raises CheckpointError."""
         return self.templates.pick(options.get("tools")).render(messages, **options)
 
     def _check(self, text: str) -> None:

@@ -20,6 +20,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from outrider.api.prompt_reader import PromptReader
+from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.api.tokenizer import Tokenizer
@@ -101,7 +102,7 @@ class HandlePort:
 
         return await asyncio.to_thread(ids)
 
-    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+    async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
         return await asyncio.to_thread(
             self._read.ids_of_chat,
             chat.messages,

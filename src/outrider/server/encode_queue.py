@@ -15,6 +15,7 @@ from hashlib import sha256
 
 import msgspec
 
+from outrider.api.prompts import ChatIds
 from outrider.core.errors import QueueFullError
 from outrider.server.frames import Encode
 from outrider.server.port import EngineLostError
@@ -35,7 +36,7 @@ class Asked:
 
     encode: Encode
     words: bytes
-    answer: asyncio.Future[list[int]]
+    answer: asyncio.Future[ChatIds]
     timer: asyncio.TimerHandle | None = None
 
     @property
@@ -85,7 +86,7 @@ class EncodeQueue:
     def num_asked(self) -> int:
         return len(self._short) + len(self._long) + len(self._suspects) + len(self._sent)
 
-    async def ids(self, encode: Encode) -> list[int]:
+    async def ids(self, encode: Encode) -> ChatIds:
         """Raises QueueFullError where too many wait, KeptOutError, EngineLostError, and what the
         process answers."""
         if self.num_asked >= MOST_ASKED:
@@ -107,13 +108,13 @@ class EncodeQueue:
             if asked in queue:
                 queue.remove(asked)
 
-    def answer(self, number: int, ids: list[int], error: Exception | None) -> None:
+    def answer(self, number: int, found: ChatIds, error: Exception | None) -> None:
         """What the process answered."""
         asked = self._back(number)
         if asked is None:
             return
         self._suspected.pop(asked.kind, None)
-        _tell(asked, error, ids)
+        _tell(asked, error, found)
         self.go_on()
 
     def go_on(self) -> None:
@@ -200,11 +201,11 @@ class EncodeQueue:
         _tell(asked, KeptOutError())
 
 
-def _tell(asked: Asked, error: Exception | None, ids: list[int] | None = None) -> None:
+def _tell(asked: Asked, error: Exception | None, found: ChatIds | None = None) -> None:
     """Whoever left hears nothing."""
     if asked.answer.done():
         return
     if error is not None:
         asked.answer.set_exception(error)
     else:
-        asked.answer.set_result(ids or [])
+        asked.answer.set_result(found or ChatIds([]))

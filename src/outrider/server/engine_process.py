@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, cast
 
 from outrider.api.llm import LLM
+from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult
 from outrider.api.structure import StructureOptions
 from outrider.core.logs import Wordless, tell_of_task
@@ -131,12 +132,13 @@ class EngineProcess:
     async def _encode(self, asked: Encode) -> None:
         try:
             if asked.chat is not None:
-                ids = await self._port.encode_chat(asked.chat)
+                found = await self._port.encode_chat(asked.chat)
             else:
                 ids = await self._port.encode(asked.text, add_special=asked.add_special)
-            answer = Encoded(asked.number, ids)
+                found = ChatIds(ids)
+            answer = Encoded(asked.number, found)
         except Exception as error:  # noqa: BLE001 - a request's mistake is its own
-            answer = Encoded(asked.number, [], failure_of(error))
+            answer = Encoded(asked.number, ChatIds([]), failure_of(error))
         await self._send(answer)
 
     async def _report(self) -> None:

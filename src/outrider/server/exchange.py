@@ -52,14 +52,14 @@ class Exchange(Generic[B]):
     ) -> list[Answer]:
         """Completions of a conversation. `form` is what the answer must be, where the API has
         words of its own for it, and `form_name` the parameter that says so."""
-        ids = await self.site.port.encode_chat(chat)
+        ids, notes = await self.site.port.encode_chat(chat)
         structure = structure_asked(self.body, form, name=form_name)
         paths = schema_paths(getattr(self.body, "tools", None))
         reading = await read_with(self.site, ids, tooling, params, structure, paths)
         template = self.site.port.card.chat_template
         unknown = [name for name in chat.variables if name not in template]
         self.warnings += [f"{shown(name)}: the chat template has no such name" for name in unknown]
-        self.warnings += reading.warnings
+        self.warnings += [*chat.notes, *notes, *reading.warnings]
         return self.complete(ids, reading.params, reading.structure, reading.make_parser)
 
     def complete(

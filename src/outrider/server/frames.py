@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.core import errors
 from outrider.core.budget import RoundTrace
@@ -96,7 +97,7 @@ class Lost(Struct, frozen=True, tag=True):
 
 class Encoded(Struct, frozen=True, tag=True):
     number: int
-    ids: list[int]
+    found: ChatIds
     error: Failure | None = None
 
 

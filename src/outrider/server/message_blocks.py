@@ -24,7 +24,7 @@ from outrider.server.events import (
     Usage,
 )
 from outrider.server.tools import Tooling
-from outrider.server.turns import Turns, mapping, named, text_of, wrong
+from outrider.server.turns import Turns, mapping, named, wrong
 
 Block: TypeAlias = Mapping[str, Any]
 # Claude Code begins its system blocks with one that is another in every request, which no prefix
@@ -65,14 +65,16 @@ def _add(turns: Turns, role: str, blocks: Sequence[object], where: str) -> None:
             text.append(named(block, "text", place))
         elif kind == "thinking" and role == "assistant":
             turns.think(named(block, "thinking", place))
-        elif kind == "tool_use":
+        elif kind in ("tool_use", "server_tool_use", "mcp_tool_use"):
             _say(turns, role, text)
             name = named(block, "name", place)
             turns.call(named(block, "id", place), name, block.get("input", {}))
-        elif kind == "tool_result":
-            content = text_of(block.get("content"), f"{place}.content")
+        elif str(kind).endswith("tool_result"):
+            content = turns.text(block.get("content"), f"{place}.content")
             turns.result(named(block, "tool_use_id", place), content)
-        elif kind != "redacted_thinking":
+        elif role == "assistant":
+            turns.skip(place, kind)
+        elif kind not in ("thinking", "redacted_thinking"):
             raise ApiError(
                 400,
                 f"{place}: a block of type {str(kind)[:40]!r}; text, thinking and tools are read.",

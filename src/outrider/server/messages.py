@@ -59,7 +59,7 @@ def message_routes(site: Site) -> list[Route]:
 
         async def counted() -> Response:
             _params_of(asked, body)
-            ids = await asked.port.encode_chat(chat_of(body))
+            ids = (await asked.port.encode_chat(chat_of(body))).ids
             return json_response({"input_tokens": len(ids)})
 
         return Reply(asked, request, counted)
@@ -86,7 +86,8 @@ def chat_of(body: MessageBody) -> ChatPrompt:
     kind = (body.thinking or {}).get("type")
     if kind is not None:
         variables.setdefault("enable_thinking", kind != "disabled")
-    messages = turns_of(body.system, body.messages).done()
+    turns = turns_of(body.system, body.messages)
+    messages = turns.done()
     last = messages[-1]
     continues = last["role"] == "assistant" and not last.get("tool_calls")
     return ChatPrompt(
@@ -94,6 +95,7 @@ def chat_of(body: MessageBody) -> ChatPrompt:
         tools=tooling_asked(body.tools, body.tool_choice)[0].offered,
         variables=variables,
         continues=continues,
+        notes=turns.notes,
     )
 
 

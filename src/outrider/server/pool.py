@@ -139,7 +139,7 @@ class EnginePool(OfOneProcess):
         return self._run(self._port.encode(given)) if isinstance(given, str) else given
 
     def encode_chat(self, messages: str | Sequence[Message]) -> list[int]:
-        return self._run(self._port.encode_chat(ChatPrompt(messages=conversation(messages))))
+        return self._run(self._port.encode_chat(ChatPrompt(messages=conversation(messages)))).ids
 
     def submit(
         self,

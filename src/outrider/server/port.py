@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
@@ -59,7 +60,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
 
 
 class ChatPrompt(Struct, frozen=True, kw_only=True):
-    """A conversation for the checkpoint's chat template, in the form that templates expect."""
+    """A conversation for the checkpoint's chat template, in the form that templates expect.
+    `notes` say what of the request is not in it."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -67,6 +69,7 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
     """What the caller sets for the template besides, as `enable_thinking`."""
     continues: bool = False
     """Whether the last message, the assistant's, is to be gone on with."""
+    notes: Sequence[str] = ()
 
 
 class Promise(Struct, frozen=True, kw_only=True):
@@ -178,7 +181,7 @@ class EnginePort(Protocol):
 
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]: ...
 
-    async def encode_chat(self, chat: ChatPrompt) -> list[int]: ...
+    async def encode_chat(self, chat: ChatPrompt) -> ChatIds: ...
 
     async def decode(self, ids: Sequence[int]) -> list[str]:
         """The text that each id adds to those before it; joined, the text of all."""

@@ -19,6 +19,7 @@ from time import monotonic
 
 import msgspec
 
+from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.api.tokenizer import Tokenizer
@@ -124,9 +125,9 @@ class ProcessPort:
         return None if self._child is None else self._child.process_id
 
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
-        return await self._ask(prompt, add_special, None)
+        return (await self._ask(prompt, add_special, None)).ids
 
-    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+    async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
         return await self._ask("", False, chat)
 
     async def decode(self, ids: Sequence[int]) -> list[str]:
@@ -250,7 +251,7 @@ class ProcessPort:
                     self._hear(report)
                 else:
                     error = None if report.error is None else error_of(report.error)
-                    self._prompts.answer(report.number, report.ids, error)
+                    self._prompts.answer(report.number, report.found, error)
                     self._go_on()
             if self._state in ("closed", "unloaded"):
                 return
@@ -385,7 +386,7 @@ class ProcessPort:
         asked = submit_of(stream.number, stream.request, stream.written, seconds=progress.seconds)
         self._present.send(asked)
 
-    async def _ask(self, text: str, add_special: bool, chat: ChatPrompt | None) -> list[int]:
+    async def _ask(self, text: str, add_special: bool, chat: ChatPrompt | None) -> ChatIds:
         if self._state != "ready":
             raise NotReadyError(self._state)
         return await self._prompts.ids(Encode(next(self._numbers), text, add_special, chat))

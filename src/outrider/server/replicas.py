@@ -17,6 +17,7 @@ from itertools import count
 
 import msgspec
 
+from outrider.api.prompts import ChatIds
 from outrider.api.stream import TokenDecoder
 from outrider.core.errors import ConfigError, told
 from outrider.sched.routing import KnownBlocks, best_known, blocks_of, least_busy
@@ -128,7 +129,7 @@ class ReplicasPort:
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
         return await self._next_ready().port.encode(prompt, add_special=add_special)
 
-    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+    async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
         return await self._next_ready().port.encode_chat(chat)
 
     async def decode(self, ids: Sequence[int]) -> list[str]:

@@ -6,49 +6,61 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-from outrider.server.errors import ApiError, refused
+from outrider.server.errors import refused
 from outrider.server.events import Usage
-from outrider.server.turns import Message, Turns, mapping, named, text_of
+from outrider.server.turns import Turns, mapping, named, text_of
 
 Item: TypeAlias = Mapping[str, Any]
 # Told again with the keys that a request may leave out.
 _COMPLETED = ("reasoning", "text", "tools")
 
 
-def messages_of(instructions: str | None, given: str | Sequence[Item]) -> list[Message]:
-    """Raises ApiError for items that cannot be read."""
+def turns_of(instructions: str | None, given: str | Sequence[Item]) -> Turns:
+    """Raises ApiError for messages that cannot be read, and references."""
     turns = Turns()
     if instructions:
         turns.system(instructions)
     if isinstance(given, str):
         turns.say("user", given)
-        return turns.done()
+        return turns
     for i, item in enumerate(given):
         _add(turns, mapping(item, f"input[{i}]"), f"input[{i}]")
-    return turns.done()
+    return turns
 
 
 def _add(turns: Turns, item: Item, where: str) -> None:
     kind = item.get("type", "message")
     if kind == "message":
-        turns.say(named(item, "role", where), text_of(item.get("content"), f"{where}.content"))
+        role, content = named(item, "role", where), item.get("content")
+        read = turns.text if role == "assistant" else text_of
+        turns.say(role, read(content, f"{where}.content"))
     elif kind == "reasoning":
         parts = item.get("content") or item.get("summary")
-        turns.think(text_of(parts, f"{where}.content"))
-    elif kind == "function_call":
-        name = named(item, "name", where)
-        turns.call(named(item, "call_id", where), name, item.get("arguments", "{}"))
-    elif kind == "function_call_output":
-        turns.result(named(item, "call_id", where), text_of(item.get("output"), f"{where}.output"))
+        turns.think(turns.text(parts, f"{where}.content"))
     elif kind == "item_reference":
         raise refused(where, "nothing is stored here. Send the item itself.")
+    elif not _is_call(turns, item, str(kind), where):
+        turns.skip(where, kind)
+
+
+def _is_call(turns: Turns, item: Item, kind: str, where: str) -> bool:
+    """Whether an item is a call of a tool that the client ran, or what it gave, of whatever type;
+    then it is added."""
+    call_id = item.get("call_id", item.get("id") if kind == "mcp_call" else None)
+    if not isinstance(call_id, str):
+        return False
+    if kind.endswith("_output"):
+        turns.result(call_id, turns.text(item.get("output"), f"{where}.output"))
+    elif kind.endswith("_call"):
+        given = item.get("arguments", "{}")
+        for key in ("input", "action"):
+            given = {key: item[key]} if key in item else given
+        turns.call(call_id, str(item.get("name", kind.removesuffix("_call"))), given)
+        if item.get("output") is not None:
+            turns.result(call_id, turns.text(item["output"], f"{where}.output"))
     else:
-        raise ApiError(
-            400,
-            f"{where}: items of type {str(kind)[:40]!r} cannot be read.",
-            param=where,
-            code="unsupported_parameter",
-        )
+        return False
+    return True
 
 
 def tools_of(given: Sequence[Item] | None) -> tuple[list[Mapping[str, Any]], list[str]]:

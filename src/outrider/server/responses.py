@@ -22,7 +22,7 @@ from outrider.server.logprobs import chat_logprobs
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import Reply
 from outrider.server.response_events import ResponseEvents
-from outrider.server.response_items import format_asked, messages_of, new_record, tools_of
+from outrider.server.response_items import format_asked, new_record, tools_of, turns_of
 from outrider.server.site import Site
 from outrider.server.tools import tooling_of
 from outrider.server.wire import json_response, read
@@ -84,7 +84,7 @@ def response_routes(site: Site) -> list[Route]:
 
         async def counted() -> Response:
             _params_of(asked, body)
-            ids = await asked.port.encode_chat(chat_of(body))
+            ids = (await asked.port.encode_chat(chat_of(body))).ids
             return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
         return Reply(asked, request, counted)
@@ -124,8 +124,10 @@ def chat_of(body: ResponseBody) -> ChatPrompt:
     effort = (body.reasoning or {}).get("effort")
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
-    messages = messages_of(body.instructions, body.input)
-    return ChatPrompt(messages=messages, tools=tooling.offered, variables=variables)
+    turns = turns_of(body.instructions, body.input)
+    return ChatPrompt(
+        messages=turns.done(), tools=tooling.offered, variables=variables, notes=turns.notes
+    )
 
 
 def events_of(exchange: Exchange[ResponseBody]) -> ResponseEvents:

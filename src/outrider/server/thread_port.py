@@ -16,6 +16,7 @@ from typing import Self, cast
 from outrider.api.async_llm import AsyncLLM
 from outrider.api.engine_thread import AsyncRequest, EngineThread
 from outrider.api.llm import LLM
+from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import TokenDecoder, pieces_of
 from outrider.core.budget import RoundTrace
@@ -169,10 +170,10 @@ class ThreadPort:
 
         return await owner.encoded(plain)
 
-    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+    async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
         owner = self._ready()
         return await owner.encoded(
-            lambda: owner.llm.encode_chat(
+            lambda: owner.llm.requests.ids_of_chat(
                 chat.messages,
                 tools=chat.tools,
                 variables=chat.variables,

@@ -170,7 +170,7 @@ async def _tokenized(site: Site, body: TokenizeBody) -> Response:
             variables=body.chat_template_kwargs or {},
             continues=bool(body.continue_final_message),
         )
-        ids = await port.encode_chat(chat)
+        ids = (await port.encode_chat(chat)).ids
     found: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": port.card.window,

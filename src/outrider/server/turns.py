@@ -12,22 +12,51 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 from outrider.server.errors import ApiError
+from outrider.server.wire import encode
 
 Message: TypeAlias = dict[str, Any]
 _SYSTEM = ("system", "developer")
 
 
 class Turns:
-    """Messages so far."""
+    """Messages so far, and notes on what of the request they do not have as it was sent."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.notes: list[str] = []
 
     def system(self, text: str) -> None:
         """Instructions: of the system at the beginning, later the user's."""
         if text:
             begins = not self.messages or self.messages[-1]["role"] == "system"
             self._join("system" if begins else "user", text)
+            if not begins:
+                self.notes.append("instructions amid the conversation were given as user messages")
+
+    def skip(self, where: str, kind: object) -> None:
+        """Leave an item out that cannot be read here, as a search that its maker's server ran."""
+        self.notes.append(f"{where}: an item of type {str(kind)[:40]!r} was left out")
+
+    def text(self, content: object, where: str) -> str:
+        """Text of what a tool gave, or of an earlier answer, in whatever form it has: of a list the
+        texts of its parts, and of other values their JSON. A part without text is left out."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        if not isinstance(content, list):
+            return encode(content).decode()
+        found: list[str] = []
+        for part in cast("list[object]", content):
+            entry = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {"text": part})
+            text = entry.get("text", entry.get("refusal"))
+            if not isinstance(text, str) and "type" not in entry:
+                text = encode(entry).decode()
+            elif not isinstance(text, str):
+                self.notes.append(
+                    f"{where}: a part of type {str(entry.get('type'))[:40]!r} was left out"
+                )
+                text = f"[{str(entry.get('type'))[:40]} left out]"
+            found.append(text)
+        return "".join(found)
 
     def say(self, role: str, text: str) -> None:
         if role in _SYSTEM:

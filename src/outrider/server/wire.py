@@ -17,6 +17,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 # Of a body: how deep its lists and objects may be within each other.
 MOST_DEPTH = 64
 _MOST_WARNINGS = 16
+_HALVED = "the body has half of a surrogate pair; U+FFFD was read in its place"
+# Half of a surrogate pair, among the escapes of JSON.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 # How msgspec says where a value is.
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
@@ -46,8 +53,14 @@ async def read(kind: type[T], request: Request) -> tuple[T, list[str]]:
 
 
 def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
+    halved = False
     try:
-        record = msgspec.json.decode(body)
+        try:
+            record = msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            # A character that a client cut in two would end its conversation.
+            record = msgspec.json.decode(_without_halves(body))
+            halved = True
     except (msgspec.DecodeError, RecursionError, UnicodeError, ValueError) as error:
         raise ApiError(400, f"the body is no JSON: {shown(str(error))}.", code="bad_json") from None
     if not isinstance(record, dict):
@@ -59,7 +72,13 @@ def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
         raise _mistake(str(error)) from None
     _check_numbers(given)
-    return found, _warnings(kind, given)
+    warnings = _warnings(kind, given)
+    return found, [*warnings, _HALVED] if halved else warnings
+
+
+def _without_halves(body: bytes) -> bytes:
+    """With U+FFFD for every half of a surrogate pair that is written as an escape."""
+    return _ESCAPE.sub(lambda found: rb"\ufffd" if found["half"] else found[0], body)
 
 
 def _check_depth(record: object) -> None:

@@ -27,7 +27,7 @@ STRICT = """\
 def rendered(source: str, messages: list[dict[str, Any]], **more: Any) -> str:
     template = ChatTemplate(source, {})
     try:
-        return template.render(checked_messages(messages), **more)
+        return template.render(checked_messages(messages)[0], **more).text
     finally:
         template.close()
 
@@ -84,7 +84,7 @@ def test_a_template_that_has_a_place_writes_tools_itself() -> None:
 
 
 def test_what_was_handed_in_stays_as_it_is() -> None:
-    messages = checked_messages([HELLO, {"role": "assistant", "tool_calls": [CALL]}])
+    messages, _ = checked_messages([HELLO, {"role": "assistant", "tool_calls": [CALL]}])
     before = json.dumps(messages)
     in_text(messages, TOOLS)
     assert json.dumps(messages) == before

@@ -128,7 +128,7 @@ def test_a_killed_helper_is_replaced_before_anybody_is_told() -> None:
 
     template = ChatTemplate("{{ messages[0].content }}", {})
     message = {"role": "user", "content": "one"}
-    assert template.render([message]) == "one"
+    assert template.render([message]).text == "one"
     process = template._helper._process  # pyright: ignore[reportPrivateUsage]
     assert process is not None
     assert os.getsid(process.pid) == process.pid
@@ -136,5 +136,5 @@ def test_a_killed_helper_is_replaced_before_anybody_is_told() -> None:
         process = template._helper._process  # pyright: ignore[reportPrivateUsage]
         assert process is not None
         process.send_signal(number)
-        assert template.render([message | {"content": number.name}]) == number.name
+        assert template.render([message | {"content": number.name}]).text == number.name
     template.close()

@@ -164,7 +164,7 @@ def test_a_chat_begins_with_one_bos_where_the_file_asks_for_it(
     keys = {"tokenizer.ggml.add_bos_token": asks, "tokenizer.chat_template": template}
     tokenizer = Tokenizer.load(small_llama(keys).write(tmp_path / "a.gguf"))
     reader = PromptReader(tokenizer, window=64, vocab_size=32)
-    assert reader.ids_of_chat([{"role": "user", "content": "ab"}]) == ids
+    assert reader.ids_of_chat([{"role": "user", "content": "ab"}]).ids == ids
 
 
 def test_a_prompt_that_writes_bos_itself_has_a_note(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from doubles.scripted_port import CARD, ScriptedPort
 from doubles.scripted_site import ask
 from outrider.core.errors import DrafterError
 from outrider.server.port import EngineCard
-from outrider.server.response_items import messages_of
+from outrider.server.response_items import turns_of
 
 PATH = "/v1/responses"
 HELLO = {"input": "hi", "temperature": 0}
@@ -191,7 +191,6 @@ def test_a_probe_without_input_is_answered() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
-        ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"input": [{"content": "x"}]}, "input[0].role"),
         ({"input": 3}, "input"),
@@ -237,7 +236,7 @@ def test_thoughts_of_an_earlier_turn_stay_with_it() -> None:
         {"type": "reasoning", "summary": []},
         {"role": "assistant", "content": "c"},
     ]
-    assert messages_of(None, items) == [
+    assert turns_of(None, items).done() == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning_content": "t"},
         {"role": "assistant", "content": "c", "reasoning_content": ""},
