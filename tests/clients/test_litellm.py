@@ -37,6 +37,16 @@ def test_text_completion(served):
     assert found.choices[0].text
 
 
+@pytest.mark.parametrize("count", [5_000, 50_000])
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
+def test_a_prompt_beyond_the_window_is_known(served, provider, count):
+    base = served.url if provider == "anthropic" else f"{served.url}/v1"
+    messages = [{"role": "user", "content": "word " * count}]
+    more = {"model": f"{provider}/{served.model}", "api_base": base, "messages": messages}
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(**given(served, **more))
+
+
 def test_an_error_keeps_its_kind(served):
     with pytest.raises(litellm.BadRequestError):
         litellm.completion(**given(served, max_tokens=-1))

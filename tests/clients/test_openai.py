@@ -166,7 +166,9 @@ def test_mistakes_are_errors_of_their_kind(client):
     assert caught.value.param == "temperature"
     with pytest.raises(openai.NotFoundError):
         ask(client, model="nobody/nothing")
-    with pytest.raises(openai.BadRequestError, match="window"):
-        ask(client, messages=[{"role": "user", "content": "word " * 5_000}])
+    for count in (5_000, 50_000):
+        with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:
+            ask(client, messages=[{"role": "user", "content": "word " * count}])
+        assert caught.value.code == "context_length_exceeded"
     with pytest.raises((openai.UnprocessableEntityError, openai.BadRequestError)):
         client.post("/chat/completions", body={"messages": 3}, cast_to=object)

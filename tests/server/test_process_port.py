@@ -14,7 +14,7 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
-from outrider.core.errors import CheckpointError, ConfigError, QueueFullError
+from outrider.core.errors import CheckpointError, ConfigError, PromptTooLongError, QueueFullError
 from outrider.server.frames import Load, error_of, failure_of
 from outrider.server.port import EngineLostError, EngineRequest, NotReadyError
 from outrider.server.process_port import ProcessPort
@@ -239,7 +239,9 @@ def test_the_process_ends_with_the_server() -> None:
         os.kill(served(work), 0)
 
 
-@pytest.mark.parametrize("error", [ConfigError("a", hint="b"), QueueFullError(3, 1)])
+@pytest.mark.parametrize(
+    "error", [ConfigError("a", hint="b"), QueueFullError(3, 1), PromptTooLongError(9, 8, 257, 256)]
+)
 def test_errors_keep_their_kind(error: Exception) -> None:
     found = error_of(failure_of(error))
     assert type(found) is type(error)

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.api.chat_messages import checked_messages, checked_tools, checked_variables
 from outrider.api.prompts import ChatIds, Message
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.errors import ConfigError, OutriderError, foreign
+from outrider.core.errors import ConfigError, OutriderError, PromptTooLongError, foreign
 from outrider.core.fields import BYTES_PER_TOKEN, MESSAGES
 from outrider.core.interrupts import breakable
 
@@ -27,10 +27,10 @@ class PromptReader:
     @foreign()
     @breakable()
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Raises ConfigError for an empty prompt, for text that no window could hold,
-        and for ids that do not exist."""
+        """Raises ConfigError for an empty prompt, for text that no window could hold
+        (PromptTooLongError), and for ids that do not exist."""
         if isinstance(prompt, str):
-            self.check_size("prompt", prompt)
+            self.check_size(prompt)
             return self.checked(self.tokenizer.encode(prompt))
         return self.checked(prompt)
 
@@ -46,7 +46,7 @@ class PromptReader:
     def _ids_together(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
-            self.check_size("prompt", text)
+            self.check_size(text)
         encoded = iter(self.tokenizer.encode_batch(texts))
         return [self.checked(next(encoded) if isinstance(p, str) else p) for p in prompts]
 
@@ -74,7 +74,7 @@ class PromptReader:
                 hint="leave out the oldest messages",
             )
         given = [*messages, *tools, variables or {}]
-        self.check_size("conversation", *(str(v) for entry in given for v in entry.values()))
+        self.check_size(*(str(v) for entry in given for v in entry.values()))
         checked, notes = checked_messages(messages, continues=continues)
         rendered = self.tokenizer.chat(
             checked,
@@ -82,7 +82,7 @@ class PromptReader:
             variables=checked_variables(variables or {}),
             continues=continues,
         )
-        self.check_size("conversation", rendered.text)
+        self.check_size(rendered.text)
         # JSON of a call may have half of a surrogate pair.
         text = rendered.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids = self._begun(self.tokenizer.encode(text, add_special=False))
@@ -97,19 +97,21 @@ class PromptReader:
             return ids
         return [bos, *dropwhile(bos.__eq__, ids)]
 
-    def check_size(self, what: str, *texts: str) -> None:
-        """Raises ConfigError for more text than is worth tokenising: no window could hold it."""
-        window = self._window
-        most = BYTES_PER_TOKEN.most * window
+    def check_size(self, *texts: str) -> None:
+        """Raises PromptTooLongError for more text than is worth tokenising: no window could hold
+        it."""
+        size = self.size_beyond(*texts)
+        if size:
+            most = BYTES_PER_TOKEN.most
+            raise PromptTooLongError(-(-size // most), self._window, size, most * self._window)
+
+    def size_beyond(self, *texts: str) -> int:
+        """The least number of bytes that texts have which no window could hold, else 0."""
+        most = BYTES_PER_TOKEN.most * self._window
         size = sum(map(len, texts))
         if size <= most:
             size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        if size > most:
-            raise ConfigError(
-                f"the {what} has {size:,} bytes or more; with a window of {window} tokens it may "
-                f"have {most:,} ({BYTES_PER_TOKEN.most} for each token).",
-                hint="shorten it, or raise --context if the models allow it",
-            )
+        return size if size > most else 0
 
     def checked(self, ids: Sequence[int]) -> list[int]:
         """A list of them. Raises ConfigError if there are none, or some that do not exist."""

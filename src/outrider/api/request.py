@@ -21,6 +21,7 @@ from outrider.api.tokenizer import spellings
 from outrider.api.turns import OfOneProcess
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, OutriderError, foreign
+from outrider.core.fields import BYTES_PER_TOKEN
 from outrider.core.interrupts import breakable
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
@@ -144,7 +145,9 @@ class RequestMaker(PromptReader):
         """Raises ConfigError for parameters that do not fit prompt, window or vocabulary."""
         pair, limit = self._pair, self.limit(len(ids), params)
         params = params.seeded()
-        self.check_size("prediction", params.prediction)
+        if size := self.size_beyond(params.prediction):
+            most = BYTES_PER_TOKEN.most * pair.plan.window
+            raise ConfigError(f"prediction: it has {size:,} bytes or more; it may have {most:,}.")
         guess = self.tokenizer.encode(params.prediction, add_special=False)
         seq = LiveSequence(
             seq_id=next(self._seq_ids),

@@ -97,7 +97,7 @@ class HandlePort:
         def ids() -> list[int]:
             if add_special:
                 return reader.ids(prompt)
-            reader.check_size("prompt", prompt)
+            reader.check_size(prompt)
             return reader.tokenizer.encode(prompt, add_special=False)
 
         return await asyncio.to_thread(ids)

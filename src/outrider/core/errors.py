@@ -107,7 +107,25 @@ class QueueFullError(CapacityError):
             f"{num_waiting} requests wait already; this is refusal {num_rejected} so far.",
             hint="ask again later, or raise --max-waiting",
         )
-        self.num_waiting, self.num_rejected = num_waiting, num_rejected
+        self.numbers = num_waiting, num_rejected
+
+
+class PromptTooLongError(ConfigError):
+    """A prompt that the window cannot hold. `num_tokens` is an estimate where it was refused for
+    `num_bytes`, of which it may have `most_bytes`.
+    Clients know the case by the first words, which are those of OpenAI's API."""
+
+    def __init__(
+        self, num_tokens: int, window: int, num_bytes: int = 0, most_bytes: int = 0
+    ) -> None:
+        size = f"{num_tokens} tokens"
+        if num_bytes:
+            size = f"{num_bytes:,} bytes or more; it may have {most_bytes:,}"
+        super().__init__(
+            f"This model's maximum context length is {window} tokens, and the prompt has {size}.",
+            hint="reduce the length of the messages, or raise --context if the models allow it",
+        )
+        self.numbers = num_tokens, window, num_bytes, most_bytes
 
 
 class CheckpointError(OutriderError):

@@ -20,6 +20,7 @@ from outrider.api.rounds import round_of
 from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
 from outrider.core.draft import TokenLogprobs
+from outrider.core.errors import PromptTooLongError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import SpecMetrics, spec_metrics
 from outrider.server.errors import ApiError
@@ -159,22 +160,12 @@ class Answer(AsyncIterator[Step]):
 
 
 def open_answers(site: Site, ask: Ask) -> list[Answer]:
-    """The completions of `ask`, all handed in. Raises ApiError for a prompt that no window holds,
-    and what the port raises; then none is left running."""
+    """The completions of `ask`, all handed in. Raises PromptTooLongError, and what the port
+    raises; then none is left running."""
     card = site.port.card
     num_prompt = len(ask.prompt_ids)
     if num_prompt >= card.window:
-        words = f"the prompt has {num_prompt} tokens, and the model's window is {card.window}. "
-        words += "Shorten it."
-        if ask.api == "messages":
-            # By these words Claude Code knows that it must make its conversation shorter.
-            words = f"prompt is too long: {num_prompt} tokens > {card.window} maximum"
-        raise ApiError(
-            400,
-            words,
-            param="messages" if ask.api == "chat" else "prompt",
-            code="context_length_exceeded",
-        )
+        raise PromptTooLongError(num_prompt, card.window)
     params = ask.params.seeded()
     if params.n > 1:
         params = replace(params, n=1)

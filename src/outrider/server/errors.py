@@ -18,6 +18,7 @@ from outrider.core.errors import (
     CheckpointError,
     ConfigError,
     OutriderError,
+    PromptTooLongError,
     QueueFullError,
     told,
 )
@@ -46,6 +47,8 @@ _KINDS = {
 }
 _ANTHROPIC = {500: "api_error"}
 ANTHROPIC_PATHS = "/v1/messages"
+# By the beginning of a path: what of a body is the prompt.
+_PROMPTS = {"/v1/chat": "messages", "/v1/responses": "input"}
 # Seconds after which to ask again, where nothing better is known.
 ASK_AGAIN = 1
 
@@ -76,8 +79,8 @@ def refused(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
-def api_error(error: BaseException) -> ApiError:
-    """What to tell of anything that was raised."""
+def api_error(error: BaseException, path: str = "") -> ApiError:
+    """What a client of the API at `path` is told of anything that was raised."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
@@ -91,13 +94,27 @@ def api_error(error: BaseException) -> ApiError:
         code = "not_ready" if isinstance(error, NotReadyError) else "engine_lost"
         return ApiError(503, told(error), code=code, retry_after=error.seconds)
     if isinstance(error, ConfigError | CapacityError | CheckpointError):
-        # A checkpoint that cannot do what was asked, as one without a chat template.
-        return ApiError(400, told(error), param=_param_of(error), code="invalid_value")
+        return _bad_request(error, path)
     if isinstance(error, OutriderError):
         # Of this request, but not of what its author wrote.
         return ApiError(500, told(error), code=type(error).__name__)
     _LOG.error("a defect: %s", type(error).__name__, exc_info=error)
     return ApiError(500, "the server has a defect; its log says more.", code="internal_error")
+
+
+def _bad_request(error: OutriderError, path: str) -> ApiError:
+    """Of what was asked, or of a checkpoint that cannot do it, as one without a chat template."""
+    if isinstance(error, PromptTooLongError):
+        words = told(error)
+        if path.startswith(ANTHROPIC_PATHS):
+            # By these words Claude Code knows that it must make its conversation shorter.
+            num_tokens, window, num_bytes, _ = error.numbers
+            least = "at least " if num_bytes else ""
+            words = f"prompt is too long: {least}{num_tokens} tokens > {window} maximum. {words}"
+        starts = (name for start, name in _PROMPTS.items() if path.startswith(start))
+        param = next(starts, "prompt")
+        return ApiError(400, words, param=param, code="context_length_exceeded")
+    return ApiError(400, told(error), param=_param_of(error), code="invalid_value")
 
 
 def _param_of(error: OutriderError) -> str | None:
@@ -122,7 +139,7 @@ def error_body(error: ApiError, path: str = "") -> dict[str, object]:
 
 
 def error_response(error: BaseException, path: str = "") -> Response:
-    known = api_error(error)
+    known = api_error(error, path)
     headers = {} if known.retry_after is None else {"retry-after": str(known.retry_after)}
     if known.status == 401:
         headers["www-authenticate"] = "Bearer"

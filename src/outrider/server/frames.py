@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +19,7 @@ from outrider.api.result import GenerationResult, TextEvent
 from outrider.core import errors
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
-from outrider.core.errors import OutriderError, QueueFullError, words_of
+from outrider.core.errors import OutriderError, words_of
 from outrider.core.params import SamplingParams
 from outrider.server.placement import ALONE, Placement
 from outrider.server.port import ChatPrompt, EngineCard, EngineRequest, EngineStatus
@@ -175,19 +175,17 @@ def submit_of(
 
 def failure_of(error: BaseException) -> Failure:
     kind = type(error).__name__
-    if isinstance(error, QueueFullError):
-        return Failure(kind, str(error), error.hint, (error.num_waiting, error.num_rejected))
     hint = error.hint if isinstance(error, OutriderError) else None
-    return Failure(kind, words_of(error), hint)
+    return Failure(kind, words_of(error), hint, getattr(error, "numbers", ()))
 
 
 def error_of(failure: Failure) -> Exception:
     """The error that `failure` was made of, as far as its kind is known here."""
     kind = getattr(errors, failure.kind, None)
-    if kind is QueueFullError:
-        return QueueFullError(*failure.numbers)
     if not (isinstance(kind, type) and issubclass(kind, OutriderError)):
         return RuntimeError(f"{failure.kind}: {failure.message}")
+    if failure.numbers:
+        return cast("Any", kind)(*failure.numbers)
     # Each kind has its own way to be made; what it says is known already.
     error = kind.__new__(kind)
     OutriderError.__init__(error, failure.message, hint=failure.hint)

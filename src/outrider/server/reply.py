@@ -99,7 +99,7 @@ class EventReply(Response):
                     writer.stop()
                     await error_response(error, path)(scope, receive, send)
                     return
-                await writer.write(self._told.failure(api_error(error)))
+                await writer.write(self._told.failure(api_error(error, path)))
                 await writer.end()
             finally:
                 writer.stop()

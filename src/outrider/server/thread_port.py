@@ -165,7 +165,7 @@ class ThreadPort:
             return await owner.encoded(lambda: owner.llm.encode(prompt))
 
         def plain() -> list[int]:
-            owner.llm.requests.check_size("prompt", prompt)
+            owner.llm.requests.check_size(prompt)
             return owner.llm.tokenizer.encode(prompt, add_special=False)
 
         return await owner.encoded(plain)
