@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from conformance import blocks, models, schemas, templates, vocabularies
+from conformance import blocks, chat, models, schemas, templates, vocabularies
 from conformance.client import PeerClient
 from conformance.counts import Suite
 from conformance.files import load_gguf
@@ -32,6 +32,7 @@ def main() -> int:
         makers: Mapping[str, Callable[[], Iterator[Suite]]] = {
             "vocabularies": partial(vocabularies.suites, peer, source / "models", given.texts),
             "templates": partial(templates.suites, source / "models" / "templates"),
+            "chat": partial(chat.suites, source),
             "blocks": lambda: blocks.suites(load_gguf(source)),
             "models": lambda: models.suites(peer, load_gguf(source), given.folder / _MODELS),
             "schemas": partial(schemas.suites, given.schemas),
@@ -52,7 +53,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/conformance", description=__doc__)
-    known = ["vocabularies", "templates", "blocks", "models", "schemas"]
+    known = ["vocabularies", "templates", "chat", "blocks", "models", "schemas"]
     parser.add_argument("suites", nargs="*", choices=[*known, []], metavar="SUITE", help=str(known))
     parser.add_argument("--folder", type=Path, required=True, help="where scripts/peers unpacked")
     parser.add_argument("--archive", required=True, help="folder of the unpacked archive in it")

@@ -94,7 +94,8 @@ def suites(folder: Path) -> Iterator[Suite]:
             except Exception:  # noqa: BLE001 - a template may raise anything
                 theirs = None
             try:
-                ours: str | None = template.render(messages, tools=tools, variables=variables)
+                rendered_here = template.render(messages, tools=tools, variables=variables)
+                ours: str | None = rendered_here.text
             except CheckpointError:
                 ours = None
             reason = None

@@ -36,7 +36,7 @@ class AgentPort(ScriptedPort):
 
     @property
     def card(self) -> EngineCard:
-        template = "{{ tools }} {{ enable_thinking }} {{ reasoning_effort }} <tool_call>"
+        template = "{{ tools }} {{ enable_thinking }} {{ reasoning_effort }} <tool_call> arguments"
         return msgspec.structs.replace(CARD, window=200_000, chat_template=template)
 
 

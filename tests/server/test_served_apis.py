@@ -99,10 +99,10 @@ SCHEMA = {
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 SPELLINGS = {
-    "hermes": "{{ tools }}<tool_call>",
+    "hermes": "{{ tools }}<tool_call> arguments",
     "qwen": "{{ tools }}<function=><parameter=>",
     "glm": "{{ tools }}<tool_call><arg_key>",
-    "llama": "{{ tools }}<|start_header_id|>",
+    "llama": '{{ tools }}<|start_header_id|> {"name": , "parameters": ',
     "generic": "{{ messages }}",
 }
 

@@ -153,7 +153,8 @@ async def read_with(
     # With special tokens, for some templates open a thought by one.
     end = site.port.decoder.decode(prompt_ids[-_END_TOKENS:], skip_special=False)
     warnings: list[str] = []
-    if tools and format_of(card) is None:
+    given = format_of(card)
+    if tools and (given is None or not given.has_calls):
         warnings.append("calls of tools cannot be told from text in what this model writes")
     required = tooling.choice == "required"
     has_form = chosen(structure) is not None and not required

@@ -109,7 +109,9 @@ class CallingPort(ScriptedPort):
 
     @property
     def card(self) -> EngineCard:
-        return msgspec.structs.replace(CARD, window=4096, chat_template="{{ tools }}<tool_call>")
+        return msgspec.structs.replace(
+            CARD, window=4096, chat_template="{{ tools }}<tool_call> arguments"
+        )
 
     async def start(self) -> None:
         return

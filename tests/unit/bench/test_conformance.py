@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
+from conformance import chat
 from conformance.client import PeerClient
 from conformance.counts import Suite
 from conformance.vocabularies import documented, random_text, tokenizer_in, with_rule
@@ -64,3 +65,55 @@ def test_a_difference_is_documented_only_where_its_reason_holds() -> None:
     assert str(reason("gpt-4o", "Éa", [])).startswith("words by case")
     assert reason("gpt-4o", "Ea", []) is None
     assert str(reason("phi", "<|end|>\u3000", [])).startswith("blanks")
+
+
+CHAT = r"""
+static common_chat_tool now_tool{ /* .name = */ "now", "the time", R"({"type": "object"})" };
+const common_chat_msg message_call = simple_assist_msg("", "so", "now", "{}");
+static void test_lfm2_parser(const std::string & template_path, bool debug) {
+    auto tst = peg_tester(template_path, debug);
+    tst.test("a" "b\n").expect_content("ab\n").run();
+}
+static void test_template_output_peg_parsers(bool debug) {
+    if (debug) { int i = 1; }
+    for (const char * tmpl : { "models/templates/one.jinja" }) {
+        test_lfm2_parser(tmpl, debug);
+    }
+    {
+        auto tst = peg_tester("models/templates/two.jinja", debug);
+        const std::string text = "<think>so</think>" + std::string("x");
+        common_chat_msg user; user.role = "user"; user.content = "hi";
+        tst.test(text + "\"\u00e9")
+            .messages({ user })
+            .tools({ now_tool })
+            .enable_thinking(true)
+            .expect(message_call)
+            .expect_tool_calls({ { "now", R"({"a": 1})", {} } })
+            .run();
+    }
+}
+"""
+
+
+def test_chat_cases_are_read_from_their_source() -> None:
+    one, two = chat.cases(CHAT)
+    assert (one.template, one.text) == ("models/templates/one.jinja", "ab\n")
+    assert one.given == {"expect_content": "ab\n", "run": None}
+    assert (two.template, two.text) == ("models/templates/two.jinja", '<think>so</think>x"é')
+    assert two.given["tools"] == [["now", "the time", '{"type": "object"}']]
+    assert two.given["messages"] == [{"role": "user", "content": "hi"}]
+    assert two.given["expect_tool_calls"] == [["now", '{"a": 1}', []]]
+    assert two.given["expect"]["tool_calls"] == [["now", "{}", ""]]
+
+
+def test_chat_cases_are_counted(tmp_path: Path) -> None:
+    for name, text in (("one", "{{ tools }}"), ("two", "{{ tools }} </think>")):
+        path = tmp_path / "models" / "templates" / f"{name}.jinja"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test-chat.cpp").write_text(CHAT)
+    (suite,) = chat.suites(tmp_path)
+    record = suite.record()
+    # The second calls, which is a family that is not read.
+    assert [record[key] for key in ("right", "wrong", "refused")] == [1, 0, 1]

@@ -30,7 +30,7 @@ class ToolPort(ScriptedPort):
 
     @property
     def card(self) -> EngineCard:
-        return msgspec.structs.replace(CARD, chat_template="{{ tools }} <tool_call>")
+        return msgspec.structs.replace(CARD, chat_template="{{ tools }} <tool_call> arguments")
 
 
 async def until(condition: Callable[[], object]) -> None:

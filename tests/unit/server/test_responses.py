@@ -31,7 +31,9 @@ class ToolPort(ScriptedPort):
 
     @property
     def card(self) -> EngineCard:
-        return msgspec.structs.replace(CARD, chat_template="{{ tools }} <tool_call> </think>")
+        return msgspec.structs.replace(
+            CARD, chat_template="{{ tools }} <tool_call> arguments </think>"
+        )
 
 
 def port(*rounds: str) -> ToolPort:

@@ -29,7 +29,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 class ToolPort(ScriptedPort):
     """An engine whose model thinks, and calls as Hermes does."""
 
-    template = "{{ tools }} <tool_call> </think>"
+    template = "{{ tools }} <tool_call> arguments </think>"
 
     @property
     def card(self) -> EngineCard:
@@ -180,7 +180,7 @@ def test_thoughts_come_before_a_form_without_tools() -> None:
 
 def test_a_form_that_goes_with_no_calls_says_so() -> None:
     for template, form in (
-        ("{{ tools }} <tool_call>", {"grammar": 'root ::= "x"'}),
+        ("{{ tools }} <tool_call> arguments", {"grammar": 'root ::= "x"'}),
         ("{{ tools }} [TOOL_CALLS]", FORM),
         ("{{ tools }}", FORM),
     ):

@@ -68,10 +68,14 @@ PENDING: Final = Pending()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delimiter:
-    """Begins with a literal, `first`. With `at_start` it stands only where an answer begins."""
+    """Begins with a literal, `first`. With `at_start` it stands only where an answer begins, with
+    `behind_call` only where a call has ended; blanks may come before. With `ahead` one of these
+    texts must follow, blanks between; it is no part of the delimiter."""
 
     pieces: tuple[Piece, ...]
     at_start: bool = False
+    behind_call: bool = False
+    ahead: tuple[str, ...] = ()
     first: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +103,8 @@ class Delimiter:
                 return PENDING
             if not ok:
                 return None
-        return Match(reader.at, groups)
+        follows = reader.follows(self.ahead)
+        return PENDING if follows is None else Match(reader.at, groups) if follows else None
 
 
 @dataclass(slots=True)
@@ -133,6 +138,13 @@ class _Reader:
             return None
         return self.at - start >= piece.least
 
+    def follows(self, wanted: tuple[str, ...]) -> bool | None:
+        """Whether one of `wanted` is next behind blanks, if any is wanted."""
+        rest = self.text[self.at : self.end].lstrip()
+        if not wanted or rest.startswith(wanted):
+            return True
+        return None if self.is_open and any(one.startswith(rest) for one in wanted) else False
+
     def _lazy(self, piece: Run, behind: list[Literal]) -> bool | None:
         """Up to the literal behind it, less an optional one before that."""
         stop = next(one for one in behind if not one.optional)
@@ -150,11 +162,17 @@ class _Reader:
         return True
 
 
-def literal(text: str, *, at_start: bool = False) -> Delimiter:
+def literal(
+    text: str,
+    *,
+    at_start: bool = False,
+    behind_call: bool = False,
+    ahead: tuple[str, ...] = (),
+) -> Delimiter:
     """Raises ValueError for an empty one."""
     if not text:
         raise ValueError("a delimiter is empty")
-    return Delimiter((Literal(text),), at_start)
+    return Delimiter((Literal(text),), at_start, behind_call, ahead)
 
 
 def pattern(source: str) -> Delimiter:

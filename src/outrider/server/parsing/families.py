@@ -8,79 +8,198 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from outrider.server.parsing import calls
+from outrider.server.parsing import calls, tagged
 from outrider.server.parsing.calls import DEEPSEEK_TOKEN
-from outrider.server.parsing.delimiter import Delimiter, literal, pattern
+from outrider.server.parsing.delimiter import Delimiter, Literal, Mark, Run, literal, pattern
 from outrider.server.parsing.fields import Field, OutputFormat
+from outrider.server.parsing.json_text import in_string, mended_json
 
 
-def _between(read: calls.ReadCalls, begin: str, end: str) -> Field:
-    return Field("calls", (literal(begin),), (literal(end),), read=read)
+def _between(read: calls.ReadCalls, begin: Delimiter | str, end: str, **more: Any) -> Field:
+    begin = literal(begin) if isinstance(begin, str) else begin
+    return Field("calls", (begin,), (literal(end),), read=read, **more)
+
+
+def _json(begin: str, end: str, read: calls.ReadCalls = calls.json_calls) -> Field:
+    """Calls as JSON: what begins otherwise, as in a text about calls, is none."""
+    opens = literal(begin, ahead=("{", "["))
+    return _between(read, opens, end, mend=mended_json, goes_on=in_string)
+
+
+def _tags(tags: tagged.Tags, begin: str, end: str, ahead: str) -> Field:
+    opens = literal(begin, ahead=(ahead,))
+    return _between(tags.calls, opens, end, mend=tags.mend, goes_on=tags.goes_on)
 
 
 def _thought(begin: str, end: str) -> Field:
-    return Field("reasoning", (literal(begin),), (literal(end),))
+    """Thoughts open an answer: later the same text may be what an answer is about."""
+    return Field("reasoning", (literal(begin, at_start=True),), (literal(end),))
 
 
-def _first(source: str) -> Delimiter:
-    """A delimiter that stands only where an answer begins."""
-    return replace(pattern(source), at_start=True)
+def _deepseek(name: str) -> str:
+    return DEEPSEEK_TOKEN.format(name.replace(" ", "\u2581"))
 
 
 THINK = _thought("<think>", "</think>")
-HERMES = OutputFormat("hermes", (_between(calls.json_calls, "<tool_call>", "</tool_call>"),))
-QWEN_XML = OutputFormat(
-    "qwen_xml", (_between(calls.qwen_xml_calls, "<tool_call>", "</tool_call>"),)
+HERMES_CALL = _json("<tool_call>", "</tool_call>")
+HERMES = OutputFormat("hermes", (HERMES_CALL,))
+# The model at times leaves the first tag out.
+_BARE = Field(
+    "calls",
+    (literal("<function="),),
+    (pattern(r"</function>\s*(?:</tool_call>)?"),),
+    keeps=True,
+    read=tagged.QWEN_TAGS.offered_calls,
+    mend=tagged.QWEN_TAGS.mend,
+    goes_on=tagged.QWEN_TAGS.goes_on,
 )
-GLM = OutputFormat("glm", (_between(calls.glm_calls, "<tool_call>", "</tool_call>"), THINK))
+QWEN_XML = OutputFormat(
+    "qwen_xml", (_tags(tagged.QWEN_TAGS, "<tool_call>", "</tool_call>", "<function="), _BARE)
+)
+_SEED_TAGS = replace(tagged.QWEN_TAGS, edge="")
+SEED = OutputFormat(
+    "seed",
+    (
+        _tags(_SEED_TAGS, "<seed:tool_call>", "</seed:tool_call>", "<function="),
+        _thought("<seed:think>", "</seed:think>"),
+    ),
+    shows_special=True,
+)
+MINIMAX = OutputFormat(
+    "minimax",
+    (_tags(tagged.INVOKE_TAGS, "<minimax:tool_call>", "</minimax:tool_call>", "<invoke"), THINK),
+    shows_special=True,
+)
+GLM = OutputFormat(
+    "glm",
+    (
+        _between(tagged.glm_calls, "<tool_call>", "</tool_call>", goes_on=tagged.glm_goes_on),
+        THINK,
+    ),
+)
 FUNCTION_GEMMA = OutputFormat(
+    "function_gemma",
+    (_between(calls.gemma_calls("<escape>"), "<start_function_call>", "<end_function_call>"),),
+    shows_special=True,
+)
+GEMMA = OutputFormat(
     "gemma",
-    (_between(calls.gemma_calls, "<start_function_call>", "<end_function_call>"),),
+    (
+        _between(calls.gemma_calls('<|"|>'), "<|tool_call>", "<tool_call|>"),
+        Field("reasoning", (literal("<|channel>thought"),), (literal("<channel|>"),)),
+    ),
+    drops=(literal("<|channel>"), literal("<channel|>")),
     shows_special=True,
 )
 DEEPSEEK = OutputFormat(
     "deepseek",
-    (
-        _between(
-            calls.deepseek_calls,
-            DEEPSEEK_TOKEN.format("call\u2581begin"),
-            DEEPSEEK_TOKEN.format("call\u2581end"),
-        ),
-        THINK,
-    ),
-    drops=(
-        literal(DEEPSEEK_TOKEN.format("calls\u2581begin")),
-        literal(DEEPSEEK_TOKEN.format("calls\u2581end")),
+    (_between(calls.deepseek_calls, _deepseek("call begin"), _deepseek("call end")), THINK),
+    drops=(literal(_deepseek("calls begin")), literal(_deepseek("calls end"))),
+    shows_special=True,
+)
+_DSML = ("<\uff5cDSML\uff5c{}>", "</\uff5cDSML\uff5c{}>")
+DSML = OutputFormat(
+    "dsml",
+    tuple(
+        _tags(
+            tagged.DSML_TAGS,
+            _DSML[0].format(name),
+            _DSML[1].format(name),
+            "<\uff5cDSML\uff5cinvoke",
+        )
+        for name in ("function_calls", "tool_calls")
     ),
     shows_special=True,
+)
+_ARGUMENTS = r"<\|tool_call_argument_begin\|>"
+KIMI = OutputFormat(
+    "kimi",
+    (
+        Field(
+            "calls",
+            (replace(pattern(rf"<\|tool_call_begin\|>(?P<name>.*?){_ARGUMENTS}"), ahead=("{",)),),
+            balanced=True,
+            goes_on=in_string,
+            read=calls.named_calls,
+        ),
+    ),
+    drops=tuple(
+        literal(f"<|tool_{name}|>")
+        for name in ("calls_section_begin", "calls_section_end", "call_end")
+    ),
+    shows_special=True,
+)
+LFM = OutputFormat(
+    "lfm",
+    (_between(tagged.python_calls, "<|tool_call_start|>", "<|tool_call_end|>"),),
+    shows_special=True,
+)
+GRANITE = OutputFormat(
+    "granite",
+    (
+        Field(
+            "calls",
+            (literal("<|tool_call|>", ahead=("[", "{")),),
+            balanced=True,
+            read=calls.json_calls,
+        ),
+    ),
+    shows_special=True,
+)
+NEMOTRON = OutputFormat("nemotron", (_json("<TOOLCALL>", "</TOOLCALL>"),))
+_IN_NAME = Run(lambda char: char not in "[{", 1)
+_NAMED = Delimiter(
+    (
+        Literal("[TOOL_CALLS]"),
+        Mark("name"),
+        _IN_NAME,
+        Mark("name"),
+        Literal("[CALL_ID]", optional=True),
+        replace(_IN_NAME, least=0),
+        Literal("[ARGS]", optional=True),
+    ),
+    ahead=("{",),
 )
 MISTRAL = OutputFormat(
     "mistral",
     (
-        Field("calls", (literal("[TOOL_CALLS]"),), gives_way=True, read=calls.named_json_calls),
+        Field(
+            "calls",
+            (literal("[TOOL_CALLS]", ahead=("[", "{")),),
+            balanced=True,
+            read=calls.json_calls,
+        ),
+        Field("calls", (_NAMED,), balanced=True, read=calls.named_calls),
         _thought("[THINK]", "[/THINK]"),
     ),
     shows_special=True,
 )
+_OBJECTS = (pattern(r'\{\s*"name"'), pattern(r'\{\s*"type"'))
 LLAMA = OutputFormat(
     "llama",
     (
-        Field("calls", (literal("<|python_tag|>"),), read=calls.json_calls),
         Field(
             "calls",
-            (_first(r'\{\s*"name"'), _first(r'\{\s*"type"')),
-            keeps=True,
-            read=calls.offered_json_calls,
+            (literal("<|python_tag|>", ahead=("{",)),),
+            balanced=True,
+            read=calls.json_calls,
         ),
+        Field("calls", _OBJECTS, keeps=True, balanced=True, read=calls.offered_json_calls),
     ),
+    drops=(literal(";", behind_call=True, ahead=("{",)),),
     shows_special=True,
 )
 THINKING = OutputFormat("thinking", (THINK,))
-# What api/tools_in_text.py asks for: an object that a call is, to the end of the answer.
+# What api/tools_in_text.py asks for, an object that a call is, to the end of the answer; or what
+# models are trained to write where no template says so.
 GENERIC = OutputFormat(
     "generic",
-    (Field("calls", (pattern(r'\{\s*"name"'),), keeps=True, read=calls.offered_json_calls),),
+    (
+        Field("calls", (pattern(r'\{\s*"name"'),), keeps=True, read=calls.offered_json_calls),
+        HERMES_CALL,
+    ),
 )
 
 
@@ -102,7 +221,7 @@ def _channel(groups: Mapping[str, str]) -> str:
 _HEADERS = (
     pattern(r"<\|channel\|>(?P<header>.*?)<\|message\|>"),
     pattern(r"<\|start\|>assistant(?P<header>.*?)<\|message\|>"),
-    _first(r"to=(?P<to>.*?)<\|message\|>"),
+    replace(pattern(r"to=(?P<to>.*?)<\|message\|>"), at_start=True),
 )
 _ENDS = tuple(map(literal, ("<|end|>", "<|call|>", "<|return|>")))
 HARMONY = OutputFormat(
@@ -111,6 +230,8 @@ HARMONY = OutputFormat(
         Field("calls", _HEADERS[:2], _ENDS, _is_call, gives_way=True, read=calls.harmony_calls),
         Field("calls", _HEADERS[2:], _ENDS, gives_way=True, read=calls.harmony_calls),
         Field("reasoning", _HEADERS[:2], _ENDS, _is_for("analysis"), gives_way=True),
+        # Calls where no tool was offered: of tools that the model believes to be built in.
+        Field("hidden", _HEADERS[:2], _ENDS, _is_call, gives_way=True),
         Field("text", _HEADERS[:2], _ENDS, _is_for("final"), gives_way=True),
         Field("text", _HEADERS[:2], _ENDS, _is_for("commentary"), gives_way=True),
     ),
@@ -121,21 +242,33 @@ HARMONY = OutputFormat(
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`signs` are all in its chat templates."""
+    """`signs` are all in its chat templates, and none of `unlike`."""
 
     signs: tuple[str, ...]
     given: OutputFormat
+    unlike: tuple[str, ...] = ()
 
 
+_OTHERS = ("<tool_calls>", "<invoke", "<seed:", "minimax")
 FAMILIES = (
     Family(("<|channel|>", "<|message|>"), HARMONY),
+    Family(("<seed:tool_call>", "<function="), SEED),
     Family(("<function=", "<parameter="), QWEN_XML),
     Family(("<arg_key>", "<tool_call>"), GLM),
-    Family((DEEPSEEK_TOKEN.format("call\u2581begin"),), DEEPSEEK),
+    Family((_deepseek("call begin"),), DEEPSEEK),
+    Family(("\uff5cDSML\uff5c", "string="), DSML),
+    Family(("<|tool_call_begin|>", "<|tool_call_argument_begin|>"), KIMI),
     Family(("[TOOL_CALLS]",), MISTRAL),
     Family(("<start_function_call>",), FUNCTION_GEMMA),
-    Family(("<tool_call>",), HERMES),
-    Family(("<|start_header_id|>", "tools"), LLAMA),
+    Family(("<|tool_call>", "<tool_call|>", '<|"|>'), GEMMA),
+    Family(("<minimax:tool_call>", "<invoke name="), MINIMAX),
+    Family(("<|tool_call_start|>",), LFM),
+    Family(("<|tool_list_start|>",), LFM),
+    Family(("<|im_start|>", "List of tools: ["), LFM),
+    Family(("<|tool_call|>", "JSON list"), GRANITE),
+    Family(("<TOOLCALL>",), NEMOTRON),
+    Family(("<tool_call>", "arguments"), HERMES, _OTHERS),
+    Family(("<|start_header_id|>", "tools", '{"name": ', '"parameters": '), LLAMA),
     Family(("</think>",), THINKING),
 )
 
@@ -143,7 +276,8 @@ FAMILIES = (
 def format_of_family(chat_template: str) -> OutputFormat | None:
     """None for a template without calls and thoughts: all that its model writes is text."""
     for family in FAMILIES:
-        if all(sign in chat_template for sign in family.signs):
+        is_like = all(sign in chat_template for sign in family.signs)
+        if is_like and not any(sign in chat_template for sign in family.unlike):
             given = family.given
             if "</think>" in chat_template and THINK not in given.fields:
                 given = replace(given, fields=(*given.fields, THINK))

@@ -1,23 +1,30 @@
-"""What a model's output is made of: fields between delimiters, and text around them."""
+"""What a model's output is made of: fields between delimiters, and text around them; and how far
+each is while it is written: text that is reported at once (Flow), and a field that is open."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from outrider.server.events import Part
 from outrider.server.parsing.calls import ReadCalls
 from outrider.server.parsing.delimiter import Delimiter
+from outrider.server.parsing.json_text import JsonSpan
 
-Kind: TypeAlias = Literal["text", "reasoning", "calls", "other"]
+Kind: TypeAlias = Literal["text", "reasoning", "calls", "hidden", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """One kind of part. Where one delimiter opens several fields, `when` tells by its groups which.
     A field goes on to one of `closes`, to the end of the text, or with `gives_way` to where another
-    field opens. `keeps` says that what opens it is part of its text. `read` makes calls of the text
-    of a field of calls. A field of the kind "other" is shown as it was written."""
+    field opens. `keeps` says that what opens it is part of its text. A field of the kind "other" is
+    shown as it was written, a hidden one nowhere.
+
+    For calls, `read` makes calls of the text, and `mend` corrects a text that ended but is no call.
+    `goes_on` says of a text that a delimiter behind it is part of a value. A `balanced` field ends
+    with the JSON value in it."""
 
     kind: Kind
     opens: tuple[Delimiter, ...]
@@ -27,6 +34,15 @@ class Field:
     keeps: bool = False
     strip: bool = True
     read: ReadCalls | None = None
+    mend: Callable[[str], str] | None = None
+    goes_on: Callable[[str], bool] | None = None
+    balanced: bool = False
+
+    @property
+    def interrupts(self) -> bool:
+        """True for one that opens amid thoughts, which end there. A call that is known by its form
+        alone does not: thoughts speak of such."""
+        return self.kind == "calls" and not self.keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +59,7 @@ class OutputFormat:
 
     @property
     def has_calls(self) -> bool:
-        return any(field.kind == "calls" for field in self.fields)
+        return any(one.kind == "calls" for one in self.fields)
 
     def without_calls(self) -> OutputFormat:
         """Where no tool was offered nothing is a call."""
@@ -61,9 +77,9 @@ class OutputFormat:
         """The field that the end of `prompt`, a template's, has opened for the answer."""
         at = max((prompt.rfind(anchor) + len(anchor) for anchor in self._found(prompt)), default=0)
         end = prompt[at:].rstrip()
-        for field in self.fields:
-            if field.kind != "calls" and any(_ends_with(end, one) for one in field.opens):
-                return field
+        for found in self.fields:
+            if found.kind != "calls" and any(_ends_with(end, one) for one in found.opens):
+                return found
         return None
 
     def _found(self, prompt: str) -> Sequence[str]:
@@ -72,3 +88,111 @@ class OutputFormat:
 
 def _ends_with(text: str, delimiter: Delimiter) -> bool:
     return len(delimiter.pieces) == 1 and text.endswith(delimiter.first)
+
+
+# A delimiter within a value is looked for so often in one call, so that no text is read for ever.
+_MAX_PASSED = 64
+
+
+@dataclass(slots=True)
+class Flow:
+    """Text that is told of at once, but for blanks at its edges: those before a delimiter and
+    behind one do not count."""
+
+    make: Callable[[str], Part]
+    parts: list[Part]
+    at_start: bool
+    blanks: list[str] = field(default_factory=list[str])
+
+    def add(self, text: str) -> None:
+        if self.at_start:
+            text = text.lstrip()
+            if not text:
+                return
+            self.at_start = False
+        if text.isspace():
+            self.blanks.append(text)
+            return
+        body = text.rstrip()
+        self.parts.append(self.make(self.cut() + body))
+        if len(body) < len(text):
+            self.blanks.append(text[len(body) :])
+
+    def add_raw(self, text: str) -> None:
+        """All of it, as it is."""
+        self.at_start = False
+        self.add(text)
+
+    def cut(self) -> str:
+        """Forget the blanks at the end; what they were."""
+        blanks = "".join(self.blanks)
+        self.blanks.clear()
+        return blanks
+
+    def end(self, *, strip: bool) -> None:
+        blanks = self.cut()
+        if strip:
+            self.at_start = True
+        elif blanks:
+            self.parts.append(self.make(blanks))
+
+
+@dataclass(slots=True)
+class Region:
+    """A field that is open: its text, unless that flows, and what stood before that. `outer` are
+    the thoughts amid which it opened. `span` finds the end of a balanced one. `passed` are the
+    begins and ends of delimiters that are part of its text. `calls` came amid these thoughts and
+    end them, unless more than blanks is `behind`: then they are what is thought about."""
+
+    given: Field
+    opening: str
+    groups: Mapping[str, str]
+    flow: Flow | None
+    outer: Region | None = None
+    span: JsonSpan | None = None
+    pieces: list[str] = field(default_factory=list[str])
+    passed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    behind: list[str] = field(default_factory=list[str])
+
+    def add(self, text: str) -> None:
+        if self.calls:
+            self.behind.append(text)
+            if text.isspace() or self.flow is None:
+                return
+            text = "".join(self.behind)
+            self.calls.clear()
+            self.behind.clear()
+            self.flow.add_raw(text)
+            return
+        if self.span is not None:
+            self.span.add(text)
+        if self.flow is None:
+            self.pieces.append(text)
+        else:
+            self.flow.add(text)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.flow is not None and self.flow.at_start
+
+    def goes_on(self, text: str, at: int, start: int, end: int) -> bool:
+        """Whether what would close it, `text[start:end]`, is part of its text, which goes on with
+        `text[at:]`."""
+        body = self.text + text[at:start]
+        if self.passed and len(body) < self.passed[-1][1]:
+            return True
+        ends = self.given.goes_on is None or not self.given.goes_on(body)
+        if ends or len(self.passed) == _MAX_PASSED:
+            return False
+        self.passed.append((len(body), len(body) + end - start))
+        return True
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def raw(self) -> str:
+        """As the model wrote it, up to where it closed."""
+        return self.opening + self.text

@@ -11,7 +11,7 @@ from typing import Any
 from outrider.api.schema import resolved
 from outrider.api.tools_in_text import has_place_for_tools
 from outrider.server.events import OutputParser, PlainParser
-from outrider.server.parsing.calls import Schemas, mapping
+from outrider.server.parsing.calls import Schemas
 from outrider.server.parsing.families import GENERIC, format_of_family
 from outrider.server.parsing.fields import OutputFormat
 from outrider.server.parsing.grammar import (
@@ -21,6 +21,7 @@ from outrider.server.parsing.grammar import (
     OfferedTool,
     answer_grammar,
 )
+from outrider.server.parsing.json_text import mapping
 from outrider.server.parsing.parser import FormatParser, new_call_id
 from outrider.server.parsing.template import format_of_template
 from outrider.server.port import EngineCard
@@ -30,14 +31,15 @@ _log = logging.getLogger(__name__)
 
 def format_of(card: EngineCard) -> OutputFormat | None:
     """How the model's output is read; None where all of it is text. Where its chat template has no
-    place for tools they are told of in text, and calls are as that asks for."""
+    place for tools they are told of in text, and calls are as that asks for, or as the model was
+    trained to write them."""
     source = card.tool_template or card.chat_template
     given = _own_format(card, source)
     if not source or has_place_for_tools(source):
         return given
     if given is None:
         return GENERIC
-    fields = (*GENERIC.fields, *given.without_calls().fields)
+    fields = (*GENERIC.fields, *given.fields)
     return replace(given, name=GENERIC.name, fields=fields)
 
 

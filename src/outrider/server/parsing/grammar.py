@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from outrider.api.schema import followed, has_reference, moved, resolved
 from outrider.api.structure import WHITE_SPACE, StructureOptions, choices_rule
 from outrider.core.errors import ConfigError
-from outrider.server.parsing.calls import listed, mapping
 from outrider.server.parsing.families import GENERIC, GLM, HERMES, LLAMA, QWEN_XML, THINK
 from outrider.server.parsing.fields import OutputFormat
+from outrider.server.parsing.json_text import listed, mapping
 
 Choice: TypeAlias = Literal["auto", "required"]
 Tool: TypeAlias = Mapping[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from outrider.server.events import (
     Part,
@@ -19,9 +19,10 @@ from outrider.server.events import (
     ToolDelta,
     ToolOpen,
 )
-from outrider.server.parsing.calls import NOT_CALLS, Call, Schemas, before_begun
+from outrider.server.parsing.calls import Schemas
 from outrider.server.parsing.delimiter import Delimiter, Match, Pending
-from outrider.server.parsing.fields import Field, OutputFormat
+from outrider.server.parsing.fields import Field, Flow, OutputFormat, Region
+from outrider.server.parsing.json_text import NOT_CALLS, JsonSpan, before_begun
 
 
 def new_call_id() -> str:
@@ -45,11 +46,12 @@ class FormatParser:
         self._parts: list[Part] = []
         self._held = ""
         self._num_calls = 0
-        self._around = _Flow(TextDelta, self._parts, at_start=False)
-        self._region: _Region | None = None
+        self._around = Flow(TextDelta, self._parts, at_start=False)
+        self._region: Region | None = None
+        # Whether nothing came so far but blanks, thoughts and calls; or came behind a call.
+        self._is_start, self._is_behind_call, self._read_from = True, False, 0
+        self._late: tuple[Delimiter, ...] = ()
         self._watched_now = self._watched()
-        # Whether nothing came so far but blanks, thoughts and calls.
-        self._is_start, self._read_from = True, 0
         if begun is not None:
             self._open(begun, "", {})
 
@@ -60,9 +62,10 @@ class FormatParser:
 
     def finish(self) -> list[Part]:
         """What was held back. A field that did not close ends here."""
-        self._read(self._held, final=True)
-        if self._region is not None:
-            self._close("")
+        text = self._held
+        while text or self._region is not None:
+            self._read(text, final=True)
+            text = self._close("") if self._region is not None else ""
         self._around.end(strip=False)
         return self._taken()
 
@@ -81,7 +84,10 @@ class FormatParser:
                 self._held = text[start:]
                 return
             at = crossing.match.end
-            self._cross(crossing.field, text[start:at], crossing.match.groups)
+            again = self._cross(crossing, text[start:at])
+            if again:
+                text, at = again + text[at:], 0
+                known.clear()
 
     def _next(
         self, text: str, at: int, known: dict[Delimiter, int], *, final: bool
@@ -89,10 +95,14 @@ class FormatParser:
         """The first delimiter from `at` on, or up to where the text has none for certain."""
         watched, self._read_from = self._watched_now, at
         for one in watched:
-            if known.get(one, -1) < at or one.at_start:
+            if known.get(one, -1) < at or one.at_start or one.behind_call:
                 known[one] = self._first(one, text, at)
+        region = self._region
+        end = region.span.end(text, at) if region is not None and region.span else None
         while True:
             start = min((known[one] for one in watched), default=len(text))
+            if end is not None and end <= start:
+                return _Crossing(end, Match(end), _CLOSES)
             if start >= len(text):
                 return len(text)
             here = [one for one in watched if known[one] == start]
@@ -100,42 +110,52 @@ class FormatParser:
             if any(isinstance(match, Pending) for _, match in found):
                 return start
             crossings = [
-                _Crossing(start, match, opened)
+                _Crossing(start, match, opened, one)
                 for one, match in found
                 if isinstance(match, Match)
-                and (opened := self._opened(watched[one], match.groups)) is not _NOBODY
+                and (opened := self._opened(watched[one], match.groups)) is not None
             ]
-            if crossings:
-                return max(crossings, key=lambda crossing: crossing.match.end)
+            best = max(crossings, key=lambda crossing: crossing.match.end, default=None)
+            if best is not None and not self._is_text(best, text, at):
+                return best
             for one in here:
                 known[one] = self._first(one, text, start + 1)
 
+    def _is_text(self, crossing: _Crossing, text: str, at: int) -> bool:
+        """Whether what closes the region is part of its text."""
+        region, end = self._region, crossing.match.end
+        if region is None or crossing.field is not _CLOSES:
+            return False
+        return region.goes_on(text, at, crossing.start, end)
+
     def _watched(self) -> dict[Delimiter, Sequence[Field]]:
-        """Delimiters of now, and the fields that each may open: none for one that closes or is left
-        out."""
-        region = self._region
+        """Delimiters of now, and the fields that each may open: _CLOSES alone for one that closes,
+        _DROPS for one that is left out."""
+        region, opens = self._region, list(self._format.fields)
         found: dict[Delimiter, Sequence[Field]] = {}
         if region is not None:
-            found.update(dict.fromkeys(region.given.closes, ()))
+            outer = region.outer.given.closes if region.outer is not None else ()
+            found.update(dict.fromkeys((*region.given.closes, *outer), (_CLOSES,)))
             if not region.given.gives_way:
-                return found
-        for one in self._format.fields:
+                is_thought = region.given.kind == "reasoning"
+                opens = [one for one in opens if is_thought and one.interrupts]
+                # Thoughts that the prompt has begun may begin once more.
+                again = [replace(one, at_start=True) for one in region.given.opens if is_thought]
+                found.update(dict.fromkeys(again, (_DROPS,)))
+        for one in opens:
             for delimiter in one.opens:
                 found[delimiter] = [*found.get(delimiter, ()), one]
-        if region is None:
-            found.update(dict.fromkeys(self._format.drops, ()))
+        if region is None or (region.given.kind == "reasoning" and not region.given.gives_way):
+            found.update(dict.fromkeys((*self._format.drops, *self._late), (_DROPS,)))
         return found
 
     def _opened(self, fields: Sequence[Field], groups: Mapping[str, str]) -> Field | None:
-        """Which of `fields` opens; None where one closes, _NOBODY where none does."""
-        if not fields:
-            return None
-        fitting = (one for one in fields if one.when is None or one.when(groups))
-        return next(fitting, _NOBODY)
+        """Which of `fields` opens, if one does."""
+        return next((one for one in fields if one.when is None or one.when(groups)), None)
 
     def _first(self, one: Delimiter, text: str, at: int) -> int:
         """Where it may stand, whole or begun."""
-        if one.at_start:
+        if one.at_start or one.behind_call:
             return self._first_of_all(one, text, at)
         found = text.find(one.first, at)
         if found >= 0:
@@ -146,8 +166,13 @@ class FormatParser:
         return len(text) if begun < 0 else begun
 
     def _first_of_all(self, one: Delimiter, text: str, at: int) -> int:
+        region = self._region
+        if region is None:
+            may = self._is_start if one.at_start else self._is_behind_call
+        else:
+            may = one.at_start and region.is_empty
         begin = at + len(text[at:]) - len(text[at:].lstrip())
-        if not self._is_start or self._region is not None or text[self._read_from : begin].strip():
+        if not may or text[self._read_from : begin].strip():
             return len(text)
         is_there = text.startswith(one.first, begin) or one.first.startswith(text[begin:])
         return begin if is_there else len(text)
@@ -159,150 +184,132 @@ class FormatParser:
             self._region.add(text)
             return
         self._is_start = self._is_start and text.isspace()
+        self._is_behind_call = self._is_behind_call and text.isspace()
         self._around.add(text)
 
-    def _cross(self, opened: Field | None, delimiter: str, groups: Mapping[str, str]) -> None:
-        if opened is not None:
-            if self._region is not None:
+    def _cross(self, crossing: _Crossing, delimiter: str) -> str:
+        """Go over a delimiter; what must be read once more."""
+        if crossing.field is _CLOSES:
+            return self._close(delimiter, crossing)
+        if crossing.field is not _DROPS:
+            region, outer = self._region, None
+            if region is not None and region.given.gives_way:
                 self._close("")
-            self._open(opened, delimiter, groups)
-        elif self._region is not None:
-            self._close(delimiter)
-        else:
+            elif region is not None:
+                outer = region
+            self._open(crossing.field, delimiter, crossing.match.groups, outer)
+        elif self._region is None:
             self._is_start = False
             self._around.end(strip=True)
+        return ""
 
-    def _open(self, opened: Field, delimiter: str, groups: Mapping[str, str]) -> None:
-        blanks = self._around.cut()
+    def _open(
+        self,
+        opened: Field,
+        delimiter: str,
+        groups: Mapping[str, str],
+        outer: Region | None = None,
+    ) -> None:
+        """`outer` are the thoughts amid which it opens: they go on if it is no call."""
+        blanks = (self._around if outer is None or outer.flow is None else outer.flow).cut()
         self._is_start = self._is_start and opened.kind in ("reasoning", "calls")
         flow = None
         if opened.kind in ("text", "reasoning"):
             make = TextDelta if opened.kind == "text" else ReasoningDelta
-            flow = _Flow(make, self._parts, at_start=opened.strip)
+            flow = Flow(make, self._parts, at_start=opened.strip)
+        elif opened.kind == "hidden":
+            flow = Flow(TextDelta, [], at_start=True)
         before = blanks if opened.keeps else blanks + delimiter
-        self._region = _Region(opened, before, groups, flow)
+        span = JsonSpan() if opened.balanced else None
+        self._region = Region(opened, before, groups, flow, outer, span)
         if opened.keeps:
             self._region.add(delimiter)
         self._watched_now = self._watched()
 
-    def _close(self, delimiter: str) -> None:
+    def _close(self, delimiter: str, crossing: _Crossing | None = None) -> str:
+        """End the region; what must be read once more."""
         region, self._region = self._region, None
         if region is None:
-            return
-        self._watched_now = self._watched()
+            return ""
+        again = ""
         if region.flow is not None:
             region.flow.end(strip=region.given.strip)
-        elif not self._called(region, region.text):
-            text = region.text
-            # Where the answer was cut off amid a call, those before it are whole.
-            size = 0 if delimiter else before_begun(text)
-            self._is_start = False
-            if not size or not self._called(region, text[:size]):
-                self._around.add_raw(region.raw + delimiter)
+            self._around.at_start = True
+            self._report(region.calls)
+        elif not self._called(region, region.text, delimiter, mends=crossing is not None):
+            again = self._not_called(region, delimiter, crossing)
+        self._watched_now = self._watched()
+        return again
+
+    def _not_called(self, region: Region, delimiter: str, crossing: _Crossing | None) -> str:
+        text, outer, again = region.text, region.outer, ""
+        # Where the answer was cut off amid a call, those before it are whole.
+        size = 0 if crossing is not None else before_begun(text)
+        if size and self._called(region, text[:size], ""):
+            self._put(text[size:])
+            return ""
+        if region.passed:
+            # The first delimiter that seemed to be part of a value may have ended it.
+            at, end = region.passed[0]
+            again, delimiter = text[end:] + delimiter, text[at:end]
+            region.pieces[:] = [text[:at]]
+            if self._called(region, text[:at], delimiter):
+                return again
+        elif outer is not None and crossing is not None and crossing.by in outer.given.closes:
+            again, delimiter = delimiter, ""
+        self._region = outer
+        self._is_start = self._is_start and outer is not None
+        self._is_behind_call = False
+        if outer is None:
+            self._around.add_raw(region.raw + delimiter)
+        else:
+            outer.add(region.raw + delimiter)
+        return again
+
+    def _called(self, region: Region, text: str, delimiter: str, *, mends: bool = False) -> bool:
+        """Whether `text` of `region` was calls, which are reported; amid thoughts they wait for
+        what comes behind them. With `mends` it ended as calls do, so it may be corrected."""
+        given, outer = region.given, region.outer
+        if given.read is None:
+            return False
+        mend = given.mend if mends else None
+        for one in (text,) if mend is None else (text, mend(text)):
+            try:
+                read = given.read(one, region.groups, self._schemas)
+                calls = [(call.name, call.json) for call in read]
+            except NOT_CALLS:
+                continue
+            if outer is None or (outer.is_empty and not outer.calls):
+                # What would have ended thoughts that are none.
+                ends = outer.given.closes if outer is not None else ()
+                self._late = tuple(replace(one, behind_call=True) for one in ends)
+                self._report(calls)
             else:
-                self._around.at_start = True
-                self._around.add(text[size:])
-            return
-        self._around.at_start = True
+                outer.calls += calls
+                outer.behind.append(region.opening + text + delimiter)
+                self._region = outer
+            return bool(calls)
+        return False
 
-    def _called(self, region: _Region, text: str) -> bool:
-        """Whether `text` of `region` was calls, which are told of."""
-        if region.given.read is None:
-            return False
-        try:
-            calls = region.given.read(text, region.groups, self._schemas)
-            parts = [part for i, call in enumerate(calls) for part in self._call(i, call)]
-        except NOT_CALLS:
-            return False
-        self._num_calls += len(calls)
-        self._parts += parts
-        return bool(calls)
-
-    def _call(self, number: int, call: Call) -> list[Part]:
-        index = self._num_calls + number
-        return [
-            ToolOpen(index, self._new_id(), call.name),
-            ToolDelta(index, call.json),
-            ToolClose(index),
-        ]
+    def _report(self, calls: Sequence[tuple[str, str]]) -> None:
+        """Report calls, each a name and its arguments."""
+        for name, arguments in calls:
+            index = self._num_calls
+            opened = ToolOpen(index, self._new_id(), name)
+            self._parts += [opened, ToolDelta(index, arguments), ToolClose(index)]
+            self._num_calls += 1
+            self._around.at_start = self._is_behind_call = True
 
 
-_NOBODY = Field("other", ())
+_CLOSES, _DROPS = Field("other", ()), Field("other", ())
 
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """A delimiter at `start`, and the field that it opens, if it opens one."""
+    """A delimiter at `start`, and the field that it opens, or _CLOSES, or _DROPS. `by` is None
+    where the end is that of a JSON value."""
 
     start: int
     match: Match
-    field: Field | None
-
-
-@dataclass(slots=True)
-class _Flow:
-    """Text that is told of at once, but for blanks at its edges: those before a delimiter and
-    behind one do not count."""
-
-    make: Callable[[str], Part]
-    parts: list[Part]
-    at_start: bool
-    blanks: list[str] = field(default_factory=list[str])
-
-    def add(self, text: str) -> None:
-        if self.at_start:
-            text = text.lstrip()
-            if not text:
-                return
-            self.at_start = False
-        if text.isspace():
-            self.blanks.append(text)
-            return
-        body = text.rstrip()
-        self.parts.append(self.make(self.cut() + body))
-        if len(body) < len(text):
-            self.blanks.append(text[len(body) :])
-
-    def add_raw(self, text: str) -> None:
-        """All of it, as it is."""
-        self.at_start = False
-        self.add(text)
-
-    def cut(self) -> str:
-        """Forget the blanks at the end; what they were."""
-        blanks = "".join(self.blanks)
-        self.blanks.clear()
-        return blanks
-
-    def end(self, *, strip: bool) -> None:
-        blanks = self.cut()
-        if strip:
-            self.at_start = True
-        elif blanks:
-            self.parts.append(self.make(blanks))
-
-
-@dataclass(slots=True)
-class _Region:
-    """A field that is open: its text, unless that flows, and what stood before that."""
-
-    given: Field
-    opening: str
-    groups: Mapping[str, str]
-    flow: _Flow | None
-    pieces: list[str] = field(default_factory=list[str])
-
-    def add(self, text: str) -> None:
-        if self.flow is None:
-            self.pieces.append(text)
-        else:
-            self.flow.add(text)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-    @property
-    def raw(self) -> str:
-        """As the model wrote it, up to where it closed."""
-        return self.opening + self.text
+    field: Field
+    by: Delimiter | None = None

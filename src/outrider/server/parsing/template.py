@@ -11,18 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from outrider.server.parsing.calls import (
-    Call,
-    ReadCalls,
-    Schemas,
-    call_of,
-    lax_json,
-    listed,
-    parse_json,
-    typed,
-)
+from outrider.server.parsing.calls import Call, ReadCalls, Schemas, call_of
 from outrider.server.parsing.delimiter import Delimiter, Match, literal, pattern
 from outrider.server.parsing.fields import Field, Kind, OutputFormat
+from outrider.server.parsing.json_text import lax_json, listed, parse_json, typed
 
 _KINDS: Mapping[str, Kind] = {
     "content": "text",

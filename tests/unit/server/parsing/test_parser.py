@@ -123,16 +123,27 @@ def family(*signs: str) -> OutputFormat:
 SEP, BEGIN, END = (
     DEEPSEEK_TOKEN.format(name) for name in ("sep", "call\u2581begin", "call\u2581end")
 )
-HERMES = family("<tool_call>", "</think>")
-QWEN_XML = family("<function=", "<parameter=")
+LLAMA_CALL = """{"name": "f", "parameters": {}}"""
+HERMES = family("<tool_call>", "arguments", "</think>")
+QWEN_XML = family("<function=", "<parameter=", "<tool_call>")
 GLM = family("<arg_key>", "<tool_call>")
 DEEPSEEK = family(BEGIN)
 MISTRAL = family("[TOOL_CALLS]")
-LLAMA = family("<|start_header_id|>", "tools")
-GEMMA = family("<start_function_call>")
+LLAMA = family("<|start_header_id|>", "tools", LLAMA_CALL)
+FUNCTION_GEMMA = family("<start_function_call>")
+GEMMA = family("<|tool_call>", "<tool_call|>", '<|"|>')
+SEED = family("<seed:tool_call>", "<function=", "<parameter=")
+MINIMAX = family("<minimax:tool_call>", "<invoke name=", "</think>")
+DSML = family("\uff5cDSML\uff5c", "string=", "</think>")
+KIMI = family("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "</think>")
+LFM = family("<|tool_list_start|>")
+GRANITE = family("<|tool_call|>", "JSON list")
+NEMOTRON = family("<TOOLCALL>")
 HARMONY = family("<|channel|>", "<|message|>")
 WEATHER = call(0, "weather", city="Zürich", days=2)
 JSON = '{"name": "weather", "arguments": {"city": "Zürich", "days": 2}}'
+
+WEATHER_AGAIN = call(1, "weather", city="Zürich", days=2)
 
 OUTPUTS: dict[str, tuple[OutputFormat, str, list[tuple[str, ...]]]] = {
     "text": (HERMES, "just text < and <tool", [("text", "just text < and <tool")]),
@@ -192,7 +203,11 @@ OUTPUTS: dict[str, tuple[OutputFormat, str, list[tuple[str, ...]]]] = {
     ),
     "llama by token": (LLAMA, '<|python_tag|>{"name": "now", "parameters": {}}', call(0, "now")),
     "llama of another": (LLAMA, '{"name": "Bob"}', [("text", '{"name": "Bob"}')]),
-    "llama later": (LLAMA, 'So {"name": "now"}', [("text", 'So {"name": "now"}')]),
+    "llama amid text": (
+        LLAMA,
+        'So {"name": "now"} Shall I; {go on}?',
+        [("text", "So"), *call(0, "now"), ("text", "Shall I; {go on}?")],
+    ),
     "generic": (
         GENERIC,
         f'I look.\n{{ "name": "now" }}\n{JSON}',
@@ -223,10 +238,152 @@ OUTPUTS: dict[str, tuple[OutputFormat, str, list[tuple[str, ...]]]] = {
         f'{{"name": "now"}}; {JSON[:30]}',
         [*call(0, "now"), ("text", JSON[:30])],
     ),
-    "gemma": (
-        GEMMA,
+    "function gemma": (
+        FUNCTION_GEMMA,
         "<start_function_call>call:weather{city:<escape>Zürich<escape>,days:2}<end_function_call>",
         WEATHER,
+    ),
+    "gemma": (
+        GEMMA,
+        '<|channel>thought\nso\n<channel|>Well.<|tool_call>call:weather{city:<|"|>Zürich<|"|>,days:2}'
+        "<tool_call|><|channel>thought\n<channel|>",
+        [("reasoning", "so"), ("text", "Well."), *WEATHER],
+    ),
+    "seed": (
+        SEED,
+        "<seed:think>so</seed:think><seed:tool_call>\n<function=weather>\n<parameter=city>Zürich"
+        "</parameter>\n<parameter=days>2</parameter>\n</function>\n</seed:tool_call>",
+        [("reasoning", "so"), *WEATHER],
+    ),
+    "minimax": (
+        MINIMAX,
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Zürich</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'
+        "</minimax:tool_call>",
+        [*WEATHER, *call(1, "now")],
+    ),
+    "deepseek v3.2": (
+        DSML,
+        (
+            '<@function_calls>\n<@invoke name="weather">\n<@parameter name="city" string="true">'
+            'Zürich</@parameter>\n<@parameter name="days" string="false">2</@parameter>\n'
+            "</@invoke>\n</@function_calls>"
+        ).replace("@", "\uff5cDSML\uff5c"),
+        WEATHER,
+    ),
+    "kimi": (
+        KIMI,
+        "Well.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        '<|tool_call_argument_begin|>{"city": "Zürich", "days": 2}<|tool_call_end|>'
+        "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        [("text", "Well."), *WEATHER, *call(1, "now")],
+    ),
+    "lfm": (
+        LFM,
+        "<|tool_call_start|>[weather(city='Zürich', days=2), now()]<|tool_call_end|>Done.",
+        [*WEATHER, *call(1, "now"), ("text", "Done.")],
+    ),
+    "lfm of types": (
+        LFM,
+        '<|tool_call_start|>[a.b(exact=True, no=null, more={"k": [1, -2.5]}, text="a\\d\nb\\n")]'
+        "<|tool_call_end|>",
+        call(0, "a.b", exact=True, no=None, more={"k": [1, -2.5]}, text="a\\d\nb\n"),
+    ),
+    "lfm by position": (
+        LFM,
+        "<|tool_call_start|>weather('Zürich', 2)<|tool_call_end|>",
+        WEATHER,
+    ),
+    "granite": (GRANITE, f"<|tool_call|>[{JSON}] So.", [*WEATHER, ("text", "So.")]),
+    "nemotron": (NEMOTRON, f"<TOOLCALL>[{JSON}]</TOOLCALL>", WEATHER),
+    "mistral with text": (
+        MISTRAL,
+        f"Well.[TOOL_CALLS][{JSON}] So.[TOOL_CALLS]now[CALL_ID]a1[ARGS]{{}} Yes",
+        [("text", "Well."), *WEATHER, ("text", "So."), *call(1, "now"), ("text", "Yes")],
+    ),
+    "a closing tag in a string": (
+        HERMES,
+        f'<tool_call>{JSON[:-2]}, "x": "a </tool_call> b"}}}}</tool_call>',
+        call(0, "weather", city="Zürich", days=2, x="a </tool_call> b"),
+    ),
+    "a string without an end": (
+        HERMES,
+        f'<tool_call>{{"name": "a</tool_call>\n<tool_call>{JSON}</tool_call>',
+        [("text", '<tool_call>{"name": "a</tool_call>'), *WEATHER],
+    ),
+    "control characters in a string": (
+        HERMES,
+        "<tool_call>" + JSON.replace("Zürich", "Zür\n\tich") + "</tool_call>",
+        call(0, "weather", city="Zür\n\tich", days=2),
+    ),
+    "a brace is missing": (HERMES, f"<tool_call>{JSON[:-1]}\n</tool_call>", WEATHER),
+    "two braces are missing": (HERMES, f"<tool_call>{JSON[:-2]}</tool_call>", WEATHER),
+    "a brace too many": (HERMES, f"<tool_call>{JSON}}}\n</tool_call>", WEATHER),
+    "qwen xml without its first tag": (
+        QWEN_XML,
+        "Well.\n<function=now>\n</function>\n</tool_call>\n<function=weather><parameter=city>\nZürich\n"
+        "</parameter><parameter=days>2</parameter></function> So.",
+        [("text", "Well."), *call(0, "now"), *WEATHER_AGAIN, ("text", "So.")],
+    ),
+    "qwen xml with tags in a value": (
+        QWEN_XML,
+        "<tool_call><function=weather><parameter=city>\nA </parameter> b </function>\n</tool_call> "
+        "c\n</parameter></function></tool_call>",
+        call(0, "weather", city="A </parameter> b </function>\n</tool_call> c"),
+    ),
+    "qwen xml without the end of a value": (
+        QWEN_XML,
+        "<tool_call><function=weather><parameter=city>\nZürich\n<parameter=days>\n2\n</parameter>"
+        "</tool_call>",
+        WEATHER,
+    ),
+    "glm with tags in a value": (
+        GLM,
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>a </arg_value> b </tool_call> c"
+        "</arg_value></tool_call>",
+        call(0, "weather", city="a </arg_value> b </tool_call> c"),
+    ),
+    "thoughts that a call ends": (
+        HERMES,
+        f"<think>I look.\n<tool_call>{JSON}</tool_call>\n",
+        [("reasoning", "I look."), *WEATHER],
+    ),
+    "thoughts that a call and their end close": (
+        HERMES,
+        f"<think>I look.\n<tool_call>{JSON}</tool_call>\n</think>\nSo.",
+        [("reasoning", "I look."), *WEATHER, ("text", "So.")],
+    ),
+    "thoughts about a call": (
+        HERMES,
+        f"<think>a <tool_call>{JSON}</tool_call> b\n</think>c",
+        [("reasoning", f"a <tool_call>{JSON}</tool_call> b"), ("text", "c")],
+    ),
+    "thoughts about a tag": (
+        HERMES,
+        "<think>a <tool_call> b <tool_call>{x</think>c",
+        [("reasoning", "a <tool_call> b <tool_call>{x"), ("text", "c")],
+    ),
+    "a call instead of thoughts": (
+        HERMES,
+        f"<think>\n<tool_call>{JSON}</tool_call></think>So.",
+        [*WEATHER, ("text", "So.")],
+    ),
+    "thoughts that begin twice": (
+        HERMES,
+        "<think>\n<think>so</think>yes",
+        [("reasoning", "so"), ("text", "yes")],
+    ),
+    "a text about thoughts": (
+        HERMES,
+        "The tag `<think>` and  <think> in the </think> middle",
+        [("text", "The tag `<think>` and  <think> in the </think> middle")],
+    ),
+    "harmony of no tool": (
+        HARMONY,
+        "<|channel|>commentary to=assistant<|channel|>analysis<|message|>so<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>yes",
+        [("reasoning", "so"), ("text", "yes")],
     ),
     "harmony": (
         HARMONY,
@@ -266,6 +423,16 @@ BROKEN = {
     "empty": (HERMES, "<tool_call></tool_call>"),
     "cut": (HERMES, '<tool_call>{"name": "now", "argum'),
     "deep": (HERMES, f"<tool_call>{'[' * 9999}</tool_call>"),
+    "cut amid a value": (QWEN_XML, "<tool_call><function=weather><parameter=city>Zür"),
+    "cut behind a tag in a value": (
+        QWEN_XML,
+        "<tool_call><function=weather><parameter=city>a </tool_call> b",
+    ),
+    "cut before a brace": (HERMES, f"<tool_call>{JSON[:-1]}"),
+    "tags of no tool": (QWEN_XML, "see <function=foo> and </function>"),
+    "an expression": (LFM, "<|tool_call_start|>[now(a=1+f())]<|tool_call_end|>"),
+    "no text as key": (LFM, "<|tool_call_start|>[now(a={1: 2})]<|tool_call_end|>"),
+    "deep calls": (LFM, f"<|tool_call_start|>{'(' * 999}<|tool_call_end|>"),
     "no function": (QWEN_XML, "<tool_call>weather</tool_call>"),
     "no value": (GLM, "<tool_call>now<arg_key>a</arg_key></tool_call>"),
     "no arguments": (MISTRAL, "[TOOL_CALLS]now"),
@@ -302,13 +469,24 @@ FRAGMENTS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", JSON, "\n", " ", "text", "<", ">", "{",
     '"name"', "<|channel|>", "<|message|>", "analysis", "final", "commentary to=functions.now ",
     "<|start|>assistant", "<|end|>", "[TOOL_CALLS]", "now{}", "<function=now>", "</function>",
+    "<parameter=city>", "</parameter>", "<function=weather>", "<arg_value>", "</arg_value>",
+    "[ARGS]", "now", "[{", "}]", "}", '"', "\\", "<|tool_call_begin|>functions.now:0",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_call_start|>", "now()",
+    "<|tool_call_end|>", "<|tool_call>", "<tool_call|>", "<channel|>", "<|channel>thought\n", ";",
+    '<minimax:tool_call><invoke name="now">', "</invoke>", "</minimax:tool_call>", "<TOOLCALL>[",
+    f"<tool_call>{JSON}</tool_call>", "<tool_call>{", "<|tool_call|>",
     "<arg_key>", BEGIN, SEP, END, '{"name": "now"}', " to=functions.now", "<|python_tag|>",
 ]  # fmt: skip
 TEXTS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=14).map(
     "".join
 )
 FORMATS = st.sampled_from(
-    [*(one.given for one in FAMILIES), GENERIC, replace(GENERIC, fields=(*GENERIC.fields, THINK))]
+    [
+        *(replace(one.given, fields=(*one.given.fields, THINK)) for one in FAMILIES),
+        *(one.given for one in FAMILIES),
+        GENERIC,
+        replace(GENERIC, fields=(*GENERIC.fields, THINK)),
+    ]
 )
 
 
@@ -335,26 +513,69 @@ def test_text_without_delimiters_is_text(given_format: OutputFormat, text: str) 
 def test_templates_decide_and_plain_ones_leave_text_alone() -> None:
     assert isinstance(parser_for(card("{{ messages }} {{ tools }}")), PlainParser)
     assert isinstance(parser_for(card()), PlainParser)
-    unlike = parser_for(card("<tool_call> </think>"), TOOLS)
+    unlike = parser_for(card("<tool_call> arguments </think>"), TOOLS)
     told = f"<think>a</think><tool_call>{JSON}"
-    assert joined([*unlike.feed(told), *unlike.finish()])[:2] == [
-        ("reasoning", "a"),
-        ("text", "<tool_call>"),
-    ]
-    own = parser_for(card("{{ messages }}", tool_template="tools <tool_call>"), TOOLS)
+    parts = joined([*unlike.feed(told), *unlike.finish()])
+    assert [part[0] for part in parts] == ["reasoning", "open", "arguments", "close"]
+    own = parser_for(card("{{ messages }}", tool_template="tools <tool_call> arguments"), TOOLS)
     found = [*own.feed(f"<tool_call>{JSON}</tool_call>"), *own.finish()]
     assert isinstance(found[0], ToolOpen)
-    parser = parser_for(card("<tool_call> </think> tools"), TOOLS)
+    parser = parser_for(card("<tool_call> arguments </think> tools"), TOOLS)
     assert joined([*parser.feed("<think>a</think>"), *parser.finish()]) == [("reasoning", "a")]
-    assert not shows_special(card("<tool_call>"), TOOLS)
+    assert not shows_special(card("<tool_call> arguments"), TOOLS)
     assert shows_special(card("<|channel|><|message|>"))
-    assert shows_special(card("<|start_header_id|>tools"), TOOLS)
-    assert not shows_special(card("<|start_header_id|>tools"))
+    assert shows_special(card(f"<|start_header_id|>tools{LLAMA_CALL}"), TOOLS)
+    assert not shows_special(card(f"<|start_header_id|>tools{LLAMA_CALL}"))
 
 
 def test_a_family_that_thinks_has_thoughts() -> None:
-    assert THINK in family("<tool_call>", "</think>").fields
-    assert THINK not in family("<tool_call>").fields
+    assert THINK in family("<tool_call>", "arguments", "</think>").fields
+    assert THINK not in family("<tool_call>", "arguments").fields
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "tools <tool_calls>[{arguments}]</tool_calls> <tool_call>",
+        "tools ']<]minimax[>[' <tool_call> <invoke name= arguments",
+        "tools <|start_header_id|> >>>all name parameters",
+        "tools <|start_header_id|> <function=f>{}</function> name parameters",
+        "tools <function name= </think>",
+        "tools <|START_ACTION|> tool_call_id parameters",
+    ],
+)
+def test_no_family_is_taken_for_another(template: str) -> None:
+    """MiniMax M1 and Apriel, MiniMax M3, Functionary (two), MiniCPM5, Command R."""
+    found = format_of_family(template)
+    assert found is None or not found.has_calls
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("<seed:tool_call> <function= <parameter= </seed:think>", "seed"),
+        ("<tool_call>\n<function= <parameter= </think>", "qwen_xml"),
+        ("<minimax:tool_call> <invoke name= </think>", "minimax"),
+        ("<tool_call> arguments </think>", "hermes"),
+        ("<|im_start|> List of tools: [ </think>", "lfm"),
+        ("<\uff5cDSML\uff5cfunction_calls> string= </think>", "dsml"),
+    ],
+)
+def test_a_family_is_known_by_its_template(template: str, name: str) -> None:
+    assert family("tools", template).name == name
+
+
+def test_a_template_without_tools_has_its_own_calls_too() -> None:
+    begin, end = (DEEPSEEK_TOKEN.format(f"calls\u2581{name}") for name in ("begin", "end"))
+    parser = parser_for(card(f"{BEGIN} </think>"), TOOLS, new_id=lambda: "c1")
+    text = f"<think>so</think>{begin}{BEGIN}now{SEP}{{}}{END}{end}"
+    parts = joined([*parser.feed(text), *parser.finish()])
+    assert parts == [("reasoning", "so"), *call(0, "now")]
+    told = parser_for(card(f"{BEGIN} </think>"), TOOLS, new_id=lambda: "c1")
+    assert joined([*told.feed('{"name": "now"}'), *told.finish()]) == call(0, "now")
+    plain = parser_for(card("{{ messages }}"), TOOLS, new_id=lambda: "c1")
+    trained = joined([*plain.feed('<tool_call>{"name": "now"}</tool_call>'), *plain.finish()])
+    assert trained == call(0, "now")
 
 
 def test_long_texts_take_as_long_as_they_are_long() -> None:

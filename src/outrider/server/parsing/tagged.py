@@ -1,0 +1,174 @@
+"""Calls between tags, and as Python writes them: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2, LFM2.
+
+Values stand there as they are, so what ends one is text where no other tag follows it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.server.parsing.calls import Call, Schemas, call_of, json_calls, offered
+from outrider.server.parsing.json_text import python_value, typed
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Tags between which calls and their arguments stand: expressions of those that begin, each
+    with one group, the name, and the texts of those that end. `edge` is what the format has around
+    a value. The group `text` of a key says whether its value is text."""
+
+    function: str
+    function_end: str
+    key: str
+    key_end: str
+    edge: str = ""
+
+    def calls(self, body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
+        """A ReadCalls: one call or several."""
+        del groups
+        found: list[Call] = []
+        at = _behind_blanks(body, 0)
+        while at < len(body):
+            begun = re.compile(self.function).match(body, at)
+            if begun is None:
+                raise ValueError("a function without a name")
+            name, at = begun[1].strip(), _behind_blanks(body, begun.end())
+            types, values = schemas.get(name, {}), dict[str, Any]()
+            while (key := re.compile(self.key).match(body, at)) is not None:
+                text, at = self._value(body, key.end(), types)
+                says = key.groupdict().get("text")
+                schema = _TYPES_BY_MARK[says] if says else types.get(key[1].strip())
+                values[key[1].strip()] = typed(text, schema)
+            if not body.startswith(self.function_end, at):
+                raise ValueError("a function without an end")
+            at = _behind_blanks(body, at + len(self.function_end))
+            found.append(Call(name, values))
+        return found
+
+    def offered_calls(self, body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
+        """A ReadCalls of tools that were offered."""
+        return offered(self.calls(body, groups, schemas), schemas)
+
+    def goes_on(self, body: str) -> bool:
+        """Whether `body` ends within a value, so that what ends calls is part of it."""
+        end, last = re.escape(self.key_end), re.escape(self.function_end)
+        whole = rf"(?:{end}|{self.function})\s*(?:{last})?\s*\Z"
+        return re.search(self.key, body) is not None and re.search(whole, body) is None
+
+    def mend(self, body: str) -> str:
+        """The text with its last tag, where a model left that out."""
+        return body.rstrip().removesuffix(self.function_end) + self.function_end
+
+    def _value(self, body: str, at: int, types: Mapping[str, Any]) -> tuple[str, int]:
+        """A value, and where the next tag begins: its own tag ends it where another tag follows,
+        or the tag of an argument that the tool has, on a line of its own."""
+        end, last = re.escape(self.key_end), re.escape(self.function_end)
+        closed = re.compile(rf"{end}\s*(?=\Z|{self.key}|{last})").search(body, at)
+        if closed is None:
+            raise ValueError("a value without an end")
+        first, begin, behind = body.find(self.key_end, at), closed.start(), closed.end()
+        for key in re.compile(rf"\n\s*({self.key})").finditer(body, at, first):
+            if key[2].strip() in types:
+                begin, behind = key.start() + 1, key.start(1)
+                break
+        text = body[at:begin]
+        if self.edge:
+            text = text.removeprefix(self.edge).removesuffix(self.edge)
+        return text, behind
+
+
+_TYPES_BY_MARK: Mapping[str, Mapping[str, Any]] = {
+    "true": {},
+    "false": {"type": ["null", "boolean", "number", "array", "object"]},
+}
+QWEN_TAGS = Tags(
+    r"<function=([^<>\n]{1,256})>",
+    "</function>",
+    r"<parameter=([^<>\n]{1,256})>",
+    "</parameter>",
+    "\n",
+)
+INVOKE_TAGS = Tags(
+    r'<invoke name="([^"\n]{1,256})">',
+    "</invoke>",
+    r'<parameter name="([^"\n]{1,256})">',
+    "</parameter>",
+)
+DSML_TAGS = Tags(
+    r'<\uff5cDSML\uff5cinvoke name="([^"\n]{1,256})">',
+    "</\uff5cDSML\uff5cinvoke>",
+    r'<\uff5cDSML\uff5cparameter name="([^"\n]{1,256})" string="(?P<text>true|false)">',
+    "</\uff5cDSML\uff5cparameter>",
+)
+
+
+def _behind_blanks(text: str, at: int) -> int:
+    return at + len(text[at:]) - len(text[at:].lstrip())
+
+
+def glm_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
+    """A name, then pairs of `<arg_key>` and `<arg_value>`: GLM 4.5 and later."""
+    del groups
+    at = body.find("<arg_key>") if "<arg_key>" in body else len(body)
+    name = body[:at].strip()
+    if not name or "<" in name or "\n" in name:
+        raise ValueError("a call without a name")
+    types = schemas.get(name, {})
+    found: dict[str, Any] = {}
+    while at < len(body):
+        key = _GLM_KEY.match(body, at)
+        end = _GLM_END.search(body, key.end()) if key is not None else None
+        if key is None or end is None:
+            raise ValueError("an argument without a value")
+        value = body[key.end() : end.start()]
+        found[key[1].strip()] = typed(value, types.get(key[1].strip()))
+        at = end.end()
+    return [Call(name, found)]
+
+
+_GLM_KEY = re.compile(r"<arg_key>([^<]{1,256})</arg_key>\s*<arg_value>")
+_GLM_END = re.compile(r"</arg_value>\s*(?=\Z|<arg_key>)")
+
+
+def glm_goes_on(body: str) -> bool:
+    """True for a call of GLM's that ends within a value."""
+    return "<arg_value>" in body and not body.rstrip().endswith("</arg_value>")
+
+
+def python_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
+    """Calls as Python writes them, in a list or alone: LFM2. Or what `json_calls` reads."""
+    if body.lstrip().startswith(("[{", "{")):
+        return json_calls(body, groups, schemas)
+    source = _BAD_ESCAPE.sub(r"\\\\", _LINE_IN_STRING.sub(_escaped_lines, body.strip()))
+    try:
+        value = ast.parse(source, mode="eval").body
+    except (SyntaxError, MemoryError) as error:
+        raise ValueError("no calls of Python's") from error
+    nodes = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+    return [_python_call(node, schemas) for node in nodes]
+
+
+_BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\(?![\\'\"abfnrtvxuN0-7\n])")
+_LINE_IN_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+
+
+def _escaped_lines(found: re.Match[str]) -> str:
+    return found[0].replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _python_call(node: ast.expr, schemas: Schemas) -> Call:
+    if not isinstance(node, ast.Call):
+        raise ValueError("an expression that is no call")
+    name = ast.unparse(node.func)
+    values = dict(zip(schemas.get(name, {}), map(python_value, node.args), strict=False))
+    if len(values) < len(node.args):
+        raise ValueError("arguments without names")
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("arguments without names")
+        values[keyword.arg] = python_value(keyword.value)
+    return call_of({"name": name, "arguments": values})
