@@ -55,6 +55,14 @@ _DELTA = {
     "linear_num_value_heads": 4,
 }
 _LOCAL = {"num_local_experts": 4, "head_dim": 12}
+# The published inputs of layers have 262,144 rows.
+_PER_LAYER = {
+    "head_dim": 12,
+    "num_hidden_layers": 6,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 131,
+}
 # Names that people know, model types, and settings beside the common ones; None is a wrapper of
 # tests/doubles/tiny_families.py.
 ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
@@ -76,7 +84,7 @@ ARCHITECTURES: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
     ("Qwen3-VL", "qwen3_vl", None),
     ("Qwen2.5-VL", "qwen2_5_vl", None),
     ("DeepSeek V3, R1", "deepseek_v3", {**_ROUTED, **_LATENT, "n_group": 2, "topk_group": 1}),
-    ("Gemma 4", "gemma4_text", {"head_dim": 12, "num_hidden_layers": 6, "sliding_window": 8}),
+    ("Gemma 4", "gemma4_text", _PER_LAYER),
     (
         "Llama 4",
         "llama4_text",

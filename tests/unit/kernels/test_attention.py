@@ -210,6 +210,7 @@ def kinds(heads: Heads) -> list[AttentionKind]:
     ]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("heads", HEADS[:4], ids=str)
 def test_windows_caps_and_sinks(name: str, dtype: torch.dtype, heads: Heads) -> None:
     kernels = kernels_named(name, dtype)

@@ -71,6 +71,7 @@ def _row(params: SamplingParams, draft: Draft, rule: str) -> RoundRow:
     )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("how", FILTERS, ids=str)
 @pytest.mark.parametrize("drawn", [True, False])
@@ -120,6 +121,7 @@ def _tree(near_WV: Tensor, params: SamplingParams, side: Sampling, rule: str) ->
     return nodes.draft()
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("how", FILTERS, ids=str)
 @pytest.mark.parametrize("drawn", [True, False])
