@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.api.companions import FoundDraft, found_draft
+from outrider.api.named_templates import template_source
 from outrider.api.self_copy import why_no_copy
 from outrider.api.tokenizer import Tokenizer, first_differences, num_common_ids
 from outrider.api.translate import TextTranslator
@@ -25,6 +26,7 @@ from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window
 from outrider.engine.drafter_builders import most_staged, own_copy, room_of, states_of, whole_pages
 from outrider.models.families import LlamaConfig
+from outrider.models.gguf.ends import TURN_ENDS
 from outrider.models.heads import (
     HeadsToLoad,
     draft_notes,
@@ -196,6 +198,7 @@ def plan_pair(
         resolved = resolve(config, COPY)
     resolved = resolved.sized(branches=isinstance(target, LlamaConfig), window=target.max_tokens)
     tokenizer = _tokenizer_of(folder, target, config.tokenizer)
+    tokenizer, template_notes = _with_template(tokenizer, config.chat_template)
     _check_claim(folder, target)
     draft_config, translator = _fitted(resolved, draft_folder, tokenizer, target)
     own = own_copy(config, resolved.copy, folder, target)
@@ -218,6 +221,7 @@ def plan_pair(
         num_slots=0,
         notes=(
             *_notes(resolved, found, no_copy, verifier, searches=searches),
+            *template_notes,
             *(draft_notes(draft_folder) if has_draft and draft_folder is not None else ()),
         ),
         is_found=found is not None or copies,
@@ -300,6 +304,22 @@ def _tokenizer_of(folder: Path, target: DecoderConfig, other: str) -> Tokenizer:
             hint="name the model that the target was made from with --tokenizer",
         )
     return found
+
+
+def _with_template(tokenizer: Tokenizer, given: str) -> tuple[Tokenizer, list[str]]:
+    """The tokenizer with the chat template that is `given`, if one is, and notes. A template that
+    cannot be rendered is an error before weights are read."""
+    if not given:
+        return tokenizer, []
+    source = template_source(given)
+    found = tokenizer.with_template(source)
+    found.chat([{"role": "user", "content": "hello"}])
+    known = set(found.vocabulary.values())
+    lacking = [text for text in TURN_ENDS if text in source and text not in known]
+    return found, [
+        f"chat_template: the vocabulary has no token {text}, so replies may not end by themselves"
+        for text in lacking
+    ]
 
 
 def _fitted(

@@ -29,6 +29,7 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import num_bytes
 from outrider.core.files import FileKind, parse_json, read_text
 from outrider.models.documents import read_document
+from outrider.models.gguf.ends import TURN_ENDS, has_messages
 from outrider.models.json_object import is_in_gguf, is_there
 
 _FILES = (
@@ -94,6 +95,17 @@ class Tokenizer:
         """
         files = (folder,) if folder.is_file() else tuple(folder / name for name in _FILES)
         return _load(folder.resolve(), tuple(map(_identity, files)))
+
+    def with_template(self, source: str) -> Tokenizer:
+        """The same with another chat template. Ends of turns that it writes end texts, where the
+        vocabulary has them as tokens."""
+        ends = [text for text in TURN_ENDS if text in source]
+        if has_messages(self._backend.get_vocab()):
+            ends = [text for text in ends if text != "<|end|>"]
+        found = [self._backend.token_to_id(text) for text in ends]
+        stop_ids = (*self.stop_ids, *(token_id for token_id in found if token_id is not None))
+        config = {**self._config, "chat_template": source}
+        return Tokenizer(self._backend, config, stop_ids, self._growth, folder=self.folder)
 
     def is_of_the_text_of(self, other: Tokenizer) -> bool:
         """Whether one tokenizer.json was read for both, which then differ in nothing."""

@@ -92,7 +92,7 @@ def open_llm(
     """Load what the settings name; `drafter` overrides theirs, `on_job` hears of every job. Notes
     go to stderr. A model that `chats` must have a template, or is refused before it is loaded."""
     target, draft, engine = to_load(resolved)
-    if chats:
+    if chats and not engine.chat_template:
         from outrider.api.tokenizer import Tokenizer
         from outrider.models.loading import resolve
 

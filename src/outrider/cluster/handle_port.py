@@ -71,6 +71,8 @@ class HandlePort:
                 await asyncio.sleep(_RETRY_SECONDS)
         card = self._card
         tokenizer = await asyncio.to_thread(lambda: Tokenizer.load(resolve(self._model)))
+        if card.chat_template and card.chat_template != tokenizer.templates.source:
+            tokenizer = tokenizer.with_template(card.chat_template)
         self._reader = PromptReader(tokenizer, window=card.window, vocab_size=card.vocab_size)
         self._state = "ready"
 

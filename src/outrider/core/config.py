@@ -321,8 +321,7 @@ class EngineConfig:
     )
     state_history: int = setting(
         0,
-        "Draft tokens that recurrent states can return to; longer drafts are cut. 0 is as many as "
-        "are drafted.",
+        "Draft tokens that recurrent states can return to, longer drafts are cut; 0 is all.",
         minimum=0,
         maximum=256,
     )
@@ -333,17 +332,17 @@ class EngineConfig:
         maximum=4096,
     )
     tokenizer: str = setting(
+        "", "Model or folder whose tokenizer the target gets instead of its own.", harmless=("",)
+    )
+    chat_template: str = setting(
         "",
-        "Model or folder whose tokenizer the target gets instead of its own, as for a GGUF file "
-        "that cuts text by an unknown rule.",
+        "Chat template instead of the model's own: a Jinja file, or a name such as chatml.",
         harmless=("",),
     )
     max_ngram: int = setting(3, "Longest tail the ngram drafter looks up.", minimum=1, maximum=64)
     min_ngram: int = setting(2, "Shortest tail the ngram drafter looks up.", minimum=1, maximum=64)
     suffix_corpus: str = setting(
-        "",
-        "Text file, or folder of them, that the suffix drafter reads before the first request.",
-        harmless=("",),
+        "", "Text file or folder that the suffix drafter reads before any request.", harmless=("",)
     )
     suffix_tokens: int = setting(
         65536,

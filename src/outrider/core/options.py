@@ -185,15 +185,16 @@ class EngineOptions(TypedDict, total=False):
     each token, replay what each token changed, which is less."""
 
     state_history: int
-    """Draft tokens that recurrent states can return to; longer drafts are cut. 0 is as many as are
-    drafted."""
+    """Draft tokens that recurrent states can return to, longer drafts are cut; 0 is all."""
 
     state_checkpoints: int
     """Recurrent states kept at ends of pages, for texts that begin alike; 0 shares none."""
 
     tokenizer: str
-    """Model or folder whose tokenizer the target gets instead of its own, as for a GGUF file that
-    cuts text by an unknown rule."""
+    """Model or folder whose tokenizer the target gets instead of its own."""
+
+    chat_template: str
+    """Chat template instead of the model's own: a Jinja file, or a name such as chatml."""
 
     max_ngram: int
     """Longest tail the ngram drafter looks up."""
@@ -202,7 +203,7 @@ class EngineOptions(TypedDict, total=False):
     """Shortest tail the ngram drafter looks up."""
 
     suffix_corpus: str
-    """Text file, or folder of them, that the suffix drafter reads before the first request."""
+    """Text file or folder that the suffix drafter reads before any request."""
 
     suffix_tokens: int
     """Tokens of the corpus, and twice as many of requests, that the suffix drafter remembers."""

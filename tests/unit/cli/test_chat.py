@@ -75,15 +75,16 @@ def test_a_mistake_is_explained_and_the_conversation_goes_on(
 def test_the_system_message_opens_the_conversation(
     outrider: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from outrider.api.chat_template import Rendered
     from outrider.api.tokenizer import Tokenizer
 
     seen: list[list[tuple[object, object]]] = []
 
-    def chat(self: Tokenizer, messages: Sequence[dict[str, str]], **options: object) -> str:
+    def chat(self: Tokenizer, messages: Sequence[dict[str, str]], **options: object) -> Rendered:
         assert not any(options.values())
         assert self.has_chat_template
         seen.append([(message["role"], message["content"]) for message in messages])
-        return "Answer:"
+        return Rendered("Answer:")
 
     monkeypatch.setattr(Tokenizer, "chat", chat)
     outrider("chat", "--system", "be kind", *SHORT, stdin="a\n/reset\nb\n")
