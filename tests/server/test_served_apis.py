@@ -13,7 +13,7 @@ from doubles.scripted_port import CARD
 from doubles.served import Served, served
 from outrider import LLM, SamplingParams
 from outrider.server.events import ToolDelta, ToolOpen
-from outrider.server.parsing import calls_grammar, parser_for
+from outrider.server.parsing import grammar_for, offered_tool, parser_for
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
@@ -116,19 +116,20 @@ def test_a_call_that_is_demanded_comes_with_and_without_drafts(
     llm: LLM, name: str, temperature: float
 ) -> None:
     card = msgspec.structs.replace(CARD, chat_template=SPELLINGS[name])
-    grammar = calls_grammar(card, [TOOL], choice="required", parallel=False)
+    tools = [offered_tool(TOOL, "tools")]
+    grammar = grammar_for(card, tools, choice="required", parallel=False)
     assert grammar is not None
     params = SamplingParams(max_tokens=200, temperature=temperature, seed=3, sampler="coupled")
     if temperature == 0:
         params = SamplingParams(max_tokens=200)
-    drafted = llm.generate("Weather?", params, grammar=grammar)[0]
-    plain = llm.generate("Weather?", params, grammar=grammar, speculative=False)[0]
+    drafted = llm.generate("Weather?", params, **grammar.structure)[0]
+    plain = llm.generate("Weather?", params, speculative=False, **grammar.structure)[0]
     assert drafted.token_ids == plain.token_ids
     assert drafted.finish_reason == "stop", drafted.text
     parser = parser_for(card, [TOOL])
     parts = [*parser.feed(drafted.text), *parser.finish()]
     assert [part.name for part in parts if isinstance(part, ToolOpen)] == ["weather"]
-    arguments = json.loads(next(p.arguments for p in parts if isinstance(p, ToolDelta)))
+    arguments = json.loads("".join(p.arguments for p in parts if isinstance(p, ToolDelta)))
     assert arguments.keys() == {"days", "unit"}
     assert arguments["days"] in range(1, 10)
     assert arguments["unit"] in ("C", "F")

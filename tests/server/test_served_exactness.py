@@ -27,7 +27,7 @@ from outrider import LLM, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.server.encoding import FINISH
 from outrider.server.events import Part, TextDelta, ToolDelta, ToolOpen
-from outrider.server.parsing import calls_grammar, parser_for
+from outrider.server.parsing import grammar_for, offered_tool, parser_for
 from outrider.server.thread_port import card_of
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
@@ -129,10 +129,10 @@ class Library:
                 found = self._written(self._llm.encode_chat(CHAT), sampling, form, schema=SCHEMA)
             case "tools":
                 ids = self._llm.encode_chat(CHAT, tools=[TOOL])
-                grammar = calls_grammar(
-                    card_of(self._llm), [TOOL], choice="required", parallel=False
-                )
-                found = self._written(ids, sampling, form, grammar=grammar)
+                tools = [offered_tool(TOOL, "tools")]
+                grammar = grammar_for(card_of(self._llm), tools, choice="required", parallel=False)
+                assert grammar is not None
+                found = self._written(ids, sampling, form, **grammar.structure)
                 return [self._called(found[0])]
             case "stops":
                 stop = self._stops(sampling)

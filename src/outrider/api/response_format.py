@@ -16,6 +16,9 @@ _KEYS = {
     "guided_regex": "regex",
     "guided_choice": "choices",
     "guided_grammar": "grammar",
+    # SGLang's.
+    "regex": "regex",
+    "ebnf": "grammar",
 }
 _WITHIN = {
     "json": "schema",

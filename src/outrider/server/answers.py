@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from hashlib import sha256
 from itertools import zip_longest
 from typing import Any, Self, cast
 
@@ -181,7 +182,7 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
                 params=params,
                 structure=ask.structure,
                 sample=sample,
-                cache_salt="" if site.shares_prefixes else ask.key,
+                cache_salt=_salt(site, ask),
                 key=ask.key,
                 weight=site.traffic.places.weight(ask.key),
             )
@@ -190,6 +191,12 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
         cancel(found)
         raise
     return found
+
+
+def _salt(site: Site, ask: Ask) -> str:
+    """Of the key, and of the salt that the request has: its digest, for salts of any length."""
+    own, given = "" if site.shares_prefixes else ask.key, ask.params.cache_salt
+    return f"{own}\n{sha256(given.encode()).hexdigest()}" if given else own
 
 
 def cancel(answers: Iterable[Answer]) -> None:

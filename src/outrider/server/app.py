@@ -85,7 +85,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     status = cast("HTTPException", error).status_code
     path = request.scope["path"]
     if status == 404 and path.startswith(_ELSEWHERE):
-        told = ApiError(501, "this server writes text: no embeddings, ranks, sound or pictures.")
+        words = "this server writes text: no embeddings, ranks, sound or pictures."
+        told = ApiError(501, words, code="not_supported")
     else:
         words = _WORDS.get(status, "the request was not understood.")
         told = ApiError(status, f"{request.method} {path[:100]}: {words}", code=_CODES.get(status))

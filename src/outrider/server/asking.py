@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from outrider.api.response_format import KEYS, structure_of
@@ -22,13 +23,21 @@ from outrider.server.site import Site, learns_of_all
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "n", "max_time"),
-    "skip_special_tokens",
+    *("skip_special_tokens", "cache_salt"),
 )
 
 
+# What changes a text where others know it.
+_UNKNOWN = {
+    "stop_token_ids": "texts end at strings here. Send them as stop.",
+    "include_stop_str_in_output": "texts end before it here. Add it yourself.",
+    "truncate_prompt_tokens": "prompts are read whole here. Shorten it yourself.",
+}
+
+
 class StreamOptions(Struct, frozen=True):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Speculative(Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +86,12 @@ class Asked(Struct, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    cache_salt: str | None = None
+    stop_token_ids: Any = None
+    include_stop_str_in_output: Any = None
+    truncate_prompt_tokens: Any = None
     # Of what others do with requests: read, and of no meaning here.
     user: str | None = None
     metadata: Any = None
@@ -94,6 +109,7 @@ def params_of(
     """What `asked` means. Raises ApiError for what cannot be honoured, ConfigError for values out
     of bounds."""
     _refuse(asked)
+    asked = _as_openai(asked)
     card = site.port.card
     values: dict[str, Any] = {}
     for name in _SAME:
@@ -114,6 +130,17 @@ def params_of(
         return params
     # A seed that a client chose gives one text, whatever drafts.
     return replace(params, sampler="coupled")
+
+
+def _as_openai(asked: Asked) -> Asked:
+    """With values of other servers as this one means them: vLLM's top_k of -1 keeps all tokens,
+    llama-server's seed of -1 is drawn, and other seeds below 0 are seeds as well."""
+    changed: dict[str, int | None] = {}
+    if asked.top_k == -1:
+        changed["top_k"] = 0
+    if asked.seed is not None and asked.seed < 0:
+        changed["seed"] = None if asked.seed == -1 else asked.seed % 2**63
+    return msgspec.structs.replace(asked, **changed) if changed else asked
 
 
 def _limit(site: Site, given: int | None) -> int:
@@ -142,6 +169,11 @@ def _refuse(asked: Asked) -> None:
         raise refused(
             "chat_template", "only the model's own template is run. Leave it out, or use prompts."
         )
+    for name, why in _UNKNOWN.items():
+        if getattr(asked, name):
+            raise refused(name, why)
+    if asked.cache_salt == "":
+        raise refused("cache_salt", "it is not empty. Leave it out to share what was read.")
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(
             400, "stream_options: only with stream.", param="stream_options", code="invalid_value"

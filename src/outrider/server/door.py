@@ -24,8 +24,11 @@ from outrider.server.errors import ApiError, error_response
 from outrider.server.site import Limits
 
 MIN_KEY_CHARS = 16
+_SLASHES = re.compile("/+")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-PUBLIC = frozenset({"/health", "/ready", "/", "/dashboard"})
+# What load balancers ask for in HTTP/1.0, without a Host. Browsers always send one.
+_PROBES = frozenset({"/health", "/ready"})
+PUBLIC = _PROBES | {"/", "/dashboard"}
 # Files of the browser's pages, which hold no secret.
 PUBLIC_FOLDERS = ("/web/",)
 # A name or an address, and perhaps a port: no user, no path, no space.
@@ -113,13 +116,18 @@ class Door:
             await _close(send)
             return
         headers = _read_headers(scope)
+        path = _SLASHES.sub("/", scope["path"]).removesuffix("/")
+        if path.startswith("/v1/"):
+            # Clients join a base URL that ends in a slash to theirs.
+            scope["path"] = path
         origin = headers.get("origin", "")
         scope["outrider.request_id"] = uuid4().hex
         guarded = self._guarded(scope, send, self._allowed_origin(origin))
         try:
             self._check_size(scope)
             _check_framing(scope, headers)
-            self._check_host(headers)
+            if "host" in headers or scope["path"] not in _PROBES:
+                self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS" and self._allowed_origin(origin):
                 await _preflight(guarded)

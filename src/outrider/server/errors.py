@@ -143,5 +143,8 @@ def error_response(error: BaseException, path: str = "") -> Response:
     headers = {} if known.retry_after is None else {"retry-after": str(known.retry_after)}
     if known.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if known.status == 501:
+        # Clients of OpenAI's and Anthropic's ask again otherwise.
+        headers["x-should-retry"] = "false"
     body = msgspec.json.encode(error_body(known, path))
     return Response(body, known.status, headers, "application/json")

@@ -76,6 +76,8 @@ _HELD: Mapping[str, Mapping[str, _Record]] = {
     },
     "DetokenizeBody": {"tokens": _IDS},
 }
+# What others have for "all" and "any", or below 0.
+_LEAST = {"top_k": -1, "seed": -(2**63)}
 _COUNTED = ("CompletionBody", "top_logprobs")
 _PARAMETER = re.compile(r"\{(\w+):?\w*\}")
 
@@ -133,6 +135,7 @@ def _bound(kind: str, schema: _Record) -> None:
         least = meta.minimum
         if item.name == "max_tokens":
             least = 0 if kind == CompletionBody.__name__ else 1
+        least = _LEAST.get(item.name, least)
         bounds = {"minimum": least, "maximum": meta.maximum}
         # What completions call so is the number of the likeliest ones.
         name = "logprobs" if (kind, item.name) == _COUNTED else item.name

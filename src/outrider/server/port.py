@@ -26,7 +26,10 @@ class NotReadyError(OutriderError):
     """The engine loads, or is started again; `seconds` is when to ask next."""
 
     def __init__(self, state: EngineState, seconds: int = 5) -> None:
-        super().__init__(f"the engine is not ready: {state}.", hint="ask /ready until it is")
+        words = f"the engine is not ready: {state}."
+        if state == "closed":
+            words = "the server ended before its answer did."
+        super().__init__(words, hint="ask /ready until it runs, and then again")
         self.state, self.seconds = state, seconds
 
 

@@ -52,7 +52,7 @@ class ResponseBody(Asked, frozen=True, kw_only=True):
         "max_tool_calls": "it counts tools that a server runs, here none",
     }
 
-    input: str | list[dict[str, Any]] = ""
+    input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
@@ -104,6 +104,9 @@ def response_routes(site: Site) -> list[Route]:
 
 
 def _refuse(body: ResponseBody) -> None:
+    if body.input is None and not body.instructions and body.prompt is None:
+        # An empty list is a probe, with which clients try a server.
+        raise ApiError(400, "input: there is none.", param="input", code="invalid_value")
     if body.previous_response_id is not None or body.conversation is not None:
         name = "conversation" if body.previous_response_id is None else "previous_response_id"
         raise refused(name, "nothing is stored here. Send the whole conversation as input.")
@@ -124,7 +127,7 @@ def chat_of(body: ResponseBody) -> ChatPrompt:
     effort = (body.reasoning or {}).get("effort")
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
-    turns = turns_of(body.instructions, body.input)
+    turns = turns_of(body.instructions, body.input or [])
     return ChatPrompt(
         messages=turns.done(), tools=tooling.offered, variables=variables, notes=turns.notes
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from functools import cache
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -67,6 +68,9 @@ def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
         raise ApiError(400, "the body is no JSON object.", code="bad_json")
     given = cast("dict[str, Any]", record)
     _check_depth(given)
+    for name in _whole(kind).intersection(given):
+        if isinstance(value := given[name], float) and value.is_integer():
+            given[name] = int(value)
     try:
         found = msgspec.convert(given, kind)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
@@ -74,6 +78,13 @@ def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
     _check_numbers(given)
     warnings = _warnings(kind, given)
     return found, [*warnings, _HALVED] if halved else warnings
+
+
+@cache
+def _whole(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The fields of whole numbers: in JSON Schema 4.0 is one."""
+    types = {item.encode_name: get_args(item.type) for item in msgspec.structs.fields(kind)}
+    return frozenset(name for name, of in types.items() if int in of and float not in of)
 
 
 def _without_halves(body: bytes) -> bytes:

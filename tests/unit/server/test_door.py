@@ -18,6 +18,9 @@ PATH = "/v1/completions"
 BODY = {"prompt": "ab", "temperature": 0}
 
 
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
 def status(headers: dict[str, str], rules: DoorRules = LOCKED, path: str = PATH) -> int:
     return ask(ScriptedPort(), path, BODY, rules=rules, headers=headers).status
 
@@ -81,7 +84,7 @@ def test_public_paths_need_no_key() -> None:
         ("evil.example", False),
         ("localhost.evil.example", False),
         ("192.168.1.2:8000", False),
-        ("", False),
+        (" ", False),
         ("[::1", False),
         ("evil@localhost", False),
         ("evil.example@localhost:8000", False),
@@ -97,6 +100,25 @@ def test_public_paths_need_no_key() -> None:
 def test_only_expected_hosts_are_served(host: str, allowed: bool) -> None:
     got = ask(ScriptedPort(), "/health", headers={"host": host})
     assert got.status == (200 if allowed else 403)
+
+
+def test_probes_need_no_host() -> None:
+    """As HAProxy's, in HTTP/1.0."""
+    for path in ("/health", "/ready"):
+        assert ask(ScriptedPort(), path, headers={"host": ""}).status == 200
+        assert ask(ScriptedPort(), path, headers={"host": "evil.example"}).status == 403
+    for path in ("/", "/v1/models", "/metrics", "/health/", "//health"):
+        assert ask(ScriptedPort(), path, headers={"host": ""}).status == 403
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1//models", "//v1/models", "/v1///models//"])
+def test_slashes_too_many_in_the_api_change_nothing(path: str) -> None:
+    assert ask(ScriptedPort(), path).json()["object"] == "list"
+    assert ask(ScriptedPort(), path, rules=LOCKED).status == 401
+    named = ask(ScriptedPort(), "/v1//models/alias/")
+    assert named.json()["id"] == "alias"
+    assert ask(ScriptedPort(), "/v1/chat/completions/", CHAT).status == 200
+    assert ask(ScriptedPort(), "/health/").status == 404
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_who_waits_when_the_server_ends_is_told_so() -> None:
         async with house, house.models.held("a"):
             waiting = asyncio.ensure_future(house.use("b"))
             await asyncio.sleep(0)
-        with pytest.raises(Exception, match="not ready: closed"):
+        with pytest.raises(Exception, match="the server ended"):
             await waiting
 
     run(work())
