@@ -25,7 +25,7 @@ TEXT = "I look."
 # parameters of other servers.
 LEFT_OUT = {
     "codex": ["'namespace'", "'web_search'"],
-    "claude_code": ["context_management"],
+    "claude_code": ["context_management", "instructions amid the conversation"],
     "continue": [],
     "open_webui": ["repeat_penalty", "num_ctx"],
 }

@@ -114,10 +114,10 @@ def resolved(root: Object, schema: object) -> object:
 def _at(root: Object, pointer: str) -> object:
     if not pointer.startswith("#"):
         return None
-    found: object = dict(root)
+    found: object = root
     for step in pointer.split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
-        found = cast("dict[str, object]", found).get(name) if isinstance(found, dict) else None
+        found = found.get(name) if isinstance(found, Mapping) else None
     return found
 
 

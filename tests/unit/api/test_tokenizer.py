@@ -72,7 +72,7 @@ def test_a_folder_is_read_once_while_its_files_stay(folder: Path) -> None:
     second = Tokenizer.load(folder)
     assert second is not first
     (folder / "chat_template.jinja").write_text("new")
-    assert Tokenizer.load(folder).chat([]) == "new"
+    assert Tokenizer.load(folder).chat([]).text == "new"
     assert Tokenizer.load(folder) is not second
 
 
@@ -105,7 +105,7 @@ def test_two_folders_of_one_text_have_it_read_once(
     assert len(loads) == 1
     assert first.encode("x = 1") == second.encode("x = 1") == EMBEDDED.encode("x = 1")
     assert first_differences(first, second) == []
-    assert second.chat([]) == "its own"
+    assert second.chat([]).text == "its own"
     path.write_text(f"{path.read_text()} ")
     Tokenizer.load(folder)
     assert len(loads) == 2
@@ -191,7 +191,7 @@ def test_special_tokens_are_added_as_transformers_does(
         assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
     messages = [{"role": "user", "content": "hi"}]
     expected = oracle.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert ours.chat(messages) == expected
+    assert ours.chat(messages).text == expected
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,9 @@ def test_chat_templates_may_live_in_a_file_or_a_list(folder: Path) -> None:
         folder / "tokenizer_config.json",
         chat_template=[{"name": "tool", "template": "no"}, {"name": "default", "template": "yes"}],
     )
-    assert Tokenizer.load(folder).chat(messages) == "yes"
+    assert Tokenizer.load(folder).chat(messages).text == "yes"
     (folder / "chat_template.jinja").write_text("{{ bos_token }}file")
-    assert Tokenizer.load(folder).chat(messages) == "<|endoftext|>file"
+    assert Tokenizer.load(folder).chat(messages).text == "<|endoftext|>file"
 
 
 @pytest.mark.parametrize("template", [None, [], [{"name": "tool", "template": "x"}]])

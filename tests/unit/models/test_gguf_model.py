@@ -217,7 +217,7 @@ def test_every_rule_can_be_loaded(tmp_path: Path, rule: str) -> None:
 def test_chats_are_written_by_the_files_template(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
     path = small_llama({"tokenizer.chat_template": template}).write(tmp_path / "a.gguf")
-    assert Tokenizer.load(path).chat([{"role": "user", "content": "ab"}]) == "<s>ab</s>"
+    assert Tokenizer.load(path).chat([{"role": "user", "content": "ab"}]).text == "<s>ab</s>"
 
 
 def test_a_turn_ends_where_the_vocabulary_has_a_token_for_it(tmp_path: Path) -> None:
