@@ -115,10 +115,11 @@ def _at(root: Object, pointer: str) -> object:
     if not pointer.startswith("#"):
         return None
     found: object = root
+    level: Object = root
     for step in pointer.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        found = level.get(step.replace("~1", "/").replace("~0", "~"))
+        level = cast("Object", found) if isinstance(found, Mapping) else {}
+    return cast("object", found)
 
 
 @dataclass(slots=True)
