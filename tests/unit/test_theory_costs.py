@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from checks.documents import Document
-from outrider.cli.explain_topics import BYTE, OPERATION, Device, model_of
-from outrider.cli.run_options import ExplainOptions
+from checks.theory_device import BYTE, OPERATION, Device, Numbers, model_of
 from outrider.core.tree import best_shape, chain_shape
 from outrider.estimate.theory import (
     AheadTimes,
@@ -31,7 +30,7 @@ from outrider.planner.roofline import Mixture, critical_context
 
 PAGE = Document.named("theory.md").between("## 5.", "## Sources")
 PROSE = PAGE.prose
-NUMBERS = ExplainOptions()
+NUMBERS = Numbers()
 DEVICE = Device(NUMBERS)
 CARD = model_of(NUMBERS.parameters)
 
@@ -79,6 +78,13 @@ def test_batches() -> None:
         assert row[1:] == [str(5 * size), *digits(ratio, DEVICE.gain(size, NUMBERS.k))]
     assert f"Speculation loses from {DEVICE.break_even()} sequences on." in PROSE
     assert f"rows are free up to {DEVICE.ridge:.0f} only" in PROSE
+
+
+def test_speculation_gains_below_the_break_even_and_loses_from_it_on() -> None:
+    limit = DEVICE.break_even()
+    assert limit is not None
+    assert DEVICE.gain(limit, 4) <= 1 < DEVICE.gain(limit - 1, 4)
+    assert Device(Numbers(context=100_000)).break_even() is None
 
 
 def test_a_long_context_brings_the_room_back() -> None:

@@ -31,6 +31,7 @@ _ANSWERS = {
     "create": "`outrider train --help` makes models; `outrider pull MODEL` fetches them",
     "embed": "no embeddings are made here; `outrider generate PROMPT` writes text",
     "embeddings": "no embeddings are made here; `outrider generate PROMPT` writes text",
+    "explain": "docs/theory.md has the formulas, examples/theory.ipynb draws them",
     "help": "`outrider --help`, or `outrider VERB --help`",
     "launch": "nothing runs in the background; `outrider chat MODEL`",
     "load": "a model is loaded when it is used: `outrider chat MODEL`",

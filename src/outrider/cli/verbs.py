@@ -78,7 +78,7 @@ VERBS = tuple(
     for name in (
         *("generate", "chat", "batch", "serve", "cluster"),
         *("pull", "list", "models", "draft", "train"),
-        *("plan", "bench", "report", "trace", "verify", "explain"),
+        *("plan", "bench", "report", "trace", "verify"),
         *("doctor", "top", "config", "completion"),
         *("pairs", "simulate", "prompts"),
     )

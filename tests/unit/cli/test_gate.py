@@ -249,7 +249,6 @@ MISTAKES: dict[str, Callable[[str], Sequence[str]]] = {
     "model to export": lambda text: ["export", f"./x{text}", "out.gguf"],
     "device sheet": lambda text: ["simulate", "--device-sheet", f"./x{text}.json"],
     "pair": lambda text: ["pairs", f"x{text}"],
-    "topic": lambda text: ["explain", f"x{text}"],
     "output": lambda text: ["generate", "hi", "--output", f"./none{text}/x"],
     "server": lambda text: ["models", "ping", "--url", f"http://127.0.0.1:1/x{text}"],
 }

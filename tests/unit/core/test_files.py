@@ -195,7 +195,6 @@ EXCEPTIONS = {
     ("bench/reference.py", "read_text"): "figures of this package",
     ("bench/studies/sweep_recipes.py", "read_text"): "figures of this package",
     ("bench/workload.py", "read_text"): "prompts of this package",
-    ("cli/explain.py", "read_text"): "words of this package",
     ("cli/simulate_setup.py", "read_text"): "sizes of this package",
     ("kernels/native/build.py", "read_bytes"): "what it compiled",
     ("kernels/native/levels.py", "read_bytes"): "sources of this package",
