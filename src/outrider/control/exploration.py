@@ -1,4 +1,5 @@
-"""Exploration of draft lengths: `DepthSweep` at first, `Probes` later, for a bounded share of time.
+"""Exploration of draft lengths: `DepthSweep` at first, `Probes` later, for a bounded share of time;
+`BatchRests` stops drafts that bring a batch next to nothing.
 
 `DepthSweep` measures a few depths when nothing is known yet. `Probes` looks again later: at plain
 decoding and at longer drafts while drafts pay, at short drafts while they do not. Each look that
@@ -10,6 +11,8 @@ rounds, so decisions follow from traces alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from outrider.estimate.online import FadingRate
 
 # Of the time of all rounds since the sweep.
 SHARE = 0.01
@@ -106,3 +109,53 @@ class Probes:
         if not self.is_on:
             changed = is_plain != self._was_plain
             self._gap = FIRST_GAP if changed else min(2 * self._gap, LONGEST_GAP)
+
+
+# Sequences in a pass from which on drafting may rest. Fewer cost little and change with each text.
+LEAST_RESTING = 4
+# The least speed-up of a batch that goes on drafting. Drafts also end some texts before others, and
+# the passes over those that remain are worth less.
+LEAST_GAIN = 1.05
+# Passes that are judged together, at first and after each rest; the length of a rest in passes.
+FIRST_JUDGED, LATER_JUDGED = 32, 12
+FIRST_REST, LONGEST_REST = 64, 512
+
+
+@dataclass(slots=True)
+class BatchRests:
+    """Passes without drafts, while drafts of a batch bring less than `LEAST_GAIN`.
+
+    Even a drafter that is free is asked once a pass, and its longest drafts are cut: about as much
+    time as small gains bring. A rest ends early when half of the sequences have ended.
+    """
+
+    _left: int = 0
+    _size: int = 0
+    _length: int = FIRST_REST
+    _num_judged: int = FIRST_JUDGED
+    _gain: FadingRate = field(default_factory=lambda: FadingRate(1.0))
+    _num_passes: int = 0
+
+    def is_on(self, num_sequences: int) -> bool:
+        return self._left > 0 and 2 * num_sequences > self._size
+
+    def rested(self) -> None:
+        """A pass without drafts ended."""
+        self._left -= 1
+
+    def observe(self, num_sequences: int, tokens: float, seconds: float) -> None:
+        """A pass that could draft ended: `tokens` a sequence, in `seconds` of plain passes."""
+        self._left = 0
+        if num_sequences < LEAST_RESTING:
+            return
+        self._gain.add(tokens, seconds)
+        self._num_passes += 1
+        if self._num_passes < self._num_judged:
+            return
+        if self._gain.mean < LEAST_GAIN:
+            self._left, self._size = self._length, num_sequences
+            self._length = min(2 * self._length, LONGEST_REST)
+            self._num_judged = LATER_JUDGED
+        else:
+            self._length, self._num_judged = FIRST_REST, FIRST_JUDGED
+        self._gain, self._num_passes = FadingRate(1.0), 0

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from outrider.control.exploration import BatchRests
 from outrider.core.budget import Budget, Choice, Reason, RoundTrace
 from outrider.core.draft import Draft, Trimmed
 from outrider.core.errors import ContractError
@@ -83,7 +84,8 @@ class _Corrections:
 
 
 class ScoredController:
-    """Budgets are always the largest; `trim` cuts drafts. A pure function of drafts and traces."""
+    """Budgets are the largest, and 0 while drafting rests; `trim` cuts drafts. A pure function of
+    drafts and traces."""
 
     def __init__(self, *, k: int, num_nodes: int = 0, most_drafted: int | None = None) -> None:
         """All drafts of a pass have `most_drafted` tokens at most, if that is given."""
@@ -101,8 +103,11 @@ class ScoredController:
         self._open = OpenPasses()
         self._num_passes = 0
         self._num_idle, self._gap = 0, _FIRST_GAP
+        self._rests = BatchRests()
 
     def budgets(self, seq_ids: Sequence[int]) -> list[Budget]:
+        if self._rests.is_on(len(seq_ids)):
+            return [Budget(0, choice=Choice("gain"))] * len(seq_ids)
         price = self._price(len(seq_ids))
         return [replace(self._most, price=price)] * len(seq_ids)
 
@@ -142,8 +147,15 @@ class ScoredController:
             self._pass_seconds.clear()
         plain = self._seconds(len(rounds), 0)
         took = self._seconds(len(rounds), sum(one.num_drafted for one in rounds))
-        if plain > 0:
-            self._pace.add(sum(one.num_emitted for one in rounds) / len(rounds), took / plain)
+        if plain <= 0:
+            return
+        tokens = sum(one.num_emitted for one in rounds) / len(rounds)
+        self._pace.add(tokens, took / plain)
+        if self._rests.is_on(len(rounds)):
+            self._rests.rested()
+        elif self._costs is not ASSUMED:
+            drafting = rounds[0].draft_seconds
+            self._rests.observe(len(rounds), tokens, (took + drafting) / plain)
 
     @property
     def _gain(self) -> float:

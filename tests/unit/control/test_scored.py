@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from checks.controllers import trace
+from outrider.control.exploration import FIRST_REST
 from outrider.control.scored import ScoredController
 from outrider.core.draft import Draft
 from outrider.core.errors import ContractError
@@ -47,6 +48,7 @@ class Play:
         self.cost, self.truth = cost, truth
         self.random = random.Random(5)
         self.num_passes, self.tokens, self.seconds = 0, 0, 0.0
+        self.draft_seconds = 0.0
 
     def round(self, offers: list[Draft]) -> list[Draft]:
         """What is left of `offers`, one a sequence, after they were cut and verified."""
@@ -68,7 +70,7 @@ class Play:
                     one,
                     pass_index=self.num_passes,
                     batch_size=len(offers),
-                    draft_seconds=0.0,
+                    draft_seconds=self.draft_seconds,
                     verify_seconds=seconds,
                     accept_seconds=0.0,
                 )
@@ -210,3 +212,39 @@ def test_it_reports_what_it_expects_of_a_pass() -> None:
     assert choice.tokens == pytest.approx(2.4, abs=0.3)
     assert choice.seconds == pytest.approx(flat(3), rel=0.1)
     assert choice.gain == pytest.approx(2.4 * flat(1) / flat(3), rel=0.15)
+
+
+def rested(play: Play, sizes: Sequence[int], offer: Draft) -> list[bool]:
+    """Whether the controller lets batches of these sizes rest, pass by pass."""
+    found: list[bool] = []
+    for size in sizes:
+        budgets = play.controller.budgets(range(size))
+        found.append(not budgets[0].depth)
+        play.round([chain() if found[-1] else offer] * size)
+    return found
+
+
+def test_drafting_rests_in_a_batch_that_gains_next_to_nothing() -> None:
+    """Passes without drafts come first, since nothing was drafted before; then most passes."""
+    play = learnt(steep, num_sequences=8)
+    assert all(rested(play, [8] * FIRST_REST, chain(0.1)))
+    shares = [sum(rested(play, [8] * 600, chain(0.1))) / 600 for _ in range(4)]
+    assert min(shares) > 0.8
+
+
+def test_a_rest_ends_when_half_of_a_batch_has_ended() -> None:
+    play = learnt(steep, num_sequences=8)
+    assert rested(play, [8, 5, 4, 3, 2, 1], chain(0.1)) == [True, True, False, False, False, False]
+
+
+def test_drafting_does_not_rest_where_it_gains_and_never_in_small_batches() -> None:
+    assert not any(rested(Play(flat), [8] * 400, chain(0.9)))
+    assert not any(rested(learnt(steep, num_sequences=3), [3] * 200, chain(0.1)))
+
+
+def test_drafting_itself_counts_as_time_of_a_batch() -> None:
+    """Rows are nearly free and half of the drafts are accepted, but they took as long as a pass."""
+    slow = Play(flat)
+    slow.draft_seconds = 1.0
+    assert any(rested(slow, [8] * 300, chain(0.5)))
+    assert not any(rested(Play(flat), [8] * 300, chain(0.5)))
