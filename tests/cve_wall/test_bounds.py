@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import hmac
+import json
 import logging
 import tracemalloc
 from collections.abc import Sequence
+from contextlib import suppress
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -17,9 +20,12 @@ from doubles.scripted_site import app_of, ask, run, site_with
 from outrider.api.chat_template import ChatTemplate
 from outrider.api.prompts import ChatIds
 from outrider.server.app import all_routes, make_app
+from outrider.server.completions import CompletionBody
 from outrider.server.door import DoorRules
+from outrider.server.errors import ApiError
 from outrider.server.metrics import Metrics
 from outrider.server.port import ChatPrompt
+from outrider.server.wire import parsed
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
@@ -114,6 +120,78 @@ def test_refused_requests_leave_no_memory_behind() -> None:
         assert run(crowd(400)) - base < 200_000
     finally:
         tracemalloc.stop()
+
+
+def _filled(head: bytes, part: bytes, tail: bytes, num_bytes: int = 1 << 20) -> bytes:
+    return head + part * ((num_bytes - len(head) - len(tail)) // len(part)) + tail
+
+
+_KEYS = b",".join(b'"k%06d":1' % i for i in range(90_000))
+# Each of a megabyte: one that is mostly text, and those that are not.
+_TEXT = _filled(b'{"prompt": "', rb"\"", b'"}')
+_ODD = {
+    "lists of ids": _filled(b'{"prompt": [', b"[1],", b"[1]]}"),
+    "lists": _filled(b'{"z": [', b"[],", b"[]]}"),
+    "objects": _filled(b'{"z": [', b"{},", b"{}]}"),
+    "ids": _filled(b'{"prompt": [', b"1,", b"1]}"),
+    "as many ids as are read": _filled(b'{"prompt": [', b"1,", b"1]}", 999_990),
+    "numbers": _filled(b'{"z": [', b"1,", b"1]}"),
+    "long numbers": _filled(b'{"z": [', b"1234567890123456789,", b"1]}"),
+    "strings": _filled(b'{"prompt": [', b'"ab",', b'""]}'),
+    "keys": b"{" + _KEYS + b"}",
+    "keys below": b'{"metadata": {' + _KEYS + b"}}",
+    "as many keys as are read": b"{" + _KEYS[: 59_999 * 12 - 1] + b"}",
+    "messages": _filled(b'{"prompt": [', b'{"role":"user","content":"x"},', b"{}]}"),
+    "depth": b'{"z": ' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+    "a half and escapes": _filled(rb'{"prompt": "\ud800', rb"\n", b'"}'),
+    "halves": _filled(b'{"prompt": "', rb"\ud800", b'"}'),
+    "pairs and a half": _filled(rb'{"prompt": "', rb"\ud83d\ude00", rb'\ud800"}'),
+}
+
+
+@pytest.mark.parametrize("odd", _ODD)
+def test_no_body_takes_much_longer_to_read_than_a_text_of_its_size(odd: str) -> None:
+    """The event loop reads it, and all streams wait meanwhile."""
+
+    def seconds(body: bytes) -> float:
+        found: list[float] = []
+        for _ in range(3):
+            began = thread_time()
+            with suppress(ApiError):
+                parsed(CompletionBody, body)
+            found.append(thread_time() - began)
+        return min(found)
+
+    assert seconds(_ODD[odd]) < 6 * seconds(_TEXT)
+
+
+def test_what_a_body_has_too_many_of_is_named() -> None:
+    def told(body: bytes) -> str:
+        got = ask(ScriptedPort(), "/v1/completions", body)
+        assert got.status == 400
+        error = got.json()["error"]
+        return f"{error['code']}: {error['message']}"
+
+    of = {name: told(_ODD[name]) for name in ("lists", "ids", "keys", "numbers")}
+    assert of["lists"] == "too_many: the body has more than 10,000 lists and objects. Send less."
+    assert of["ids"] == "too_many: the body has more than 500,000 values. Send less."
+    assert of["keys"] == "too_many: the body has more than 60,000 strings. Send less."
+    assert of["numbers"] == of["ids"]
+
+
+def test_what_stands_within_strings_is_not_counted() -> None:
+    """As brackets, commas, quotes and long numbers of a text are."""
+    text = '[{,"\\' * 40_000 + "\\" + "9" * 40 + "[" * 70
+    body = json.dumps({"prompt": text, "user": '"\\"'}).encode()
+    found, warnings = parsed(CompletionBody, body)
+    assert found.prompt == text
+    assert not warnings
+
+
+def test_one_request_has_few_warnings() -> None:
+    many = {f"x{i}": 1 for i in range(1000)}
+    got = ask(ScriptedPort(), CHAT, HELLO | many | {"chat_template_kwargs": many})
+    assert len(got.json()["warnings"]) == 32
 
 
 BOMBS = (

@@ -60,10 +60,10 @@ def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]
         return [given]
     if not given:
         raise ApiError(400, "prompt: there is none.", param="prompt", code="invalid_value")
-    num_ids = sum(isinstance(item, int) for item in given)
-    if num_ids == len(given):
+    kinds = set(map(type, given))
+    if kinds == {int}:
         return [cast("list[int]", given)]
-    if num_ids:
+    if int in kinds:
         raise ApiError(
             400,
             "prompt: a list of ids is one prompt, a list of prompts has texts or lists of ids.",

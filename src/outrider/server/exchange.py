@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -24,7 +25,7 @@ from outrider.server.port import ChatPrompt
 from outrider.server.reply import EventReply, Reply, Waiting
 from outrider.server.site import Api, Site, key_of, request_id_of
 from outrider.server.tools import Tooling, read_with, schema_paths
-from outrider.server.wire import json_response, read
+from outrider.server.wire import MOST_WARNINGS, json_response, read
 
 B = TypeVar("B", bound=Asked)
 
@@ -57,8 +58,9 @@ class Exchange(Generic[B]):
         paths = schema_paths(getattr(self.body, "tools", None))
         reading = await read_with(self.site, ids, tooling, params, structure, paths)
         template = self.site.port.card.chat_template
-        unknown = [name for name in chat.variables if name not in template]
-        self.warnings += [f"{shown(name)}: the chat template has no such name" for name in unknown]
+        unknown = (name for name in chat.variables if name not in template)
+        few = islice(unknown, MOST_WARNINGS)
+        self.warnings += [f"{shown(name)}: the chat template has no such name" for name in few]
         self.warnings += [*chat.notes, *notes, *reading.warnings]
         return self.complete(ids, reading.params, reading.structure, reading.make_parser)
 

@@ -196,7 +196,8 @@ async def _detokenized(site: Site, ids: Sequence[int]) -> Response:
 
 def check_ids(ids: Sequence[int], card: EngineCard, param: str) -> None:
     """Raises ApiError for ids that no token has."""
-    bad = next((one for one in ids if not 0 <= one < card.vocab_size), None)
-    if bad is not None:
+    if (bad := min(ids, default=0)) >= 0:
+        bad = max(ids, default=0)
+    if not 0 <= bad < card.vocab_size:
         words = f"{param}: {bad} is outside the vocabulary of {card.vocab_size}."
         raise ApiError(400, words, param=param, code="invalid_value")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import cache
+from itertools import islice
 from typing import Any, TypeVar, cast, get_args
 
 import msgspec
@@ -17,14 +17,22 @@ from outrider.server.errors import ApiError
 T = TypeVar("T", bound=msgspec.Struct)
 # Of a body: how deep its lists and objects may be within each other.
 MOST_DEPTH = 64
-_MOST_WARNINGS = 16
+# What is not text costs the event loop up to a hundred times as much as text of as many bytes.
+MOST_LISTS, MOST_STRINGS, MOST_VALUES = 10_000, 60_000, 500_000
+MOST_WARNINGS = 16
 _HALVED = "the body has half of a surrogate pair; U+FFFD was read in its place"
-# Half of a surrogate pair, among the escapes of JSON.
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
+# Runs of surrogate pairs, and halves of them, in a text without escaped backslashes.
+_LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_SURROGATES = re.compile(
+    rb"\\u[dD](?:([89abAB][0-9a-fA-F]{2}%b(?:\\u[dD][89abAB][0-9a-fA-F]{2}%b)*+)"
+    rb"|[89a-fA-F][0-9a-fA-F]{2})" % (_LOW, _LOW)
 )
+_MOST_SURROGATES = 20_000
+_BRACES = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+# Fewer digits are no whole number beyond 64 bits.
+_LONG_NUMBER = b"0" * 19
 # How msgspec says where a value is.
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
@@ -54,6 +62,8 @@ async def read(kind: type[T], request: Request) -> tuple[T, list[str]]:
 
 
 def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
+    bare = _bare(body)
+    _check_counts(bare)
     halved = False
     try:
         try:
@@ -67,15 +77,17 @@ def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
     if not isinstance(record, dict):
         raise ApiError(400, "the body is no JSON object.", code="bad_json")
     given = cast("dict[str, Any]", record)
-    _check_depth(given)
+    _check_depth(bare)
+    has_long = _LONG_NUMBER in bare.translate(_DIGITS)
     for name in _whole(kind).intersection(given):
         if isinstance(value := given[name], float) and value.is_integer():
-            given[name] = int(value)
+            given[name], has_long = int(value), True
     try:
         found = msgspec.convert(given, kind)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
         raise _mistake(str(error)) from None
-    _check_numbers(given)
+    if has_long:
+        _check_numbers(given)
     warnings = _warnings(kind, given)
     return found, [*warnings, _HALVED] if halved else warnings
 
@@ -88,36 +100,58 @@ def _whole(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def _without_halves(body: bytes) -> bytes:
-    """With U+FFFD for every half of a surrogate pair that is written as an escape."""
-    return _ESCAPE.sub(lambda found: rb"\ufffd" if found["half"] else found[0], body)
+    """With U+FFFD for halves of surrogate pairs that are written as escapes, not for too many."""
+    if b"\0" in body:
+        # It is no JSON, and escaped backslashes are hidden as this.
+        return body
+    hidden = body.replace(rb"\\", b"\0\0")
+    whole = _SURROGATES.sub(
+        lambda found: found[0] if found[1] else rb"\ufffd", hidden, _MOST_SURROGATES
+    )
+    return whole.replace(b"\0\0", rb"\\")
 
 
-def _check_depth(record: object) -> None:
-    level: list[Any] = [record]
-    for _ in range(MOST_DEPTH):
-        level = [item for parent in level for item in _within(parent) if _is_nested(item)]
-        if not level:
+def _bare(body: bytes) -> bytes:
+    """JSON without its strings. Raises ApiError where there are too many of them."""
+    if b"\\" in body:
+        body = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    if body.count(b'"') > 2 * MOST_STRINGS:
+        raise _too_many(MOST_STRINGS, "strings")
+    return b"".join(body.split(b'"')[::2])
+
+
+def _check_counts(bare: bytes) -> None:
+    """Raises ApiError for a body that would hold the event loop while it is read."""
+    num_lists = bare.count(b"[") + bare.count(b"{")
+    if num_lists > MOST_LISTS:
+        raise _too_many(MOST_LISTS, "lists and objects")
+    if num_lists + bare.count(b",") > MOST_VALUES:
+        raise _too_many(MOST_VALUES, "values")
+
+
+def _too_many(most: int, of: str) -> ApiError:
+    return ApiError(400, f"the body has more than {most:,} {of}. Send less.", code="too_many")
+
+
+def _check_depth(bare: bytes) -> None:
+    brackets = bare.translate(_BRACES, _NO_BRACKETS)
+    for _ in range(MOST_DEPTH + 1):
+        if not brackets:
             return
-    raise ApiError(400, f"the body is nested more than {MOST_DEPTH} levels deep.", code="too_deep")
+        brackets = brackets.replace(b"[]", b"")
+    if brackets:
+        words = f"the body is nested more than {MOST_DEPTH} levels deep."
+        raise ApiError(400, words, code="too_deep")
 
 
 def _check_numbers(record: dict[str, Any]) -> None:
-    """Those beyond 64 bits cannot be sent to an engine."""
+    """Raises ApiError for whole numbers beyond 64 bits, which cannot be sent to an engine."""
     for name, value in record.items():
-        level: list[Any] = [value]
-        while level:
-            if any(type(item) is int and not -(2**63) <= item < 2**63 for item in level):
-                words = f"{name}: a whole number is beyond 64 bits."
-                raise ApiError(400, words, param=name, code="invalid_value")
-            level = [item for one in level if _is_nested(one) for item in _within(one)]
-
-
-def _is_nested(item: object) -> bool:
-    return isinstance(item, dict | list)
-
-
-def _within(parent: Any) -> Iterable[Any]:
-    return cast("dict[str, Any]", parent).values() if isinstance(parent, dict) else parent
+        try:
+            msgspec.msgpack.encode(value)
+        except OverflowError:
+            words = f"{name}: a whole number is beyond 64 bits."
+            raise ApiError(400, words, param=name, code="invalid_value") from None
 
 
 def _mistake(words: str) -> ApiError:
@@ -131,9 +165,8 @@ def _mistake(words: str) -> ApiError:
 
 def _warnings(kind: type[msgspec.Struct], given: dict[str, Any]) -> list[str]:
     known = kind.__struct_encode_fields__
-    unknown = [name for name in given if name not in known]
-    told = [f"{shown(name)} is not known here and was ignored" for name in unknown]
-    return told[:_MOST_WARNINGS]
+    unknown = islice((name for name in given if name not in known), MOST_WARNINGS)
+    return [f"{shown(name)} is not known here and was ignored" for name in unknown]
 
 
 def json_response(value: object, status: int = 200) -> Response:
