@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -93,3 +96,23 @@ def test_a_name_that_is_not_here_loads_nothing(server: Served) -> None:
         got = server.client.post("/v1/completions", json={"prompt": "x", "model": name})
         assert got.status_code == 404
     assert states(server) == before
+
+
+def test_a_model_without_requests_gives_its_memory_back(
+    expected: dict[tuple[str, str, bool], str],
+) -> None:
+    with served("--keep-alive", "0") as server:
+        while server.engine_ids():
+            # Once its process has ended, nothing of it is left.
+            time.sleep(0.01)
+        assert states(server) == {LARGE: "unloaded"}
+        assert server.client.get("/ready").status_code == 200
+        text = expected[LARGE, PROMPTS[0], False]
+        assert server.streamed(PROMPTS[0], keep_alive=-1, **GREEDY) == text
+        engine = server.engine_id()
+        assert server.complete(PROMPTS[0], **GREEDY)["choices"][0]["text"] == text
+        with suppress(ProcessLookupError):
+            while True:
+                os.kill(engine, 0)
+                time.sleep(0.01)
+        assert server.end() == 0

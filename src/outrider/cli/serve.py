@@ -51,6 +51,7 @@ def serve(call: Call[ServeOptions]) -> int:
     _check_extra()
     address = _address(call.options)
     share_of(call.options.audit)
+    _keep_alive(call.options, 1)
     models = served_models(call.arguments, call.resolved, call.options)
     engines = engines_of(call.options, call.resolved.engine())
     if len(engines) > 1 and call.options.engine_home != "process":
@@ -156,11 +157,11 @@ def _run(
         keeps_apart=len(rules.keys) > 1 and not options.shared_prefixes,
     )
     site, load, also = first, ports[first.name].start, list[Coroutine[None, None, None]]()
-    if len(models) > 1:
+    if len(models) > 1 or options.keep_alive:
         if first.keeps_apart:
             for model in models[1:]:
                 check_apart(first, planned(model, engines)[0].resolved.drafter.name)
-        turns = Models(ports, options.max_loaded_models)
+        turns = Models(ports, options.max_loaded_models, _keep_alive(options, len(models)))
         site, load, also = turns.sites(first), turns.start, [turns.run()]
     several = [port for port in ports.values() if isinstance(port, ReplicasPort)]
     if several:
@@ -181,6 +182,13 @@ def _run(
     say(f"loading {models[0].name}; {address.url} answers /ready meanwhile")
     with traced(make_app(site, rules, all_routes(site, metrics))) as app:
         asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
+
+
+def _keep_alive(options: ServeOptions, num_models: int) -> float:
+    """Seconds. Raises ConfigError."""
+    from outrider.server.models import keep_alive_of
+
+    return keep_alive_of(options.keep_alive or ("5m" if num_models > 1 else "-1"))
 
 
 def _port(

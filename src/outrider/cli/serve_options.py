@@ -73,6 +73,11 @@ class ServeOptions(ReplicasOption, JsonOption):
         minimum=1,
         maximum=64,
     )
+    keep_alive: str = setting(
+        "",
+        "Unload a model that had no request for so long, as 5m; 0 at once, -1 never. By default "
+        "never for a single model, and after 5m of several.",
+    )
     max_per_key: int = setting(256, "Requests of one key at once.", minimum=1, maximum=1_000_000)
     shared_prefixes: bool = setting(
         False,

@@ -5,7 +5,9 @@ means which SamplingParams. What cannot be honoured is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -16,6 +18,7 @@ from outrider.api.structure import StructureOptions
 from outrider.core.fields import WHOLE
 from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, refused
+from outrider.server.models import keep_alive_of
 from outrider.server.port import EngineCard
 from outrider.server.site import Site, learns_of_all
 
@@ -89,6 +92,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     cache_salt: str | None = None
+    keep_alive: str | float | None = None
     stop_token_ids: Any = None
     include_stop_str_in_output: Any = None
     truncate_prompt_tokens: Any = None
@@ -194,6 +198,21 @@ def structure_asked(
 def asked_in_vain(asked: Asked) -> list[str]:
     why = asked.IN_VAIN
     return [f"{name}: {why[name]}" for name in why if getattr(asked, name) not in (None, False)]
+
+
+def kept(site: Site, asked: Asked, warnings: list[str]) -> Site:
+    """`site`, whose model stays loaded after this request for as long as it says. Raises
+    ConfigError."""
+    if asked.keep_alive is None:
+        return site
+    seconds = keep_alive_of(asked.keep_alive)
+    if site.held is nullcontext:
+        warnings.append("keep_alive: this server keeps its model loaded; --keep-alive changes it")
+    elif site.keeps_apart:
+        warnings.append("keep_alive: keys share the models here; the server's --keep-alive holds")
+    else:
+        return replace(site, held=partial(site.held, seconds))
+    return site
 
 
 def traced(asked: Asked) -> bool:

@@ -77,6 +77,8 @@ class Auditor:
         request = _plain(ended.request)
         for _ in range(_MOST_TRIES):
             while not self._is_idle(ended.model):
+                if self._sites[ended.model].port.status.state == "unloaded":
+                    return "dropped"
                 await asyncio.sleep(_LOOK_SECONDS)
             work = asyncio.ensure_future(self._ids(ended.model, request))
             try:

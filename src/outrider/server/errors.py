@@ -26,7 +26,7 @@ from outrider.core.params import SamplingParams
 from outrider.server.port import EngineLostError, NotReadyError
 
 _LOG = logging.getLogger(__name__)
-_PARAMS = frozenset(item.name for item in fields(SamplingParams))
+_PARAMS = frozenset(item.name for item in fields(SamplingParams)) | {"keep_alive"}
 _FIRST_NAME = re.compile(r"([a-z_]+)(?:\[\d+\])?(?:\.[a-z_]+)*")
 # Parameters that hold schemas, besides those of sampling.
 _SCHEMAS = frozenset(

@@ -19,7 +19,7 @@ from outrider.api.structure import StructureOptions
 from outrider.core.fields import shown
 from outrider.core.params import SamplingParams
 from outrider.server.answers import Answer, Ask, metrics_of, open_answers
-from outrider.server.asking import Asked, asked_in_vain, structure_asked, traced
+from outrider.server.asking import Asked, asked_in_vain, kept, structure_asked, traced
 from outrider.server.events import End, OutputParser, PlainParser
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import EventReply, Reply, Waiting
@@ -126,6 +126,7 @@ def api_route(
         asked = site.of(body.model)
         check(body)
         warnings += asked_in_vain(body)
+        asked = kept(asked, body, warnings)
         writer = writer_of(
             Exchange(
                 site=asked,

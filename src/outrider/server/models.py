@@ -1,30 +1,55 @@
-"""Several models in one server: each is loaded when it is asked for, so many at once, by turns.
+"""Models that come and go: each is loaded for the requests that name it, so many at once, by turns.
 
 A request holds its model while it runs. What is not loaded is loaded one after another, for each
-plans its memory by what is free then. Where there is no room, the model that was not used for
-longest makes way, rather one that nobody holds: requests that hold it end, and later ones wait
-until it is loaded again. So no model waits for ever, however busy the others are.
+plans its memory by what is free then. Where memory is taken, the model that was not used for
+longest makes way, rather one without users: requests that hold it end, and later ones wait
+until it is loaded again. So no model waits for ever, however busy the others are. A model that had
+no request for its `keep_alive` is unloaded as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import inf, isnan
 from time import monotonic
 from typing import Protocol
 
-from outrider.core.errors import OutriderError, told
+from outrider.core.errors import ConfigError, OutriderError, told
+from outrider.core.fields import shown
 from outrider.server.port import EnginePort, NotReadyError
 from outrider.server.site import Site
 
 _LOG = logging.getLogger(__name__)
 # A model that could not be loaded is not tried again for so long: each try unloads another.
 RETRY_SECONDS = 30
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)", re.ASCII)
+
+
+def keep_alive_of(given: str | float) -> float:
+    """Seconds, of a number or a duration like `1h30m`; below 0 it is infinite, as in Ollama. Raises
+    ConfigError."""
+    words = str(given).strip()
+    size = words.removeprefix("-")
+    if size and not _PART.sub("", size):
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(size))
+    else:
+        try:
+            seconds = float(size)
+        except ValueError:
+            seconds = -1.0
+    if isnan(seconds) or seconds < 0:
+        raise ConfigError(
+            f"keep_alive: {shown(given)} is no duration.", hint="5m, 90 (seconds), 0, or -1 (never)"
+        )
+    return inf if words != size else seconds
 
 
 class NotLoadedError(NotReadyError):
@@ -50,8 +75,9 @@ class Loadable(EnginePort, Protocol):
 class Model:
     """One of them, and who holds it or waits for it."""
 
-    def __init__(self, name: str, port: Loadable) -> None:
-        self.name, self.port = name, port
+    def __init__(self, name: str, port: Loadable, keep_alive: float) -> None:
+        self.name, self.port, self.keep_alive = name, port, keep_alive
+        self.rest: asyncio.TimerHandle | None = None
         self.num_users, self.last_used = 0, 0
         self.is_wanted, self.is_leaving = False, False
         self.waiting: list[asyncio.Future[None]] = []
@@ -60,6 +86,13 @@ class Model:
     @property
     def is_loaded(self) -> bool:
         return self.port.status.state in ("ready", "restarting")
+
+    @property
+    def is_over(self) -> bool:
+        """True once it had no request for as long as it was to be kept."""
+        if self.rest is None or self.num_users or not self.is_loaded:
+            return False
+        return asyncio.get_running_loop().time() >= self.rest.when()
 
     def answer(self, error: Exception | None) -> None:
         """Let all in who wait, or tell them why not."""
@@ -74,10 +107,14 @@ class Model:
 
 
 class Models:
-    """All models of one server, of which `most_loaded` are loaded at once."""
+    """All models of one server, of which `most_loaded` are loaded at once, and each for
+    `keep_alive` seconds after its last request."""
 
-    def __init__(self, ports: Mapping[str, Loadable], most_loaded: int) -> None:
-        self._by_name = {name: Model(name, port) for name, port in ports.items()}
+    def __init__(
+        self, ports: Mapping[str, Loadable], most_loaded: int, keep_alive: float = inf
+    ) -> None:
+        self._keep_alive = keep_alive
+        self._by_name = {name: Model(name, port, keep_alive) for name, port in ports.items()}
         self._most_loaded = most_loaded
         self._wanted: asyncio.Queue[Model] = asyncio.Queue()
         self._times = count(1)
@@ -90,7 +127,13 @@ class Models:
     def sites(self, first: Site) -> Site:
         """`first`, and beside it a site of each further model."""
         sites = [
-            replace(first, port=model.port, names=(name,), held=partial(self.held, name))
+            replace(
+                first,
+                port=model.port,
+                names=first.names if name == first.names[0] else (name,),
+                held=partial(self.held, name),
+                would_load=partial(self._would_load, model),
+            )
             for name, model in self._by_name.items()
         ]
         return replace(sites[0], others=tuple(sites[1:]))
@@ -102,10 +145,15 @@ class Models:
         for model in others:
             await model.port.unload()
         self._has_begun.set()
+        self._rest(first)
+
+    def _would_load(self, model: Model) -> bool:
+        return self._has_begun.is_set() and monotonic() >= model.retry_at
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncGenerator[None]:
-        """Within it the model is loaded. Raises NotLoadedError."""
+    async def held(self, name: str, keep_alive: float | None = None) -> AsyncGenerator[None]:
+        """Within it the model is loaded, and for so many seconds after it. Raises
+        NotLoadedError."""
         model = self._by_name[name]
         if model.is_loaded and not model.is_leaving:
             model.num_users += 1
@@ -114,10 +162,11 @@ class Models:
         try:
             yield
         finally:
+            model.keep_alive = self._keep_alive if keep_alive is None else keep_alive
             self._leave(model)
 
     async def run(self) -> None:
-        """Load what is asked for, for as long as the server runs."""
+        """Load what is requested and unload what is not, for as long as the server runs."""
         try:
             await self._has_begun.wait()
             while True:
@@ -125,6 +174,10 @@ class Models:
                 model.is_wanted = False
                 if any(not one.done() for one in model.waiting):
                     model.answer(await self._loaded(model))
+                    self._rest(model)
+                elif model.is_over:
+                    await self._unload(model)
+                    _LOG.info("%s is unloaded: it had no request for a while", model.name)
         finally:
             for model in self.known:
                 model.answer(NotReadyError("closed"))
@@ -149,6 +202,16 @@ class Models:
         model.num_users -= 1
         model.last_used = next(self._times)
         self._left.set()
+        self._rest(model)
+
+    def _rest(self, model: Model) -> None:
+        """Have a model without users looked at when it was kept for long enough."""
+        if model.rest is not None:
+            model.rest.cancel()
+            model.rest = None
+        if not model.num_users and model.keep_alive < inf:
+            loop = asyncio.get_running_loop()
+            model.rest = loop.call_later(model.keep_alive, self._wanted.put_nowait, model)
 
     async def _loaded(self, model: Model) -> Exception | None:
         """None, or why not."""
@@ -160,6 +223,8 @@ class Models:
         except Exception as error:  # noqa: BLE001 - told to who waits; other models go on
             _LOG.error("%s could not be loaded: %s", model.name, told(error))
             model.retry_at = monotonic() + RETRY_SECONDS
+            # No engine is given up for it: the next try may find memory.
+            await model.port.unload()
             return NotLoadedError(model.name)
         return None
 
@@ -167,7 +232,9 @@ class Models:
         loaded = [model for model in self.known if model.is_loaded]
         if len(loaded) < self._most_loaded:
             return
-        leaving = min(loaded, key=lambda one: (one.num_users > 0, one.last_used))
+        await self._unload(min(loaded, key=lambda one: (one.num_users > 0, one.last_used)))
+
+    async def _unload(self, leaving: Model) -> None:
         leaving.is_leaving = True
         try:
             while leaving.num_users:

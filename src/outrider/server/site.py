@@ -108,8 +108,11 @@ class Site:
     asked_as: str = ""
     others: tuple[Site, ...] = ()
     """The server's further models; one that is asked for without a name is the first."""
-    held: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-    """Within it the model stays loaded, and on the way in it is waited for (models.py)."""
+    held: Callable[..., AbstractAsyncContextManager[object]] = nullcontext
+    """Within it the model stays loaded, and on the way in it is waited for (models.py). A number
+    is for how many seconds after it the model is kept."""
+    would_load: Callable[[], bool] = lambda: False
+    """Whether the model is loaded for the next request, should it not be."""
     limits: Limits = field(default_factory=Limits)
     defaults: dict[str, object] = field(default_factory=dict[str, object])
     observers: list[Observer] = field(default_factory=list[Observer])
@@ -140,6 +143,12 @@ class Site:
     def name(self) -> str:
         """What answers call the model; metrics call it by the first of its names."""
         return self.asked_as or self.names[0]
+
+    @property
+    def would_answer(self) -> bool:
+        """Whether a request of now is answered, perhaps once the model is loaded again."""
+        state = self.port.status.state
+        return state == "ready" or (state in ("unloaded", "loading") and self.would_load())
 
     @property
     def all(self) -> tuple[Site, ...]:

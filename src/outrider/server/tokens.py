@@ -104,8 +104,7 @@ def health_routes(site: Site) -> list[Route]:
     async def ready(_request: Request) -> Response:
         if site.traffic.ending:
             raise ApiError(503, "the server is ending.", code="ending", retry_after=5)
-        # What is unloaded is loaded for whoever asks.
-        if all(one.port.status.state not in ("ready", "unloaded") for one in site.all):
+        if not any(one.would_answer for one in site.all):
             raise NotReadyError(site.port.status.state)
         return json_response({"status": "ready"})
 
@@ -125,6 +124,8 @@ _STATES = {"ready": "loaded", "restarting": "loading"}
 
 def model_record(site: Site, name: str) -> dict[str, Any]:
     state = site.port.status.state
+    if state == "unloaded" and not site.would_load():
+        state = "failed"
     found: dict[str, Any] = {
         "id": name,
         "object": "model",
