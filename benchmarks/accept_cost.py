@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from common import Report, in_turns, note, study
+from native_judge import NativeJudge
 from torch import Tensor
 
 from outrider import SamplingParams
@@ -27,7 +28,6 @@ from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.native.build import needed_library
-from outrider.kernels.native.judge import NativeJudge
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import CacheSpan, RoundRow
 from outrider.kernels.native.topology import num_physical_cores

@@ -22,9 +22,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common import TARGET, Report, note, real_folder, study, tier_folders
+from killed_engine import Findings, Fleet, asks, examine, gap_for
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.fleet import Findings, Fleet, asks, examine, gap_for
 from outrider.bench.frame import paired_ratio
 from outrider.bench.turns import rotated
 from outrider.bench.workload import builtin_texts

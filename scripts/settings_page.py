@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the settings registry, and core/options.py, the keywords of Python
+"""Writes docs/settings.md from the settings registry, and core/options.pyi, the keywords of Python
 calls: `python scripts/settings_page.py`.
 
 `--check` only compares, and exits with 1 if either file is out of date.
@@ -19,15 +19,13 @@ from outrider.core.config import EngineConfig
 from outrider.core.env import OTHER_VARIABLES
 from outrider.core.fields import LIMITS, meta_of
 from outrider.core.foreign import FOREIGN
+from outrider.core.options import OWN_PARAMETERS
 from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT_FILE, GROUPS, SETTINGS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "settings.md"
-OPTIONS = ROOT / "src" / "outrider" / "core" / "options.py"
-
-# `LLM` takes these by parameters of their own, which may be objects too.
-OWN_PARAMETERS = ("controller",)
+OPTIONS = ROOT / "src" / "outrider" / "core" / "options.pyi"
 
 OPTIONS_HEAD = '''\
 """Keywords of `LLM`, `generate`, `stream`, `submit` and `chat`, for editors and type checkers.
@@ -35,10 +33,10 @@ OPTIONS_HEAD = '''\
 Written by scripts/settings_page.py from the fields of EngineConfig and SamplingParams.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
+
+OWN_PARAMETERS: tuple[str, ...]
 '''
 
 TITLES = {"program": "Models and output", "engine": "Engine", "sampling": "Sampling"}
@@ -129,7 +127,7 @@ def options() -> str:
     parts = [OPTIONS_HEAD]
     for name, kind in (("EngineOptions", EngineConfig), ("SamplingOptions", SamplingParams)):
         parts.append(
-            f'\n\nclass {name}(TypedDict, total=False):\n    """Fields of {kind.__name__}."""\n'
+            f'\nclass {name}(TypedDict, total=False):\n    """Fields of {kind.__name__}."""\n'
         )
         for item in fields(kind):
             if item.name in OWN_PARAMETERS:

@@ -26,7 +26,6 @@ from plan_study.record import Study
 
 from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
 from outrider.bench.calibrate.probe import Ahead, Probe, probe, rounds_at
-from outrider.bench.calibrate.session import with_counts
 from outrider.bench.workload import ADVERSARIAL
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration, DrafterCosts
@@ -176,8 +175,8 @@ def _counted(setup: Setup, cell: Cell, counts: Probe) -> tuple[Calibration, Draf
     # A lookup may have found nothing in what was sampled while rounds were timed.
     known = [*costs.drafters, *setup.calibration.drafters]
     own = next(one for one in known if one.name == cell.drafter)
-    calibration = with_counts(replace(costs, drafters=(own,)), [counts])
-    return calibration, calibration.drafters[0]
+    own = counts.counted(own) if counts.name == own.name else own
+    return replace(costs, drafters=(own,)), own
 
 
 def _is_hot(cell: Cell) -> bool:

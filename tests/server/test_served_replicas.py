@@ -6,10 +6,10 @@ import os
 import signal
 
 import pytest
+from killed_engine import Fleet, asks, examine, gap_for
 
 from doubles.served import served
 from outrider import LLM, SamplingParams
-from outrider.bench.fleet import Fleet, asks, examine, gap_for
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 ASKS = asks(families=8, members=4, max_tokens=32)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from statistics import linear_regression
 
 from checks.documents import Document
-from outrider.bench.reference import ahead_predictions as rows
 from outrider.bench.reference import draft_shares
 from outrider.estimate.theory import AheadTimes, expected_tokens, speed_up
 from outrider.planner.overlap import hide_limit
@@ -16,6 +19,56 @@ ALPHA = 0.9
 DRAFT_TIMES = {pair: tuple(draft_shares(pair.lower()).values()) for pair in ("8B/1B", "70B/1B")}
 KS = tuple(draft_shares("8b/1b"))
 SMALL, LARGE = DRAFT_TIMES["8B/1B"], DRAFT_TIMES["70B/1B"]
+TABLES = files("outrider.bench").joinpath("references", "draft_shares.json")
+# Half of the last digit that is printed.
+_ROUNDING = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class AheadPrediction:
+    """What was printed of drafting ahead with 8b/1b at alpha = 0.9: T_SD, and the speed-up as
+    predicted and as achieved. The prediction does not follow from T_SD by the formula beside it;
+    docs/project/published-tables.md says more."""
+
+    k: int
+    draft_time: float
+    predicted: float
+    achieved: float
+
+    @property
+    def tokens(self) -> float:
+        return expected_tokens(ALPHA, self.k)
+
+    @property
+    def by_formula(self) -> float:
+        return speed_up(self.tokens, self.draft_time)
+
+    def time_for(self, gain: float) -> float:
+        """T_SD with `gain` = E / (1 + T_SD)."""
+        return self.tokens / gain - 1
+
+    @property
+    def implied(self) -> float:
+        return self.time_for(self.predicted)
+
+    @property
+    def rounding(self) -> tuple[float, float]:
+        """The least and the largest draft time that round to the prediction."""
+        low, high = self.predicted + _ROUNDING, self.predicted - _ROUNDING
+        return self.time_for(low), self.time_for(high)
+
+    @property
+    def follows(self) -> bool:
+        """Whether some draft time that rounds to the printed one rounds to the prediction too."""
+        low, high = self.rounding
+        return low <= self.draft_time + _ROUNDING and self.draft_time - _ROUNDING <= high
+
+
+def rows() -> Sequence[AheadPrediction]:
+    """By K."""
+    found, shares = json.loads(TABLES.read_text("utf-8"))["speed_ups"], draft_shares("8b/1b")
+    columns = (found["k"], shares.values(), found["predicted"], found["achieved"])
+    return [AheadPrediction(*row) for row in zip(*columns, strict=True)]
 
 
 def alpha_of(k: int, tokens: float) -> float:

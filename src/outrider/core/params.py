@@ -199,11 +199,6 @@ class SamplingParams:
         return self.max_tokens == WHOLE
 
     @property
-    def reads_probs(self) -> bool:
-        """Whether its result has probabilities, which only rounds in stages read."""
-        return self.logprobs or self.round_events or self.prompt_logprobs is not None
-
-    @property
     def shapes_logits(self) -> bool:
         """Whether the distribution depends on more than the model's own logits and the filters."""
         return bool(

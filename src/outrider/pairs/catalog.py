@@ -1,4 +1,4 @@
-"""Named pairs of target and draft, with what they need. Numbers only: no weights, no tensors.
+"""Named pairs of target and draft, with the memory that they need; catalog.json has them.
 
 Weights are in the named dtype, in GB of 10^9 bytes, rounded as published. KV bytes are of one token
 at two bytes a number: 2 x layers x KV heads x head size x 2.
@@ -6,9 +6,11 @@ at two bytes a number: 2 x layers x KV heads x head size x 2.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Literal
 
 from outrider.core.drafter_kinds import KINDS
@@ -84,10 +86,6 @@ class ModelPair:
         return self.target.model_id
 
     @property
-    def draft_dtype(self) -> str:
-        return self.draft.dtype
-
-    @property
     def target_dtype(self) -> str:
         return self.target.dtype
 
@@ -120,101 +118,14 @@ class ModelPair:
         return f"outrider generate {' '.join(words)} --dtype {dtype} PROMPT"
 
 
-_GPT2 = PairedModel("openai-community/gpt2", 0.25, 36_864)
-_LLAMA3_8B = PairedModel("meta-llama/Meta-Llama-3-8B-Instruct", 16.0, 131_072, gated=True)
-_LLAMA32_1B = PairedModel(
-    "meta-llama/Llama-3.2-1B-Instruct", 2.5, 32_768, dtype="bfloat16", gated=True
-)
+def _read() -> Iterator[ModelPair]:
+    """The pairs of catalog.json, the embedded one first."""
+    for one in json.loads(files("outrider.pairs").joinpath("catalog.json").read_text("utf-8")):
+        sides = {side: PairedModel(**one[side]) for side in ("draft", "target")}
+        yield ModelPair(**one | sides)
 
-_PAIRS = (
-    ModelPair(
-        pair_name="embedded",
-        draft=PairedModel(EMBEDDED_DRAFT, 0.0028, 512, dtype="bfloat16"),
-        target=PairedModel(EMBEDDED_TARGET, 0.016, 4_096, dtype="bfloat16"),
-        licence="MIT",
-        notes="ships with the package; Python and school maths; works offline",
-    ),
-    ModelPair(
-        pair_name="gpt2_dev",
-        draft=_GPT2,
-        target=PairedModel("openai-community/gpt2-xl", 3.0, 307_200),
-        licence="MIT",
-        notes="for development: open, small, no login",
-    ),
-    ModelPair(
-        pair_name="distilgpt2",
-        draft=PairedModel("distilbert/distilgpt2", 0.16, 18_432),
-        target=_GPT2,
-        licence="MIT and Apache-2.0",
-        notes="the smallest pair of published models; runs on any machine",
-    ),
-    ModelPair(
-        pair_name="tinyllama_llama3",
-        draft=PairedModel("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 2.2, 22_528),
-        target=_LLAMA3_8B,
-        licence="Apache-2.0 and Llama 3 Community",
-        notes="vocabularies of 32,000 and 128,256 tokens",
-        vocabulary="bridge",
-    ),
-    ModelPair(
-        pair_name="phi3_llama3",
-        draft=PairedModel("microsoft/Phi-3-mini-4k-instruct", 7.6, 393_216),
-        target=_LLAMA3_8B,
-        licence="MIT and Llama 3 Community",
-        notes="vocabularies of 32,064 and 128,256 tokens; the draft costs half the target",
-        vocabulary="bridge",
-    ),
-    ModelPair(
-        pair_name="llama3_self",
-        # It reads and writes the target's own memory.
-        draft=replace(_LLAMA3_8B, weights_gb=4.7, kv_bytes_per_token=0, dtype="int4"),
-        target=_LLAMA3_8B,
-        licence="Llama 3 Community",
-        notes="a model drafts for itself, with 4-bit weights",
-        self_quantise="int4",
-    ),
-    ModelPair(
-        pair_name="llama3",
-        draft=_LLAMA32_1B,
-        target=PairedModel(
-            "meta-llama/Llama-3.1-8B-Instruct", 16.1, 131_072, dtype="bfloat16", gated=True
-        ),
-        licence="Llama 3.1 and 3.2 Community",
-        notes="the usual pair for a 24 GB card",
-    ),
-    ModelPair(
-        pair_name="llama3_small",
-        draft=_LLAMA32_1B,
-        target=PairedModel(
-            "meta-llama/Llama-3.2-3B-Instruct", 6.4, 114_688, dtype="bfloat16", gated=True
-        ),
-        licence="Llama 3.2 Community",
-        notes="fits 12 GB",
-    ),
-    ModelPair(
-        pair_name="smollm2",
-        draft=PairedModel("HuggingFaceTB/SmolLM2-135M-Instruct", 0.27, 23_040, dtype="bfloat16"),
-        target=PairedModel("HuggingFaceTB/SmolLM2-1.7B-Instruct", 3.4, 196_608, dtype="bfloat16"),
-        licence="Apache-2.0",
-        notes="small enough for a laptop CPU",
-    ),
-    ModelPair(
-        pair_name="qwen2.5",
-        draft=PairedModel("Qwen/Qwen2.5-0.5B-Instruct", 1.0, 12_288, dtype="bfloat16"),
-        target=PairedModel("Qwen/Qwen2.5-7B-Instruct", 15.2, 57_344, dtype="bfloat16"),
-        licence="Apache-2.0",
-        notes="one tokenizer; tables of 151,936 and 152,064 rows, whose padding is never drafted",
-    ),
-    ModelPair(
-        pair_name="qwen3",
-        draft=PairedModel("Qwen/Qwen3-0.6B", 1.5, 114_688, dtype="bfloat16"),
-        target=PairedModel("Qwen/Qwen3-8B", 16.4, 147_456, dtype="bfloat16"),
-        licence="Apache-2.0",
-        notes="open, no login",
-    ),
-)
 
-PAIRS: Mapping[str, ModelPair] = {pair.pair_name: pair for pair in _PAIRS}
+PAIRS: Mapping[str, ModelPair] = {pair.pair_name: pair for pair in _read()}
 # The smallest published model that answers, for whoever has none yet.
 FIRST_MODEL = PAIRS["smollm2"].draft_model_id
 
@@ -255,7 +166,7 @@ def models_called(name: str) -> list[str]:
     """Published models that `name` is short for: of pairs, the smallest first, and then others."""
     if "/" in name:
         return []
-    sides = [side for pair in _PAIRS for side in (pair.target, pair.draft)]
+    sides = [side for pair in PAIRS.values() for side in (pair.target, pair.draft)]
     sides.sort(key=lambda side: side.weights_gb)
     known = dict.fromkeys([*(side.model_id for side in sides), *_NAMED])
     return [model for model in known if is_called(model, name)]

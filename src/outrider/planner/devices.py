@@ -9,10 +9,12 @@ same names.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,78 +77,18 @@ class DeviceSheet:
         return self.flops[dtype] * self.flops_share
 
 
-def _power(watts: float, bandwidth: float, flops: float) -> Power:
-    free = 0.75 * watts
-    return Power(0.25 * watts, 0.5 * free / bandwidth, free / flops)
+def _sheets() -> Iterator[DeviceSheet]:
+    """The sheets of devices.json: as files of users, with rated watts in the power's stead."""
+    found = json.loads(files("outrider.planner").joinpath("devices.json").read_text("utf-8"))
+    for name, sheet in found.items():
+        watts, flops = sheet.pop("watts"), sheet["flops"]["bfloat16"]
+        sheet.pop("note", None)
+        free = 0.75 * watts
+        power = Power(0.25 * watts, 0.5 * free / sheet["bandwidth"], free / flops)
+        yield DeviceSheet(name=name, power=power, **sheet)
 
 
-def _card(
-    name: str,
-    bandwidth: float,
-    flops: tuple[float, float, float],
-    *,
-    gb: float,
-    watts: float,
-    row_tile: int = 16,
-) -> DeviceSheet:
-    """`flops` of float32, bfloat16 (float16 on a V100) and int8."""
-    return DeviceSheet(
-        name=name,
-        bandwidth=bandwidth,
-        flops=dict(zip(DTYPES, flops, strict=True)),
-        memory_bytes=round(gb * 1e9),
-        row_tile=row_tile,
-        overhead=30e-6,
-        power=_power(watts, bandwidth, flops[1]),
-    )
-
-
-SHEETS: Mapping[str, DeviceSheet] = {
-    sheet.name: sheet
-    for sheet in (
-        _card("v100", 0.9e12, (15.7e12, 125e12, 62.8e12), gb=32, watts=300),
-        _card("a100", 2.039e12, (19.5e12, 312e12, 624e12), gb=80, watts=400),
-        _card("h100", 3.35e12, (67e12, 989e12, 1979e12), gb=80, watts=700, row_tile=64),
-        _card("h200", 4.8e12, (67e12, 989e12, 1979e12), gb=141, watts=700, row_tile=64),
-        _card("rtx4090", 1.008e12, (82.6e12, 165.2e12, 660.6e12), gb=24, watts=450),
-        DeviceSheet(
-            name="m2-max",
-            bandwidth=0.4e12,
-            flops={"float32": 13.6e12, "bfloat16": 13.6e12, "int8": 13.6e12},
-            memory_bytes=96 * 10**9,
-            row_tile=8,
-            bandwidth_share=0.8,
-            flops_share=0.7,
-            overhead=100e-6,
-            power=_power(79, 0.4e12, 13.6e12),
-        ),
-        # Two cores at 2.5 GHz with two units of 16 float32 each, on two of the memory channels of a
-        # server; bfloat16 is widened to float32, int8 has VNNI.
-        DeviceSheet(
-            name="cpu-2core",
-            bandwidth=20e9,
-            flops={"float32": 320e9, "bfloat16": 320e9, "int8": 1280e9},
-            memory_bytes=16 * 10**9,
-            row_tile=4,
-            bandwidth_share=0.75,
-            flops_share=0.6,
-            overhead=50e-6,
-            power=_power(30, 20e9, 320e9),
-        ),
-        # 32 such cores with dot products of bfloat16 pairs, on eight channels of DDR5-4800.
-        DeviceSheet(
-            name="cpu-32core",
-            bandwidth=307e9,
-            flops={"float32": 5.1e12, "bfloat16": 10.2e12, "int8": 20.5e12},
-            memory_bytes=256 * 10**9,
-            row_tile=4,
-            bandwidth_share=0.75,
-            flops_share=0.6,
-            overhead=50e-6,
-            power=_power(300, 307e9, 10.2e12),
-        ),
-    )
-}
+SHEETS: Mapping[str, DeviceSheet] = {sheet.name: sheet for sheet in _sheets()}
 
 
 def device_sheet(name: str) -> DeviceSheet:

@@ -201,6 +201,8 @@ EXCEPTIONS = {
     ("kernels/native/packaged.py", "read_text"): "the RECORD of this package",
     ("models/parallel/meeting.py", "open"): "memory that it made",
     ("models/weight_files.py", "safe_open"): "behind check_header",
+    ("pairs/catalog.py", "read_text"): "names of this package",
+    ("planner/devices.py", "read_text"): "sheets of this package",
     ("server/numerics.py", "open"): "4 MiB at most of files that loading has read",
     ("server/web.py", "read_bytes"): "pages of this package",
     ("train/checkpoint.py", "safe_open"): "behind check_header",

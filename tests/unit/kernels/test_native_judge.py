@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from native_judge import NativeJudge
 from torch import Tensor
 
 from outrider.core.clock import host_ints
@@ -23,7 +24,6 @@ from outrider.core.rng import KeyedRng, draw_for
 from outrider.core.sampling import Distributions, Sampling, processed_probs
 from outrider.core.tree import ROOT, Shape
 from outrider.drafters.tree_drafts import SampledNodes
-from outrider.kernels.native.judge import NativeJudge
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import RULES, CacheSpan, RoundRow, RoundVerdict
 from outrider.kernels.native.sampling import native_sampling

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from outrider import __version__
 from outrider.api.companions import num_weight_bytes
 from outrider.bench.calibrate.clocks import clocks
 from outrider.bench.calibrate.engines import TimedEngine, TimedEngines
-from outrider.bench.calibrate.probe import Probe
 from outrider.bench.calibrate.rounds import endless
 from outrider.bench.calibrate.timing import Costs, Wanted
 from outrider.bench.machine import machine, provenance, weights_digest
@@ -157,18 +156,6 @@ def assembled(engines: TimedEngines, target: str, costs: Costs) -> Calibration:
             "threads": llm.kernels.threads.name if llm.kernels.threads else None,
             "clocks": clocks(str(here["device"])),
         },
-    )
-
-
-def with_counts(calibration: Calibration, probes: Iterable[Probe]) -> Calibration:
-    """The same costs with what was counted on some prompts."""
-    by_name = {probe.name: probe for probe in probes}
-    return replace(
-        calibration,
-        drafters=tuple(
-            by_name[one.name].counted(one) if one.name in by_name else one
-            for one in calibration.drafters
-        ),
     )
 
 
