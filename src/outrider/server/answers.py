@@ -29,9 +29,10 @@ from outrider.server.events import (
     End,
     EndReason,
     OutputParser,
+    Part,
     PlainParser,
     Step,
-    ToolOpen,
+    ToolClose,
     Usage,
 )
 from outrider.server.port import EngineRequest, EngineStream
@@ -67,7 +68,7 @@ class Answer(AsyncIterator[Step]):
         self._card, self._decoder, self.model = port.card, port.decoder, site.names[0]
         self._stream: EngineStream = port.stream(request)
         self._num_tokens = 0
-        self._has_calls = False
+        self._calls: list[ToolClose] = []
         self._end: End | None = None
 
     def __aiter__(self) -> Self:
@@ -80,7 +81,7 @@ class Answer(AsyncIterator[Step]):
             return self._step(event)
         last = self._parser.finish()
         result = self._stream.result
-        self._has_calls |= any(isinstance(part, ToolOpen) for part in last)
+        self._take(last)
         self._end = self._ended(result)
         ended = Ended(
             result=result,
@@ -131,16 +132,21 @@ class Answer(AsyncIterator[Step]):
             observer.wrote(len(event.token_ids), model=self.model, engine=self.engine or 0)
         text = event.text
         parts = self._parser.feed(text) if text else []
-        if not self._has_calls:
-            self._has_calls = any(isinstance(part, ToolOpen) for part in parts)
+        self._take(parts)
         rounds = _rounds(event, self._decoder) if self._trace else ()
         return Step(tuple(parts), self._num_tokens, event.logprobs, rounds)
+
+    def _take(self, parts: Sequence[Part]) -> None:
+        self._calls += [part for part in parts if isinstance(part, ToolClose)]
 
     def _ended(self, result: GenerationResult) -> End:
         reason = cast("EndReason", result.finish_reason or "stop")
         if self._ask.only_prompt:
             reason = "length"
-        if self._has_calls and reason == "stop":
+        notes = [note for note in result.notes if " tokens fit the window" not in note]
+        if not all(call.whole for call in self._calls):
+            notes.append("calls: the arguments of one are no JSON object, or not the whole of it")
+        elif self._calls and reason == "stop":
             reason = "tool_calls"
         metrics = result.spec_metrics(adaptive=not self._card.fixed_k)
         accepted, rejected = result.prediction_tokens or (None, None)
@@ -156,7 +162,7 @@ class Answer(AsyncIterator[Step]):
             seed=result.seed,
             stop=result.stop,
             metrics=None if metrics is None else {"speculative_decoding": metrics},
-            notes=tuple(note for note in result.notes if " tokens fit the window" not in note),
+            notes=tuple(notes),
         )
 
 

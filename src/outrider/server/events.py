@@ -44,9 +44,11 @@ class ToolDelta(Struct, frozen=True):
 
 
 class ToolClose(Struct, frozen=True):
-    """A call is complete: its arguments are one JSON object."""
+    """A call has ended. It is `whole` if its arguments are one JSON object; else they are as far
+    as the model wrote them."""
 
     index: int
+    whole: bool = True
 
 
 Part: TypeAlias = TextDelta | ReasoningDelta | ToolOpen | ToolDelta | ToolClose

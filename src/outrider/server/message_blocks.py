@@ -196,8 +196,8 @@ class MessageEvents:
                 return [*self._closed(), self._opened(block)]
             case ToolDelta(arguments=text):
                 return [self._delta("input_json_delta", "partial_json", text)]
-            case ToolClose():
-                return self._closed()
+            case ToolClose(whole=whole):
+                return self._closed(whole=whole)
 
     def _grown(self, kind: str, text: str, delta: str, name: str) -> list[Event]:
         found: list[Event] = []
@@ -216,13 +216,14 @@ class MessageEvents:
         self._pieces.append(text)
         return {"type": "content_block_delta", **self._place(), "delta": {"type": kind, name: text}}
 
-    def _closed(self) -> list[Event]:
+    def _closed(self, *, whole: bool = True) -> list[Event]:
         block, text = self._block, "".join(self._pieces)
         if block is None:
             return []
         found: list[Event] = []
         if block["type"] == "tool_use":
-            block["input"] = json.loads(text or "{}")
+            # No object of the model's: a client that reads a part of it would call with that.
+            block["input"] = json.loads(text) if whole else {"arguments": text}
         else:
             block[block["type"]] = text
         if block["type"] == "thinking":

@@ -91,8 +91,8 @@ class ResponseEvents:
             case ToolDelta(arguments=text):
                 self._pieces.append(text)
                 return [self._of_item("response.function_call_arguments.delta", delta=text)]
-            case ToolClose():
-                return self._closed("completed")
+            case ToolClose(whole=whole):
+                return self._closed("completed" if whole else "incomplete")
 
     def _grown(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         found: list[Event] = []

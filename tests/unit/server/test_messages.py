@@ -50,6 +50,32 @@ def events(engine: ScriptedPort, **more: object) -> list[dict[str, Any]]:
     return got.events
 
 
+BEGUN = '<tool_call>{"name": "ls", "arguments": {"path": "'
+
+
+def inputs(found: list[dict[str, Any]]) -> list[str]:
+    deltas = [event["delta"] for event in found if event["type"] == "content_block_delta"]
+    return [delta["partial_json"] for delta in deltas if delta["type"] == "input_json_delta"]
+
+
+def test_inputs_are_streamed_while_they_are_written() -> None:
+    rounds = (BEGUN, "src", '"}', "}</tool_call>")
+    assert inputs(events(port(*rounds), tools=[TOOL])) == ['{"path": "', "src", '"}']
+    block = ask(port(*rounds), PATH, HELLO | {"tools": [TOOL]}).json()["content"][0]
+    assert block["input"] == {"path": "src"}
+
+
+def test_an_input_that_is_cut_off_is_no_call_to_make() -> None:
+    """Not even where a client reads the beginning of it."""
+    found = events(port(BEGUN, "sr"), tools=[TOOL])
+    assert inputs(found) == ['{"path": "', "sr"]
+    assert found[-2]["delta"]["stop_reason"] == "end_turn"
+    whole = ask(port(BEGUN, "sr"), PATH, HELLO | {"tools": [TOOL]}).json()
+    assert whole["content"][0]["input"] == {"arguments": '{"path": "sr'}
+    assert whole["stop_reason"] == "end_turn"
+    assert whole["warnings"] == found[-2]["warnings"]
+
+
 def test_a_text_has_the_events_of_anthropic_in_order() -> None:
     found = events(ScriptedPort())
     start = found[0].pop("message")

@@ -117,6 +117,23 @@ def test_calls_are_items_of_their_own() -> None:
     assert [event["output_index"] for event in found[-5:-1]] == [1] * 4
 
 
+def test_arguments_are_streamed_while_they_are_written() -> None:
+    begun = '<tool_call>{"name": "shell", "arguments": {"command": ["'
+    found = events(port(begun, "ls", '"]}}</tool_call>'), tools=[TOOL])
+    kind = "response.function_call_arguments"
+    assert [event["delta"] for event in found if event["type"] == f"{kind}.delta"] == [
+        '{"command": ["',
+        "ls",
+        '"]}',
+    ]
+    done = next(event for event in found if event["type"] == f"{kind}.done")
+    assert done["arguments"] == '{"command": ["ls"]}'
+    cut = events(port(begun, "ls"), tools=[TOOL])[-1]["response"]
+    assert cut["output"][0]["status"] == "incomplete"
+    assert cut["output"][0]["arguments"] == '{"command": ["ls'
+    assert cut["warnings"]
+
+
 def test_a_text_that_was_cut_is_incomplete() -> None:
     last = events(ScriptedPort(reason="length"))[-1]
     assert last["type"] == "response.incomplete"

@@ -67,6 +67,38 @@ def test_a_stream_says_the_same() -> None:
     assert "id" not in calls[1]
 
 
+BEGUN = '<tool_call>{"name": "add", "arguments": {"a": '
+CUT = "calls: the arguments of one are no JSON object, or not the whole of it"
+
+
+def test_arguments_are_streamed_while_they_are_written() -> None:
+    got = ask(port(BEGUN, "1", "2", "}}</tool_call>"), PATH, HELLO | {"stream": True})
+    deltas = [event["choices"][0]["delta"] for event in got.events[:-1]]
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert calls[0] == {"name": "add", "arguments": ""}
+    assert [call["arguments"] for call in calls[1:]] == ['{"a": ', "1", "2", "}"]
+    assert got.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("rounds", "text"), [((), '{"a": '), (("x}}",), '{"a": x}')])
+@pytest.mark.parametrize(("reason", "told"), [("stop", "stop"), ("length", "length")])
+def test_arguments_that_are_no_object_are_sent_with_a_warning(
+    rounds: tuple[str, ...], text: str, reason: str, told: str
+) -> None:
+    """They stay as they were sent, and `finish_reason` does not ask for the call."""
+    engine = ToolPort(lambda _: (BEGUN, *rounds), reason=reason)
+    found = ask(engine, PATH, HELLO).json()
+    choice = found["choices"][0]
+    assert choice["finish_reason"] == told
+    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == [text]
+    assert found["warnings"] == [CUT]
+    streamed = ask(engine, PATH, HELLO | {"stream": True}).events[:-1]
+    deltas = [event["choices"][0]["delta"] for event in streamed]
+    calls = [one["function"] for delta in deltas for one in delta.get("tool_calls", ())]
+    assert "".join(one["arguments"] for one in calls) == text
+    assert streamed[-1]["warnings"] == [CUT]
+
+
 def test_without_tools_a_call_is_text() -> None:
     without: list[dict[str, Any]] = [{"tools": []}, {"tool_choice": "none"}]
     for more in without:

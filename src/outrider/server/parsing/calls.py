@@ -7,6 +7,7 @@ or what a wrong shape leads to, for text that is no call: the parser then shows 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -36,6 +37,8 @@ class Call:
 
 
 ReadCalls: TypeAlias = Callable[[str, Mapping[str, str], Schemas], list[Call]]
+# From the begin of a text, the name of a call and where its arguments, an object, begin.
+ReadHead: TypeAlias = Callable[[str, Mapping[str, str]], "tuple[str, int] | None"]
 
 
 def call_of(value: object) -> Call:
@@ -80,11 +83,42 @@ def offered(calls: list[Call], schemas: Schemas) -> list[Call]:
     return calls
 
 
+_PAIR = r'"[^"\\]{1,99}"\s*:\s*(?:"[^"\\]{0,256}"|[\w.+-]{1,32})'
+# What may stand behind the arguments of a call: other keys and brackets.
+_BEHIND = rf"(?:\s*,\s*{_PAIR})*[\s,;\[\]}}`]*"
+BEHIND_CALL = re.compile(_BEHIND)
+_MORE = r'(?:"(?:id|type|index)"\s*:\s*(?:"[^"\\]{0,99}"|\d{1,9})\s*,\s*)*'
+_JSON_HEAD = re.compile(
+    rf'{_BEHIND}\{{\s*{_MORE}"name"\s*:\s*"([^"\\]{{1,256}})"\s*,\s*{_MORE}'
+    rf'"(?:{"|".join(_ARGUMENTS)})"\s*:\s*(?=\{{)'
+)
+
+
+def json_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | None:
+    """A ReadHead of calls that `json_calls` reads, where the name is first."""
+    del groups
+    found = _JSON_HEAD.match(text)
+    return None if found is None else (found[1], found.end())
+
+
+def _object_head(name: str, text: str) -> tuple[str, int] | None:
+    at = len(text) - len(text.lstrip())
+    return (name, at) if text.startswith("{", at) else None
+
+
 def named_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
     """Arguments behind the group `name`: Mistral's newer form, Kimi-K2's."""
     del schemas
-    name = groups["name"].strip().removeprefix("functions.").partition(":")[0]
-    return [call_of({"name": name, "arguments": parse_json(body)})]
+    return [call_of({"name": _name(groups), "arguments": parse_json(body)})]
+
+
+def named_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | None:
+    """A ReadHead of the same."""
+    return _object_head(_name(groups), text)
+
+
+def _name(groups: Mapping[str, str]) -> str:
+    return groups["name"].strip().removeprefix("functions.").partition(":")[0]
 
 
 def deepseek_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
@@ -99,12 +133,33 @@ def deepseek_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> li
     return [call_of({"name": name.strip(), "arguments": parse_json(text)})]
 
 
+_SEP = re.escape(DEEPSEEK_TOKEN.format("sep"))
+_DEEPSEEK_HEAD = re.compile(
+    rf"\s*(?:function{_SEP}([^\n]{{1,256}})\n\s*```json\s*|([^<\n]{{1,256}}){_SEP}\s*)(?=\{{)"
+)
+
+
+def deepseek_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | None:
+    """A ReadHead of the same."""
+    del groups
+    found = _DEEPSEEK_HEAD.match(text)
+    return None if found is None else ((found[1] or found[2]).strip(), found.end())
+
+
 def harmony_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
     """gpt-oss: the header names the function, the message is its arguments."""
     del schemas
-    header = groups["header"] if "header" in groups else f"to={groups['to']}"
-    name = recipient(header)
+    name = _addressee(groups)
     return [call_of({"name": name, "arguments": parse_json(body) if body.strip() else {}})]
+
+
+def harmony_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | None:
+    """A ReadHead of the same."""
+    return _object_head(_addressee(groups), text)
+
+
+def _addressee(groups: Mapping[str, str]) -> str:
+    return recipient(groups["header"] if "header" in groups else f"to={groups['to']}")
 
 
 def recipient(header: str) -> str:

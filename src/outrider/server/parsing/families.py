@@ -25,7 +25,7 @@ def _between(read: calls.ReadCalls, begin: Delimiter | str, end: str, **more: An
 def _json(begin: str, end: str, read: calls.ReadCalls = calls.json_calls) -> Field:
     """Calls as JSON: what begins otherwise, as in a text about calls, is none."""
     opens = literal(begin, ahead=("{", "["))
-    return _between(read, opens, end, mend=mended_json, goes_on=in_string)
+    return _between(read, opens, end, head=calls.json_head, mend=mended_json, goes_on=in_string)
 
 
 def _tags(tags: tagged.Tags, begin: str, end: str, ahead: str) -> Field:
@@ -95,7 +95,17 @@ GEMMA = OutputFormat(
 )
 DEEPSEEK = OutputFormat(
     "deepseek",
-    (_between(calls.deepseek_calls, _deepseek("call begin"), _deepseek("call end")), THINK),
+    (
+        _between(
+            calls.deepseek_calls,
+            _deepseek("call begin"),
+            _deepseek("call end"),
+            head=calls.deepseek_head,
+            mend=mended_json,
+            goes_on=in_string,
+        ),
+        THINK,
+    ),
     drops=(literal(_deepseek("calls begin")), literal(_deepseek("calls end"))),
     shows_special=True,
 )
@@ -120,9 +130,12 @@ KIMI = OutputFormat(
         Field(
             "calls",
             (replace(pattern(rf"<\|tool_call_begin\|>(?P<name>.*?){_ARGUMENTS}"), ahead=("{",)),),
+            (literal("<|tool_call_end|>"),),
             balanced=True,
+            mend=mended_json,
             goes_on=in_string,
             read=calls.named_calls,
+            head=calls.named_head,
         ),
     ),
     drops=tuple(
@@ -144,6 +157,7 @@ GRANITE = OutputFormat(
             (literal("<|tool_call|>", ahead=("[", "{")),),
             balanced=True,
             read=calls.json_calls,
+            head=calls.json_head,
         ),
     ),
     shows_special=True,
@@ -170,8 +184,9 @@ MISTRAL = OutputFormat(
             (literal("[TOOL_CALLS]", ahead=("[", "{")),),
             balanced=True,
             read=calls.json_calls,
+            head=calls.json_head,
         ),
-        Field("calls", (_NAMED,), balanced=True, read=calls.named_calls),
+        Field("calls", (_NAMED,), balanced=True, read=calls.named_calls, head=calls.named_head),
         _thought("[THINK]", "[/THINK]"),
     ),
     shows_special=True,
@@ -185,8 +200,16 @@ LLAMA = OutputFormat(
             (literal("<|python_tag|>", ahead=("{",)),),
             balanced=True,
             read=calls.json_calls,
+            head=calls.json_head,
         ),
-        Field("calls", _OBJECTS, keeps=True, balanced=True, read=calls.offered_json_calls),
+        Field(
+            "calls",
+            _OBJECTS,
+            keeps=True,
+            balanced=True,
+            read=calls.offered_json_calls,
+            head=calls.json_head,
+        ),
     ),
     drops=(literal(";", behind_call=True, ahead=("{",)),),
     shows_special=True,
@@ -224,11 +247,17 @@ _HEADERS = (
     replace(pattern(r"to=(?P<to>.*?)<\|message\|>"), at_start=True),
 )
 _ENDS = tuple(map(literal, ("<|end|>", "<|call|>", "<|return|>")))
+_HARMONY_CALLS: Mapping[str, Any] = {
+    "gives_way": True,
+    "read": calls.harmony_calls,
+    "head": calls.harmony_head,
+    "mend": mended_json,
+}
 HARMONY = OutputFormat(
     "harmony",
     (
-        Field("calls", _HEADERS[:2], _ENDS, _is_call, gives_way=True, read=calls.harmony_calls),
-        Field("calls", _HEADERS[2:], _ENDS, gives_way=True, read=calls.harmony_calls),
+        Field("calls", _HEADERS[:2], _ENDS, _is_call, **_HARMONY_CALLS),
+        Field("calls", _HEADERS[2:], _ENDS, **_HARMONY_CALLS),
         Field("reasoning", _HEADERS[:2], _ENDS, _is_for("analysis"), gives_way=True),
         # Calls where no tool was offered: of tools that the model believes to be built in.
         Field("hidden", _HEADERS[:2], _ENDS, _is_call, gives_way=True),

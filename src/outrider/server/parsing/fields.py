@@ -3,14 +3,14 @@ each is while it is written: text that is reported at once (Flow), and a field t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from outrider.server.events import Part
-from outrider.server.parsing.calls import ReadCalls
+from outrider.server.events import Part, ToolClose, ToolDelta
+from outrider.server.parsing.calls import ReadCalls, ReadHead
 from outrider.server.parsing.delimiter import Delimiter
-from outrider.server.parsing.json_text import JsonSpan
+from outrider.server.parsing.json_text import JsonSpan, is_object
 
 Kind: TypeAlias = Literal["text", "reasoning", "calls", "hidden", "other"]
 
@@ -24,7 +24,8 @@ class Field:
 
     For calls, `read` makes calls of the text, and `mend` corrects a text that ended but is no call.
     `goes_on` says of a text that a delimiter behind it is part of a value. A `balanced` field ends
-    with the JSON value in it."""
+    with the JSON value in it. With `head` the arguments of calls are reported while they are
+    written."""
 
     kind: Kind
     opens: tuple[Delimiter, ...]
@@ -34,6 +35,7 @@ class Field:
     keeps: bool = False
     strip: bool = True
     read: ReadCalls | None = None
+    head: ReadHead | None = None
     mend: Callable[[str], str] | None = None
     goes_on: Callable[[str], bool] | None = None
     balanced: bool = False
@@ -137,12 +139,89 @@ class Flow:
             self.parts.append(self.make(blanks))
 
 
+# The begin of a call that is longer than this is read when the call has ended.
+_MAX_HEAD = 1024
+
+
+@dataclass(slots=True)
+class Sending:
+    """Calls of a region whose arguments are reported while they are written. `open` reports the
+    name of one and gives its index; only `names` are reported. `at` is how far in the region's text
+    calls go, `broken` where arguments began that are no JSON object, `begun` says that there was a
+    call."""
+
+    read: ReadHead
+    groups: Mapping[str, str]
+    names: Container[str]
+    open: Callable[[str], int]
+    parts: list[Part]
+    at: int = 0
+    begun: bool = False
+    broken: int | None = None
+    _seen: int = 0
+    _start: int = 0
+    _index: int = 0
+    _head: str = ""
+    _is_over: bool = False
+    _span: JsonSpan | None = None
+    _pieces: list[str] = field(default_factory=list[str])
+
+    def add(self, text: str) -> None:
+        self._seen += len(text)
+        while text:
+            if self._span is None:
+                text = self._begin(text)
+                continue
+            piece, end = self._span.escape(text, 0)
+            self._send(piece)
+            if end is None:
+                return
+            text = text[end:]
+            self._close(self._seen - len(text))
+
+    def finish(self, *, mends: bool) -> None:
+        """The region ends. With `mends` it ended as calls do, so brackets may be missing."""
+        if self._span is None:
+            return
+        missing = "".join(reversed(self._span.open))
+        if mends and not self._span.quoted and is_object("".join(self._pieces) + missing):
+            self._send(missing)
+        self._close(self._seen)
+
+    def _begin(self, text: str) -> str:
+        """The arguments of the next call, as far as they came."""
+        if self._is_over:
+            return ""
+        self._head += text
+        found = self.read(self._head[:_MAX_HEAD], self.groups)
+        if found is None or found[0] not in self.names:
+            self._is_over = found is not None or len(self._head) >= _MAX_HEAD
+            return ""
+        name, at = found
+        begun, self._head = self._head[at:], ""
+        self._span, self._start = JsonSpan(), self._seen - len(begun)
+        self._index, self.begun = self.open(name), True
+        return begun
+
+    def _send(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self.parts.append(ToolDelta(self._index, piece))
+
+    def _close(self, at: int) -> None:
+        is_whole = is_object("".join(self._pieces))
+        self.broken = self.broken if is_whole else self._start
+        self.parts.append(ToolClose(self._index, is_whole))
+        self._pieces.clear()
+        self._span, self.at = None, at
+
+
 @dataclass(slots=True)
 class Region:
     """A field that is open: its text, unless that flows, and what stood before that. `outer` are
-    the thoughts amid which it opened. `span` finds the end of a balanced one. `passed` are the
-    begins and ends of delimiters that are part of its text. `calls` came amid these thoughts and
-    end them, unless more than blanks is `behind`: then they are what is thought about."""
+    the thoughts amid which it opened. `span` finds the end of a balanced one, `sending` reports its
+    calls early. `passed` are the begins and ends of delimiters that are part of its text. `calls`
+    came amid these thoughts and end them, unless more than blanks is `behind`: then they are what
+    is thought about."""
 
     given: Field
     opening: str
@@ -150,6 +229,7 @@ class Region:
     flow: Flow | None
     outer: Region | None = None
     span: JsonSpan | None = None
+    sending: Sending | None = None
     pieces: list[str] = field(default_factory=list[str])
     passed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -169,6 +249,8 @@ class Region:
             self.span.add(text)
         if self.flow is None:
             self.pieces.append(text)
+            if self.sending is not None:
+                self.sending.add(text)
         else:
             self.flow.add(text)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -55,8 +56,17 @@ def parse_json(text: str) -> Any:
     return value
 
 
+def is_object(text: str) -> bool:
+    """Whether a text is one object of JSON."""
+    try:
+        return isinstance(parse_json(text), Mapping)
+    except NOT_CALLS:
+        return False
+
+
 _PAIRS = {"{": "}", "[": "]"}
 _MARKS = re.compile(r'[\\"\[\]{}]')
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 @dataclass(slots=True)
@@ -76,10 +86,26 @@ class JsonSpan:
         """The end of the first object or list if `text[at:]` comes next; changes nothing."""
         return JsonSpan([*self.open], self.quoted, self.escaped)._scan(text, at)
 
-    def _scan(self, text: str, at: int) -> int | None:
-        while (mark := _MARKS.search(text, at)) is not None or self.escaped:
+    def escape(self, text: str, at: int) -> tuple[str, int | None]:
+        """`text[at:]`, up to the end of the first value, which is the second, with the control
+        characters in its strings escaped; goes on behind it."""
+        found: list[str] = []
+        while True:
+            control = _CONTROL.search(text, at)
+            stop = len(text) if control is None else control.start()
+            if (end := self._scan(text, at, stop)) is not None:
+                return "".join([*found, text[at:end]]), end
+            found.append(text[at:stop])
+            if control is None:
+                return "".join(found), None
+            is_raw = self.quoted and not self.escaped
+            found.append(json.dumps(control[0])[1:-1] if is_raw else control[0])
+            self.escaped, at = False, control.end()
+
+    def _scan(self, text: str, at: int, stop: int = sys.maxsize) -> int | None:
+        while (mark := _MARKS.search(text, at, stop)) is not None or self.escaped:
             if self.escaped:
-                if at == len(text):
+                if at >= min(stop, len(text)):
                     return None
                 self.escaped, at = False, at + 1
                 continue

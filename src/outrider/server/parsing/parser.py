@@ -2,7 +2,8 @@
 
 What is decided depends on characters alone, never on where a piece ends: the parser holds back what
 may still become a delimiter and reads on from there. The text of a call is kept until it ends, and
-shown as text if it is none.
+shown as text if it is none; where a name and JSON arguments have begun (fields.py, Sending) it is
+reported at once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from outrider.server.events import (
     ToolDelta,
     ToolOpen,
 )
-from outrider.server.parsing.calls import Schemas
+from outrider.server.parsing.calls import BEHIND_CALL, Schemas
 from outrider.server.parsing.delimiter import Delimiter, Match, Pending
-from outrider.server.parsing.fields import Field, Flow, OutputFormat, Region
+from outrider.server.parsing.fields import Field, Flow, OutputFormat, Region, Sending
 from outrider.server.parsing.json_text import NOT_CALLS, JsonSpan, before_begun
 
 
@@ -221,7 +222,10 @@ class FormatParser:
             flow = Flow(TextDelta, [], at_start=True)
         before = blanks if opened.keeps else blanks + delimiter
         span = JsonSpan() if opened.balanced else None
-        self._region = Region(opened, before, groups, flow, outer, span)
+        sending = None
+        if opened.head is not None and outer is None:
+            sending = Sending(opened.head, groups, self._schemas, self._begin, self._parts)
+        self._region = Region(opened, before, groups, flow, outer, span, sending)
         if opened.keeps:
             self._region.add(delimiter)
         self._watched_now = self._watched()
@@ -236,10 +240,30 @@ class FormatParser:
             region.flow.end(strip=region.given.strip)
             self._around.at_start = True
             self._report(region.calls)
+        elif region.sending is not None and region.sending.begun:
+            again = self._sent(region, region.sending, delimiter, mends=crossing is not None)
         elif not self._called(region, region.text, delimiter, mends=crossing is not None):
             again = self._not_called(region, delimiter, crossing)
         self._watched_now = self._watched()
         return again
+
+    def _sent(self, region: Region, sending: Sending, delimiter: str, *, mends: bool) -> str:
+        """End a region whose calls were reported while they were written; what must be read once
+        more."""
+        sending.finish(mends=mends and region.given.mend is not None)
+        text, broken, self._late = region.text, sending.broken, ()
+        self._around.at_start = self._is_behind_call = True
+        if broken is not None:
+            # A delimiter that seemed to be part of a value may have ended it.
+            for at, end in region.passed:
+                if at >= broken:
+                    return text[end:] + delimiter
+        rest = text[sending.at :]
+        if between := BEHIND_CALL.match(rest):
+            rest = rest[between.end() :]
+        if not rest or self._called(region, rest.rstrip(" \t\r\n]"), delimiter, mends=mends):
+            return ""
+        return rest + delimiter
 
     def _not_called(self, region: Region, delimiter: str, crossing: _Crossing | None) -> str:
         text, outer, again = region.text, region.outer, ""
@@ -294,11 +318,15 @@ class FormatParser:
     def _report(self, calls: Sequence[tuple[str, str]]) -> None:
         """Report calls, each a name and its arguments."""
         for name, arguments in calls:
-            index = self._num_calls
-            opened = ToolOpen(index, self._new_id(), name)
-            self._parts += [opened, ToolDelta(index, arguments), ToolClose(index)]
-            self._num_calls += 1
+            index = self._begin(name)
+            self._parts += [ToolDelta(index, arguments), ToolClose(index)]
             self._around.at_start = self._is_behind_call = True
+
+    def _begin(self, name: str) -> int:
+        """Report that a call begins; its index."""
+        self._parts.append(ToolOpen(self._num_calls, self._new_id(), name))
+        self._num_calls += 1
+        return self._num_calls - 1
 
 
 _CLOSES, _DROPS = Field("other", ()), Field("other", ())

@@ -81,10 +81,10 @@ def joined(parts: Sequence[Part]) -> list[tuple[str, ...]]:
                 new = ("open", str(index), call_id, name)
             case ToolDelta(index, arguments):
                 new = ("arguments", str(index), arguments)
-            case ToolClose(index):
-                new = ("close", str(index))
-        if found and new[0] == found[-1][0] and new[0] in ("text", "reasoning"):
-            new = (new[0], found.pop()[1] + new[1])
+            case ToolClose(index, whole):
+                new = ("close" if whole else "broken", str(index))
+        if found and new[0] in ("text", "reasoning", "arguments") and new[:-1] == found[-1][:-1]:
+            new = (*new[:-1], found.pop()[-1] + new[-1])
         found.append(new)
     return found
 
@@ -418,8 +418,8 @@ BROKEN = {
     "no json": (HERMES, "a\n<tool_call>{]</tool_call> b"),
     "no name": (HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
     "no object": (HERMES, '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
-    "no float": (HERMES, '<tool_call>{"name": "now", "arguments": {"a": 1e999}}</tool_call>'),
-    "not a number": (HERMES, '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>'),
+    "no float": (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'),
+    "not a number": (HERMES, '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
     "empty": (HERMES, "<tool_call></tool_call>"),
     "cut": (HERMES, '<tool_call>{"name": "now", "argum'),
     "deep": (HERMES, f"<tool_call>{'[' * 9999}</tool_call>"),
@@ -428,7 +428,6 @@ BROKEN = {
         QWEN_XML,
         "<tool_call><function=weather><parameter=city>a </tool_call> b",
     ),
-    "cut before a brace": (HERMES, f"<tool_call>{JSON[:-1]}"),
     "tags of no tool": (QWEN_XML, "see <function=foo> and </function>"),
     "an expression": (LFM, "<|tool_call_start|>[now(a=1+f())]<|tool_call_end|>"),
     "no text as key": (LFM, "<|tool_call_start|>[now(a={1: 2})]<|tool_call_end|>"),
@@ -436,7 +435,7 @@ BROKEN = {
     "no function": (QWEN_XML, "<tool_call>weather</tool_call>"),
     "no value": (GLM, "<tool_call>now<arg_key>a</arg_key></tool_call>"),
     "no arguments": (MISTRAL, "[TOOL_CALLS]now"),
-    "half an object": (HARMONY, "<|channel|>commentary to=functions.now<|message|>{"),
+    "a text for a tool": (HARMONY, "<|channel|>commentary to=functions.now<|message|>now"),
     "another channel": (HARMONY, "<|channel|>other<|message|>text"),
     "a long header": (HARMONY, "<|channel|>" + "x" * 300 + "<|message|>text"),
 }
@@ -446,6 +445,137 @@ BROKEN = {
 def test_what_is_no_call_is_text_to_the_letter(name: str) -> None:
     given, text = BROKEN[name]
     assert read(given, [text]) == [("text", text)]
+
+
+KIMI_CALL = "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{}"
+TO_NOW = "<|channel|>commentary to=functions.now<|message|>"
+# What comes before arguments and behind them.
+AROUND = {
+    "hermes": (HERMES, '<tool_call>\n{"name": "weather", "arguments": ', "}\n</tool_call>"),
+    "hermes with an id": (
+        HERMES,
+        '<tool_call>{"id": "a1", "type": "function", "name": "weather", "arguments": ',
+        ', "index": 0}</tool_call>',
+    ),
+    "nemotron": (NEMOTRON, '<TOOLCALL>[{"name": "weather", "arguments": ', "}]</TOOLCALL>"),
+    "granite": (GRANITE, '<|tool_call|>[{"name": "weather", "arguments": ', "}]"),
+    "llama": (LLAMA, '{"name": "weather", "parameters": ', "}"),
+    "llama by token": (LLAMA, '<|python_tag|>{"name": "weather", "parameters": ', "}"),
+    "mistral": (MISTRAL, '[TOOL_CALLS] [{"name": "weather", "arguments": ', "}]"),
+    "mistral by name": (MISTRAL, "[TOOL_CALLS]weather[ARGS]", ""),
+    "kimi": (KIMI, KIMI_CALL.format("weather", ""), "<|tool_call_end|>"),
+    "deepseek v3": (DEEPSEEK, f"{BEGIN}function{SEP}weather\n```json\n", f"\n```{END}"),
+    "deepseek v3.1": (DEEPSEEK, f"{BEGIN}weather{SEP}", END),
+    "harmony": (HARMONY, TO_NOW.replace("now", "weather"), "<|call|>"),
+    "harmony that names first": (
+        HARMONY,
+        " to=functions.weather<|channel|>commentary json<|message|>",
+        "<|call|>",
+    ),
+}
+# As models write them, and as they are sent: line ends in strings are escaped, nothing else.
+LONG = '{"city":"a\\"}{\\u00fc\nb", "days" : 2,\n "more": {"x": ["}", "]"]}}'
+SENT = '{"city":"a\\"}{\\u00fc\\nb", "days" : 2,\n "more": {"x": ["}", "]"]}}'
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_arguments_are_reported_while_they_are_written(name: str) -> None:
+    """Each character of them as soon as it is there, and the name before the first of them."""
+    given, before, behind = AROUND[name]
+    parser = FormatParser(given, SCHEMAS, new_id=lambda: "c1")
+    begun = [part for char in before for part in parser.feed(char)]
+    assert begun == []
+    opened = parser.feed(LONG[0])
+    assert opened == [ToolOpen(0, "c1", "weather"), ToolDelta(0, "{")]
+    sent = [part for char in LONG[1:-1] for part in parser.feed(char)]
+    assert (
+        "{" + "".join(part.arguments for part in sent if isinstance(part, ToolDelta)) == SENT[:-1]
+    )
+    assert len(sent) == len(LONG) - 2
+    assert parser.feed("}") == [ToolDelta(0, "}"), ToolClose(0)]
+    rest = [part for char in behind for part in parser.feed(char)]
+    assert [*rest, *parser.finish()] == []
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_arguments_that_are_cut_off_stay_as_they_were_sent(name: str) -> None:
+    given, before, _ = AROUND[name]
+    for text in (LONG[:-1], LONG[:9], '{"city": tru}'):
+        sent = text.replace("\nb", "\\nb")
+        wanted = [("open", "0", "c1", "weather"), ("arguments", "0", sent), ("broken", "0")]
+        assert read(given, [before + text]) == wanted
+        assert read(given, [*(before + text)]) == wanted
+
+
+MENDED = [name for name in AROUND if AROUND[name][2].endswith(">") and "```" not in AROUND[name][2]]
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_a_bracket_that_is_missing_is_sent_where_the_call_has_ended(name: str) -> None:
+    given, before, behind = AROUND[name]
+    cut, end = '{"city": "Zürich", "days": 2', behind[behind.rindex("<") :]
+    assert read(given, [f"{before}{cut}{end}So."]) == [*WEATHER, ("text", "So.")]
+    assert read(given, [*f"{before}{cut}{end}So."]) == [*WEATHER, ("text", "So.")]
+
+
+SENT_AND_MORE: dict[str, tuple[OutputFormat, str, list[tuple[str, ...]]]] = {
+    "a string without an end, and a call": (
+        HERMES,
+        '<tool_call>{"name": "now", "arguments": {"a": "b</tool_call>\n'
+        f"<tool_call>{JSON}</tool_call>",
+        [
+            ("open", "0", "c1", "now"),
+            ("arguments", "0", f'{{"a": "b</tool_call>\\n<tool_call>{JSON}</tool_call>'),
+            ("broken", "0"),
+            *WEATHER_AGAIN,
+        ],
+    ),
+    "a call without its end, and a call": (
+        HERMES,
+        f'<tool_call>{{"name": "now", "arguments": {{}}\n<tool_call>{JSON}</tool_call>',
+        [*call(0, "now"), *WEATHER_AGAIN],
+    ),
+    "arguments before a name": (
+        MISTRAL,
+        '[TOOL_CALLS][{"name": "now", "arguments": {}}, '
+        '{"arguments": {"city": "Zürich", "days": 2}, "name": "weather"}]',
+        [*call(0, "now"), *WEATHER_AGAIN],
+    ),
+    "a name that was not offered": (
+        HERMES,
+        f'<tool_call>{{"name": "f", "arguments": {{"a": 1}}}}\n{JSON}</tool_call>',
+        [*call(0, "f", a=1), *WEATHER_AGAIN],
+    ),
+    "arguments as a string": (
+        HERMES,
+        '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        call(0, "now", a=1),
+    ),
+    "text behind a call": (
+        HERMES,
+        '<tool_call>{"name": "now", "arguments": {}} So </tool_call>',
+        [*call(0, "now"), ("text", "So </tool_call>")],
+    ),
+    "no number": (
+        HERMES,
+        '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>',
+        [("open", "0", "c1", "now"), ("arguments", "0", '{"a": NaN}'), ("broken", "0")],
+    ),
+    "a call without its last brace at the end": (HERMES, f"<tool_call>{JSON[:-1]}", WEATHER),
+}
+
+
+@pytest.mark.parametrize("name", SENT_AND_MORE)
+def test_what_comes_with_arguments_that_were_sent_is_read(name: str) -> None:
+    given, text, parts = SENT_AND_MORE[name]
+    assert read(given, [text]) == parts
+    assert read(given, [*text]) == parts
+
+
+def test_a_call_amid_thoughts_waits_for_their_end() -> None:
+    parser = FormatParser(HERMES, SCHEMAS, begun=THINK)
+    assert parser.feed(f"<tool_call>{JSON}") == []
+    assert joined([*parser.feed("</tool_call>\n"), *parser.finish()])[0][0] == "open"
 
 
 def test_without_tools_nothing_is_a_call() -> None:
@@ -475,6 +605,7 @@ FRAGMENTS = [
     "<|tool_call_end|>", "<|tool_call>", "<tool_call|>", "<channel|>", "<|channel>thought\n", ";",
     '<minimax:tool_call><invoke name="now">', "</invoke>", "</minimax:tool_call>", "<TOOLCALL>[",
     f"<tool_call>{JSON}</tool_call>", "<tool_call>{", "<|tool_call|>",
+    '<tool_call>{"name": "now", "arguments": {', '"arguments": {"a": "', '[{"name": "now",', "},",
     "<arg_key>", BEGIN, SEP, END, '{"name": "now"}', " to=functions.now", "<|python_tag|>",
 ]  # fmt: skip
 TEXTS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=14).map(
@@ -500,6 +631,10 @@ def test_pieces_make_no_difference(
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read(given_format, pieces, prompt=prompt) == whole
     assert read(given_format, [*text], prompt=prompt) == whole
+    for opened, arguments, closed in zip(whole, whole[1:], whole[2:], strict=False):
+        if opened[0] == "open":
+            assert (arguments[0], arguments[1], closed[1]) == ("arguments", opened[1], opened[1])
+            assert closed[0] == "broken" or isinstance(json.loads(arguments[2]), dict)
 
 
 @settings(max_examples=150, deadline=None)
