@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -81,15 +81,15 @@ def test_arguments_are_streamed_while_they_are_written() -> None:
 
 
 @pytest.mark.parametrize(("rounds", "text"), [((), '{"a": '), (("x}}",), '{"a": x}')])
-@pytest.mark.parametrize(("reason", "told"), [("stop", "stop"), ("length", "length")])
+@pytest.mark.parametrize("reason", ["stop", "length"])
 def test_arguments_that_are_no_object_are_sent_with_a_warning(
-    rounds: tuple[str, ...], text: str, reason: str, told: str
+    rounds: tuple[str, ...], text: str, reason: Literal["stop", "length"]
 ) -> None:
     """They stay as they were sent, and `finish_reason` does not ask for the call."""
     engine = ToolPort(lambda _: (BEGUN, *rounds), reason=reason)
     found = ask(engine, PATH, HELLO).json()
     choice = found["choices"][0]
-    assert choice["finish_reason"] == told
+    assert choice["finish_reason"] == reason
     assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == [text]
     assert found["warnings"] == [CUT]
     streamed = ask(engine, PATH, HELLO | {"stream": True}).events[:-1]
