@@ -13,7 +13,7 @@ from outrider.api.memory_parts import Part, draft_room, target_room
 from outrider.api.memory_plan import fitted, table_of
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.collector import uncollected
+from outrider.core.collector import give_back, uncollected
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, KINDS
 from outrider.core.errors import CapacityError, CheckpointError, ConfigError, within_memory
@@ -30,7 +30,6 @@ from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Decoder, Room, SharedWeights
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
-from outrider.models.weight_files import give_back
 from outrider.verify.rules import rule_for
 
 # Bytes of text for a token at the most; what is beyond is not even read.

@@ -1,8 +1,10 @@
-"""Python's collector of garbage, held off while much is made that stays."""
+"""Memory that is not needed: Python's collector of garbage, and what the allocator keeps."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -18,3 +20,10 @@ def uncollected() -> Generator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def give_back() -> None:
+    """Let the operating system have what was freed; of glibc's allocator, which keeps it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

@@ -3,9 +3,7 @@ refused."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -135,13 +133,6 @@ def check_header(path: Path) -> None:
     if size > FileKind.HEADER.max_bytes:
         most = f"the {FileKind.HEADER.max_bytes} that {FileKind.HEADER.what} may have"
         raise OSError(errno.EFBIG, f"it would have a header of {size} bytes, more than {most}")
-
-
-def give_back() -> None:
-    """Let the operating system have what loading freed; of glibc's allocator, which keeps it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def damaged(path: Path, error: Exception) -> OutriderError:

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from outrider.core.collector import give_back
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
@@ -33,7 +34,6 @@ from outrider.models.weight_files import (
     StoredWeights,
     TensorFile,
     damaged,
-    give_back,
     open_safetensors,
     weight_files,
 )

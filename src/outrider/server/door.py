@@ -288,12 +288,15 @@ def _too_large(limits: Limits) -> ApiError:
 def _bounded(receive: Receive, limits: Limits) -> Receive:
     """`receive`, that raises ApiError for a body that is too long, or comes too slowly."""
     loop = asyncio.get_running_loop()
-    deadline, num_bytes, is_read = loop.time() + limits.body_seconds, 0, False
+    num_bytes, is_read = 0, False
+    # It begins when the server is ready to read.
+    deadline: float | None = None
 
     async def bounded() -> Message:
-        nonlocal num_bytes, is_read
+        nonlocal num_bytes, is_read, deadline
         if is_read:
             return await receive()
+        deadline = deadline or loop.time() + limits.body_seconds
         try:
             async with asyncio.timeout_at(deadline):
                 message = await receive()

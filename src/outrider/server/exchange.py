@@ -122,7 +122,7 @@ def api_route(
     """POST `path`."""
 
     async def answer(request: Request) -> Response:
-        body, warnings = await read(kind, request)
+        body, warnings = await read(kind, request, site)
         asked = site.of(body.model)
         check(body)
         warnings += asked_in_vain(body)

@@ -53,7 +53,7 @@ def message_routes(site: Site) -> list[Route]:
         return EventedWriter(exchange, events, partial(open_message, exchange))
 
     async def count(request: Request) -> Response:
-        body, _ = await read(MessageBody, request)
+        body, _ = await read(MessageBody, request, site)
         asked = site.of(body.model)
         _refuse(body)
 

@@ -8,12 +8,14 @@ alone cannot shut others out; twice as many as there are is the most.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from outrider.core.collector import give_back
 from outrider.server.errors import ASK_AGAIN, ApiError
 
 
@@ -27,6 +29,8 @@ class Place:
     num_completions: int = 0
 
 
+# When the last bodies are freed; to give back takes milliseconds.
+_FREED_SECONDS = 1.0
 # Of the request that the present task answers.
 _PLACE: ContextVar[Place | None] = ContextVar("outrider_place", default=None)
 
@@ -90,6 +94,66 @@ class Places:
                 code="overloaded",
                 retry_after=ASK_AGAIN,
             )
+
+
+@dataclass(slots=True)
+class Bodies:
+    """Memory of bodies that are being read, `most` bytes at once, half of them of one key."""
+
+    most: int = 64 << 20
+    taken: Counter[str] = field(default_factory=Counter[str])
+    """Bytes by key."""
+    _waiting: dict[asyncio.Future[None], tuple[str, int]] = field(
+        default_factory=dict[asyncio.Future[None], tuple[str, int]]
+    )
+    _num_freed: int = 0
+
+    @asynccontextmanager
+    async def hold(self, key: str, num_bytes: int, seconds: float) -> AsyncGenerator[None]:
+        """Raises ApiError where there is no memory within `seconds`."""
+        if self._fits(key, num_bytes):
+            self.taken[key] += num_bytes
+        else:
+            await self._turn(key, num_bytes, seconds)
+        try:
+            yield
+        finally:
+            self._release(key, num_bytes)
+
+    def _fits(self, key: str, num_bytes: int) -> bool:
+        most_of_key = self.most // 2 if key else self.most
+        if self.taken[key] + num_bytes > most_of_key:
+            return False
+        return self.taken.total() + num_bytes <= self.most
+
+    async def _turn(self, key: str, num_bytes: int, seconds: float) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = key, num_bytes
+        try:
+            async with asyncio.timeout(seconds):
+                await turn
+        except BaseException as error:
+            if self._waiting.pop(turn, None) is None:
+                self._release(key, num_bytes)
+            if not isinstance(error, TimeoutError):
+                raise
+            words = "bodies of other requests have the memory for them. Ask again later."
+            raise ApiError(503, words, code="overloaded", retry_after=ASK_AGAIN) from None
+
+    def _release(self, key: str, num_bytes: int) -> None:
+        self.taken[key] -= num_bytes
+        if not self.taken[key]:
+            del self.taken[key]
+        for turn, (other, num) in list(self._waiting.items()):
+            if not turn.done() and self._fits(other, num):
+                del self._waiting[turn]
+                self.taken[other] += num
+                turn.set_result(None)
+        self._num_freed += num_bytes
+        if not self.taken and self._num_freed >= self.most // 2:
+            self._num_freed = 0
+            loop = asyncio.get_running_loop()
+            loop.call_later(_FREED_SECONDS, loop.run_in_executor, None, give_back)
 
 
 def _too_many(told: str) -> ApiError:

@@ -78,7 +78,7 @@ def response_routes(site: Site) -> list[Route]:
         return EventedWriter(exchange, events, partial(open_response, exchange, events.record))
 
     async def count(request: Request) -> Response:
-        body, _ = await read(ResponseBody, request)
+        body, _ = await read(ResponseBody, request, site)
         asked = site.of(body.model)
         _refuse(body)
 

@@ -25,6 +25,8 @@ from outrider.server.site import Site
 
 _LOG = logging.getLogger(__name__)
 _HEADER_MILLISECONDS = 10_000
+# Of each connection, in which headers must fit.
+_BUFFER_BYTES = 64 << 10
 _LAST_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 1.0
 _THREADS_SECONDS = 0.3
@@ -90,7 +92,9 @@ def _granian(app: ASGIApp, address: Address) -> Granian:
         http=HTTPModes.http1,
         websockets=False,
         backlog=1024,
-        http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS),
+        http1_settings=HTTP1Settings(
+            header_read_timeout=_HEADER_MILLISECONDS, max_buffer_size=_BUFFER_BYTES
+        ),
         log_enabled=False,
         log_level=LogLevels.error,
         ssl_cert=address.certificate,

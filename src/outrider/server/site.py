@@ -21,7 +21,7 @@ from outrider.core.fields import default_of
 from outrider.core.params import ADVISED, SamplingParams
 from outrider.server.errors import ApiError
 from outrider.server.events import Usage
-from outrider.server.places import Places
+from outrider.server.places import Bodies, Places
 from outrider.server.port import EnginePort, EngineRequest
 
 # Drafters that draft from what any request said or wrote.
@@ -90,6 +90,7 @@ class Traffic:
     hurried: bool = False
     """Whether those are not waited for either."""
     places: Places = field(default_factory=Places)
+    bodies: Bodies = field(default_factory=Bodies)
     num_alarms: int = 0
     """Audits that found another text."""
 
@@ -163,6 +164,10 @@ class Site:
             raise ApiError(503, "the server is ending.", code="ending", retry_after=5)
         with traffic.places.place(key, limits.most_running, limits.most_of_a_key):
             yield
+
+    def body(self, key: str, num_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Memory for a body while it is read. Raises ApiError where there is none."""
+        return self.traffic.bodies.hold(key, num_bytes, self.limits.body_seconds)
 
     def default(self, name: str) -> object:
         """Of a sampling parameter that a request leaves out: the owner's choice, else what the

@@ -54,12 +54,12 @@ def model_routes(site: Site) -> list[Route]:
         return json_response(model_record(asked, asked.name))
 
     async def tokenize(request: Request) -> Response:
-        body, _ = await read(TokenizeBody, request)
+        body, _ = await read(TokenizeBody, request, site)
         asked = site.of(body.model)
         return Reply(asked, request, lambda: _tokenized(asked, body))
 
     async def detokenize(request: Request) -> Response:
-        body, _ = await read(DetokenizeBody, request)
+        body, _ = await read(DetokenizeBody, request, site)
         asked = site.of(body.model)
         return Reply(asked, request, lambda: _detokenized(asked, body.tokens))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import AsyncExitStack, suppress
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar, cast, get_args
@@ -13,10 +14,13 @@ from starlette.responses import Response
 
 from outrider.core.fields import shown
 from outrider.server.errors import ApiError
+from outrider.server.site import Site, key_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 # Of a body: how deep its lists and objects may be within each other.
 MOST_DEPTH = 64
+# So much of a body waits for no memory.
+FREE_BYTES = 64 << 10
 # What is not text costs the event loop up to a hundred times as much as text of as many bytes.
 MOST_LISTS, MOST_STRINGS, MOST_VALUES = 10_000, 60_000, 500_000
 MOST_WARNINGS = 16
@@ -51,14 +55,36 @@ def encode(value: object) -> bytes:
     return data
 
 
-async def read(kind: type[T], request: Request) -> tuple[T, list[str]]:
-    """The body as a `kind`, and a warning for each key that a `kind` has not. Raises ApiError."""
+async def read(kind: type[T], request: Request, site: Site) -> tuple[T, list[str]]:
+    """The body as a `kind`, and a warning for each key that a `kind` has not. It is read in one of
+    the request's places, and a long one once there is memory for it. Raises ApiError."""
     try:
-        body = await request.body()
+        with site.place(key_of(request)):
+            return await _read(kind, request, site)
     except ClientDisconnect:
         # Its client may have left, or have written lengths that are none.
         raise ApiError(400, "the body breaks off.", code="bad_body") from None
-    return parsed(kind, body)
+    except ApiError as error:
+        if error.status in (429, 503):
+            # A client that still writes would not hear of it.
+            with suppress(ApiError, ClientDisconnect):
+                async for _ in request.stream():
+                    pass
+        raise
+
+
+async def _read(kind: type[T], request: Request, site: Site) -> tuple[T, list[str]]:
+    key, pieces, num_bytes = key_of(request), list[bytes](), 0
+    length = int(request.headers.get("content-length", 0))
+    async with AsyncExitStack() as memory:
+        if length > FREE_BYTES:
+            await memory.enter_async_context(site.body(key, length))
+        async for piece in request.stream():
+            pieces.append(piece)
+            if num_bytes <= FREE_BYTES < num_bytes + len(piece) and not length:
+                await memory.enter_async_context(site.body(key, site.limits.body_bytes))
+            num_bytes += len(piece)
+        return parsed(kind, b"".join(pieces))
 
 
 def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
