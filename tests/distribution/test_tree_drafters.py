@@ -80,6 +80,8 @@ class AtOnce:
 ROUNDED = 1e-6
 
 
+# Each rule, depth and filter once: other trees have the rest of the product below.
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("params", FILTERS, ids=["temperature", "top-k", "top-p", "min-p"])
 @pytest.mark.parametrize("depth", [1, 2])

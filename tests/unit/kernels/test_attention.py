@@ -68,6 +68,8 @@ def oracle(case: Pass, kind: AttentionKind | None = None) -> Tensor:
     return torch.stack(rows)
 
 
+# Any two of implementation, dtype and heads meet, here and below; other products are `deep`.
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_a_row_does_not_depend_on_the_pass(name: str, dtype: torch.dtype, heads: Heads) -> None:
     kernels = kernels_named(name, dtype)
@@ -87,6 +89,7 @@ def test_only_named_slots_are_read(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(run(kernels, case.rows([row]).poisoned())[0], whole_NO[row])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_page_placement_changes_nothing(name: str, dtype: torch.dtype, heads: Heads) -> None:
     """Nor whether pages lie in a row, for any kind of layer."""
@@ -178,6 +181,7 @@ class Gathered(TorchDispatchMode):
         return isinstance(x, Tensor) and x.untyped_storage().data_ptr() == self._arena
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("seed", [0, None])
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_is_copied(name: str, dtype: torch.dtype, alone: bool, seed: int | None) -> None:

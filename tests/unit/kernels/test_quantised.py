@@ -86,6 +86,8 @@ class Case:
         assert torch.equal(added_NO, expected_sum_NO)
 
 
+# Any two of shape, implementation and scheme meet, here and below; the product is `deep`.
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", ["native-1", "native-2"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -150,6 +152,7 @@ def test_plain_arithmetic_gives_the_bits_of_the_fast_instructions(scheme: str) -
         case.check(randn(num_rows, 1100))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
