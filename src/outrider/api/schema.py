@@ -56,6 +56,9 @@ _ANNOTATIONS = frozenset({"type", "title", "description", "$comment", "examples"
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 # Look-around and references to groups, which the library's expressions do not have.
 _LOOKS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9])")
+# White space of ECMA-262: with U+FEFF and without U+0085, as the library's own is not.
+_WHITE = r"\t-\r \xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF]"
+_SPACES = {r"\s": f"[{_WHITE}", r"\S": f"[^{_WHITE}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +140,14 @@ class _Walk:
                 f"{self.called}: the $ref {str(schema['$ref'])[:100]!r} leads back to itself.",
                 hint="let it refer to a schema that says what the value is",
             )
+        if _never(schema):
+            return {"enum": []}
+        # An `if` alone still says what was evaluated.
+        _name_evaluated(schema)
         if "if" in schema and "then" not in schema and "else" not in schema:
             del schema["if"]
         for name in (*_PARTS, *_NAMES):
             schema.pop(name, None)
-        if _never(schema):
-            return {"enum": []}
-        _name_evaluated(schema)
         self._name_properties(schema)
         for key in [key for key in schema if key in _UNFOLLOWED]:
             if schema.pop(key) not in _UNFOLLOWED[key]:
@@ -154,7 +158,8 @@ class _Walk:
             inner = f"{path}.{key}".lstrip(".")
             if key in _BY_NAME and isinstance(value, Mapping):
                 parts = cast("Object", value).items()
-                found[key] = {name: self._any(part, f"{inner}.{name}") for name, part in parts}
+                read = _pattern if key == "patternProperties" else str
+                found[key] = {read(name): self._any(p, f"{inner}.{name}") for name, p in parts}
             else:
                 found[key] = value if key in _DATA else self._any(value, inner)
         choices = found.get("oneOf")
@@ -195,6 +200,8 @@ class _Walk:
         if isinstance(written, str) and _LOOKS.search(written) and not self.strict:
             self._unfollowed(path, "pattern")
             del schema["pattern"]
+        elif isinstance(written, str):
+            schema["pattern"] = _pattern(written)
 
     def _name_properties(self, schema: dict[str, object]) -> None:
         """`propertyNames` that lists names, or is a pattern, says which properties there are."""
@@ -222,6 +229,11 @@ class _Walk:
             schema["patternProperties"] = {str(said["pattern"]): more}
             schema["additionalProperties"] = False
             del schema["propertyNames"]
+
+
+def _pattern(written: str) -> str:
+    """An expression of ECMA-262 for the library, which takes classes within classes."""
+    return re.sub(r"(?s)\\.", lambda found: _SPACES.get(found[0], found[0]), written)
 
 
 def _types_of(schema: Object) -> list[str]:

@@ -95,6 +95,8 @@ UNFOLLOWED: list[dict[str, Any]] = [
     {"dependentSchemas": {"a": {}}},
     {"dependencies": {"a": ["b"]}},
     {"unevaluatedProperties": False, "allOf": [{"properties": {"a": {}}}]},
+    {"unevaluatedProperties": False, "if": {"properties": {"a": {}}}},
+    {"unevaluatedItems": False, "if": {"prefixItems": [{}]}},
     {"$dynamicRef": "#x"},
     {"$recursiveRef": "#"},
 ]
@@ -122,6 +124,18 @@ def test_a_pattern_that_looks_around_is_left_out() -> None:
         assert (found, len(notes)) == (STRINGS, 1)
     for pattern in (r"^(?:a|b)$", r"\(?=", r"(?P<a>b)", r"\\1"):
         assert loose({"pattern": pattern}) == ({"pattern": pattern}, ())
+
+
+def test_white_space_of_a_pattern_is_that_of_the_standard() -> None:
+    """Within classes too; a backslash that is escaped begins nothing."""
+    white, black = (str(loose({"pattern": escape})[0]["pattern"]) for escape in (r"\s", r"\S"))
+    assert black == f"[^{white[1:]}"
+    assert r"\uFEFF" in white
+    found, _ = loose({"pattern": r"\\s[^a\s]\\\S", "patternProperties": {r"^\s": STRINGS}})
+    assert found == {
+        "pattern": rf"\\s[^a{white}]\\{black}",
+        "patternProperties": {f"^{white}": STRINGS},
+    }
 
 
 def test_what_is_data_stays() -> None:

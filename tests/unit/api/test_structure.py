@@ -282,3 +282,22 @@ def test_what_is_wrong_is_said(grammars: Grammars, options: dict[str, Any], told
     with pytest.raises(ConfigError, match=told) as caught:
         grammars.of(cast("StructureOptions", options))
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"^\s$", "\ufeff\xa0\u2029 ", "\x85\u180e\u200ba"),
+        (r"^\S$", "\x85\u180e\u200ba", "\ufeff\xa0\u2029 "),
+        (r"^[a\s]$", "\ufeffa ", "\x85b"),
+        (r"^[^a\s]$", "\x85b", "\ufeffa "),
+        (r"^[^a\S]$", "\ufeff ", "\x85ab"),
+    ],
+)
+def test_white_space_in_patterns_is_that_of_ecma_262(
+    grammars: Grammars, pattern: str, right: str, wrong: str
+) -> None:
+    options: StructureOptions = {"schema": {"type": "string", "pattern": pattern}}
+    for letter in right + wrong:
+        text = json.dumps(letter, ensure_ascii=False)
+        assert accepts(grammars, options, text) == (letter in right), hex(ord(letter))
