@@ -1,20 +1,22 @@
-"""Ctrl-C at every line that a short run passes: told once, and the LLM is as it was before.
+"""Signals at every line that a short run passes: told once, and the LLM is as it was before.
 
-Every line of `api`, `engine` and `sched`, and of what defers the signal, is a point. A stride of
-them is in the gate, all are with `-m deep`.
+Ctrl-C, and an alarm whose handler raises an Exception. Every line of `api`, `engine`, `sched`,
+`cache` and of what defers signals is a point. A stride of them is in the gate, all are with
+`-m deep`.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
@@ -29,11 +31,30 @@ from outrider.core import interrupts
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
 ROOT = Path(outrider.__file__).parent
-WATCHED = tuple(str(ROOT / place) for place in ("api/", "engine/", "sched/", "core/interrupts.py"))
+PLACES = ("api/", "engine/", "sched/", "cache/", "core/interrupts.py")
+WATCHED = tuple(str(ROOT / place) for place in PLACES)
 PROMPTS = ("def f(x):", "for i in range(", "import os, sys")
 PARAMS = SamplingParams(max_tokens=6)
 SCHEDULES = ("single", "pd", "pdv", "ssd")
 STRIDE = 43
+
+
+class AlarmError(Exception):
+    """Raised by the program's handler of SIGALRM, as the timeouts of tests are."""
+
+
+def ring(_number: int, _frame: FrameType | None) -> None:
+    raise AlarmError
+
+
+@pytest.fixture
+def alarmed() -> Iterator[None]:
+    """SIGALRM raises."""
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert signal.getsignal(signal.SIGALRM) is ring
+    signal.signal(signal.SIGALRM, before)
 
 
 @dataclass
@@ -43,6 +64,7 @@ class Tracer:
 
     at: int = -1
     presses: int = 1
+    number: int = signal.SIGINT
     seen: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     where: tuple[str, int] | None = None
 
@@ -58,7 +80,7 @@ class Tracer:
             if len(self.seen) == self.at:
                 self.where = place
                 for _ in range(self.presses):
-                    signal.raise_signal(signal.SIGINT)
+                    signal.raise_signal(self.number)
         return self.line
 
 
@@ -131,23 +153,29 @@ def settle(llm: LLM) -> None:
         llm.advance()
 
 
-def sweep(llm: LLM, run: Callable[[LLM], None], stride: int, presses: int = 1) -> tuple[int, int]:
+def sweep(
+    llm: LLM,
+    run: Callable[[LLM], None],
+    stride: int,
+    presses: int = 1,
+    number: int = signal.SIGINT,
+) -> tuple[int, int]:
     """How many points were tried, and how many interrupts were told."""
     canary = llm.generate(PROMPTS[0], PARAMS)[0].text
     settle(llm)
     free, tried, told, at = llm.free_tokens, 0, 0, 1
-    handler = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(number)
     while True:
-        tracer = Tracer(at, presses)
+        tracer = Tracer(at, presses, number)
         try:
             with traced(tracer):
                 run(llm)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, AlarmError):
             told += 1
         if tracer.where is None:
             return tried, told
         tried += 1
-        assert signal.getsignal(signal.SIGINT) is handler, tracer.where
+        assert signal.getsignal(number) is handler, tracer.where
         settle(llm)
         assert not llm.has_work, tracer.where
         assert llm.free_tokens == free, tracer.where
@@ -181,13 +209,37 @@ def test_a_second_interrupt_anywhere_leaves_it_so_too(
     assert told == tried
 
 
-@pytest.mark.deep
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("presses", [1, 2])
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
-def test_an_interrupt_at_each_line_leaves_the_llm_as_it_was(
-    llm: LLM, run: Callable[[LLM], None], record_testsuite_property: Callable[[str, object], None]
+def test_an_alarm_anywhere_leaves_the_llm_as_it_was(
+    llm: LLM,
+    run: Callable[[LLM], None],
+    presses: int,
+    alarmed: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tried, told = sweep(llm, run, 1)
-    what = f"{llm.config.schedule} {run.__name__}"
+    del alarmed
+    if presses == 2:
+        monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    tried, told = sweep(llm, run, STRIDE, presses, signal.SIGALRM)
+    assert tried > 5
+    assert told == tried
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_a_signal_at_each_line_leaves_the_llm_as_it_was(
+    llm: LLM,
+    run: Callable[[LLM], None],
+    number: signal.Signals,
+    alarmed: None,
+    record_testsuite_property: Callable[[str, object], None],
+) -> None:
+    del alarmed
+    tried, told = sweep(llm, run, 1, number=number)
+    what = f"{llm.config.schedule} {run.__name__} {number.name}"
     record_testsuite_property(what, f"{tried} points, {told} told")
     assert tried > 100
     assert told == tried
@@ -227,6 +279,59 @@ def test_a_second_interrupt_ends_a_callback_that_hangs(monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS[0], PARAMS, allowed=hanging)
     assert monotonic() < began + 30
+    assert llm.generate(PROMPTS[0], PARAMS)[0].text == wanted
+    assert llm.free_tokens == free
+
+
+def test_alarms_at_random_moments_leave_the_llm_as_it_was(alarmed: None) -> None:
+    """Each ends the call that it rings in, or the next one, and no request of others."""
+    del alarmed
+    llm, moments, num_rung = LLM(config=EngineConfig(k=2, batch_size=2)), random.Random(8), 0
+    free, wanted = llm.free_tokens, [one.text for one in llm.generate(PROMPTS[:2], PARAMS)]
+    for trial in range(36):
+        ticket = llm.submit(PROMPTS[1], PARAMS) if trial % 3 == 2 else None
+        signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-4, 1.5e-2), 1e-2)
+        for _ in range(3):
+            try:
+                if trial % 3 == 0:
+                    llm.generate(PROMPTS[:2], PARAMS)
+                elif trial % 3 == 1:
+                    list(llm.stream(PROMPTS[0], PARAMS))
+                else:
+                    llm.advance()
+            except AlarmError:
+                num_rung += 1
+        with suppress(AlarmError):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if ticket is not None:
+            while not ticket.done:
+                llm.advance()
+            assert ticket.result().text == wanted[1]
+        assert llm.generate(PROMPTS[0], PARAMS)[0].text == wanted[0]
+        settle(llm)
+        assert llm.free_tokens == free
+    assert num_rung > 5
+
+
+def test_an_alarm_that_rings_once_ends_a_callback_that_hangs(
+    alarmed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes every Exception for its own, too."""
+    del alarmed
+    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.05)
+    llm, began = LLM(), monotonic()
+    free, wanted = llm.free_tokens, llm.generate(PROMPTS[0], PARAMS)[0].text
+
+    def hanging(_: object) -> None:
+        while monotonic() < began + 60:
+            with suppress(Exception):
+                sleep(60)
+
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    with pytest.raises(AlarmError):
+        llm.generate(PROMPTS[0], PARAMS, allowed=hanging)
+    assert monotonic() < began + 30
+    assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
     assert llm.generate(PROMPTS[0], PARAMS)[0].text == wanted
     assert llm.free_tokens == free
 

@@ -15,7 +15,6 @@ Shapes:  L = layers of an arena, G = KV heads, S = slots, D = head size, N = pac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from threading import RLock
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from outrider.cache.frames import Frames
 from outrider.cache.pages import ArenaSize, Columns, PagePool, PageTable
 from outrider.cache.sequence_pages import GROWTH, NOTHING_SEEN, SequencePages
 from outrider.core.errors import ContractError
+from outrider.core.interrupts import WholeLock
 from outrider.core.protocols import StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
@@ -86,7 +86,7 @@ class PagedKV:
         self._window = spec.window if self._local_layers else self.reach
         self._device = device
         self._sequences: dict[int, SequencePages] = {}
-        self._lock = RLock()
+        self._lock = WholeLock()
 
     def open(self, seq_id: int, tokens: Sequence[int], salt: str = "") -> int:
         if seq_id in self._sequences:

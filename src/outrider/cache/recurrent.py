@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from threading import RLock
 from typing import Generic, TypeVar
 
 from outrider.core.errors import CapacityError, ContractError
+from outrider.core.interrupts import WholeLock
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import StateCell
@@ -37,7 +37,7 @@ class CellPool(Generic[Cell]):
         self.cells: list[Cell] = []
         self._holders: list[int] = []
         self._free: list[int] = []
-        self._lock = RLock()
+        self._lock = WholeLock()
         if at_once:
             self.release(self.take(capacity))
 
@@ -109,7 +109,7 @@ class Checkpoints:
         self._pool = pool
         self.capacity = capacity
         self._cells: OrderedDict[Beginning, int] = OrderedDict()
-        self._lock = RLock()
+        self._lock = WholeLock()
 
     @property
     def held(self) -> list[int]:

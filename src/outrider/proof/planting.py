@@ -9,14 +9,14 @@ Ctrl-C waits until they are. Nothing else may run in the process meanwhile.
 from __future__ import annotations
 
 import inspect
-import signal
-import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
+
+from outrider.core.interrupts import deferred
 
 
 class CannotPlantError(Exception):
@@ -37,7 +37,7 @@ class Mutant:
 def planted(mutant: Mutant) -> Generator[None]:
     """Run the block with the bug in. Raises CannotPlantError, with nothing changed."""
     changes = _changes(mutant)
-    with _interrupts_held():
+    with deferred():
         try:
             for function, _, mutated in changes:
                 function.__code__ = mutated
@@ -100,24 +100,3 @@ def _function(member: Any) -> FunctionType | None:
     if isinstance(member, staticmethod | classmethod):
         return _function(cast(Any, member).__func__)
     return member if isinstance(member, FunctionType) else None
-
-
-@contextmanager
-def _interrupts_held() -> Generator[None]:
-    """Ctrl-C within the block is raised after it. Other threads than the main one get none."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        del frame
-        held.append(number)
-
-    before = signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-        if held:
-            signal.raise_signal(signal.SIGINT)
