@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from outrider.server.parsing.json_text import json_values, lax_json, listed, parse_json
+from outrider.server.parsing.json_text import is_object, json_values, lax_json, listed, parse_json
 
 # The schemas of the arguments of each tool that was offered.
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -22,12 +22,17 @@ DEEPSEEK_TOKEN = "<\uff5ctool\u2581{}\uff5c>"
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """With a `text` the arguments are that: no object, or not the whole of it."""
+
     name: str
     arguments: Mapping[str, Any]
+    text: str | None = None
 
     @property
     def json(self) -> str:
         """The arguments; what UTF-8 cannot hold is escaped."""
+        if self.text is not None:
+            return self.text
         text = json.dumps(self.arguments, ensure_ascii=False)
         try:
             text.encode()
@@ -107,9 +112,15 @@ def _object_head(name: str, text: str) -> tuple[str, int] | None:
 
 
 def named_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-    """Arguments behind the group `name`: Mistral's newer form, Kimi-K2's."""
-    del schemas
-    return [call_of({"name": _name(groups), "arguments": parse_json(body)})]
+    """Arguments behind the group `name`: Mistral's newer form, Kimi-K2's. A number instead of the
+    name is of the one tool that has these arguments."""
+    call = call_of({"name": _name(groups), "arguments": parse_json(body)})
+    if call.name.isdigit():
+        fits = [name for name, types in schemas.items() if call.arguments.keys() <= types.keys()]
+        if len(fits) != 1:
+            raise ValueError("a number that is no tool's")
+        return [Call(fits[0], call.arguments)]
+    return [call]
 
 
 def named_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | None:
@@ -148,8 +159,9 @@ def deepseek_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | Non
 
 def harmony_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
     """gpt-oss: the header names the function, the message is its arguments."""
-    del schemas
     name = _addressee(groups)
+    if name in schemas and body.strip() and not is_object(body):
+        return [Call(name, {}, body.strip())]
     return [call_of({"name": name, "arguments": parse_json(body) if body.strip() else {}})]
 
 

@@ -191,7 +191,7 @@ _STORED = re.compile("\x01([0-9]{1,9})\x02")
 
 def typed(text: str, schema: object) -> Any:
     """The value that `text` stands for where its schema wants something else than text."""
-    for name in dict.fromkeys(_types(schema)):
+    for name in dict.fromkeys(schema_types(schema)):
         value = _read_as(text.strip(), name)
         if value is not _NONE:
             return value
@@ -230,13 +230,13 @@ def _read_as(text: str, name: str) -> object:
     return value if isinstance(value, _WANTED.get(name, ())) and not is_flag else _NONE
 
 
-def _types(schema: object) -> Iterator[str]:
+def schema_types(schema: object) -> Iterator[str]:
     """The types that a schema names, those of its alternatives too."""
     entry = mapping(schema)
     yield from (one for one in listed(entry.get("type")) if isinstance(one, str))
     for name in ("anyOf", "oneOf"):
         for choice in listed(entry.get(name)):
-            yield from _types({"type": mapping(choice).get("type")})
+            yield from schema_types({"type": mapping(choice).get("type")})
     if entry.get("nullable"):
         yield "null"
 
@@ -249,7 +249,7 @@ def python_value(node: ast.expr) -> Any:
     match node:
         case ast.Name(id=name) if name in _PYTHON_NAMES:
             return _PYTHON_NAMES[name]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
+        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
             return [python_value(item) for item in items]
         case ast.Dict(keys=keys, values=values):
             pairs = zip(keys, values, strict=True)

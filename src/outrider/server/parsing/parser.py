@@ -23,7 +23,7 @@ from outrider.server.events import (
 from outrider.server.parsing.calls import BEHIND_CALL, Schemas
 from outrider.server.parsing.delimiter import Delimiter, Match, Pending
 from outrider.server.parsing.fields import Field, Flow, OutputFormat, Region, Sending
-from outrider.server.parsing.json_text import NOT_CALLS, JsonSpan, before_begun
+from outrider.server.parsing.json_text import NOT_CALLS, JsonSpan, before_begun, is_object
 
 
 def new_call_id() -> str:
@@ -319,7 +319,7 @@ class FormatParser:
         """Report calls, each a name and its arguments."""
         for name, arguments in calls:
             index = self._begin(name)
-            self._parts += [ToolDelta(index, arguments), ToolClose(index)]
+            self._parts += [ToolDelta(index, arguments), ToolClose(index, is_object(arguments))]
             self._around.at_start = self._is_behind_call = True
 
     def _begin(self, name: str) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.server.parsing.calls import Call, Schemas, call_of, json_calls, offered
-from outrider.server.parsing.json_text import python_value, typed
+from outrider.server.parsing.json_text import mapping, python_value, schema_types, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,19 @@ class Tags:
             types, values = schemas.get(name, {}), dict[str, Any]()
             while (key := re.compile(self.key).match(body, at)) is not None:
                 text, at = self._value(body, key.end(), types)
-                says = key.groupdict().get("text")
-                schema = _TYPES_BY_MARK[says] if says else types.get(key[1].strip())
+                schema = types.get(key[1].strip())
+                match key.groupdict().get("text"):
+                    case "true" if "string" in (names := set(schema_types(schema))) or not names:
+                        schema = None
+                    case "false" if schema is None:
+                        schema = _ANY_BUT_TEXT
+                    case _:
+                        pass
                 values[key[1].strip()] = typed(text, schema)
             if not body.startswith(self.function_end, at):
                 raise ValueError("a function without an end")
             at = _behind_blanks(body, at + len(self.function_end))
-            found.append(Call(name, values))
+            found.append(Call(name, _unwrapped(values, types)))
         return found
 
     def offered_calls(self, body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
@@ -81,10 +87,7 @@ class Tags:
         return text, behind
 
 
-_TYPES_BY_MARK: Mapping[str, Mapping[str, Any]] = {
-    "true": {},
-    "false": {"type": ["null", "boolean", "number", "array", "object"]},
-}
+_ANY_BUT_TEXT = {"type": ["null", "boolean", "number", "array", "object"]}
 QWEN_TAGS = Tags(
     r"<function=([^<>\n]{1,256})>",
     "</function>",
@@ -104,6 +107,16 @@ DSML_TAGS = Tags(
     r'<\uff5cDSML\uff5cparameter name="([^"\n]{1,256})" string="(?P<text>true|false)">',
     "</\uff5cDSML\uff5cparameter>",
 )
+
+
+def _unwrapped(values: dict[str, Any], types: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments that a model wrote as one object, under a name that the tool has not."""
+    name = next(iter(values), "")
+    if len(values) != 1 or name not in ("arguments", "input", "parameters") or name in types:
+        return values
+    given = values[name]
+    inner = mapping(typed(given, {"type": "object"}) if isinstance(given, str) else given)
+    return inner if inner and inner.keys() <= types.keys() else values
 
 
 def _behind_blanks(text: str, at: int) -> int:
@@ -127,7 +140,7 @@ def glm_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Ca
         value = body[key.end() : end.start()]
         found[key[1].strip()] = typed(value, types.get(key[1].strip()))
         at = end.end()
-    return [Call(name, found)]
+    return [Call(name, _unwrapped(found, types))]
 
 
 _GLM_KEY = re.compile(r"<arg_key>([^<]{1,256})</arg_key>\s*<arg_value>")
@@ -143,21 +156,53 @@ def python_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list
     """Calls as Python writes them, in a list or alone: LFM2. Or what `json_calls` reads."""
     if body.lstrip().startswith(("[{", "{")):
         return json_calls(body, groups, schemas)
-    source = _BAD_ESCAPE.sub(r"\\\\", _LINE_IN_STRING.sub(_escaped_lines, body.strip()))
-    try:
-        value = ast.parse(source, mode="eval").body
-    except (SyntaxError, MemoryError) as error:
-        raise ValueError("no calls of Python's") from error
+    value = _parsed(body.strip()) or _parsed(_requoted(body.strip()))
+    if value is None:
+        raise ValueError("no calls of Python's")
     nodes = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
     return [_python_call(node, schemas) for node in nodes]
 
 
-_BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\(?![\\'\"abfnrtvxuN0-7\n])")
-_LINE_IN_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+def _parsed(source: str) -> ast.expr | None:
+    try:
+        return ast.parse(_STRING.sub(_plain, source), mode="eval").body
+    except (SyntaxError, MemoryError, ValueError):
+        return None
 
 
-def _escaped_lines(found: re.Match[str]) -> str:
-    return found[0].replace("\r", "\\r").replace("\n", "\\n")
+def _plain(found: re.Match[str]) -> str:
+    """A string as Python has it, a number without zeros at its begin."""
+    quote, text = found["quote"], found[0]
+    if quote is None:
+        return ""
+    text = _BAD_ESCAPE.sub(r"\\\\", text)
+    return _CONTROL.sub(lambda char: f"\\x{ord(char[0]):02x}", text)
+
+
+_STRING = re.compile(
+    r"""(?P<quote>['"])(?:(?!(?P=quote))[^\\]|\\.)*(?P=quote)|(?<![\w.])0+(?=\d+(?![\w.]))""",
+    re.DOTALL,
+)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\(?![\\'\"abfnrtvxuN0-7])")
+
+
+def _requoted(source: str) -> str:
+    """Calls in whose strings the same quotes stand as they are: a string ends where another
+    argument follows, or another call, or none."""
+    pieces, at = list[str](), 0
+    while (begun := _BEGIN.search(source, at)) is not None:
+        end = re.compile(begun[1] + _FOLLOWS).search(source, begun.end())
+        if end is None:
+            break
+        inner = re.sub(rf"(?<!\\){begun[1]}", rf"\\{begun[1]}", source[begun.end() : end.start()])
+        pieces += [source[at : begun.end()], inner, begun[1]]
+        at = end.end()
+    return "".join([*pieces, source[at:]])
+
+
+_BEGIN = re.compile(r"=\s*(['\"])")
+_FOLLOWS = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w.]+\(|\]?\s*\Z)))"
 
 
 def _python_call(node: ast.expr, schemas: Schemas) -> Call:

@@ -435,7 +435,7 @@ BROKEN = {
     "no function": (QWEN_XML, "<tool_call>weather</tool_call>"),
     "no value": (GLM, "<tool_call>now<arg_key>a</arg_key></tool_call>"),
     "no arguments": (MISTRAL, "[TOOL_CALLS]now"),
-    "a text for a tool": (HARMONY, "<|channel|>commentary to=functions.now<|message|>now"),
+    "a text for no tool": (HARMONY, "<|channel|>commentary to=functions.f<|message|>now"),
     "another channel": (HARMONY, "<|channel|>other<|message|>text"),
     "a long header": (HARMONY, "<|channel|>" + "x" * 300 + "<|message|>text"),
 }
