@@ -91,12 +91,33 @@ static void test_template_output_peg_parsers(bool debug) {
             .expect_tool_calls({ { "now", R"({"a": 1})", {} } })
             .run();
     }
+    {
+        auto tst = peg_tester("models/templates/three.jinja", debug);
+        tst.test("<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": ")
+            .tools({ now_tool })
+            .is_partial(true)
+            .expect_tool_calls({ { "now", "{\"a\": ", {} } })
+            .run();
+        common_chat_msg begun; begun.role = "assistant"; begun.content = "So ";
+        tst.test("it is.")
+            .messages({ { "user", "hi", {}, {}, "", "", "" }, begun })
+            .continue_final_message(COMMON_CHAT_CONTINUATION_CONTENT)
+            .expect_content("So it is.")
+            .run();
+        tst.test("it is.")
+            .messages({ { "user", "hi", {}, {}, "", "", "" }, begun })
+            .continue_final_message(COMMON_CHAT_CONTINUATION_REASONING)
+            .expect_content("So it is.")
+            .run();
+    }
 }
 """
 
 
 def test_chat_cases_are_read_from_their_source() -> None:
-    one, two = chat.cases(CHAT)
+    one, two, cut, *more = chat.cases(CHAT)
+    assert cut.text == '<tool_call>{"name": "now", "arguments": {"a": '
+    assert [case.given["messages"][1]["content"] for case in more] == ["So ", "So "]
     assert (one.template, one.text) == ("models/templates/one.jinja", "ab\n")
     assert one.given == {"expect_content": "ab\n", "run": None}
     assert (two.template, two.text) == ("models/templates/two.jinja", '<think>so</think>x"é')
@@ -107,7 +128,10 @@ def test_chat_cases_are_read_from_their_source() -> None:
 
 
 def test_chat_cases_are_counted(tmp_path: Path) -> None:
-    for name, text in (("one", "{{ tools }}"), ("two", "{{ tools }} </think>")):
+    said = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    three = f"{{{{ tools }}}} <tool_call> arguments {said}"
+    templates = (("one", "{{ tools }}"), ("two", "{{ tools }} </think>"), ("three", three))
+    for name, text in templates:
         path = tmp_path / "models" / "templates" / f"{name}.jinja"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -115,5 +139,5 @@ def test_chat_cases_are_counted(tmp_path: Path) -> None:
     (tmp_path / "tests" / "test-chat.cpp").write_text(CHAT)
     (suite,) = chat.suites(tmp_path)
     record = suite.record()
-    # The second calls, which is a family that is not read.
-    assert [record[key] for key in ("right", "wrong", "refused")] == [1, 0, 1]
+    # The second calls, which is a family that is not read; the last goes on amid thoughts.
+    assert [record[key] for key in ("right", "wrong", "refused")] == [3, 0, 2]
