@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -27,6 +28,10 @@ _LOG = logging.getLogger(__name__)
 _HEADER_MILLISECONDS = 10_000
 # Of each connection, in which headers must fit.
 _BUFFER_BYTES = 64 << 10
+# An idle one takes about 3 kB and is closed after 10 seconds.
+_MOST_CONNECTIONS = 16_384
+# Files besides those of connections: the engine's pipes, models, libraries.
+_OTHER_FILES = 256
 _LAST_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 1.0
 _THREADS_SECONDS = 0.3
@@ -92,6 +97,7 @@ def _granian(app: ASGIApp, address: Address) -> Granian:
         http=HTTPModes.http1,
         websockets=False,
         backlog=1024,
+        backpressure=most_connections(),
         http1_settings=HTTP1Settings(
             header_read_timeout=_HEADER_MILLISECONDS, max_buffer_size=_BUFFER_BYTES
         ),
@@ -102,6 +108,20 @@ def _granian(app: ASGIApp, address: Address) -> Granian:
     )
     server.workers_kill_timeout = int(_LAST_SECONDS)
     return server
+
+
+def most_connections() -> int:
+    """Connections that may be open at once. As many files are allowed for them as can be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_CONNECTIONS + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if 0 <= soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    files = min(soft, wanted) if soft >= 0 else wanted
+    return max(files // 2, files - _OTHER_FILES)
 
 
 def _signals(site: Site) -> asyncio.Event:

@@ -258,9 +258,14 @@ def test_proxies_let_streams_and_bodies_through() -> None:
     caddy, limits = text("Caddyfile"), Limits()
     assert f"max_size {limits.body_bytes >> 20}MiB" in caddy
     assert "flush_interval -1" in caddy
+    for words in ("read_header 10s", f"read_body {limits.body_seconds:g}s"):
+        assert words in caddy
     for nginx in map(text, ("nginx.conf", "nginx-replicas.conf")):
         assert f"client_max_body_size {limits.body_bytes >> 20}m;" in nginx
         assert "proxy_buffering off;" in nginx
+        assert f"client_body_timeout {limits.body_seconds:g}s;" in nginx
+        zone = re.findall(r"limit_conn_zone \$binary_remote_addr zone=(\w+):\d+m;", nginx)
+        assert f"limit_conn {zone[0]} " in nginx
         assert "proxy_set_header Host $host;" in nginx
         hours = int(re.findall(r"proxy_read_timeout (\d+)h;", nginx)[0])
         assert hours * 3600 > limits.ping_seconds
