@@ -264,15 +264,20 @@ def _fetch_large(model: HubModel, file: HubFile, report: Report) -> None:
             part.unlink()
         with part.open("ab") as stream:
             bar = ByteBar(model.name, report, file.num_bytes - stream.tell())
-            http_get(
-                hf_hub_url(model.name.repo, file.name, revision=model.commit),
-                stream,
-                resume_size=stream.tell(),
-                headers=build_hf_headers(),
-                expected_size=file.num_bytes,
-                displayed_filename=file.name,
-                _tqdm_bar=cast("Any", bar),
-            )
+            try:
+                http_get(
+                    hf_hub_url(model.name.repo, file.name, revision=model.commit),
+                    stream,
+                    resume_size=stream.tell(),
+                    headers=build_hf_headers(),
+                    expected_size=file.num_bytes,
+                    displayed_filename=file.name,
+                    _tqdm_bar=cast("Any", bar),
+                )
+            except CheckpointError:
+                # More came than was announced: none of it can be trusted.
+                part.unlink()
+                raise
         if _sha256(part) != file.blob:
             part.unlink()
             raise CheckpointError(

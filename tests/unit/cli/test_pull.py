@@ -260,6 +260,7 @@ def test_no_more_is_written_than_was_announced(outrider: Command, hub: Hub, name
     shown = outrider("models", "pull", "org/m", *ALONE)
     assert (shown.code, shown.out) == (3, "")
     assert "bytes that it announced" in shown.err
+    assert not list(hub.cache.rglob("*.incomplete"))
     held = [path for path in hub.cache.rglob("*") if path.is_file() and not path.is_symlink()]
     assert sum(path.stat().st_size for path in held) < hub_server.MUCH // 8
     hub.server.longer.clear()
