@@ -1,4 +1,4 @@
-"""Writes requirements.lock and bill-of-materials.json: `.venv/bin/python scripts/lock.py`.
+"""Writes the two locks and bill-of-materials.json: `.venv/bin/python scripts/lock.py`.
 
 Needs uv on the path (`pip install uv`) and the package index. Run it when pyproject.toml asks for
 something else, or with `--upgrade` for newer versions; then run scripts/setup and it again, for the
@@ -8,6 +8,9 @@ The lock has one version of each package a Python and platform, and the SHA-256 
 the index has of it: what `scripts/setup` installs. PyTorch comes from the index that fits the
 machine, which has files of its own for one version, so it is pinned by version alone; the CUDA
 libraries that some of its builds ask for come with it.
+
+requirements-extras.lock has the same of what the extras ask for that development does not need:
+`pip install --require-hashes -r requirements.lock -r requirements-extras.lock` has all of them.
 
 The bill of materials is CycloneDX 1.6, with the licence that each package declares.
 """
@@ -29,6 +32,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
+EXTRAS_LOCK = ROOT / "requirements-extras.lock"
+EXTRAS = ("data", "otel", "cluster")
 BILL = ROOT / "bill-of-materials.json"
 DEVELOPMENT = "# For development"
 HEADER = """\
@@ -36,6 +41,10 @@ HEADER = """\
 # Python 3.11 to 3.13 on all platforms. Written by scripts/lock.py; do not edit.
 # PyTorch comes from the index that fits the machine, so it is pinned by version alone:
 # torch=={}
+"""
+EXTRAS_HEADER = """\
+# What the extras data, otel and cluster need besides requirements.lock, in the same form.
+# Written by scripts/lock.py; do not edit.
 """
 # With PyTorch; the packages of development have a Triton, to interpret its kernels without a GPU.
 APART = re.compile(r"torch|nvidia-.*|cuda-.*")
@@ -102,18 +111,22 @@ def compiled(uv: str, *words: str) -> list[Entry]:
     return [e for e in parse(result.stdout) if "== 'emscripten'" not in e.marker]
 
 
-def resolved(uv: str, *, upgrade: bool) -> tuple[list[Entry], list[Entry]]:
-    """What use needs, and what development needs."""
+def resolved(uv: str, *, upgrade: bool) -> tuple[list[Entry], list[Entry], list[Entry]]:
+    """What use needs, what development needs, and what all extras need besides."""
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder) / "pins.txt"
-        kept = parse(LOCK.read_text()) if LOCK.exists() and not upgrade else []
+        kept = [] if upgrade else [e for lock in LOCKS for e in parse(lock.read_text())]
         pins.write_text("".join(f"{e.name}=={e.version} ; {e.marker or _ALWAYS}\n" for e in kept))
         all_of_it = compiled(uv, "--extra", "dev", "--constraint", str(pins))
         pins.write_text("".join(entry.text() for entry in all_of_it))
         base = compiled(uv, "--constraint", str(pins))
-    return base, all_of_it
+        extras = [word for extra in EXTRAS for word in ("--extra", extra)]
+        more = compiled(uv, "--extra", "dev", *extras, "--constraint", str(pins))
+    names = {entry.name for entry in all_of_it}
+    return base, all_of_it, [entry for entry in more if entry.name not in names]
 
 
+LOCKS = [lock for lock in (LOCK, EXTRAS_LOCK) if lock.exists()]
 _ALWAYS = "python_version >= '3.11'"
 
 
@@ -174,13 +187,15 @@ def bill(base: Iterable[Entry], development: Iterable[Entry]) -> Mapping[str, ob
 
 def main() -> None:
     uv = shutil.which("uv") or sys.exit("uv is not on the path: pip install uv")
-    base, every = resolved(uv, upgrade="--upgrade" in sys.argv[1:])
+    base, every, extras = resolved(uv, upgrade="--upgrade" in sys.argv[1:])
     (torch,) = (entry for entry in base if entry.name == "torch")
     base = [entry for entry in base if not APART_IN_USE.fullmatch(entry.name)]
     development = [e for e in every if e not in base and not APART.fullmatch(e.name)]
     parts = [HEADER.format(torch.version), *(entry.text() for entry in base)]
     parts += [DEVELOPMENT + "\n", *(entry.text() for entry in development)]
     LOCK.write_text("".join(parts))
+    extras = [entry for entry in extras if not APART.fullmatch(entry.name)]
+    EXTRAS_LOCK.write_text("".join([EXTRAS_HEADER, *(entry.text() for entry in extras)]))
     BILL.write_text(json.dumps(bill([*base, torch], development), indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""requirements.lock has by hash all that pyproject.toml asks for, and so has the bill of materials.
+"""The locks have by hash all that pyproject.toml asks for, and so has the bill of materials.
 
 Both are written by scripts/lock.py. scripts/setup installs the part before DEVELOPMENT for use, and
 all of it for work.
@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "requirements.lock").read_text("utf-8")
 DEVELOPMENT = "# For development\n"
+EXTRAS = (ROOT / "requirements-extras.lock").read_text("utf-8")
 USE, WORK = TEXT.split(DEVELOPMENT)
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 ENTRY = re.compile(r"([a-z0-9-]+)==(\S+?)(?: ; (.+?))?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)")
@@ -48,11 +49,12 @@ def asked(requirements: list[str]) -> Iterator[Requirement]:
             yield wanted
 
 
-def test_every_line_is_a_pinned_package_with_hashes_or_a_note() -> None:
-    rest = ENTRY.sub("", TEXT)
+@pytest.mark.parametrize("text", [TEXT, EXTRAS], ids=["work", "extras"])
+def test_every_line_is_a_pinned_package_with_hashes_or_a_note(text: str) -> None:
+    rest = ENTRY.sub("", text)
     assert [line for line in rest.splitlines() if line and not line.startswith("#")] == []
     # Nothing of where it was made: an address, an option, a path.
-    assert re.findall(r"://|--(?!hash=)|[ \n]/", TEXT) == []
+    assert re.findall(r"://|--(?!hash=)|[ \n]/", text) == []
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
@@ -72,6 +74,10 @@ def test_it_has_one_fitting_version_of_all_that_is_asked_for(
     wishes = [
         (asked(PROJECT["dependencies"]), entries(USE)),
         (asked(PROJECT["optional-dependencies"]["dev"]), entries(TEXT)),
+        *(
+            (asked(one), entries(TEXT + EXTRAS))
+            for one in PROJECT["optional-dependencies"].values()
+        ),
     ]
     for wanted, locked in wishes:
         for one in wanted:
@@ -93,7 +99,13 @@ def test_pytorch_is_pinned_by_version_and_comes_by_itself() -> None:
     assert [name for name in entries(TEXT) if APART.fullmatch(name)] == []
 
 
-@pytest.mark.parametrize("part", [USE, TEXT], ids=["use", "work"])
+def test_extras_repeat_nothing() -> None:
+    """Both locks are installed together."""
+    assert entries(EXTRAS).keys() & entries(TEXT).keys() == set()
+    assert {"ray", "pyarrow", "opentelemetry-exporter-otlp-proto-http"} <= entries(EXTRAS).keys()
+
+
+@pytest.mark.parametrize("part", [USE, TEXT, TEXT + EXTRAS], ids=["use", "work", "extras"])
 def test_it_has_what_its_packages_need_here(part: str) -> None:
     """It is installed as it is, without looking for dependencies."""
     locked = entries(part)

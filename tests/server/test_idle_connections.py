@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +16,23 @@ from outrider.server import run
 # More than a server holds whose bound is the length of its queue.
 NUM_IDLE = 1_200
 _FILES = resource.RLIMIT_NOFILE
+
+
+def allow(
+    monkeypatch: pytest.MonkeyPatch,
+    limits: tuple[int, int],
+    change: Callable[[tuple[int, int]], None],
+) -> None:
+    """So many files, the soft and the hard limit; `change` hears of new ones."""
+
+    def get(_: int) -> tuple[int, int]:
+        return limits
+
+    def set_to(_: int, both: tuple[int, int]) -> None:
+        change(both)
+
+    monkeypatch.setattr(resource, "getrlimit", get)
+    monkeypatch.setattr(resource, "setrlimit", set_to)
 
 
 class StartedPort(ScriptedPort):
@@ -68,16 +86,14 @@ def test_as_many_connections_are_held_as_files_are_allowed(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, most: int, asked_for: int | None
 ) -> None:
     changed: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, both: changed.append(both))
+    allow(monkeypatch, (soft, hard), changed.append)
     assert run.most_connections() == most
     assert changed == ([] if asked_for is None else [(asked_for, hard)])
 
 
 def test_a_limit_that_may_not_be_raised_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: int, __: tuple[int, int]) -> None:
+    def refuse(_: tuple[int, int]) -> None:
         raise ValueError("not allowed to raise maximum limit")
 
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    monkeypatch.setattr(resource, "setrlimit", refuse)
+    allow(monkeypatch, (1024, 4096), refuse)
     assert run.most_connections() == 768
