@@ -89,3 +89,25 @@ def test_mistakes_are_errors_of_their_kind(client):
     assert caught.value.body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**given(model="nobody/nothing"))
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Os\nlo"}}\n</tool_call>'
+
+
+def test_an_input_is_streamed_while_it_is_written(scripted):
+    server = scripted(("CUT", CALL[: CALL.index("\nlo")]), ("", CALL))
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    asked = {"model": server.model, "max_tokens": 99, "tools": [TOOL]}
+    with client.messages.stream(**asked, messages=ASK) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    assert len(pieces) > 2
+    assert "".join(pieces) == '{"town": "Os\\nlo"}'
+    assert final.content[0].input == {"town": "Os\nlo"}
+    assert final.stop_reason == "tool_use"
+    cut = [{"role": "user", "content": "CUT"}]
+    with client.messages.stream(**asked, messages=cut) as stream:
+        assert stream.get_final_message().stop_reason == "end_turn"
+    whole = client.messages.create(**asked, messages=cut)
+    assert whole.stop_reason == "end_turn"
+    assert whole.content[0].input == {"arguments": '{"town": "Os'}

@@ -172,3 +172,34 @@ def test_mistakes_are_errors_of_their_kind(client):
         assert caught.value.code == "context_length_exceeded"
     with pytest.raises((openai.UnprocessableEntityError, openai.BadRequestError)):
         client.post("/chat/completions", body={"messages": 3}, cast_to=object)
+
+
+def test_arguments_are_streamed_while_they_are_written(scripted):
+    arguments = '{"text": "a\n\\"b\\" </tool_call>"}'
+    call = f'<tool_call>\n{{"name": "write", "arguments": {arguments}}}\n</tool_call>'
+    sent = arguments.replace("\n", "\\n")
+    server = scripted(("CUT", call[: call.index(arguments) + 18]), ("", call))
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    function = {"name": "write", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    for said, wanted, reason in (("x", sent, "tool_calls"), ("CUT", sent[:19], "stop")):
+        asked = {"model": server.model, "messages": [{"role": "user", "content": said}]}
+        with client.chat.completions.stream(**asked, tools=tools) as stream:
+            pieces = [
+                event.arguments_delta
+                for event in stream
+                if event.type == "tool_calls.function.arguments.delta"
+            ]
+            choice = stream.get_final_completion().choices[0]
+        assert len(pieces) > 2
+        assert "".join(pieces) == wanted
+        assert choice.message.tool_calls[0].function.arguments == wanted
+        assert choice.finish_reason == reason
+        whole = client.chat.completions.create(**asked, tools=tools).choices[0]
+        assert whole.message.tool_calls[0].function.arguments == wanted
+        kind, flat = "response.function_call_arguments.delta", [{"type": "function", **function}]
+        with client.responses.stream(model=server.model, input=said, tools=flat) as stream:
+            pieces = [event.delta for event in stream if event.type == kind]
+            item = stream.get_final_response().output[0]
+        assert "".join(pieces) == item.arguments == wanted
+        assert item.status == ("completed" if said == "x" else "incomplete")
