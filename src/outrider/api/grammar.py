@@ -28,7 +28,14 @@ from outrider.api.memory import ProcessGauge
 from outrider.api.structure import StructureOptions, chosen, grammar_text
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.draft import common_prefix
-from outrider.core.errors import CheckpointError, ConfigError, MachineError, words_of
+from outrider.core.errors import (
+    CheckpointError,
+    ConfigError,
+    MachineError,
+    out_of_memory,
+    require_spare,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -50,6 +57,8 @@ _READING_SECONDS, _TRIAL_SECONDS = 0.25, 20.0
 # least (freed memory is taken again, so growth tells too little), and how many refusals are
 # remembered.
 _KEPT_BYTES, _BYTES_PER_BYTE, _NUM_REFUSED = 64 << 20, 300, 256
+# Addresses that the library takes while it reads a vocabulary.
+_VOCABULARY_BYTES, _TOKEN_BYTES = 64 << 20, 1 << 10
 _JSON = ("schema", "json")
 _HINTS = {
     "schema": "docs/structured.md lists what a schema may use",
@@ -92,6 +101,8 @@ class Grammars:
         try:
             import_module("llguidance")
         except ImportError as error:
+            if (ended := out_of_memory(error, "loading llguidance")) is not None:
+                raise ended from error
             raise MachineError(
                 f"structured output needs the package llguidance: {words_of(error)}.",
                 hint="pip install llguidance",
@@ -185,6 +196,7 @@ class Grammars:
         slices = LLTokenizer.json_slices() if is_json else LLTokenizer.general_slices()
         if is_json in self._vocabularies:
             return self._vocabularies[is_json]
+        require_spare(_VOCABULARY_BYTES + _TOKEN_BYTES * self._vocab_size)
         try:
             made = LLTokenizer(
                 self._tokenizer.to_json(),

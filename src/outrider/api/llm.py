@@ -23,7 +23,7 @@ from outrider.api.turns import OfOneProcess, Turns
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.constraint import AllowedTokens
-from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.errors import ConfigError, OutriderError, within_memory
 from outrider.core.fields import size
 from outrider.core.interrupts import deferred, deliver
 from outrider.core.options import EngineOptions
@@ -53,6 +53,7 @@ class LLM(OfOneProcess):
     interrupted call asked for; it can be used again. As a context manager it closes itself.
     """
 
+    @within_memory("loading")
     def __init__(
         self,
         model: str | Path = EMBEDDED,
@@ -203,8 +204,7 @@ class LLM(OfOneProcess):
 
         A prompt is text, or ids as a list, an array or a tensor; rows of ids are prompts. `params`
         are one for all or one for each. A prompt that cannot be run has a result with its `error`,
-        beside those of the others; where none can be run, or there is one alone, the first error is
-        raised.
+        beside those of the others; where none can be run, the first error is raised.
         """
         batch = several_prompts(prompts)
         each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]

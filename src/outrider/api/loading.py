@@ -126,7 +126,6 @@ def check_names(**named: object) -> None:
 
 
 @uncollected()
-@within_memory("loading")
 def load_pair(
     model: str, draft: str | None, config: EngineConfig, *, weights_of: LoadedPair | None = None
 ) -> LoadedPair:

@@ -12,7 +12,13 @@ from typing import Any
 from outrider.api.chat_messages import checked_messages, checked_tools, checked_variables
 from outrider.api.prompts import ChatIds, Message
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.errors import ConfigError, OutriderError, PromptTooLongError, foreign
+from outrider.core.errors import (
+    ConfigError,
+    OutriderError,
+    PromptTooLongError,
+    foreign,
+    require_spare,
+)
 from outrider.core.fields import BYTES_PER_TOKEN, MESSAGES
 from outrider.core.interrupts import breakable
 
@@ -99,7 +105,8 @@ class PromptReader:
 
     def check_size(self, *texts: str) -> None:
         """Raises PromptTooLongError for more text than is worth tokenising: no window could hold
-        it."""
+        it. Raises OSError where memory ends."""
+        require_spare()
         size = self.size_beyond(*texts)
         if size:
             most = BYTES_PER_TOKEN.most

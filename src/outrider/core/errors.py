@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import errno
+import resource
 from collections.abc import Generator, Iterable
 from contextlib import ContextDecorator, contextmanager
+from mmap import mmap
 from typing import TypeVar
 
 from outrider.core.interrupts import is_interrupt
@@ -25,6 +27,9 @@ _NO_MEMORY = (
     "failed to map segment",
     "can't start new thread",
 )
+_ADDRESS_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+# Scratch of kernels, texts of a tokenizer and a round's lists grow by less at a time.
+_SPARE_BYTES = 2 << 20
 _LESS_MEMORY = (
     "lower --batch-size, --arena-tokens or --context, try --quantise int8, or a smaller model"
 )
@@ -88,6 +93,13 @@ def within_memory(doing: str, *, parts: str = "") -> Generator[None]:
         if ended is None:
             raise
         raise ended from error
+
+
+def require_spare(num_bytes: int = _SPARE_BYTES) -> None:
+    """Raises OSError (ENOMEM) where addresses are limited and so many bytes of them are not left:
+    kernels, and libraries in Rust, end the process where they get no memory."""
+    if any(resource.getrlimit(one)[0] != resource.RLIM_INFINITY for one in _ADDRESS_LIMITS):
+        mmap(-1, num_bytes).close()
 
 
 def _says_no_memory(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from outrider.core.budget import JobTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome
-from outrider.core.errors import ordinary
+from outrider.core.errors import ordinary, require_spare
 from outrider.core.interrupts import breakable, is_interrupt
 from outrider.core.protocols import AheadRow, DraftAhead
 from outrider.engine.drafting import Proposals, guarded_ahead
@@ -141,6 +141,7 @@ class LaneRunner:
     stages: Stages
 
     def __call__(self, task: LaneTask) -> LaneWork:
+        require_spare()
         kind = task.job.kind
         if kind is JobKind.AHEAD:
             drafter = cast("DraftAhead", self.stages.drafter)
