@@ -55,7 +55,8 @@ class Letters:
 
 class ScriptedPort:
     """`answer` gives the rounds of a request, each the text that it brings; `error` is raised after
-    them. `pause`, where a test sets one, is waited for before each round."""
+    them. `thoughts` are what a result says of thoughts. `pause`, where a test sets one, is waited
+    for before each round."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class ScriptedPort:
         self.chats: list[ChatPrompt] = []
         self.streams: list[ScriptedStream] = []
         self.pause: asyncio.Event | None = None
+        self.thoughts: tuple[int | None, bool | None] = (None, None)
 
     @property
     def card(self) -> EngineCard:
@@ -152,6 +154,8 @@ class ScriptedStream:
             seed=self._request.params.seed,
             prediction_tokens=(3, 3) if self._request.params.prediction else None,
             prompt_logprobs=self._of_prompt(),
+            thought_tokens=self._port.thoughts[0],
+            thoughts_cut=self._port.thoughts[1],
         )
 
     def _of_prompt(self) -> tuple[TokenLogprobs | None, ...]:

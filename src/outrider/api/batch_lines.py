@@ -35,7 +35,11 @@ _URLS: Mapping[str, Kind] = {
 }
 _SAMPLING = tuple(item.name for item in fields(SamplingParams))
 # Of OpenAI's bodies: names of their own for settings, and what is no setting.
-_RENAMED = {"max_completion_tokens": "max_tokens"}
+_RENAMED = {
+    "max_completion_tokens": "max_tokens",
+    "thinking_budget_tokens": "thinking_budget",
+    "thinking_token_budget": "thinking_budget",
+}
 _UNREAD = frozenset((
     "prompt", "messages", "id", "custom_id", "model", "user", "metadata", "store", "service_tier",
     "stream_options", "safety_identifier", "prompt_cache_key",

@@ -9,7 +9,9 @@ odd ones are read as far as possible, with a note; a mistake elsewhere raises Co
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from outrider.core.errors import ConfigError
@@ -216,3 +218,56 @@ def _object(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected an object, got {shown(value)}.")
     return dict(cast("Mapping[str, Any]", value))
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Thoughts of a family, between `begin` and `end`, which open an answer or may come `anywhere`.
+    `closing` is how such a model goes on to its answer."""
+
+    begin: str
+    end: str
+    closing: str
+    anywhere: bool = False
+
+
+THINK = Thinking("<think>", "</think>", "\n</think>\n\n")
+SEED = Thinking("<seed:think>", "</seed:think>", "</seed:think>")
+MISTRAL = Thinking("[THINK]", "[/THINK]", "[/THINK]")
+GEMMA = Thinking("<|channel>thought", "<channel|>", "<channel|>", anywhere=True)
+_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+HARMONY = Thinking("<|channel|>analysis<|message|>", "<|end|>", _FINAL, anywhere=True)
+# By what chat templates have of them.
+THINKING_SIGNS = (
+    (HARMONY, ("<|channel|>", "<|message|>")),
+    (SEED, (SEED.end,)),
+    (GEMMA, (GEMMA.end,)),
+    (MISTRAL, (MISTRAL.end,)),
+    (THINK, (THINK.end,)),
+)
+
+# Variables of templates that switch thoughts, and how each is known in a source.
+_SWITCHES = {
+    "enable_thinking": re.compile(r"\benable_thinking\b"),
+    "thinking": re.compile(
+        r"\bif (?:not )?thinking\b(?![.\[(])|(?<![\w.'\"])thinking *\| *default"
+    ),
+}
+
+
+def switched(source: str, variables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Variables as the template `source` names them, and notes on what it cannot do: its own switch
+    in the role of `enable_thinking`, which `reasoning_effort` "none" sets to false."""
+    found = dict(variables)
+    own = next((name for name, use in _SWITCHES.items() if use.search(source)), None)
+    if own == "thinking" and "enable_thinking" in found:
+        found = {own: found.pop("enable_thinking"), **found}
+    if found.get("reasoning_effort") != "none":
+        return found, ()
+    if own is not None:
+        found.setdefault(own, False)
+    if "reasoning_effort" in source and re.search("""['"]none['"]""", source):
+        return found, ()
+    del found["reasoning_effort"]
+    why = "the chat template cannot switch thoughts off; a thinking budget of 0 ends them at once"
+    return found, () if own is not None else (f"reasoning_effort 'none': {why}",)

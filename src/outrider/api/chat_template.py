@@ -24,7 +24,13 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from outrider.api.chat_forms import forms, left_out
-from outrider.api.chat_messages import ChatOptions
+from outrider.api.chat_messages import (
+    REASONING,
+    THINKING_SIGNS,
+    ChatOptions,
+    Thinking,
+    switched,
+)
 from outrider.api.tools_in_text import in_text, must_be_in_text
 from outrider.core.errors import CheckpointError, MachineError, given
 
@@ -70,6 +76,7 @@ class ChatTemplate:
         the last message where `continues`. Raises CheckpointError if the template refuses every
         form, or fails, which takes at most two seconds."""
         until = time.monotonic() + RENDER_SECONDS
+        options["variables"], notes = switched(self.source, options.get("variables", {}))
         developer = any(one["role"] == "developer" for one in messages) and self._developer
         each = forms(messages, options.get("tools", ()), developer or "system")
         best: tuple[int, Rendered] | None = None
@@ -84,7 +91,7 @@ class ChatTemplate:
                 raise CheckpointError(f"chat template: {problem}.", hint=_HINT) from None
             missing = left_out(text, messages)
             if best is None or len(missing) < best[0]:
-                best = len(missing), Rendered(text, (*form.notes, *missing))
+                best = len(missing), Rendered(text, (*notes, *form.notes, *missing))
             if not missing:
                 break
         if best is None:
@@ -200,6 +207,19 @@ class ChatTemplates:
     def tool_source(self) -> str:
         """Of the template for conversations with tools, where that is another one."""
         return self.by_name["tool_use"].source if "tool_use" in self.by_name else ""
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """None for a model without thoughts."""
+        fields: Any = (self.response or {}).get("fields")
+        for name in REASONING if isinstance(fields, Mapping) else ():
+            spec = cast("Mapping[str, Any]", fields).get(name, {})
+            begin, end = spec.get("open"), spec.get("close")
+            if begin and end and isinstance(begin, str) and isinstance(end, str):
+                return Thinking(begin, end, end, anywhere=True)
+        known = f"{self.source or ''}{self.tool_source}"
+        found = (one for one, signs in THINKING_SIGNS if all(sign in known for sign in signs))
+        return next(found, None)
 
     def pick(self, tools: Sequence[object] | None = None) -> ChatTemplate:
         """The one for a conversation with `tools`. Raises CheckpointError if there is none."""

@@ -292,6 +292,10 @@ class GrammarConstraint:
         # A tokenizer may know more ids than its model.
         return list(takewhile(lambda token: token < self._vocab_size, found))
 
+    def is_idle(self, text: Sequence[int]) -> bool:
+        del text
+        return False
+
     def _commit(self, text: Sequence[int]) -> None:
         start = self._start
         if list(text[:start]) != self._path[:start]:

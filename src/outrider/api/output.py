@@ -18,6 +18,7 @@ from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.draft import Outcome, RoundEvent, TokenLogprobs
 from outrider.core.errors import ConfigError, ContractError, foreign, told
 from outrider.core.sequence import LiveSequence
+from outrider.core.thoughts import ThoughtBudget
 from outrider.engine.engine import Engine
 from outrider.metrics.profile import MemoryTrace
 from outrider.metrics.summary import summarise
@@ -35,14 +36,15 @@ class OutputStream:
     sequence's stop matcher too, and has read every kept token by the time that their outcome
     arrives here. Otherwise the text is made once, when the result is asked for. `has_ended` says
     that all of its outcomes have arrived and no more will: a lane may end a text before that.
-    `on_event` is told of each event and `on_end` of the end, whoever's turn it is. `is_asked` while
-    its owner waits for an event.
+    `thoughts` counts tokens of thoughts, where the model has any. `on_event` is told of each event
+    and `on_end` of the end, whoever's turn it is. `is_asked` while its owner waits for an event.
     """
 
     seq: LiveSequence
     text: StopMatcher
     live: bool
     notes: tuple[str, ...] = ()
+    thoughts: ThoughtBudget | None = None
     clock: Clock = HOST_CLOCK
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     pass_bytes: list[int] = field(default_factory=list[int])
@@ -147,6 +149,7 @@ class OutputStream:
         total = self._arrivals[-1] if self._arrivals else 0.0
         asked = self.seq.speculation
         drafter, k = asked.drafter or drafter, asked.most(k)
+        thoughts = (None, None) if self.thoughts is None else self.thoughts.count(token_ids)
         held = MemoryTrace(memory.load_bytes, tuple(self.pass_bytes))
         return GenerationResult(
             text="".join(self._pieces),
@@ -166,6 +169,8 @@ class OutputStream:
             num_cached_tokens=self.seq.num_cached,
             queue_seconds=self._waited,
             prediction_tokens=self._predicted() if self.seq.params.prediction else None,
+            thought_tokens=thoughts[0],
+            thoughts_cut=thoughts[1],
             peak_memory_bytes=memory.peak_bytes,
             memory=held if profile else None,
         )

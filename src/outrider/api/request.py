@@ -17,9 +17,10 @@ from outrider.api.prompt_reader import PromptReader
 from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.stream import StopMatcher
 from outrider.api.structure import RequestOptions, StructureOptions, structure_in
+from outrider.api.thoughts import Thoughts
 from outrider.api.tokenizer import spellings
 from outrider.api.turns import OfOneProcess
-from outrider.core.constraint import AllowedTokens
+from outrider.core.constraint import AllowedTokens, CallbackConstraint, TokenConstraint
 from outrider.core.errors import ConfigError, OutriderError, foreign
 from outrider.core.fields import BYTES_PER_TOKEN
 from outrider.core.interrupts import breakable
@@ -149,6 +150,14 @@ class RequestMaker(PromptReader):
             most = BYTES_PER_TOKEN.most * pair.plan.window
             raise ConfigError(f"prediction: it has {size:,} bytes or more; it may have {most:,}.")
         guess = self.tokenizer.encode(params.prediction, add_special=False)
+        mask: TokenConstraint | None = None
+        if allowed is not None:
+            is_grammar = isinstance(allowed, Grammar)
+            mask = allowed.start() if is_grammar else CallbackConstraint(allowed)
+        budget, thoughts = params.thinking_budget, None
+        if self._thoughts is not None:
+            thoughts = self._thoughts.of(ids, budget, mask)
+            mask = mask if budget is None else thoughts
         seq = LiveSequence(
             seq_id=next(self._seq_ids),
             tokens=list(ids),
@@ -156,7 +165,7 @@ class RequestMaker(PromptReader):
             params=params,
             limit=limit,
             stop_ids=frozenset() if params.ignore_eos else pair.stop_ids,
-            shaper=self._shaper(len(ids), params, allowed),
+            shaper=self._shaper(len(ids), params, allowed, mask),
             sample=sample,
             prediction=tuple(i for i in guess if i < pair.target.spec.vocab_size),
             speculation=pair.plan.resolved.of_request(params),
@@ -168,19 +177,28 @@ class RequestMaker(PromptReader):
             notes += (_TWO_BOS,)
         if isinstance(allowed, Grammar):
             notes += allowed.notes
+        if budget is not None and thoughts is None:
+            notes += ("thinking_budget: the chat template has no thoughts to end",)
         text = StopMatcher(
             self.tokenizer,
             params.stop,
             params.min_tokens,
             hidden=None if params.skip_special_tokens else pair.stop_ids,
         )
-        return OutputStream(seq, text, live, notes)
+        return OutputStream(seq, text, live, notes, thoughts)
+
+    @cached_property
+    def _thoughts(self) -> Thoughts | None:
+        thinking = self.tokenizer.templates.thinking
+        size = self._pair.target.spec.vocab_size
+        return None if thinking is None else Thoughts(thinking, self.tokenizer, size)
 
     def _shaper(
         self,
         prompt_length: int,
         params: SamplingParams,
         allowed: AllowedTokens | Grammar | None,
+        mask: TokenConstraint | None,
     ) -> LogitsProcessor | None:
         size = self._pair.target.spec.vocab_size
         foreign = [i for i in params.logit_bias or () if i >= size]
@@ -188,10 +206,9 @@ class RequestMaker(PromptReader):
             raise ConfigError(
                 f"logit_bias names ids outside the vocabulary of {size}: {foreign[:5]}."
             )
-        grammar = allowed if isinstance(allowed, Grammar) else None
-        if grammar is not None and params.ignore_eos:
+        if isinstance(allowed, Grammar) and params.ignore_eos:
             raise ConfigError(
-                f"ignore_eos: a text of a {grammar.name} ends where it is complete.",
+                f"ignore_eos: a text of a {allowed.name} ends where it is complete.",
                 hint="leave ignore_eos out",
             )
         shaper = LogitsProcessor(
@@ -201,8 +218,7 @@ class RequestMaker(PromptReader):
             bad_words=tuple(
                 word for word in spellings(self.tokenizer, params.bad_words) if max(word) < size
             ),
-            allowed=None if isinstance(allowed, Grammar) else allowed,
-            constraint=None if grammar is None else grammar.start(),
+            constraint=mask,
         )
         return shaper if shaper.active else None
 

@@ -30,8 +30,9 @@ from outrider.metrics.summary import (
 
 # Events of a reader that does not ask for them; more become one.
 MOST_EVENTS = 16
-# The note of a request whose drafter failed begins so, and ends with the reason.
+# Beginning of the note of a request whose drafter failed; its end is the reason.
 DRAFTER_FAILED = "speculation was turned off: "
+_OPTIONAL = ("seed", "stop", "error", "thought_tokens", "thoughts_cut")
 _TRACED = {item.name for item in fields(RoundTrace)}
 _NODE = [item.name for item in fields(NodeTrace)]
 
@@ -53,11 +54,8 @@ def read_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "exact": record.get("exact", True),
         "token_seconds": tuple(record.get("token_seconds", ())),
-        "peak_memory_bytes": record.get("peak_memory_bytes"),
         "memory": _memory(record.get("memory")),
-        "seed": record.get("seed"),
-        "stop": record.get("stop"),
-        "error": record.get("error"),
+        **{name: record.get(name) for name in (*_OPTIONAL, "peak_memory_bytes")},
         "queue_seconds": record.get("queue_seconds", 0.0),
         "num_cached_tokens": record.get("num_cached_tokens", 0),
         "prediction_tokens": tuple(record.get("prediction_tokens") or ()) or None,
@@ -148,8 +146,8 @@ class GenerationResult:
     the process held until the request ended: resident memory, or tensors on a CUDA device; None
     where nobody counts it. `memory` comes with `rounds`. `num_cached_tokens` of the prompt were in
     memory already, from another request; for `queue_seconds` it waited before the engine began.
-    `prediction_tokens` counts those of the request's own prediction that were kept, and those
-    that were drafted in vain."""
+    `prediction_tokens` of its own prediction were kept, and drafted in vain. `thought_tokens` are
+    thoughts of a model that has any; `thoughts_cut` says whether a `thinking_budget` ended them."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -170,6 +168,8 @@ class GenerationResult:
     num_cached_tokens: int = 0
     queue_seconds: float = 0.0
     prediction_tokens: tuple[int, int] | None = None
+    thought_tokens: int | None = None
+    thoughts_cut: bool | None = None
 
     @classmethod
     def failed(cls, error: OutriderError, *, drafter: str, k: int) -> GenerationResult:
@@ -316,8 +316,8 @@ class GenerationResult:
             record["num_cached_tokens"] = self.num_cached_tokens
         if self.prediction_tokens is not None:
             record["prediction_tokens"] = list(self.prediction_tokens)
-        known = {"seed": self.seed, "stop": self.stop, "error": self.error}
-        record |= {name: value for name, value in known.items() if value is not None}
+        known = [(name, getattr(self, name)) for name in _OPTIONAL]
+        record |= {name: value for name, value in known if value is not None}
         if self.notes:
             record["notes"] = list(self.notes)
         if self.logprobs:

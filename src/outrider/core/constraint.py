@@ -41,6 +41,10 @@ class TokenConstraint(Protocol):
         The masks after them may allow others."""
         ...
 
+    def is_idle(self, text: Sequence[int]) -> bool:
+        """Whether it surely allows all tokens in the round after `text`."""
+        ...
+
 
 class CallbackConstraint:
     """A TokenConstraint that asks a callback for each node."""
@@ -70,6 +74,10 @@ class CallbackConstraint:
                 break
             found.append(int(mask_V.nonzero()[0, 0]))
         return found
+
+    def is_idle(self, text: Sequence[int]) -> bool:
+        del text
+        return False
 
 
 def _checked(given: object, vocab_size: int) -> Tensor | None:

@@ -88,7 +88,10 @@ class LogitsProcessor:
     def sparse(self, tokens: Sequence[int]) -> SparseShaping | None:
         """What `shape` does after `tokens` and any suffix, as lists; None where a mask or a ban may
         have a say. `tokens` may only have grown since the call before."""
-        if self.constraint is not None or self._may_ban(len(tokens)):
+        masks = self.constraint
+        if masks is not None and not masks.is_idle(tokens[self.prompt_length :]):
+            return None
+        if self._may_ban(len(tokens)):
             return None
         if self._sparse is None:
             self._sparse = SparseShaping(self.params, self.prompt_length)

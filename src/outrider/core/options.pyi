@@ -264,6 +264,9 @@ class SamplingOptions(TypedDict, total=False):
     min_tokens: int
     """Do not end before this many tokens."""
 
+    thinking_budget: int | None
+    """End the model's thoughts after this many tokens; 0 ends them at once, unset is no limit."""
+
     repetition_penalty: float
     """Above 1 avoids tokens of prompt and text; 1 is off."""
 

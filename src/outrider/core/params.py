@@ -77,6 +77,13 @@ class SamplingParams:
     )
     ignore_eos: bool = setting(False, "Go on after the model's end-of-text token.")
     min_tokens: int = setting(0, "Do not end before this many tokens.", minimum=0, maximum=WHOLE)
+    thinking_budget: int | None = setting(
+        None,
+        "End the model's thoughts after this many tokens; 0 ends them at once, unset is no limit.",
+        kind=int,
+        minimum=0,
+        maximum=WHOLE,
+    )
     repetition_penalty: float = setting(
         1.0, "Above 1 avoids tokens of prompt and text; 1 is off.", minimum=0.01, maximum=100
     )

@@ -158,6 +158,8 @@ class Answer(AsyncIterator[Step]):
                 cached_tokens=result.num_cached_tokens,
                 accepted_prediction_tokens=accepted,
                 rejected_prediction_tokens=rejected,
+                reasoning_tokens=result.thought_tokens,
+                budget_reached=result.thoughts_cut,
             ),
             seed=result.seed,
             stop=result.stop,
@@ -263,7 +265,17 @@ def usage_of(answers: Sequence[Answer]) -> Usage:
         cached_tokens=sum(usage.cached_tokens for usage in read),
         accepted_prediction_tokens=_sum(usage.accepted_prediction_tokens for usage in all_of),
         rejected_prediction_tokens=_sum(usage.rejected_prediction_tokens for usage in all_of),
+        reasoning_tokens=_sum(usage.reasoning_tokens for usage in all_of),
+        budget_reached=max(
+            (one for u in all_of if (one := u.budget_reached) is not None), default=None
+        ),
     )
+
+
+def thought_details(usage: Usage, name: str) -> dict[str, int | bool]:
+    """Details of the tokens written, where `name` is what an API calls those of thoughts."""
+    details = {name: usage.reasoning_tokens, "thinking_budget_reached": usage.budget_reached}
+    return {key: value for key, value in details.items() if value is not None}
 
 
 def metrics_of(ends: Sequence[End]) -> dict[str, Any] | None:

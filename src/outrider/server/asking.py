@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from outrider.api.response_format import KEYS, structure_of
 from outrider.api.structure import StructureOptions
-from outrider.core.fields import WHOLE
+from outrider.core.fields import WHOLE, shown
 from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, refused
 from outrider.server.models import keep_alive_of
@@ -93,6 +93,10 @@ class Asked(Struct, frozen=True, kw_only=True):
     ebnf: str | None = None
     cache_salt: str | None = None
     keep_alive: str | float | None = None
+    thinking_budget: int | None = None
+    thinking_budget_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    reasoning_budget_tokens: int | None = None
     stop_token_ids: Any = None
     include_stop_str_in_output: Any = None
     truncate_prompt_tokens: Any = None
@@ -108,10 +112,15 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 def params_of(
-    site: Site, asked: Asked, *, max_tokens: int | None, **more: object
+    site: Site,
+    asked: Asked,
+    *,
+    max_tokens: int | None,
+    thinking: tuple[str, object] = ("", None),
+    **more: object,
 ) -> SamplingParams:
-    """What `asked` means. Raises ApiError for what cannot be honoured, ConfigError for values out
-    of bounds."""
+    """What `asked` means. `thinking` is the parameter that an API has for a thinking budget, and
+    its value. Raises ApiError for what cannot be honoured, ConfigError for values out of bounds."""
     _refuse(asked)
     asked = _as_openai(asked)
     card = site.port.card
@@ -120,6 +129,7 @@ def params_of(
         given = getattr(asked, name)
         values[name] = site.default(name) if given is None else given
     values["max_tokens"] = _limit(site, max_tokens)
+    values["thinking_budget"] = _budget(site, asked, thinking)
     if asked.min_tokens is None:
         values["min_tokens"] = min(values["min_tokens"], values["max_tokens"])
     stop = asked.stop if asked.stop is not None else site.default("stop")
@@ -156,6 +166,24 @@ def _limit(site: Site, given: int | None) -> int:
             400, f"max_tokens: at least 1, got {given}.", param="max_tokens", code="invalid_value"
         )
     return given
+
+
+# llama-server, vLLM and others have a name each.
+_BUDGETS = ("thinking_budget_tokens", "thinking_token_budget", "reasoning_budget_tokens")
+
+
+def _budget(site: Site, asked: Asked, own: tuple[str, object]) -> object:
+    """Tokens that thoughts may have; None is no limit."""
+    named = (own, *((name, getattr(asked, name)) for name in (*_BUDGETS, "thinking_budget")))
+    for name, given in named:
+        if given is None:
+            continue
+        if isinstance(given, bool) or not isinstance(given, int) or not -1 <= given <= WHOLE:
+            words = f"{name}: a number of tokens from 0 to {WHOLE}, or -1 for no limit"
+            told = f"{words}; got {shown(given)}. Send such a number, or leave it out."
+            raise ApiError(400, told, param=name, code="invalid_value")
+        return None if given == -1 else given
+    return site.default("thinking_budget")
 
 
 def _token_id(key: str) -> int:

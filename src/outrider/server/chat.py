@@ -30,6 +30,7 @@ class ChatBody(Asked, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -73,8 +74,12 @@ def _refuse(body: ChatBody) -> None:
 
 def template_variables(body: ChatBody) -> dict[str, Any]:
     found = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        found.setdefault("reasoning_effort", body.reasoning_effort)
+    given = body.reasoning or {}
+    effort = body.reasoning_effort or given.get("effort")
+    if effort is None and given.get("enabled") is False:
+        effort = "none"
+    if effort is not None:
+        found.setdefault("reasoning_effort", effort)
     return found
 
 
@@ -113,6 +118,7 @@ class ChatChoices:
             logprobs=bool(body.logprobs),
             top_logprobs=body.top_logprobs or 0,
             prediction=prediction_text(body.prediction),
+            thinking=("reasoning.max_tokens", (body.reasoning or {}).get("max_tokens")),
         )
         tooling = tooling_of(body.tools, body.tool_choice, body.parallel_tool_calls)
         chat = ChatPrompt(
@@ -152,7 +158,8 @@ class ChatChoices:
 
     def _told(self, step: Step) -> Sequence[Part]:
         """Without thoughts, where the client wants none."""
-        if self._exchange.body.include_reasoning is not False:
+        body = self._exchange.body
+        if body.include_reasoning is not False and not (body.reasoning or {}).get("exclude"):
             return step.parts
         return [part for part in step.parts if not isinstance(part, ReasoningDelta)]
 

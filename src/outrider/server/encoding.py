@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, Protocol
 from uuid import uuid4
 
-from outrider.server.answers import Answer, usage_of, written
+from outrider.server.answers import Answer, thought_details, usage_of, written
 from outrider.server.errors import ApiError, error_body
 from outrider.server.events import End, Step, Usage
 from outrider.server.exchange import Exchange
@@ -129,9 +129,10 @@ def usage_record(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    details: dict[str, Any] = thought_details(usage, "reasoning_tokens")
     if usage.accepted_prediction_tokens is not None:
-        found["completion_tokens_details"] = {
+        details |= {
             "accepted_prediction_tokens": usage.accepted_prediction_tokens,
             "rejected_prediction_tokens": usage.rejected_prediction_tokens,
         }
-    return found
+    return found | ({"completion_tokens_details": details} if details else {})

@@ -66,13 +66,17 @@ class Step(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of a request. `cached_tokens` of the prompt were read before, for another request."""
+    """Tokens of a request. `cached_tokens` of the prompt were read before, for another request.
+    `reasoning_tokens` are thoughts, None of a model without; `budget_reached` says whether the
+    thinking budget ended them, if there was one."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     accepted_prediction_tokens: int | None = None
     rejected_prediction_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    budget_reached: bool | None = None
 
 
 class End(Struct, frozen=True):

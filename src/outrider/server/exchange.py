@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from outrider.api.chat_messages import switched
 from outrider.api.structure import StructureOptions
 from outrider.core.fields import shown
 from outrider.core.params import SamplingParams
@@ -58,7 +59,8 @@ class Exchange(Generic[B]):
         paths = schema_paths(getattr(self.body, "tools", None))
         reading = await read_with(self.site, ids, tooling, params, structure, paths)
         template = self.site.port.card.chat_template
-        unknown = (name for name in chat.variables if name not in template)
+        known = switched(template, chat.variables)[0]
+        unknown = (name for name in known if name not in template)
         few = islice(unknown, MOST_WARNINGS)
         self.warnings += [f"{shown(name)}: the chat template has no such name" for name in few]
         self.warnings += [*chat.notes, *notes, *reading.warnings]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
+from outrider.server.answers import thought_details
 from outrider.server.errors import ANTHROPIC_PATHS, ApiError, error_body, refused
 from outrider.server.evented import Event
 from outrider.server.events import (
@@ -132,13 +133,15 @@ def stop_reason(end: End) -> str:
     return "end_turn" if end.stop is None else "stop_sequence"
 
 
-def usage_record(usage: Usage) -> dict[str, int]:
+def usage_record(usage: Usage) -> dict[str, Any]:
     """What was read before for another request counts by itself."""
+    details = thought_details(usage, "thinking_tokens")
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        **({"output_tokens_details": details} if details else {}),
     }
 
 

@@ -84,6 +84,8 @@ def chat_of(body: MessageBody) -> ChatPrompt:
     """The conversation for the template: a last message of the assistant's is gone on with."""
     variables = dict(body.chat_template_kwargs or {})
     kind = (body.thinking or {}).get("type")
+    if kind not in (None, "enabled", "disabled", "adaptive"):
+        raise refused("thinking", 'its type is "enabled", "disabled" or "adaptive".')
     if kind is not None:
         variables.setdefault("enable_thinking", kind != "disabled")
     turns = turns_of(body.system, body.messages)
@@ -101,7 +103,8 @@ def chat_of(body: MessageBody) -> ChatPrompt:
 
 def _params_of(site: Site, body: MessageBody) -> SamplingParams:
     stop = {"stop": tuple(body.stop_sequences)} if body.stop_sequences else {}
-    return params_of(site, body, max_tokens=body.max_tokens, **stop)
+    budget = ("thinking.budget_tokens", (body.thinking or {}).get("budget_tokens"))
+    return params_of(site, body, max_tokens=body.max_tokens, thinking=budget, **stop)
 
 
 async def open_message(exchange: Exchange[MessageBody]) -> list[Answer]:

@@ -40,7 +40,6 @@ class ResponseEvents:
         self._item: dict[str, Any] | None = None
         self._pieces: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
-        self._num_tokens = self._num_reasoning = 0
 
     def begin(self, num_prompt: int) -> list[Event]:
         del num_prompt
@@ -50,9 +49,6 @@ class ResponseEvents:
         return self._event("response.in_progress", response=dict(self.record))
 
     def take(self, step: Step) -> list[Event]:
-        if step.parts and all(isinstance(part, ReasoningDelta) for part in step.parts):
-            self._num_reasoning += step.num_tokens - self._num_tokens
-        self._num_tokens = step.num_tokens
         told = self._logprobs_of(step) if step.logprobs else []
         found: list[Event] = []
         for part in step.parts:
@@ -67,7 +63,7 @@ class ResponseEvents:
         found = self._closed(status)
         self.record["status"] = status
         self.record["completed_at"] = int(time.time()) if complete else None
-        self.record["usage"] = usage_record(end.usage, self._num_reasoning)
+        self.record["usage"] = usage_record(end.usage)
         if not complete:
             self.record["incomplete_details"] = {"reason": "max_output_tokens"}
         self.record |= extras

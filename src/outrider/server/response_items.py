@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from outrider.server.answers import thought_details
 from outrider.server.errors import refused
 from outrider.server.events import Usage
 from outrider.server.turns import Turns, mapping, named, text_of
@@ -93,12 +94,15 @@ def format_asked(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return dict(given)
 
 
-def usage_record(usage: Usage, num_reasoning: int) -> dict[str, Any]:
+def usage_record(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "output_tokens_details": {
+            "reasoning_tokens": 0,
+            **thought_details(usage, "reasoning_tokens"),
+        },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

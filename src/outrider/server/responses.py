@@ -154,6 +154,7 @@ def _params_of(site: Site, body: ResponseBody) -> SamplingParams:
         max_tokens=body.max_tokens if limit is None else limit,
         logprobs=num_top > 0 or _LOGPROBS in (body.include or ()),
         top_logprobs=num_top,
+        thinking=("reasoning.max_tokens", (body.reasoning or {}).get("max_tokens")),
     )
 
 

@@ -31,6 +31,9 @@ class Forcing:
     ) -> Tensor | None:
         raise NotImplementedError
 
+    def is_idle(self, text: Sequence[int]) -> bool:
+        raise NotImplementedError
+
     def forced(self, text: Sequence[int], most: int) -> Sequence[int]:
         assert list(text) == []
         if self.error is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider.api import chat_messages as known
 from outrider.server.parsing import calls, tagged
 from outrider.server.parsing.calls import DEEPSEEK_TOKEN
 from outrider.server.parsing.delimiter import Delimiter, Literal, Mark, Run, literal, pattern
@@ -33,16 +34,17 @@ def _tags(tags: tagged.Tags, begin: str, end: str, ahead: str) -> Field:
     return _between(tags.calls, opens, end, mend=tags.mend, goes_on=tags.goes_on)
 
 
-def _thought(begin: str, end: str) -> Field:
+def _thought(given: known.Thinking) -> Field:
     """Thoughts open an answer: later the same text may be what an answer is about."""
-    return Field("reasoning", (literal(begin, at_start=True),), (literal(end),))
+    opens = literal(given.begin, at_start=not given.anywhere)
+    return Field("reasoning", (opens,), (literal(given.end),))
 
 
 def _deepseek(name: str) -> str:
     return DEEPSEEK_TOKEN.format(name.replace(" ", "\u2581"))
 
 
-THINK = _thought("<think>", "</think>")
+THINK = _thought(known.THINK)
 HERMES_CALL = _json("<tool_call>", "</tool_call>")
 HERMES = OutputFormat("hermes", (HERMES_CALL,))
 # The model at times leaves the first tag out.
@@ -63,7 +65,7 @@ SEED = OutputFormat(
     "seed",
     (
         _tags(_SEED_TAGS, "<seed:tool_call>", "</seed:tool_call>", "<function="),
-        _thought("<seed:think>", "</seed:think>"),
+        _thought(known.SEED),
     ),
     shows_special=True,
 )
@@ -88,7 +90,7 @@ GEMMA = OutputFormat(
     "gemma",
     (
         _between(calls.gemma_calls('<|"|>'), "<|tool_call>", "<tool_call|>"),
-        Field("reasoning", (literal("<|channel>thought"),), (literal("<channel|>"),)),
+        _thought(known.GEMMA),
     ),
     drops=(literal("<|channel>"), literal("<channel|>")),
     shows_special=True,
@@ -187,7 +189,7 @@ MISTRAL = OutputFormat(
             head=calls.json_head,
         ),
         Field("calls", (_NAMED,), balanced=True, read=calls.named_calls, head=calls.named_head),
-        _thought("[THINK]", "[/THINK]"),
+        _thought(known.MISTRAL),
     ),
     shows_special=True,
 )
