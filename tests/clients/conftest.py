@@ -144,13 +144,15 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 @pytest.fixture
 def scripted() -> Iterator[Callable[..., Served]]:
     """Servers whose engine writes by rules: pairs of a text in the prompt and the answer to it.
-    `knows` is what their chat template has besides, by which families are told apart."""
+    `knows` is what their chat template has besides, by which families are told apart, and
+    `first_seconds` the time to the first token of an answer."""
     with ExitStack() as servers:
 
-        def start(*rules: tuple[str, str], knows: str = "") -> Served:
+        def start(*rules: tuple[str, str], knows: str = "", first_seconds: float = 0) -> Served:
             program = str(Path(__file__).with_name("scripted_server.py"))
             template = f"{_TEMPLATE}{{# {knows} #}}"
-            return servers.enter_context(_running(program, json.dumps([template, rules])))
+            told = json.dumps([template, rules, first_seconds])
+            return servers.enter_context(_running(program, told))
 
         yield start
 
@@ -164,7 +166,15 @@ def program(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="keep what clients ask")
+    parser.addoption("--slow", action="store_true", help="run tests that wait for minutes, too")
     parser.addoption("--cases", type=int, default=20, help="bodies that schemathesis makes of each")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="scripts/client_tests --slow runs it"))
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:

@@ -1,7 +1,8 @@
 """The server's own HTTP, templates, parsers and encoders before an engine that writes by rules.
 
 A small model calls no tool of its own accord. RULES is a JSON list of pairs: a text to be found in
-the prompt, and what is then written; the first pair that fits decides, and "" fits always.
+the prompt, and what is then written; the first pair that fits decides, and "" fits always. The
+first token of an answer takes so many seconds as the list says after them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _ROUND = 5
 class RulesPort(ScriptedPort):
     """A token is a character; the prompt is what the template made of the conversation."""
 
-    def __init__(self, template: str, rules: list[tuple[str, str]]) -> None:
+    def __init__(self, template: str, rules: list[tuple[str, str]], first_seconds: float) -> None:
         super().__init__(self._written)
+        self.first_seconds = first_seconds
         self._rules, self._source = rules, template
         self._template = ChatTemplate(template, {})
 
@@ -59,8 +61,8 @@ class RulesPort(ScriptedPort):
         return [text[i : i + _ROUND] for i in range(0, len(text), _ROUND)]
 
 
-async def main(template: str, rules: list[tuple[str, str]]) -> None:
-    port = RulesPort(template, rules)
+async def main(template: str, rules: list[tuple[str, str]], first_seconds: float) -> None:
+    port = RulesPort(template, rules, first_seconds)
     site = Site(port=port, names=("outrider/scripted",))
     metrics = Metrics(lambda: {"outrider/scripted": port.status})
     site.observers.append(metrics)

@@ -46,15 +46,23 @@ class Exchange:
         found = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         return [json.loads(one) for one in found if one != "[DONE]"]
 
+    @property
+    def chat_text(self) -> str:
+        """The text of a streamed chat completion."""
+        deltas = [event["choices"][0]["delta"] for event in self.events if event["choices"]]
+        return "".join(delta.get("content") or "" for delta in deltas)
+
 
 @dataclass(slots=True)
 class Tap:
-    """`url` is the way to the server at `target`."""
+    """`url` is the way to the server at `target`. Pieces of a stream that begin with one of
+    `withheld` do not reach the client."""
 
     target: str
     url: str = ""
     kept: list[Exchange] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)
+    withheld: tuple[bytes, ...] = ()
 
     def to(self, path: str) -> list[Exchange]:
         """Requests of a path, whatever their query."""
@@ -105,7 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
             exchange.status = answer.status
             while piece := answer.read1(1 << 16):
                 exchange.answer += piece
-                self.wfile.write(piece)
+                if not piece.startswith(self.kept_in.withheld):
+                    self.wfile.write(piece)
         except ConnectionError:
             return
         finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from clients.programs import Program
 
 PATH = "codex/node_modules/.bin/codex"
@@ -22,12 +24,23 @@ name = "Outrider"
 base_url = "{url}/v1"
 wire_api = "responses"
 """
+# Of the provider: silence of 20 seconds ends a stream, and nothing is tried again.
+IMPATIENT = """
+stream_idle_timeout_ms = 20000
+stream_max_retries = 0
+request_max_retries = 0
+"""
+CALL = {"name": "exec_command", "arguments": {"cmd": "cat note.txt"}}
 ASK = ("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
 
-def asked(client: Program, model: str, question: str) -> list[dict[str, object]]:
+def set_up(client: Program, model: str, more: str = "") -> None:
+    client.settings(".codex/config.toml", SETTINGS.format(model=model, url=client.tap.url) + more)
+
+
+def asked(client: Program, model: str, question: str, more: str = "") -> list[dict[str, object]]:
     """The items that it tells of."""
-    client.settings(".codex/config.toml", SETTINGS.format(model=model, url=client.tap.url))
+    set_up(client, model, more)
     lines = [json.loads(line) for line in client.run(*ASK, question).splitlines()]
     assert lines[-1]["type"] == "turn.completed"
     return [line["item"] for line in lines if line["type"] == "item.completed"]
@@ -44,22 +57,51 @@ def test_it_prints_what_the_server_wrote(agent_served, program):
     assert items[-1]["text"] == told["content"][0]["text"]
 
 
+RULES = (
+    ("plover 4711", "The note says: plover 4711."),
+    ("Read the note.", f"I look.<tool_call>{json.dumps(CALL)}</tool_call>"),
+)
+
+
+def said(items: list[dict[str, object]]) -> list[object]:
+    return [item["text"] for item in items if item["type"] == "agent_message"]
+
+
 def test_it_runs_a_tool_and_reads_its_result(scripted, program):
-    call = {"name": "exec_command", "arguments": {"cmd": "cat note.txt"}}
-    server = scripted(
-        ("plover 4711", "The note says: plover 4711."),
-        ("Read the note.", f"I look.<tool_call>{json.dumps(call)}</tool_call>"),
-    )
+    server = scripted(*RULES)
     with program(PATH, url=server.url) as client:
         (client.work / "note.txt").write_text("plover 4711")
         items = asked(client, server.model, "Read the note.")
         client.record("codex")
         first, second = client.tap.to(RESPONSES)
-    assert [item.get("text") for item in items if item["type"] == "agent_message"] == [
-        "I look.",
-        "The note says: plover 4711.",
-    ]
+    assert said(items) == ["I look.", "The note says: plover 4711."]
     [called] = [item for item in first.events[-1]["response"]["output"] if "call_id" in item]
     [result] = [item for item in second.asked["input"] if item["type"] == "function_call_output"]
     assert result["call_id"] == called["call_id"]
     assert "plover 4711" in json.dumps(result["output"])
+
+
+@pytest.mark.slow
+def test_it_waits_for_a_slow_first_token(scripted, program):
+    server = scripted(*RULES, first_seconds=60)
+    with program(PATH, url=server.url) as client:
+        (client.work / "note.txt").write_text("plover 4711")
+        items = asked(client, server.model, "Read the note.", IMPATIENT)
+        exchanges = client.tap.to(RESPONSES)
+    assert said(items) == ["I look.", "The note says: plover 4711."]
+    assert len(exchanges) == 2
+    for exchange in exchanges:
+        kinds = [event["type"] for event in exchange.events]
+        assert kinds.count("response.in_progress") >= 4
+
+
+@pytest.mark.slow
+def test_it_gives_up_where_there_are_no_heartbeats(scripted, program):
+    server = scripted(*RULES, first_seconds=60)
+    with program(PATH, url=server.url) as client:
+        client.tap.withheld = (b"event: response.in_progress",)
+        set_up(client, server.model, IMPATIENT)
+        printed = client.give_up(*ASK, "Read the note.")
+        [exchange] = client.tap.to(RESPONSES)
+    assert "idle timeout" in printed
+    assert b"response.completed" not in exchange.answer

@@ -30,16 +30,11 @@ def asked(client: Program, model: str, question: str) -> str:
     return client.run(*words, CONTINUE_TELEMETRY_ENABLED="0")
 
 
-def text_of(exchange) -> str:
-    deltas = [event["choices"][0]["delta"] for event in exchange.events if event["choices"]]
-    return "".join(delta.get("content") or "" for delta in deltas)
-
-
 def test_it_prints_what_the_server_wrote(agent_served, program):
     with program(PATH, url=agent_served.url) as client:
         printed = asked(client, agent_served.model, "Say hello.")
         [exchange] = client.tap.to(CHAT)
-    assert printed.strip() == text_of(exchange).strip() != ""
+    assert printed.strip() == exchange.chat_text.strip() != ""
 
 
 def test_it_runs_a_tool_and_reads_its_result(scripted, program):

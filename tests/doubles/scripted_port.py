@@ -56,7 +56,7 @@ class Letters:
 class ScriptedPort:
     """`answer` gives the rounds of a request, each the text that it brings; `error` is raised after
     them. `thoughts` are what a result says of thoughts. `pause`, where a test sets one, is waited
-    for before each round."""
+    for before each round; the first one takes `first_seconds` besides."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class ScriptedPort:
         self.streams: list[ScriptedStream] = []
         self.pause: asyncio.Event | None = None
         self.thoughts: tuple[int | None, bool | None] = (None, None)
+        self.first_seconds = 0.0
 
     @property
     def card(self) -> EngineCard:
@@ -120,13 +121,14 @@ class ScriptedStream:
         self._port, self._request = port, request
         self._rounds = list(port.answer(request))
         self.left = list(self._rounds)
-        self.is_over = self.was_cancelled = False
+        self.is_over = self.was_cancelled = self._has_begun = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TextEvent:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0 if self._has_begun else self._port.first_seconds)
+        self._has_begun = True
         if self._port.pause is not None:
             await self._port.pause.wait()
         if not self.left:
