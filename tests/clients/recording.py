@@ -44,8 +44,8 @@ def _locked(name: str) -> str:
         packages = json.loads((folder / "package.json").read_text("utf-8"))["dependencies"]
         return " ".join(f"{package} {version}" for package, version in packages.items())
     lines = folder.with_suffix(".txt").read_text("utf-8").splitlines()
-    wanted = name.replace("_", "-") + "=="
-    return next(line for line in lines if line.startswith(wanted)).replace("==", " ")
+    wanted = re.compile(name.replace("_", "-") + r"(-\w+)?==")
+    return next(line for line in lines if wanted.match(line)).replace("==", " ")
 
 
 def _scrubbed(value: Any, home: str) -> Any:
