@@ -48,13 +48,17 @@ class Live:
 
 @asynccontextmanager
 async def live_server(
-    port: Any, limits: Limits | None = None, keys: Sequence[str] = ()
+    port: Any,
+    limits: Limits | None = None,
+    keys: Sequence[str] = (),
+    *,
+    health_port: int = 0,
 ) -> AsyncGenerator[Live]:
     """Of any port, one that has to be started too."""
     site = Site(port=port, names=("live",), limits=limits or Limits())
     routes = all_routes(site, Metrics(lambda: {"live": port.status}))
     app = make_app(site, DoorRules(keys=keys), routes)
-    address, held = reserved(Address(port=0))
+    address, held = reserved(Address(port=0, health_port=health_port))
     ready = asyncio.Event()
     with closing(held):
         server = asyncio.ensure_future(

@@ -6,15 +6,18 @@ import asyncio
 import resource
 import socket
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
 from doubles.live_server import Client, answer_of, live_server
 from doubles.scripted_port import ScriptedPort
 from outrider.server import run
+from outrider.server.address import Address, reserved
 
 # More than a server holds whose bound is the length of its queue.
 NUM_IDLE = 1_200
+PATHS = (b"/health", b"/ready", b"/metrics", b"/v1/models", b"/")
 _FILES = resource.RLIMIT_NOFILE
 
 
@@ -97,3 +100,35 @@ def test_a_limit_that_may_not_be_raised_is_kept(monkeypatch: pytest.MonkeyPatch)
 
     allow(monkeypatch, (1024, 4096), refuse)
     assert run.most_connections() == 768
+
+
+@pytest.mark.wide
+def test_health_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port whose connections are all taken, and the one that a supervisor asks."""
+    most = 8
+
+    def few() -> int:
+        return most
+
+    async def answered(number: int, path: bytes) -> int:
+        client = await Client.connected(number)
+        await client.send(b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % path)
+        status = answer_of(await client.rest())[0]
+        client.leave()
+        return status
+
+    async def work() -> None:
+        health, held = reserved(Address(port=0))
+        with closing(held):
+            async with live_server(StartedPort(), health_port=health.port) as live:
+                idle = [await Client.connected(live.number) for _ in range(most)]
+                late = asyncio.create_task(answered(live.number, b"/health"))
+                found = [await answered(health.port, path) for path in PATHS]
+                assert found == [200, 200, 200, 404, 404]
+                assert not late.done()
+                for one in idle:
+                    one.leave()
+                assert await late == 200
+
+    monkeypatch.setattr(run, "most_connections", few)
+    asyncio.run(work())

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Coroutine, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,7 +68,10 @@ def serve(call: Call[ServeOptions]) -> int:
 
     address, held = reserved(address)
     start_logging(call.resolved.program(), wordless=True)
-    with closing(held):
+    with ExitStack() as ports:
+        ports.enter_context(closing(held))
+        if health := address.health:
+            ports.enter_context(closing(reserved(health)[1]))
         _run(call, models, engines, address, rules)
     # Nothing is left to do, and threads that load or listen need not end in order.
     sys.stdout.flush()
@@ -99,6 +102,7 @@ def _address(options: ServeOptions) -> Address:
         port=options.port,
         certificate=certificate,
         private_key=private_key,
+        health_port=options.health_port,
     )
 
 

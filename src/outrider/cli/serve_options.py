@@ -30,6 +30,13 @@ class ServeOptions(ReplicasOption, JsonOption):
         "127.0.0.1", "Listen at this address; one that others can reach needs an API key."
     )
     port: int = setting(8000, "Listen at this port; 0 takes a free one.", minimum=0, maximum=65_535)
+    health_port: int = setting(
+        0,
+        "Answer /health, /ready and /metrics at this port too, whose connections nobody else can "
+        "use up; 0 is none.",
+        minimum=0,
+        maximum=65_535,
+    )
     api_key: tuple[str, ...] = setting(
         (),
         "Ask clients for this key, which `ps` shows to all users of this machine; --api-key-file "

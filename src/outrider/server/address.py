@@ -18,6 +18,12 @@ class Address:
     port: int = 8000
     certificate: Path | None = None
     private_key: Path | None = None
+    health_port: int = 0
+    """A second port, for those who watch the server; 0 is none."""
+
+    @property
+    def health(self) -> Address | None:
+        return replace(self, port=self.health_port, health_port=0) if self.health_port else None
 
     @property
     def url(self) -> str:

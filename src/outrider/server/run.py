@@ -17,11 +17,12 @@ from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server as Granian
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.core.errors import MachineError
 from outrider.core.logs import tell_of_task
 from outrider.server.address import Address
+from outrider.server.errors import ApiError, error_response
 from outrider.server.site import Site
 
 _LOG = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ _HEADER_MILLISECONDS = 10_000
 _BUFFER_BYTES = 64 << 10
 # An idle one takes about 3 kB and is closed after 10 seconds.
 _MOST_CONNECTIONS = 16_384
+_MOST_OF_HEALTH = 256
+HEALTH_PATHS = ("/health", "/ready", "/metrics")
 # Files besides those of connections: the engine's pipes, models, libraries.
 _OTHER_FILES = 256
 _LAST_SECONDS = 5.0
@@ -47,11 +50,16 @@ async def run_server(
     also: Sequence[Coroutine[None, None, None]] = (),
 ) -> None:
     """Serve until a signal. `load` makes the engine ready while the port listens already, and then
-    `ready` is called; `also` runs beside it. Raises what `load` raises."""
+    `ready` is called; `also` runs meanwhile. HEALTH_PATHS are answered at the address's health port
+    too. Raises what `load` raises."""
     asyncio.get_running_loop().set_exception_handler(tell_of_task)
-    server = _granian(app, address)
+    server = _granian(app, address, most_connections())
+    second = None
+    if health := address.health:
+        second = _granian(_health_only(app), health, _MOST_OF_HEALTH)
     ended = _signals(site)
     serving = asyncio.ensure_future(server.serve())
+    healthy = second and asyncio.ensure_future(second.serve())
     loading = asyncio.create_task(load())
     stopping = asyncio.ensure_future(ended.wait())
     beside = [asyncio.create_task(one) for one in also]
@@ -75,9 +83,11 @@ async def run_server(
         await asyncio.gather(*(one.port.aclose() for one in site.all))
         # Those whose engine was closed are told so.
         await _none_running(site, _LAST_WORDS_SECONDS)
-        server.stop()
-        with suppress(Exception):
-            await asyncio.wait_for(serving, _LAST_SECONDS)
+        for one, running in ((server, serving), (second, healthy)):
+            if one is not None and running is not None:
+                one.stop()
+                with suppress(Exception):
+                    await asyncio.wait_for(running, _LAST_SECONDS)
         # Threads of granian must not meet an interpreter that ends.
         await asyncio.sleep(_THREADS_SECONDS)
 
@@ -88,7 +98,7 @@ async def _failed(site: Site) -> None:
         await asyncio.sleep(1.0)
 
 
-def _granian(app: ASGIApp, address: Address) -> Granian:
+def _granian(app: ASGIApp, address: Address, most: int) -> Granian:
     server = Granian(
         app,
         address=address.host,
@@ -97,7 +107,7 @@ def _granian(app: ASGIApp, address: Address) -> Granian:
         http=HTTPModes.http1,
         websockets=False,
         backlog=1024,
-        backpressure=most_connections(),
+        backpressure=most,
         http1_settings=HTTP1Settings(
             header_read_timeout=_HEADER_MILLISECONDS, max_buffer_size=_BUFFER_BYTES
         ),
@@ -108,6 +118,18 @@ def _granian(app: ASGIApp, address: Address) -> Granian:
     )
     server.workers_kill_timeout = int(_LAST_SECONDS)
     return server
+
+
+def _health_only(app: ASGIApp) -> ASGIApp:
+    async def health(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in HEALTH_PATHS:
+            words = f"this port answers {', '.join(HEALTH_PATHS)} alone."
+            refusal = error_response(ApiError(404, words, code="not_found"))
+            await refusal(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return health
 
 
 def most_connections() -> int:
