@@ -47,11 +47,14 @@ class Places:
         return self.weights.get(key, 1.0)
 
     @contextmanager
-    def place(self, key: str, most: int, most_of_a_key: int) -> Generator[None]:
+    def place(
+        self, key: str, most: int, most_of_a_key: int, *, is_in: bool = False
+    ) -> Generator[None]:
         """For one request, of `most` at once and `most_of_a_key` for one key. Raises ApiError where
-        there is none."""
+        there is none; one that `is_in` had its place until now."""
         place = Place(key, most, most_of_a_key)
-        self._check(place)
+        if not is_in:
+            self._check(place)
         self.taken[key] += 1
         before = _PLACE.set(place)
         try:

@@ -227,7 +227,7 @@ async def _in_place(
     run: Callable[[], Awaitable[None]],
 ) -> None:
     try:
-        with site.place(key_of(request)):
+        with site.place(key_of(request), is_in=request.scope.get("outrider.is_in", False)):
             await while_connected(receive, run)
     except ClientGoneError:
         return

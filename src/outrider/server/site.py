@@ -157,12 +157,13 @@ class Site:
         return (self, *self.others)
 
     @contextmanager
-    def place(self, key: str) -> Generator[None]:
-        """A place among the requests in flight. Raises ApiError where there is none."""
+    def place(self, key: str, *, is_in: bool = False) -> Generator[None]:
+        """A place among the requests in flight, which one that `is_in` had until now. Raises
+        ApiError where there is none."""
         limits, traffic = self.limits, self.traffic
-        if traffic.ending:
+        if traffic.ending and not is_in:
             raise ApiError(503, "the server is ending.", code="ending", retry_after=5)
-        with traffic.places.place(key, limits.most_running, limits.most_of_a_key):
+        with traffic.places.place(key, limits.most_running, limits.most_of_a_key, is_in=is_in):
             yield
 
     def body(self, key: str, num_bytes: int) -> AbstractAsyncContextManager[None]:

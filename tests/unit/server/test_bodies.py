@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
@@ -165,6 +166,32 @@ def test_a_body_without_memory_or_place_is_refused_and_its_rest_dropped() -> Non
         assert (await Client(app).ask(PATH, {"prompt": "ab"})).status == 200
 
     run(work())
+
+
+def test_a_request_whose_body_was_read_keeps_its_place() -> None:
+    """Though the server is full by then, with requests of a key that had less than its share."""
+
+    async def work() -> int:
+        site = site_with(ScriptedPort(), Limits(most_running=2))
+        app, places = app_of(site), site.traffic.places
+        come = asyncio.Event()
+
+        async def gated(scope: Scope, receive: Receive, send: Send) -> None:
+            async def late() -> Message:
+                await come.wait()
+                return await receive()
+
+            await app(scope, late, send)
+
+        client = Client(gated)
+        with places.place("", 9, 9):
+            asked = asyncio.create_task(client.ask(PATH, {"prompt": "ab"}))
+            await settle()
+            with places.place("other", 9, 9):
+                come.set()
+                return (await asked).status
+
+    assert run(work()) == 200
 
 
 def test_a_body_that_waited_has_all_its_time_to_come() -> None:
