@@ -167,11 +167,13 @@ def test_a_tree_is_its_paths(target: LlamaModel, tmp_path: Path) -> None:
         net.step([StepRow.chain(seq_id, TEXT[:3], logits_from=3)], before_PD[:3])
         net.state.commit({seq_id: range(3)})
     tree = net.step([StepRow(0, tokens, parents)], before_PD[3:])
+    # The next step writes its own into the same memory.
+    logits_MV, hidden_ND = tree.logits_MV.clone(), tree.hidden_ND.clone()
     for path in ((0, 1, 3), (0, 2, 4)):
         row = StepRow.chain(1, [tokens[node] for node in path])
         alone = net.step([row], before_PD[[3 + node for node in path]])
         net.state.commit({1: ()})
-        for found, wanted in ((tree.logits_MV, alone.logits_MV), (tree.hidden_ND, alone.hidden_ND)):
+        for found, wanted in ((logits_MV, alone.logits_MV), (hidden_ND, alone.hidden_ND)):
             torch.testing.assert_close(found[list(path)], wanted, atol=1e-5, rtol=1e-5)
 
 
