@@ -61,6 +61,7 @@ class GraphRig:
     draft: LlamaModel | GPT2Model | None
     config: EngineConfig
     launcher: Launcher = field(default_factory=EagerLauncher)
+    num_slots: int = SLOTS
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     sequences: list[LiveSequence] = field(default_factory=list[LiveSequence])
     jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
@@ -70,7 +71,7 @@ class GraphRig:
         kernels = self.target.kernels
         parts = LoadedModels(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
         engine = build_engine(
-            parts.resolve(config), parts, num_slots=SLOTS, sink=self.traces.append
+            parts.resolve(config), parts, num_slots=self.num_slots, sink=self.traces.append
         )
         if captured:
             stages = round_of(engine)
@@ -95,9 +96,7 @@ class GraphRig:
         self.traces.clear()
         self.jobs.clear()
         engine = self.engine(captured=captured)
-        self.sequences = [live(seq_id, request) for seq_id, request in enumerate(requests)]
-        for seq in self.sequences:
-            engine.submit(seq)
+        self.submit(engine, requests)
         while engine.has_work:
             self.jobs.append(engine.step())
             assert len(self.jobs) < MANY
@@ -107,6 +106,12 @@ class GraphRig:
         found = [seq.error for seq in self.sequences if seq.error is not None]
         assert len(found) == errors, found
         return [seq.tokens[seq.prompt_length :] for seq in self.sequences]
+
+    def submit(self, engine: Engine, requests: Sequence[Request]) -> list[LiveSequence]:
+        self.sequences = [live(seq_id, request) for seq_id, request in enumerate(requests)]
+        for seq in self.sequences:
+            engine.submit(seq)
+        return self.sequences
 
 
 def rig(k: int, sampler: str = "block", *, batch_size: int = 4, chunk: int = 256) -> GraphRig:

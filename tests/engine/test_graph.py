@@ -15,7 +15,7 @@ from checks.effort import examples
 from doubles.graphs import PAGE, WINDOW, GraphRig, requests, rig, tiny
 from doubles.rig import Request, round_of
 from outrider.core.config import EngineConfig
-from outrider.core.errors import NumericsError
+from outrider.core.errors import CapacityError, MachineError, NumericsError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.drafters.catalog import LoadedModels
@@ -195,6 +195,8 @@ class Refusing:
         (RuntimeError("not permitted when\ncapturing"), "(RuntimeError: not permitted when)"),
         (CompilationError("at 25:4"), "(CompilationError: at 25:4)"),
         (ValueError(), "(ValueError: )"),
+        (MachineError("no such kernel."), "(MachineError: no such kernel.)"),
+        (CapacityError("no memory."), "(CapacityError: no memory.)"),
     ],
 )
 def test_stages_take_over_where_a_capture_fails(
@@ -224,9 +226,8 @@ def refusal(config: EngineConfig, *, draft: bool = True) -> str:
         (EngineConfig(drafter="ngram", page_size=PAGE), "proposes on the host"),
         (EngineConfig(sampler="typical", page_size=PAGE), "lossy"),
         (EngineConfig(batched_verify=False, page_size=PAGE), "layers are not ours"),
-        (EngineConfig(schedule="pd", page_size=PAGE), "schedule 'pd' has lanes"),
-        (EngineConfig(schedule="pdv", page_size=PAGE), "schedule 'pdv' has lanes"),
-        (EngineConfig(schedule="ssd", page_size=PAGE), "schedule 'ssd' has lanes"),
+        (EngineConfig(schedule="ssd", page_size=PAGE), "schedule 'ssd' drafts ahead"),
+        (EngineConfig(schedule="pd", page_size=PAGE), "on cuda, not on cpu"),
         (EngineConfig(page_size=PAGE), "on cuda, not on cpu"),
     ],
 )

@@ -48,9 +48,11 @@ class PagedKV:
     tokens see them.
 
     `on_copy` is told before slots are copied to others: arenas that ranks keep alike follow it.
+    `before_close` waits for launched work that still writes pages of a sequence.
     """
 
     on_copy: Callable[[Sequence[int], Sequence[int]], None] | None = None
+    before_close: Callable[[int], None] | None = None
 
     def __init__(
         self,
@@ -142,6 +144,8 @@ class PagedKV:
         return sum(self._commit(self._sequences[seq_id], path) for seq_id, path in paths.items())
 
     def close(self, seq_id: int) -> None:
+        if self.before_close is not None:
+            self.before_close(seq_id)
         with self._lock:
             seq = self._sequences.pop(seq_id)
             if self.frames is not None:

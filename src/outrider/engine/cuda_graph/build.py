@@ -81,14 +81,16 @@ def captured_round(
         if _attention(target) == "triton"
         else partial(torch_distributions, config.sampler, k),
     )
-    return GraphRound(stages, table, RoundMemory(target, drafting, k))
+    made = GraphRound(stages, table, RoundMemory(target, drafting, k))
+    if len(schedule_for(config).lanes) > 1:
+        # Another lane's stream could be given the pages of a text that ended in a launched round.
+        target.state.before_close = made.settle
+    return made
 
 
 def _policy_refusal(config: EngineConfig, drafter: str) -> str | None:
-    if len(schedule_for(config).lanes) > 1:
-        # A text that ended may have a round in flight, which writes keys into pages that a lane on
-        # another stream could be given meanwhile.
-        return f"schedule {config.schedule!r} has lanes that do not wait for a launched round"
+    if config.schedule == "ssd":
+        return "schedule 'ssd' drafts ahead of verdicts that the host reads"
     if drafter not in KINDS or not KINDS[drafter].is_captured:
         return f"drafter {drafter!r} proposes on the host"
     if config.sampler in LOSSY_SAMPLERS:

@@ -3,9 +3,10 @@
 The device carries the state of its rows, so each call of `run` launches a round and returns the
 outcomes of the round before; the first call of a batch returns nothing yet. When the batch changes,
 the round in flight is read first, then rows are written anew. A sequence that ended may have one
-round in flight too many: its report is never read, and its rows lie in memory that is reused only
-behind it on the same stream. Batches that cannot be captured go to `Stages`, with a sentence in the
-log: `build.py` says what no batch may have, `refusal` what a single one has.
+round in flight too many, whose report is never read. On one stream its memory is reused behind that
+round; where lanes have streams of their own, `settle` waits for the round before pages are given
+back. Batches that cannot be captured go to `Stages`, with a sentence in the log: `build.py` says
+what no batch may have, `refusal` what a single one has.
 
 Shapes:  R = numbers of a row's report.
 """
@@ -19,7 +20,13 @@ from time import perf_counter
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, NumericsError, OutriderError, SequenceError
 from outrider.core.sequence import LiveSequence
-from outrider.engine.cuda_graph.memory import BROKE_TARGET, RoundMemory, RowReport, read_reports
+from outrider.engine.cuda_graph.memory import (
+    BROKE_TARGET,
+    Entry,
+    RoundMemory,
+    RowReport,
+    read_reports,
+)
 from outrider.engine.cuda_graph.program import GraphCache, Ticket
 from outrider.engine.round import Batch, Chunk, Chunks, FinishedRow, RoundTiming, clamp
 from outrider.engine.stages import Stages
@@ -27,18 +34,30 @@ from outrider.engine.stages import Stages
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Flight:
-    """A launched round of `batch`; reports beyond it are those of idle rows."""
+    """A launched round of `batch`; reports beyond it are those of idle rows. `lengths` are those of
+    the texts that it goes on with, `gone` the ids whose pages were given back."""
 
     batch: Batch
     ticket: Ticket
     launched: float
+    lengths: list[int] = field(default_factory=list[int])
+    gone: set[int] = field(default_factory=set[int])
 
     def carries(self, batch: Batch) -> bool:
         return len(batch) == len(self.batch) and all(
-            ours is theirs for ours, theirs in zip(self.batch, batch, strict=True)
+            ours is theirs and is_current
+            for (ours, is_current), theirs in zip(self.rows(), batch, strict=True)
         )
+
+    def rows(self) -> list[tuple[LiveSequence, bool]]:
+        """Sequences, and whether the text is still what the round goes on with: another lane may
+        have verified drafts of it, or read it again into other pages."""
+        return [
+            (seq, seq.seq_id not in self.gone and len(seq.tokens) == length)
+            for seq, length in zip(self.batch, self.lengths, strict=True)
+        ]
 
 
 @dataclass(slots=True)
@@ -49,6 +68,7 @@ class GraphRound:
     table: GraphCache
     memory: RoundMemory
     _flight: _Flight | None = None
+    _airborne: tuple[_Flight, ...] = ()
     _budgets: list[int] = field(default_factory=list[int])
     _landed: float = 0.0
     _failed: str | None = None
@@ -78,8 +98,19 @@ class GraphRound:
         if ahead is None:
             left = [seq for seq in batch if seq.finish is None]
             ahead = self._entered(left, num_waiting, told=bool(outcomes))
+        if ahead is not None:
+            ahead.lengths = [len(seq.tokens) for seq in ahead.batch]
         self._flight = ahead
         return outcomes
+
+    def settle(self, seq_id: int) -> None:
+        """Wait for the last launched round that writes pages of a sequence, which are about to be
+        given back. No job may be about the sequence."""
+        for flight in reversed(self._airborne):
+            if any(seq.seq_id == seq_id for seq in flight.batch):
+                flight.gone.add(seq_id)
+                flight.ticket.read()
+                return
 
     def refusal(self, batch: Batch) -> str | None:
         """Why this batch needs rounds of another kind; None when it does not."""
@@ -118,24 +149,22 @@ class GraphRound:
         return None
 
     def _captured(self, batch: Batch) -> _Flight | None:
-        """A first round of `batch`. Whatever a compiler or a device cannot do is left to the
-        stages, from now on."""
+        """A first round of `batch`, whose text the target has read up to the pending tokens.
+        Whatever a compiler or a device cannot do is left to the stages, from now on."""
+        entries: list[Entry] | None = None
         try:
-            return self._enter(batch)
-        except (OutriderError, SequenceError):
-            raise
-        except Exception as error:  # noqa: BLE001 - the stages need none of what failed
+            self._budgets = self._wanted(batch)
+            pairs = zip(batch, self._budgets, strict=True)
+            entries = [self.memory.enter(seq, budget) for seq, budget in pairs]
+            self.table.enter(entries)
+            return self._launch(batch)
+        except Exception as error:
+            if entries is None and isinstance(error, (OutriderError, SequenceError)):
+                raise  # of a sequence or its memory: nothing was launched
             lines = str(error).strip().splitlines() or [""]
             self._failed = f"a capture failed ({type(error).__name__}: {lines[0]})"
             self._tell(self._failed, logging.WARNING)
         return None
-
-    def _enter(self, batch: Batch) -> _Flight:
-        """Write rows for `batch`, whose text the target has read up to the pending tokens."""
-        self._budgets = self._wanted(batch)
-        pairs = zip(batch, self._budgets, strict=True)
-        self.table.enter([self.memory.enter(seq, budget) for seq, budget in pairs])
-        return self._launch(batch)
 
     def _wanted(self, batch: Batch) -> list[int]:
         self.stages.allot(batch)
@@ -146,27 +175,31 @@ class GraphRound:
         if budgets != self._budgets:
             self._budgets = budgets
             self.table.write_budgets(budgets)
-        return _Flight(tuple(batch), self.table.launch(), perf_counter())
+        flight = _Flight(tuple(batch), self.table.launch(), perf_counter())
+        self._airborne = (*self._airborne, flight)
+        return flight
 
     def _land(self, flight: _Flight, batch: Batch, num_waiting: int) -> list[Outcome]:
         """Read what `flight` decided for those of its sequences that are still in `batch`."""
         reports = read_reports(flight.ticket.read(), self.table.k)
         arrived = perf_counter()
+        # Rounds end in the order of their launches.
+        self._airborne = self._airborne[self._airborne.index(flight) + 1 :]
         wanted = {id(seq) for seq in batch}
-        pairs = zip(flight.batch, reports, strict=False)
-        live = [(seq, report) for seq, report in pairs if id(seq) in wanted]
+        rows = zip(flight.rows(), reports, strict=False)
+        live = [(seq, report) for (seq, now), report in rows if now and id(seq) in wanted]
         for seq, report in live:
             self._check(seq, report)
         if not live:
             return []
-        rows = [self._row(*pair) for pair in live]
+        finished = [self._row(*pair) for pair in live]
         # Rounds follow each other on the device: one begins where the one before ended.
         began = max(flight.launched, self._landed)
         self._landed = arrived
         # Acceptance is part of the round on the device; the host's share runs beside the next.
         timing = RoundTiming(began, 0.0, arrived - began, ended=arrived)
-        outcomes = self.stages.finish_round(rows, timing=timing, num_waiting=num_waiting)
-        for row in rows:
+        outcomes = self.stages.finish_round(finished, timing=timing, num_waiting=num_waiting)
+        for row in finished:
             self.memory.keep_draft(row.seq, row.outcome)
         return outcomes
 
