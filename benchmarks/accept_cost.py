@@ -28,11 +28,11 @@ from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.native.build import needed_library
+from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import CacheSpan, RoundRow
-from outrider.kernels.native.topology import num_physical_cores
 from outrider.kernels.registry import Kernels, choose
-from outrider.verify.rules import rule_for
+from outrider.verify.batched import rule_for
 
 VOCABULARIES, LENGTHS = (8192, 32_768, 131_072), (1, 4, 8)
 TEMPERATURE = 0.8

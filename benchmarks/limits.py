@@ -37,8 +37,8 @@ from torch.nn import functional
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.kernels.bandwidth import BandwidthReader, ceilings
-from outrider.kernels.native.topology import hardware_threads
-from outrider.lab.gemm_shape import GemmShape
+from outrider.kernels.native.cpu import hardware_threads
+from outrider.lab.gemm import GemmShape
 from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel

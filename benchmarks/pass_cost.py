@@ -41,7 +41,7 @@ from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.arithmetic import arithmetic_ceilings
 from outrider.kernels.bandwidth import BandwidthReader
-from outrider.kernels.native.topology import hardware_threads
+from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_config

@@ -41,7 +41,7 @@ from outrider.bench.gemm.pair import CostPair
 from outrider.bench.workload import load_prompts
 from outrider.drafters.ngram import NgramDrafter
 from outrider.estimate.theory import expected_tokens
-from outrider.lab.gemm_shape import GemmShape
+from outrider.lab.gemm import GemmShape
 from outrider.lab.inflate import shape_called
 from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Decoder, Room

@@ -27,10 +27,10 @@ from outrider.core.rng import KeyedRng
 from outrider.engine.drafting import check_draft
 from outrider.proof.algebra import prove_rule
 from outrider.proof.cases import FIXED, generated
+from outrider.proof.certificate import SAMPLED, TEXTS, MakeDrafter, drawings, misreports
 from outrider.proof.check import Effort
 from outrider.proof.distributions import exact_samplers
 from outrider.proof.parity import PROMPTS
-from outrider.proof.reports import SAMPLED, TEXTS, MakeDrafter, drawings, misreports
 
 VOCAB = 5
 GREEDY = SamplingParams()

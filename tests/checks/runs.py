@@ -34,9 +34,8 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import draw_for, race_node
 from outrider.engine.stepwise import StepwiseLM
 from outrider.testing import GREEDY, VOCAB, check_memory, row
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
-from outrider.verify.rules import EXACT, rule_for
+from outrider.verify.batched import EXACT, rule_for
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 
 def self_drafting() -> None:

@@ -43,7 +43,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.proof.chisquare import p_values
 from outrider.proof.distributions import joint_winner
-from outrider.verify.match import CoupledRule
+from outrider.verify.exact import CoupledRule
 
 small = st.integers(2, 4).flatmap(
     lambda size: st.tuples(

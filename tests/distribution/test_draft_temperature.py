@@ -24,8 +24,7 @@ from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter, DraftRow
 from outrider.core.rng import KeyedRng
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 RULES = [TokenRule(), BlockRule(), MatchRule(), CoupledRule()]
 SHARP = SamplingParams(temperature=0.5, max_tokens=LENGTH)

@@ -22,8 +22,7 @@ from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import pick_node, race_node
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 LIMITS = HeadLimits(chunk=2, reach=3, window=1000, first=1)
 # MTP blocks read a text from its first token.

@@ -27,8 +27,7 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 RULES = [TokenRule(), BlockRule(), MatchRule(), CoupledRule()]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

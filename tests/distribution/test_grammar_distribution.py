@@ -14,8 +14,7 @@ from checks.grammar_distribution import (
 )
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 RULES = [TokenRule(), BlockRule(), MatchRule(), CoupledRule()]
 

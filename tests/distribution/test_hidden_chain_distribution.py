@@ -14,8 +14,7 @@ from outrider.core.protocols import AcceptanceRule
 from outrider.core.rng import draw_for
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 BY_SEED = ("match", "coupled")
 # A first round reads the prompt; the second one drafts two tokens.

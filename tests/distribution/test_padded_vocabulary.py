@@ -17,8 +17,7 @@ from outrider.core.protocols import AcceptanceRule, DraftRow
 from outrider.core.rng import KeyedRng, pick_node, race_node
 from outrider.drafters.common_ids import CommonIds
 from outrider.drafters.model import ModelDrafter
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 RULES = [TokenRule(), BlockRule(), MatchRule(), CoupledRule()]
 # Ids of the target, of the draft model, and those that both have.

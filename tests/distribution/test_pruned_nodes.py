@@ -17,8 +17,7 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import Rng, Role
 from outrider.core.sampling import Distributions
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 READ_DRAFTS: list[AcceptanceRule] = [TokenRule(), BlockRule()]
 READ_NONE: list[AcceptanceRule] = [MatchRule(), CoupledRule()]

@@ -33,8 +33,7 @@ from outrider.core.draft import Draft
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import Role
 from outrider.core.sampling import Distributions
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 VOCAB = 3
 TIGHT = 1e-12

@@ -30,8 +30,7 @@ from outrider.drafters.growth import TextPart
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_drafts
 from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, ParallelHeadSampler
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 
 def medusa(vocab_size: int = VOCAB) -> Drafter:

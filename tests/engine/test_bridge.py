@@ -26,7 +26,7 @@ from outrider.bench.workload import load_prompts
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.models.loading import resolve
-from outrider.verify.rules import EXACT, rule_for
+from outrider.verify.batched import EXACT, rule_for
 
 PARAMS = SamplingParams(max_tokens=32)
 

@@ -34,7 +34,7 @@ from outrider.models.decoder import Room
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.sched.jobs import LaneSizes
-from outrider.verify.match import MatchRule
+from outrider.verify.exact import MatchRule
 
 KEEP = Compaction(Keep(budget=9, window=4))
 VOCAB = 96

@@ -24,7 +24,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Controller, Drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import CoupledRule, MatchRule
 
 K = 6
 CONTROLLERS: dict[str, Callable[[], Controller]] = {

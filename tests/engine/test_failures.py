@@ -25,8 +25,7 @@ from outrider.engine.requests import RequestTable
 from outrider.sched.jobs import Limits
 from outrider.sched.ledger import Ledger
 from outrider.sched.schedules import PrefillDecode
-from outrider.verify.exact import TokenRule
-from outrider.verify.match import MatchRule
+from outrider.verify.exact import MatchRule, TokenRule
 
 
 class FaultError(Exception):

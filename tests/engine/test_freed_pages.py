@@ -13,8 +13,8 @@ import pytest
 from doubles.hf_checkpoints import write_hf
 from doubles.tiny_families import FAMILIES, add_words, write_family
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.cache.frames import Frames
 from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pool import Frames
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.spec import ModelSpec
 from outrider.engine.drafter_builders import room_of

@@ -21,8 +21,7 @@ from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.exact import TokenRule
-from outrider.verify.match import MatchRule
+from outrider.verify.exact import MatchRule, TokenRule
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,

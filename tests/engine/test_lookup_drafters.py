@@ -38,8 +38,7 @@ from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayS
 from outrider.drafters.portfolio_model import DraftCostMeter, ModelMember
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import MatchRule
+from outrider.verify.exact import BlockRule, MatchRule, TokenRule
 
 CORPUS = ((0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 2), (1, 1, 1, 2, 0, 1))
 

@@ -17,13 +17,12 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider import LLM
 from outrider.core.draft import Draft, NodeTrace, Outcome, RoundEvent
 from outrider.core.params import SamplingParams
-from outrider.core.philox import philox_uniform
 from outrider.core.protocols import Drafter
-from outrider.core.rng import KeyedRng, Role
+from outrider.core.rng import KeyedRng, Role, philox_uniform
 from outrider.core.sampling import processed_probs
 from outrider.core.tree import ROOT
 from outrider.engine.node_traces import verdicts_of
-from outrider.verify.rules import EXACT, rule_for
+from outrider.verify.batched import EXACT, rule_for
 
 PROMPTS = (PROMPT, (0, 3), (4, 4, 1, 0, 2))
 SAMPLED = SamplingParams(max_tokens=14, temperature=0.9, top_k=4, seed=3)

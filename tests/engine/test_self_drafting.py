@@ -33,8 +33,7 @@ from outrider.drafters.self_draft import BorrowedMemory, SelfDrafter
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.jobs import LaneSizes
-from outrider.verify.exact import BlockRule, TokenRule
-from outrider.verify.match import CoupledRule, MatchRule
+from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 
 PAGE_SIZE = 2
 RULES: Mapping[str, AcceptanceRule] = {

@@ -14,7 +14,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
-from outrider.verify.match import MatchRule
+from outrider.verify.exact import MatchRule
 
 pytestmark = pytest.mark.wide
 

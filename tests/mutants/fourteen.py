@@ -21,7 +21,7 @@ GROWING = "outrider.drafters.growth"
 NOISE = "outrider.core.rng"
 SHAPING = "outrider.core.logits"
 SAMPLING = "outrider.core.sampling"
-TABLE = "outrider.verify.rules"
+TABLE = "outrider.verify.batched"
 
 MUTANTS = (
     Mutant(

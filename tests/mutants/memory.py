@@ -11,7 +11,7 @@ PAGED = "outrider.cache.paged_kv"
 COLUMNS = "outrider.cache.pages"
 PAGES = "outrider.cache.pages"
 POOL = "outrider.cache.pool"
-FRAMES = "outrider.cache.frames"
+FRAMES = "outrider.cache.pool"
 
 MUTANTS = (
     Mutant(

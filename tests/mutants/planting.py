@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 
-from outrider.proof.planting import functions
+from outrider.proof.mutants import functions
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from mutants.planting import Mutant
 
 EXACT = "outrider.verify.exact"
 BLOCK = "outrider.verify.exact"
-MATCH = "outrider.verify.match"
-COUPLED = "outrider.verify.match"
+MATCH = "outrider.verify.exact"
+COUPLED = "outrider.verify.exact"
 BATCHED = "outrider.verify.batched"
 SAMPLING = "outrider.core.sampling"
 

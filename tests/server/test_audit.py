@@ -11,7 +11,7 @@ from doubles.asgi_client import Client
 from doubles.scripted_site import app_of
 from outrider import LLM
 from outrider.core.config import EngineConfig
-from outrider.proof.planting import Mutant, planted
+from outrider.proof.mutants import Mutant, planted
 from outrider.server.audit import Auditor
 from outrider.server.site import Site
 from outrider.server.thread_port import ThreadPort
@@ -23,13 +23,13 @@ WORDS = ("def", "class", "return", "the", "import", "once")
 BUGS = (
     Mutant(
         "match: a draft kept unlooked-at",
-        "outrider.verify.match",
+        "outrider.verify.exact",
         "if row.draft.tokens[c] == token)",
         "if row.draft.tokens[c] >= 0)",
     ),
     Mutant(
         "coupled: one race for all places",
-        "outrider.verify.match",
+        "outrider.verify.exact",
         "rng.race_at(distribution, depth)",
         "rng.race_at(distribution, 0)",
     ),

@@ -17,9 +17,8 @@ from typing import Any, Literal, cast
 
 from outrider.api.chat_messages import content_text
 from outrider.api.prompts import Message, Prompt
-from outrider.api.response_format import KEYS, structure_of
 from outrider.api.result import GenerationResult
-from outrider.api.structure import StructureOptions
+from outrider.api.structure import KEYS, StructureOptions, structure_of
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import ConfigError, OutriderError, nearest

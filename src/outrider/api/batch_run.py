@@ -9,18 +9,68 @@ or as they end.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
-from outrider.api.batch_engine import BatchEngine, Handle
 from outrider.api.batch_files import RawLine
 from outrider.api.batch_lines import Answers, BadLine, BatchLine, read_line
-from outrider.api.result import GenerationResult
+from outrider.api.prompts import Message, Prompt
+from outrider.api.result import GenerationResult, TextEvent
 from outrider.api.structure import StructureOptions
+from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+
+
+class Handle(Protocol):
+    """A request. `has_read` says that its prompt is in memory, where others find it."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def has_read(self) -> bool: ...
+
+    def events(self) -> Iterable[TextEvent]:
+        """What it wrote since it was last asked; nobody keeps it then."""
+        ...
+
+    def result(self) -> GenerationResult:
+        """Raises what the request failed of."""
+        ...
+
+
+class BatchEngine(Protocol):
+    """Runs requests beside each other."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def has_free_place(self) -> bool: ...
+
+    def encode(self, prompt: Prompt, /) -> list[int]: ...
+
+    def encode_chat(self, messages: str | Sequence[Message], /) -> list[int]: ...
+
+    def submit(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        /,
+        *,
+        sample: int,
+        **structure: Any,
+    ) -> Handle:
+        """`structure` are StructureOptions."""
+        ...
+
+    def advance(self) -> object:
+        """Returns when something may have changed."""
+        ...
+
 
 # Pages of tokens that are remembered to have been read.
 _MOST_PAGES = 1 << 16

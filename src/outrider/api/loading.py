@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from outrider.api.memory import fitted, table_of
 from outrider.api.memory_parts import Part, draft_room, target_room
-from outrider.api.memory_plan import fitted, table_of
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.collector import give_back, uncollected
@@ -30,7 +30,7 @@ from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Decoder, Room, SharedWeights
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
-from outrider.verify.rules import rule_for
+from outrider.verify.batched import rule_for
 
 # Bytes of text for a token at the most; what is beyond is not even read.
 _BYTES_PER_TOKEN = 16

@@ -1,20 +1,41 @@
-"""Measured memory of a run: peaks of the process, of CUDA and of MPS.
+"""Memory: whether a pair fits this machine, before it is allocated, and measured peaks of a run.
 
-CUDA's allocator keeps a peak that can be reset, so each stretch has its own. An operating system
-keeps a peak of the whole process that cannot: a stretch that raised it held just that much, any
-other is known by what it held at its end. MPS tells what is held and no peak.
+The parts (memory_parts.py) are compared with every limit of the machine (cache/capacity.py). A KV
+cache of no requested size shrinks until all fits; a pair that does not fit is refused, with the
+parts and the settings under which it would. CUDA's allocator has a peak that can be reset, so each
+stretch has its own. The peak of a process cannot be reset: a stretch that raised it held just that
+much, any other is known by its usage at its end. MPS reports usage and no peak.
 """
 
 from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from outrider.api.memory_parts import (
+    Part,
+    files_of,
+    memory_parts,
+    needed,
+    tables_bytes,
+    target_room,
+)
+from outrider.api.plan import LoadPlan
+from outrider.cache.capacity import ARENA_SHARE, MemoryLimit, limits, total_bytes
+from outrider.core.config import EngineConfig
+from outrider.core.errors import CapacityError
+from outrider.core.fields import size
 from outrider.core.files import FileKind, read_bytes
+from outrider.engine.drafter_builders import whole_pages
+from outrider.models.hf_config import FAMILIES
+from outrider.models.loading import pick_device, spec_of_config
 
 _STATUS = Path("/proc/self/status")
 
@@ -136,3 +157,198 @@ def _resident_bytes() -> tuple[int, int]:
     pairs = (line.split(b":", 1) for line in lines if line.startswith((b"VmRSS", b"VmHWM")))
     sizes = {name: 1024 * int(value.split()[0]) for name, value in pairs}
     return sizes[b"VmRSS"], max(sizes.values())
+
+
+# Of an arena that nobody gave a size, the share of its memory that tables of positions and lists of
+# pages may take. Models of any size stay far below it; windows that no model has do not.
+_TABLES_SHARE = 1 / 32
+# An arena that shrank leaves a tenth of what is free to others; what is advised leaves more, for it
+# has to fit when it is tried.
+_HEADROOM, _ADVISED = 0.9, 0.8
+# The least arena that is worth having: a short prompt and its answer.
+_LEAST_TOKENS = 256
+
+
+def fitted(plan: LoadPlan, *, has_weights: bool = False) -> tuple[LoadPlan, tuple[Part, ...]]:
+    """`plan`, with a smaller arena if that alone makes it fit and nobody asked for its size, and
+    with fewer requests at once if nobody asked for their number; and its parts. With `has_weights`
+    another engine holds the target's. Raises CapacityError for what does not fit, CheckpointError
+    for what the files do not hold."""
+    files = files_of(plan)
+    bounds = _bounds(plan)
+    parts_of = partial(memory_parts, files=files, has_weights=has_weights)
+
+    def fits(tried: LoadPlan, share: float) -> bool:
+        return not _lacking(parts_of(tried), bounds, share)
+
+    def refuse(tried: LoadPlan) -> CapacityError:
+        parts = parts_of(tried)
+        ways = _ways(tried, lambda other: fits(other, _ADVISED))
+        return _refusal(parts, _lacking(parts, bounds, 1.0)[0], next(ways, None))
+
+    if plan.auto_batch:
+        plan = _as_many_as_fit(plan, fits)
+    if plan.settings.arena_tokens:
+        if not fits(plan, 1.0):
+            raise refuse(plan)
+        return plan, parts_of(plan)
+    least = replace(plan, num_slots=_least_slots(plan))
+    if not fits(least, 1.0):
+        raise refuse(least)
+    plan = _with_small_tables(plan)
+    if not fits(plan, 1.0):
+        whole = plan.num_slots
+        plan = _largest_arena(plan, lambda other: fits(other, _HEADROOM)) or least
+        note = f"memory is short: the arena holds {plan.num_slots} tokens, not {whole}"
+        plan = replace(plan, notes=(*plan.notes, note))
+    return plan, parts_of(plan)
+
+
+def _as_many_as_fit(plan: LoadPlan, fits: Callable[[LoadPlan, float], bool]) -> LoadPlan:
+    """Half as many requests at once until the arena that fits beside their buffers holds a text of
+    usual length for each."""
+    while plan.settings.most_batch > 1:
+        small = plan if plan.settings.arena_tokens else _with_small_tables(plan)
+        if not fits(small, 1.0):
+            small = _largest_arena(plan, lambda other: fits(other, _HEADROOM))
+        if small is not None and small.holds_all:
+            break
+        plan = plan.with_batch(plan.settings.most_batch // 2)
+    return plan
+
+
+def _bounds(plan: LoadPlan) -> dict[str, tuple[MemoryLimit, ...]]:
+    config = plan.settings
+    home = config.device if config.drafter_device == "auto" else config.drafter_device
+    names = {config.device, home if plan.model_folder is not None else config.device}
+    devices = [pick_device(name) for name in names]
+    return {device.type: limits(device, config.memory_share) for device in devices}
+
+
+def _lacking(
+    parts: Sequence[Part], bounds: Mapping[str, tuple[MemoryLimit, ...]], share: float
+) -> list[tuple[int, MemoryLimit]]:
+    """(bytes needed, limit) of the limits of which the parts need more than `share`; those that
+    are exceeded most come first."""
+    found: list[tuple[int, MemoryLimit]] = []
+    for device, all_limits in bounds.items():
+        own = [part for part in parts if part.device == device]
+        for limit in all_limits:
+            total = needed(own, of_addresses=limit.of_addresses)
+            if total > limit.free * share:
+                found.append((total, limit))
+    return sorted(found, key=lambda one: one[1].free - one[0])
+
+
+def _least_slots(plan: LoadPlan) -> int:
+    """A context that was asked for has to fit; otherwise a short text has."""
+    config = plan.settings
+    least = plan.window if config.context else min(plan.window, _LEAST_TOKENS, plan.num_slots)
+    return whole_pages(least, config.page_size)
+
+
+def _largest_arena(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> LoadPlan | None:
+    """The largest arena of at most `plan.num_slots`, None if the least does not fit either."""
+    size = plan.settings.page_size
+    high = plan.num_slots // size
+    low = min(_least_slots(plan) // size, high)
+    if not fits(replace(plan, num_slots=low * size)):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(replace(plan, num_slots=middle * size)):
+            low = middle
+        else:
+            high = middle - 1
+    return replace(plan, num_slots=low * size)
+
+
+def _with_small_tables(plan: LoadPlan) -> LoadPlan:
+    """Unlike an arena, tables are written whole before the first token is read."""
+    config = plan.settings
+    if config.context:
+        return plan
+    spec = spec_of_config(plan.target, config.dtype)
+    whole = total_bytes(pick_device(config.device)) * config.memory_share
+    most = whole * ARENA_SHARE * _TABLES_SHARE
+
+    def fits(tried: LoadPlan) -> bool:
+        return tables_bytes(spec, target_room(tried, None)) <= most
+
+    return plan if fits(plan) else _largest_arena(plan, fits) or plan
+
+
+def _ways(plan: LoadPlan, fits: Callable[[LoadPlan], bool]) -> Iterator[str]:
+    """Flags under which it fits, those that change least first."""
+    config = plan.settings
+    if config.arena_tokens:
+        found = _largest_arena(plan, fits)
+        if found is not None:
+            yield f"--arena-tokens {found.num_slots}"
+    elif config.context:
+        found = _largest_arena(plan.with_settings(replace(config, context=0)), fits)
+        if found is not None and found.num_slots > config.most_k + 2:
+            yield f"--context {min(found.num_slots, plan.window)}"
+    steps = list(_steps(plan))
+    for flag, how in steps:
+        if fits(plan.with_settings(how)):
+            yield flag
+    # No one of them is enough: take one after another.
+    flags: list[str] = []
+    together = config
+    for flag, how in _strongest(steps):
+        flags.append(flag)
+        changed = {
+            name: getattr(how, name)
+            for name in ("batch_size", "prefill_chunk", "quantise")
+            if getattr(how, name) != getattr(config, name)
+        }
+        together = replace(together, **changed)
+        small = plan.with_settings(together)
+        if not config.arena_tokens:
+            small = replace(small, num_slots=_least_slots(small))
+        if fits(small):
+            yield " ".join(flags)
+
+
+def _steps(plan: LoadPlan) -> Iterator[tuple[str, EngineConfig]]:
+    config = plan.settings
+    for batch in _halves(config.most_batch, 1):
+        yield f"--batch-size {batch}", replace(config, batch_size=batch)
+    for chunk in _halves(config.prefill_chunk, 32):
+        yield f"--prefill-chunk {chunk}", replace(config, prefill_chunk=chunk)
+    if plan.target.family in FAMILIES and config.tensor_parallel == 1:
+        order = ("none", "int8", "int4")
+        for kind in order[order.index(config.quantise) + 1 :]:
+            yield f"--quantise {kind}", replace(config, quantise=kind)
+
+
+def _strongest(steps: Sequence[tuple[str, EngineConfig]]) -> Iterator[tuple[str, EngineConfig]]:
+    """Of each flag the last step."""
+    last = {flag.split()[0]: (flag, how) for flag, how in steps}
+    yield from last.values()
+
+
+def _halves(count: int, least: int) -> Iterator[int]:
+    while count // 2 >= least:
+        count //= 2
+        yield count
+
+
+def table_of(parts: Sequence[Part]) -> str:
+    """A line for each part that takes a megabyte or more."""
+    shown = [part for part in parts if part.num_bytes >= 1_000_000 and part.when != "addresses"]
+    width = max((len(part.name) for part in shown), default=0)
+    return "\n".join(f"  {part.name:{width}}  {size(part.num_bytes):>9}" for part in shown)
+
+
+def _refusal(
+    parts: Sequence[Part], lacking: tuple[int, MemoryLimit], way: str | None
+) -> CapacityError:
+    total, limit = lacking
+    loading = [part for part in parts if part.when != "loading"]
+    return CapacityError(
+        f"the models and their memory need {size(total)}, and {size(limit.free)} are left "
+        f"({limit.name}):\n{table_of(loading)}",
+        hint=way or "a smaller model, or a machine with more memory",
+    )

@@ -15,8 +15,7 @@ import torch
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, COPY, KINDS
 from outrider.core.spec import DecoderConfig, ModelSpec
-from outrider.kernels.native.cpu import last_cache_bytes
-from outrider.kernels.native.topology import num_physical_cores
+from outrider.kernels.native.cpu import last_cache_bytes, num_physical_cores
 from outrider.kernels.registry import is_native
 from outrider.models.families import LlamaConfig
 from outrider.models.loading import DTYPES, pick_device

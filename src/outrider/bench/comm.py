@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.bench.machine import Neighbours
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
-from outrider.kernels.native.topology import hardware_threads, num_physical_cores
+from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
 from outrider.models.loading import pick_device
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.meeting import Meeting

@@ -43,7 +43,7 @@ def provenance() -> dict[str, object]:
     """Everything needed to repeat a run on a like machine."""
     import torch
 
-    from outrider.kernels.native.topology import num_physical_cores
+    from outrider.kernels.native.cpu import num_physical_cores
 
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

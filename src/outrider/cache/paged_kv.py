@@ -20,9 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.cache.frames import Frames
-from outrider.cache.pages import ArenaSize, Columns, PagePool, PageTable
-from outrider.cache.sequence_pages import GROWTH, NOTHING_SEEN, SequencePages
+from outrider.cache.pages import (
+    GROWTH,
+    ArenaSize,
+    Columns,
+    PagePool,
+    PageTable,
+    SequencePages,
+)
+from outrider.cache.pool import Frames
 from outrider.core.errors import ContractError
 from outrider.core.interrupts import WholeLock
 from outrider.core.protocols import StepRow
@@ -289,9 +295,7 @@ class PagedKV:
         start = len(seq.seen)
         slots = self._slots(seq, base + start, first - start) + slots
         for node, slot in enumerate(slots, start):
-            parent = seq.parents[node]
-            seen = (NOTHING_SEEN if parent == ROOT else seq.seen[parent]).followed_by(node, slot)
-            seq.seen.append(seen)
+            seen = seq.see(seq.parents[node], slot)
             if node >= first:
                 position = base + seen.num_nodes - 1 + dropped
                 columns.add_node(position=position, visible=base + seen.run, extra=seen.extra)

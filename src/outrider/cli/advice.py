@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from outrider.api.companions import num_weight_bytes
-from outrider.bench.calibrate.bounds import BESIDE_WEIGHTS, Bounds
-from outrider.bench.calibrate.extent import extent_of
+from outrider.bench.calibrate.extent import BESIDE_WEIGHTS, Bounds, extent_of
 from outrider.bench.calibrate.found import Asked, Found, Watch
 from outrider.bench.machine import machine
 from outrider.bench.requests import texts_of

@@ -1,4 +1,4 @@
-"""`outrider batch`: answer every line of a file, whatever comes between.
+"""`outrider batch`: answer every line of a JSON lines or parquet file, also after errors.
 
 Exit code 0 says that every line has an answer, 1 that some answers are errors.
 """
@@ -20,7 +20,6 @@ from outrider.api.batch_files import AnswerFile
 from outrider.api.batch_lines import Answers, read_line
 from outrider.api.batch_run import Batch
 from outrider.cli.batch_options import BatchOptions
-from outrider.cli.batch_source import lines_of
 from outrider.cli.call import Call
 from outrider.cli.output import answer, say
 from outrider.cli.paint import Meter
@@ -32,6 +31,43 @@ from outrider.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.cluster.batch_run import RayBatch
+
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from outrider.api.batch_files import RawLine, raw_line, raw_lines
+from outrider.core.errors import MachineError
+
+
+def lines_of(path: Path) -> Iterator[RawLine]:
+    """Raises MachineError for a file that cannot be read."""
+    return _rows(path) if path.suffix == ".parquet" else raw_lines(path)
+
+
+def _rows(path: Path) -> Iterator[RawLine]:
+    """A row is a line of its columns; one that is null says nothing."""
+    try:
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError:
+        raise MachineError(
+            f"{path} is a parquet file, and no reader of such (pyarrow) is installed.",
+            hint="pip install 'outrider[data]'",
+        ) from None
+    number = 0
+    try:
+        for block in parquet.ParquetFile(path).iter_batches(1024):
+            for row in block.to_pylist():
+                number += 1
+                told = {name: value for name, value in row.items() if value is not None}
+                yield raw_line(number, json.dumps(told, ensure_ascii=False).encode())
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path}, row {number}: {error}.", hint="columns as the keys of a line: prompt, seed"
+        ) from None
+
 
 # Blocks of lines for each actor of Ray's, so that none is idle while another one has the last.
 _BLOCKS_EACH = 8

@@ -13,9 +13,8 @@ from outrider.bench import figures
 from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
 from outrider.bench.studies.sweep import SweepLineup, run_visits
-from outrider.bench.studies.sweep_axes import named
 from outrider.bench.studies.sweep_grid import SweepGrid, grid_of
-from outrider.bench.studies.sweep_plan import Group, PlannedVisit, SweptPair, missing
+from outrider.bench.studies.sweep_plan import Group, PlannedVisit, SweptPair, missing, named
 from outrider.bench.studies.sweep_recipes import RECIPES, REFERENCES
 from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
 from outrider.bench.studies.sweep_report import draw_all, references, sections, tested_claims

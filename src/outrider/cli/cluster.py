@@ -8,8 +8,8 @@ from functools import partial
 from importlib.util import find_spec
 
 from outrider.cli.call import Call
-from outrider.cli.cluster_options import ClusterConfigOptions
 from outrider.cli.output import say
+from outrider.cli.serve_options import ClusterConfigOptions
 from outrider.cli.session import without_draft
 from outrider.core.errors import MachineError, OutriderError, told
 from outrider.core.params import SamplingParams

@@ -35,7 +35,7 @@ from outrider.core.settings import Resolved
 from outrider.kernels.arithmetic import ArithmeticCeiling, arithmetic_ceilings
 from outrider.kernels.bandwidth import Ceiling, ceilings
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
-from outrider.kernels.native.topology import hardware_threads, memory_nodes, pinned_threads
+from outrider.kernels.native.cpu import hardware_threads, memory_nodes, pinned_threads
 from outrider.kernels.native.tuning import forget
 from outrider.kernels.registry import Choice, Kernels, choose
 from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve

@@ -59,7 +59,7 @@ class Engines:
 
 def engines_of(options: ReplicasOption, config: EngineConfig) -> Engines:
     """Raises ConfigError for devices or numbers that cannot be meant."""
-    from outrider.kernels.native.topology import allowed_cores
+    from outrider.kernels.native.cpu import allowed_cores
     from outrider.server.placement import device_of, placements
 
     devices = [name.strip() for name in options.devices.split(",") if name.strip()]

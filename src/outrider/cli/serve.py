@@ -262,7 +262,7 @@ def _checked(
     call: Call[ServeOptions], models: Sequence[Served], engines: Engines, address: Address
 ) -> int:
     """`--check`: reads all that is known before weights are, and says what would run."""
-    from outrider.api.memory_plan import table_of
+    from outrider.api.memory import table_of
     from outrider.core.fields import size
 
     start_logging(call.resolved.program())

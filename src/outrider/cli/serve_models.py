@@ -98,7 +98,7 @@ def share_of(words: str) -> float:
 
 def planned(model: Served, engines: Engines) -> tuple[LoadPlan, tuple[Part, ...]]:
     """What each engine would load, known before weights are read. Raises what loading would."""
-    from outrider.api.memory_plan import fitted
+    from outrider.api.memory import fitted
     from outrider.api.plan import plan_pair
 
     program, engine = model.resolved.program(), engines.shared(model.resolved.engine())

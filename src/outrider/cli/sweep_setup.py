@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from outrider.bench.studies.sweep_axes import (
+from outrider.bench.studies.sweep_grid import PromptSource, Terms
+from outrider.bench.studies.sweep_plan import (
     CONCURRENCY,
     DOMAIN,
     FLAG,
     PAIR,
     SPECIAL,
     SweepAxis,
+    SweptPair,
     axes_of,
 )
-from outrider.bench.studies.sweep_grid import PromptSource, Terms
-from outrider.bench.studies.sweep_plan import SweptPair
 from outrider.bench.studies.sweep_recipes import Recipe, recipe
 from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP, Schema
 from outrider.bench.workload import MIXED, PromptDataset, check_domain

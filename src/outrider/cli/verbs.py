@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from outrider.cli import (
     batch_options,
     bench_options,
-    cluster_options,
     model_options,
     plan_options,
     run_options,
@@ -26,7 +25,6 @@ TABLES = (
     plan_options,
     batch_options,
     serve_options,
-    cluster_options,
     model_options,
     bench_options,
 )

@@ -19,9 +19,9 @@ from outrider.control.exploration import DepthSweep, Probes, sweep_depths
 from outrider.core.budget import Budget, Choice, Reason, RoundTrace
 from outrider.core.errors import ContractError
 from outrider.estimate.acceptance import Acceptance
+from outrider.estimate.calibration import Reading
 from outrider.estimate.cost import ASSUMED, CostMeter, CostTable
 from outrider.estimate.online import FadingMean, OpenPasses, seconds_of
-from outrider.estimate.reading import Reading
 from outrider.estimate.worth import LEAST_WEIGHED
 
 _log = logging.getLogger(__name__)

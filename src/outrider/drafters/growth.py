@@ -1,7 +1,7 @@
 """Draft chains and trees that grow from a model's distributions, a token or a level a pass.
 
 `DraftSampler` says how a drafter chooses tokens, and its `builder` grows the drafts of a batch. A
-greedy tree keeps the worthiest of all nodes that it has looked at (core/tree_nodes.py): each level
+greedy tree keeps the worthiest of all nodes that it has looked at (core/tree.py): each level
 feeds only nodes whose children may still be among them. At temperature > 0 the shape of a tree is
 settled before its first token is drawn, and siblings are drawn without replacement.
 

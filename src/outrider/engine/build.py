@@ -35,7 +35,7 @@ from outrider.sched.lane_order import order_named
 from outrider.sched.ledger import Ledger
 from outrider.sched.pace import PromptPace
 from outrider.sched.schedules import schedule_for
-from outrider.verify.rules import exact_rules, rule_for
+from outrider.verify.batched import exact_rules, rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
 DRAFT_CONTEXT = 4096

@@ -20,7 +20,7 @@ from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.jobs import DECODE, PREFILL, VERIFY
 from outrider.sched.schedules import SingleLane
-from outrider.verify.rules import exact_rules, rule_for
+from outrider.verify.batched import exact_rules, rule_for
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from outrider.core.protocols import Drafter, DraftRow, KeepsApart, Remembering
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.portfolio import ReplayScored
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.engine.forced import offered_first
+from outrider.engine.draft_rows import offered_first
 
 # What drafters propose, and the faults of rows that they failed for: guarded_drafts (drafting.py).
 Ask = Callable[[Drafter, Sequence[DraftRow]], tuple[dict[int, Draft], dict[int, str]]]

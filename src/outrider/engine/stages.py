@@ -44,9 +44,8 @@ from outrider.core.sampling import (
 )
 from outrider.core.sequence import LiveSequence
 from outrider.engine.compaction import Compaction
-from outrider.engine.draft_rows import draft_row, trimmed
+from outrider.engine.draft_rows import draft_row, trimmed, with_forced
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
-from outrider.engine.forced import with_forced
 from outrider.engine.node_traces import node_traces
 from outrider.engine.prompt_logprobs import score_prompts
 from outrider.engine.request_drafters import RequestDrafters
@@ -61,7 +60,7 @@ from outrider.engine.round import (
     clamp,
     settle,
 )
-from outrider.verify.rules import exact_rules
+from outrider.verify.batched import exact_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +224,7 @@ class Stages:
 
     def propose(self, batch: Batch) -> Proposals:
         """Ask the drafter for each sequence's next draft, within its budget and its room. It is not
-        trusted: see engine/drafting.py. A grammar's own drafts go first: see engine/forced.py."""
+        trusted (engine/drafting.py). A grammar's own drafts go first (engine/draft_rows.py)."""
         started = perf_counter()
         row = partial(draft_row, state=self.target.state, needs=self.drafter.needs)
         rows = [row(seq, k) for seq in batch if (k := self.depth(seq)) > 0]

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.native.build import needed_library
-from outrider.kernels.native.cpu import cache_bytes
+from outrider.kernels.native.cpu import cache_bytes, num_physical_cores
 from outrider.kernels.native.ops import function, team
-from outrider.kernels.native.topology import num_physical_cores
 
 
 class BandwidthReader:

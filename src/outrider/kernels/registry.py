@@ -29,11 +29,10 @@ from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
 from outrider.kernels.native.forward import Forward, ForwardParts, NativeForward
-from outrider.kernels.native.grouped import NativeGrouped, NativeInt4
 from outrider.kernels.native.lookups import NativeLookups
 from outrider.kernels.native.mixture import MixtureSizes, MixtureWeights, NativeMixture
 from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
-from outrider.kernels.native.quantised import NativeInt8
+from outrider.kernels.native.quantised import NativeGrouped, NativeInt4, NativeInt8
 from outrider.kernels.native.sampling import native_sampling
 from outrider.kernels.native.tuning import KernelTiming, kind_answer, thread_answer
 from outrider.kernels.plan import (

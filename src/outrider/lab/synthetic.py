@@ -30,7 +30,7 @@ from outrider.core.files import new_folder
 from outrider.core.protocols import CacheStore, CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
-from outrider.lab.gemm_shape import GemmShape
+from outrider.lab.gemm import GemmShape
 from outrider.lab.inflate import NORM, meaningless
 from outrider.lab.inflate_files import llama_json, write_json, write_shards
 from outrider.lab.scripted import TokenMemory

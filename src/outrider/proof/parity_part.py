@@ -26,7 +26,7 @@ from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.proof.check import Check, Part
 from outrider.proof.parity import BATCH, CellTexts, Ids, ParityTask, TokenDifference, differences
-from outrider.verify.rules import rule_for
+from outrider.verify.batched import rule_for
 
 # Rounding moves logits by far less than this share of their range.
 MAX_ROUNDING = 1 / 64

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from outrider.api.response_format import KEYS, structure_of
-from outrider.api.structure import StructureOptions
+from outrider.api.structure import KEYS, StructureOptions, structure_of
 from outrider.core.fields import WHOLE, shown
 from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, refused

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, MachineError, did_you_mean
-from outrider.kernels.native.topology import allowed_cores
+from outrider.kernels.native.cpu import allowed_cores
 
 _DEVICE = re.compile(r"cuda(?::(\d{1,3}))?", re.ASCII)
 

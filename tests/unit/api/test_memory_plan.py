@@ -18,8 +18,9 @@ from torch import Tensor
 
 import outrider.pairs as pairs
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.api import memory_plan
+from outrider.api import memory
 from outrider.api.loading import load_pair
+from outrider.api.memory import fitted
 from outrider.api.memory_parts import (
     Part,
     _scratch_bytes,  # pyright: ignore[reportPrivateUsage]
@@ -27,7 +28,6 @@ from outrider.api.memory_parts import (
     memory_parts,
     needed,
 )
-from outrider.api.memory_plan import fitted
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.cache import capacity
 from outrider.cache.capacity import MemoryLimit, free_bytes, limits, total_bytes
@@ -59,7 +59,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, *found: MemoryLimit) -> None:
     def told(_: torch.device, __: float) -> tuple[MemoryLimit, ...]:
         return found
 
-    monkeypatch.setattr(memory_plan, "limits", told)
+    monkeypatch.setattr(memory, "limits", told)
 
 
 def embedded(config: EngineConfig) -> LoadPlan:

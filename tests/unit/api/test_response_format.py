@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.api.response_format import structure_of
+from outrider.api.structure import structure_of
 from outrider.core.errors import ConfigError
 
 SCHEMA = {"type": "integer"}

@@ -15,8 +15,8 @@ from doubles.gguf_writer import wide_llama
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import loading, self_copy
 from outrider.api.loading import load_pair
+from outrider.api.memory import fitted
 from outrider.api.memory_parts import files_of, memory_parts
-from outrider.api.memory_plan import fitted
 from outrider.api.plan import LoadPlan, plan_pair
 from outrider.api.self_copy import LEAST_GAIN, expected_gain, why_no_copy
 from outrider.core.drafter_kinds import COPY, KINDS, WITH_FOUND, WITHOUT_DRAFT

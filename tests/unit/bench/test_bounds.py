@@ -12,10 +12,8 @@ import pytest
 
 from doubles.planned import costs, flat, sloped
 from outrider.bench.calibrate import answer as module
-from outrider.bench.calibrate import opening
 from outrider.bench.calibrate.answer import answer
-from outrider.bench.calibrate.bounds import BESIDE_WEIGHTS, Bounds
-from outrider.bench.calibrate.extent import extent_of
+from outrider.bench.calibrate.extent import BESIDE_WEIGHTS, Bounds, extent_of
 from outrider.bench.calibrate.found import Answer, Asked, Found, Watch
 from outrider.bench.calibrate.probe import Ahead, Probe
 from outrider.bench.calibrate.session import Calibrated
@@ -256,9 +254,9 @@ class Answered:
 
     def __call__(self, wish: Asked, engines: Engines) -> Found:
         counting = SimpleNamespace(compared=self.noted("compared", []))
-        self.patch.setattr(opening, "open_engines", engines)
-        self.patch.setattr(opening, "must_compile", gives(self.compiles))
-        self.patch.setattr(opening, "built_kernels", self.compiled(engines.machine))
+        self.patch.setattr(module, "open_engines", engines)
+        self.patch.setattr(module, "must_compile", gives(self.compiles))
+        self.patch.setattr(module, "built_kernels", self.compiled(engines.machine))
         self.patch.setattr(module, "_prompts", gives([[1]]))
         self.patch.setattr(module, "_count", self.noted("counted", (counting, ())))
         self.patch.setattr(module, "_time", self.noted("timed", None))

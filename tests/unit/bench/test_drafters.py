@@ -13,8 +13,14 @@ from doubles.clocks import FakeClock
 from doubles.report_results import FakeWriter
 from outrider.bench.frame import csv_text
 from outrider.bench.studies import drafters_lineup as lineup_of_bench
-from outrider.bench.studies.copy_bounds import best_of_copy, bounds_of_copies
-from outrider.bench.studies.drafters import DrafterSample, Race, RacePlan, pieces_of
+from outrider.bench.studies.drafters import (
+    DrafterSample,
+    Race,
+    RacePlan,
+    best_of_copy,
+    bounds_of_copies,
+    pieces_of,
+)
 from outrider.bench.studies.drafters_lineup import (
     OFF,
     Contestant,

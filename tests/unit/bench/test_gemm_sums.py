@@ -30,8 +30,7 @@ from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked
 from outrider.bench.gemm.units import CostSample, Held, SamplesFile, engines_unit, passes_unit
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import expected_tokens
-from outrider.lab.gemm import NonGemmCosts, products
-from outrider.lab.gemm_shape import GEMM_SHAPES
+from outrider.lab.gemm import GEMM_SHAPES, NonGemmCosts, products
 
 AR = CostEngine(study="hits", method="ar")
 SD = CostEngine(study="hits", method="sd", k=4, alpha=0.9)

@@ -10,12 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.bench.calibrate.bounds import Bounds
-from outrider.bench.calibrate.counting import Counting
+from outrider.bench.calibrate.counting import Counting, Text, can_replay, replayed
 from outrider.bench.calibrate.engines import Dial, TimedEngine, TimedEngines, TimedLLM
-from outrider.bench.calibrate.extent import Extent
+from outrider.bench.calibrate.extent import Bounds, Extent
 from outrider.bench.calibrate.probe import Probe, written_until
-from outrider.bench.calibrate.replay import Text, can_replay, replayed
 from outrider.bench.studies.drafters_lineup import OFF, Contestant
 from outrider.bench.workload import builtin_texts
 from outrider.core.config import EngineConfig

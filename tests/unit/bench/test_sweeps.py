@@ -19,9 +19,8 @@ from outrider.bench.pages import Page, markdown
 from outrider.bench.studies import sweep as sweep_module
 from outrider.bench.studies import sweep_recipes as claims
 from outrider.bench.studies.sweep import SweepLineup, run_visits
-from outrider.bench.studies.sweep_axes import SweepAxis, axes_of
 from outrider.bench.studies.sweep_grid import PromptSource, SweepGrid, Terms, grid_of
-from outrider.bench.studies.sweep_plan import SweptPair, missing
+from outrider.bench.studies.sweep_plan import SweepAxis, SweptPair, axes_of, missing
 from outrider.bench.studies.sweep_recipes import RECIPES, GainClaim, SameAcceptance, recipe
 from outrider.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
 from outrider.bench.studies.sweep_report import sections

@@ -18,10 +18,10 @@ from outrider.core.plugins import installed
 from outrider.proof import algebra, check, mutants, parity
 from outrider.proof.algebra import prove_rule
 from outrider.proof.cases import FIXED
+from outrider.proof.certificate import own_reports
 from outrider.proof.check import Effort
 from outrider.proof.distributions import exact_samplers
 from outrider.proof.parity import PROMPTS
-from outrider.proof.reports import own_reports
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

@@ -21,9 +21,8 @@ from outrider.core.errors import MachineError
 from outrider.proof import algebra, certificate, check, mutants, parity
 from outrider.proof.cases import FIXED
 from outrider.proof.check import DEEP, Check, Effort, Part
-from outrider.proof.mutants import DECISIONS, ROUNDS
+from outrider.proof.mutants import DECISIONS, ROUNDS, planted
 from outrider.proof.parity import PROMPTS
-from outrider.proof.planting import planted
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

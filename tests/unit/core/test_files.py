@@ -198,7 +198,7 @@ EXCEPTIONS = {
     ("cli/simulate_setup.py", "read_text"): "sizes of this package",
     ("kernels/native/build.py", "read_bytes"): "what it compiled",
     ("kernels/native/levels.py", "read_bytes"): "sources of this package",
-    ("kernels/native/packaged.py", "read_text"): "the RECORD of this package",
+    ("kernels/native/levels.py", "read_text"): "the RECORD of this package",
     ("models/parallel/meeting.py", "open"): "memory that it made",
     ("models/weight_files.py", "safe_open"): "behind check_header",
     ("pairs/catalog.py", "read_text"): "names of this package",

@@ -41,7 +41,7 @@ from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model
-from outrider.proof.reports import SAMPLED
+from outrider.proof.certificate import SAMPLED
 from outrider.testing import GREEDY
 from unit.drafters.test_chain_pass import check_alike
 from unit.drafters.test_head_pass import EAGLES, TEXT, VOCAB, loaded, row

@@ -28,8 +28,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
-from outrider.verify.exact import TokenRule
-from outrider.verify.match import MatchRule
+from outrider.verify.exact import MatchRule, TokenRule
 
 
 def built(config: EngineConfig, *, with_draft: bool = True) -> tuple[Engine, list[RoundTrace]]:

@@ -20,11 +20,17 @@ from outrider.core.errors import ConfigError
 from outrider.kernels import registry
 from outrider.kernels.native import tuning as contests
 from outrider.kernels.native import tuning as measured
-from outrider.kernels.native.cpu import DOTS, TILES, VECTORS, cache_bytes, last_cache_bytes
+from outrider.kernels.native.cpu import (
+    DOTS,
+    TILES,
+    VECTORS,
+    cache_bytes,
+    hardware_threads,
+    last_cache_bytes,
+)
 from outrider.kernels.native.huge_pages import PAGE_BYTES
 from outrider.kernels.native.ops import NativeOps
 from outrider.kernels.native.quantised import NativeInt8
-from outrider.kernels.native.topology import hardware_threads
 from outrider.kernels.native.tuning import (
     BUDGET_SECONDS,
     MARGIN,

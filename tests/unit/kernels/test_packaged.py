@@ -14,7 +14,7 @@ import pytest
 
 from doubles.posing_compiler import attempt, empty_library, libraries, num_builds
 from outrider.core import env
-from outrider.kernels.native import build, levels, packaged
+from outrider.kernels.native import build, levels
 from outrider.kernels.native.levels import LEVELS, Level, levels_here, library_name
 
 INSIDE = Path("outrider/kernels/native/lib")
@@ -104,7 +104,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
     found.library.write_bytes(made.read_bytes())
     found.write_record()
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
-    monkeypatch.setattr(packaged, "FOLDER", found.library.parent)
+    monkeypatch.setattr(levels, "FOLDER", found.library.parent)
     # There is no compiler.
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     return found

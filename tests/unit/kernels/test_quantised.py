@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.kernels.native.grouped import NativeInt4
-from outrider.kernels.native.quantised import NativeInt8
+from outrider.kernels.native.quantised import NativeInt4, NativeInt8
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.grouped import SCHEMES, definition
 from outrider.kernels.reference.linear import GROUP, quantise_rows

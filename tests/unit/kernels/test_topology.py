@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.kernels.native import huge_pages, ops, topology
-from outrider.kernels.native.ops import NativeOps
-from outrider.kernels.native.topology import (
+from outrider.kernels.native import cpu, huge_pages, ops
+from outrider.kernels.native.cpu import (
     allowed_cores,
     hardware_threads,
     memory_nodes,
@@ -23,6 +22,7 @@ from outrider.kernels.native.topology import (
     num_physical_cores,
     pinned_threads,
 )
+from outrider.kernels.native.ops import NativeOps
 from unit.kernels.implementations import randn
 
 needs_affinity = pytest.mark.skipif(
@@ -52,7 +52,7 @@ def tell(
         (folder / f"node/node{number}").mkdir(parents=True)
         (folder / f"node/node{number}/cpulist").write_text(cpus + "\n")
     everyone = {number for core in cores for number in core}
-    monkeypatch.setattr(topology, "_SYSTEM", folder)
+    monkeypatch.setattr(cpu, "_SYSTEM", folder)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: everyone, raising=False)  # pyright: ignore
 
 
@@ -60,7 +60,7 @@ def test_a_machine_that_tells_nothing_has_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert num_physical_cores() >= 1
-    monkeypatch.setattr(topology, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(cpu, "_SYSTEM", tmp_path)
     assert num_physical_cores() == len(hardware_threads()) >= 1
     assert memory_nodes() == ()
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.plan import PackedLinear
-from outrider.lab.gemm import GemmModel, NonGemmCosts, make_gemm, products
-from outrider.lab.gemm_shape import GEMM_SHAPES, gemm_shape
+from outrider.lab.gemm import GEMM_SHAPES, GemmModel, NonGemmCosts, gemm_shape, make_gemm, products
 from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions
 

@@ -26,7 +26,7 @@ from outrider.core import env
 from outrider.core.errors import CheckpointError, given
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.native import build
-from outrider.kernels.native.grouped import NativeGrouped
+from outrider.kernels.native.quantised import NativeGrouped
 from outrider.kernels.plan import BlockRows
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
@@ -73,7 +73,7 @@ def test_pieces_of_a_matrix_are_made_alike(tmp_path: Path, monkeypatch: pytest.M
     form = BY_NAME["fp8-block"]
     wanted = form.pack(matrix()).numbers
     folder = folder_of(tmp_path, dict(form.config), stored(form))
-    monkeypatch.setattr("outrider.models.published.codes._AT_ONCE", 7 * SHAPE[1])
+    monkeypatch.setattr("outrider.models.published.tensors._AT_ONCE", 7 * SHAPE[1])
     with Weights(folder) as weights:
         assert np.array_equal(weights.take(f"{MATRIX}.weight", *SHAPE).numpy(), wanted)
 

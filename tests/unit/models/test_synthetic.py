@@ -19,7 +19,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.estimate.theory import MissCurve
-from outrider.lab.gemm_shape import gemm_shape
+from outrider.lab.gemm import gemm_shape
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.lab.synthetic import (
     NUM_RANKS,

@@ -19,7 +19,7 @@ from outrider.proof.algebra import TOLERANCE, prove_rule, total_variation
 from outrider.proof.cases import FIXED, chain, generated
 from outrider.proof.check import Effort
 from outrider.proof.distributions import Sampler, exact_samplers, plain_distribution
-from outrider.verify.rules import rule_for
+from outrider.verify.batched import rule_for
 
 every_sampler = pytest.mark.parametrize("sampler", exact_samplers(), ids=lambda s: s.name)
 

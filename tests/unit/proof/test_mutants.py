@@ -11,14 +11,15 @@ from outrider.proof.mutants import (
     DECISIONS,
     KEYS,
     ROUNDS,
+    Mutant,
     attempt,
     catch_by_algebra,
     catch_by_chi_square,
     catch_by_parity,
     embedded_texts,
     mutants,
+    planted,
 )
-from outrider.proof.planting import Mutant, planted
 
 ALL = (*DECISIONS, *KEYS, *ROUNDS)
 

@@ -14,7 +14,7 @@ from outrider.core.params import SamplingParams
 from outrider.lab.gguf_export import GgufOptions, export
 from outrider.models.loading import resolve
 from outrider.proof.check import Check, Effort
-from outrider.proof.mutants import ROUNDS
+from outrider.proof.mutants import ROUNDS, planted
 from outrider.proof.parity import (
     BATCH,
     PROMPTS,
@@ -28,7 +28,6 @@ from outrider.proof.parity import (
     task,
 )
 from outrider.proof.parity_part import NearTie, parity
-from outrider.proof.planting import planted
 
 EMBEDDED = "outrider/embedded"
 SMALL = Effort(greedy_tokens=10)

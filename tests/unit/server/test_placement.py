@@ -10,7 +10,7 @@ import pytest
 from outrider.core.config import EngineConfig
 from outrider.core.env import show_gpu
 from outrider.core.errors import ConfigError
-from outrider.kernels.native import topology
+from outrider.kernels.native import cpu
 from outrider.server.placement import Placement, device_of, placements, shares_of, spans
 
 CPU = EngineConfig(device="cpu")
@@ -31,7 +31,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "node/node0/cpulist").write_text("0,2,4,6\n")
     (tmp_path / "node/node1/cpulist").write_text("1,3,5,7\n")
     (tmp_path / "node/node_of_no_number").mkdir()
-    monkeypatch.setattr(topology, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(cpu, "_SYSTEM", tmp_path)
 
     def allowed(_: int) -> set[int]:
         return {0, 1, 2, 3, 4, 5, 6}
@@ -41,7 +41,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_an_engine_has_whole_cores_of_one_node() -> None:
-    assert topology.allowed_cores() == [(0, 4), (2, 6), (1, 5), (3,)]
+    assert cpu.allowed_cores() == [(0, 4), (2, 6), (1, 5), (3,)]
     found = placements(2, [], CPU)
     assert [one.cores for one in found] == [(0, 2, 4, 6), (1, 3, 5)]
     assert [one.told("cpu") for one in found] == ["cpu, cores 0,2,4,6", "cpu, cores 1,3,5"]

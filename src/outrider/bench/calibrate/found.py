@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.bench.calibrate.bounds import Bounds
 from outrider.bench.calibrate.engines import TimedEngines
-from outrider.bench.calibrate.extent import Extent
+from outrider.bench.calibrate.extent import Bounds, Extent
 from outrider.bench.calibrate.probe import Probe
 from outrider.bench.calibrate.session import Calibrated, assembled
 from outrider.bench.calibrate.timing import Timing

@@ -26,11 +26,21 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES
 from outrider.core.tree import ROOT
 from outrider.kernels.bandwidth import ceilings
-from outrider.kernels.native.topology import hardware_threads
+from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels, choose
-from outrider.lab.gemm import GemmModel, NonGemmCosts, RandomWeights, make_gemm, products
-from outrider.lab.gemm_shape import FULL_VOCABULARY, GEMM_SHAPES, MAX_TOKENS, GemmShape, gemm_shape
+from outrider.lab.gemm import (
+    FULL_VOCABULARY,
+    GEMM_SHAPES,
+    MAX_TOKENS,
+    GemmModel,
+    GemmShape,
+    NonGemmCosts,
+    RandomWeights,
+    gemm_shape,
+    make_gemm,
+    products,
+)
 from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Decoder, Room
 from outrider.models.loading import DTYPES, LoadOptions, pick_device

@@ -55,8 +55,7 @@ from outrider.estimate.theory import (
     measured_speed_up,
     speed_up,
 )
-from outrider.lab.gemm import products
-from outrider.lab.gemm_shape import GemmShape
+from outrider.lab.gemm import GemmShape, products
 
 _FLOAT_BYTES = 4
 # The values of a contestant, by number of the visit.

@@ -31,7 +31,7 @@ from outrider.bench.gemm.units import (
 from outrider.bench.machine import machine
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
-from outrider.lab.gemm_shape import GemmShape
+from outrider.lab.gemm import GemmShape
 
 STUDIES: tuple[Study, ...] = ("alpha", "hits", "fan_out", "batch")
 _ONE_LAYER = Fraction(0)

@@ -20,7 +20,7 @@ from outrider.bench.gemm.record import SAMPLES, SCHEMA
 from outrider.bench.machine import Neighbours
 from outrider.bench.store import RecordError, Store, difference, made
 from outrider.bench.turns import Attempt, attempt, rotated
-from outrider.lab.gemm_shape import GemmShape
+from outrider.lab.gemm import GemmShape
 
 BRANCHES = (1, 2, 4, 8, 16, 32)
 ROWS = (1, 2, 4, 8, 16, 32, 64)

@@ -17,7 +17,9 @@ from outrider.bench.frame import (
     MIN_PAIRS,
     Ratio,
     failures,
+    good_numbers,
     grouped,
+    mean_foreign_share,
     medians,
     paired_ratio,
     share,
@@ -25,9 +27,12 @@ from outrider.bench.frame import (
 )
 from outrider.bench.machine import said_of
 from outrider.bench.pages import Section, number, percent
-from outrider.bench.sample import good_numbers, mean_foreign_share
-from outrider.bench.studies.copy_bounds import bounds_of_copies
-from outrider.bench.studies.drafters import DrafterNumbers, DrafterSample, RacePlan
+from outrider.bench.studies.drafters import (
+    DrafterNumbers,
+    DrafterSample,
+    RacePlan,
+    bounds_of_copies,
+)
 from outrider.bench.studies.drafters_lineup import OFF, Lineup, Runner
 
 SCHEMA = "outrider-bench-drafters/1"

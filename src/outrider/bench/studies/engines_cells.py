@@ -13,9 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from outrider.bench.frame import Ratio, failures, grouped, mean, median, paired_ratio, share
+from outrider.bench.frame import (
+    Ratio,
+    Sample,
+    failures,
+    good_numbers,
+    grouped,
+    mean,
+    median,
+    paired_ratio,
+    share,
+)
 from outrider.bench.load import LoadNumbers, Served
-from outrider.bench.sample import Sample, good_numbers
 from outrider.bench.studies.engines_plan import AUTO, FIXED, OFF
 from outrider.core.budget import JobTrace
 from outrider.estimate.theory import AheadTimes

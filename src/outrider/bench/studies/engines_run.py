@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from torch import Tensor
 
 from outrider.api.llm import LLM
+from outrider.bench.frame import mean_foreign_share
 from outrider.bench.load import Served, Time, drive, tally
 from outrider.bench.machine import Monitor
-from outrider.bench.sample import mean_foreign_share
 from outrider.bench.studies.engines_cells import (
     BareReads,
     EngineSample,
@@ -34,7 +34,7 @@ from outrider.core.clock import HOST_CLOCK
 from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError, OutriderError
 from outrider.kernels.bandwidth import BandwidthReader
-from outrider.kernels.native.topology import hardware_threads
+from outrider.kernels.native.cpu import hardware_threads
 from outrider.metrics.summary import inter_token_latencies, percentile
 from outrider.metrics.timeline import timeline
 from outrider.models.llama import LlamaModel

@@ -19,17 +19,22 @@ from typing import Any, cast
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.store import Plain
 from outrider.bench.studies.drafters_lineup import Drafts
-from outrider.bench.studies.sweep_axes import (
+from outrider.bench.studies.sweep_plan import (
     CONCURRENCY,
     CONTEXT,
     DOMAIN,
     OF_DRAFTING_AHEAD,
     OF_WAYS,
     PAIR,
+    DomainPrompts,
+    Group,
+    Scene,
     SweepAxis,
+    SweptPair,
+    Way,
+    Work,
     named,
 )
-from outrider.bench.studies.sweep_plan import DomainPrompts, Group, Scene, SweptPair, Way, Work
 from outrider.bench.studies.sweep_record import SWEEP, Schema
 from outrider.bench.workload import (
     MOST_NOTES,

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal, Protocol
 
-from outrider.bench.frame import MIN_PAIRS, Ratio, grouped, medians, paired_ratio
+from outrider.bench.frame import MIN_PAIRS, Ratio, good_numbers, grouped, medians, paired_ratio
 from outrider.bench.reference import engine_table
-from outrider.bench.sample import good_numbers
 from outrider.bench.store import Plain
-from outrider.bench.studies.sweep_axes import CONCURRENCY, FIELDS, named
+from outrider.bench.studies.sweep_plan import CONCURRENCY, FIELDS, named
 from outrider.bench.studies.sweep_record import (
     BenchmarkConfig,
     ResultsFolder,

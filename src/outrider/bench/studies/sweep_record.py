@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.sample import Sample
+from outrider.bench.frame import Sample
 from outrider.bench.store import Plain, RecordError, Store, difference, entries, made
 
 Key = tuple[str, str, int]

@@ -20,7 +20,7 @@ from outrider.bench.frame import MIN_PAIRS, Ratio, Spread
 from outrider.bench.machine import said_of
 from outrider.bench.pages import Section, number, percent
 from outrider.bench.store import Plain
-from outrider.bench.studies.sweep_axes import CONCURRENCY, CONTEXT, FIELDS, OF_WAYS
+from outrider.bench.studies.sweep_plan import CONCURRENCY, CONTEXT, FIELDS, OF_WAYS
 from outrider.bench.studies.sweep_recipes import ALIASES, RECIPES, Recipe, Reference
 from outrider.bench.studies.sweep_record import ResultsFolder
 from outrider.bench.studies.sweep_summary import SweepCell, axes_in, cells, marginals, summary

@@ -19,16 +19,17 @@ from outrider.bench.frame import (
     Spread,
     csv_text,
     failures,
+    good_numbers,
     grouped,
     mean,
+    mean_foreign_share,
     median,
     medians,
     paired_ratio,
     share,
 )
-from outrider.bench.sample import good_numbers, mean_foreign_share
 from outrider.bench.store import Plain, write_json, write_text
-from outrider.bench.studies.sweep_axes import CONCURRENCY, DOMAIN, FIELDS, OF_WAYS, PAIR, named
+from outrider.bench.studies.sweep_plan import CONCURRENCY, DOMAIN, FIELDS, OF_WAYS, PAIR, named
 from outrider.bench.studies.sweep_record import (
     BenchmarkConfig,
     ResultsFolder,

@@ -32,15 +32,16 @@ from pathlib import Path
 from outrider.core import env
 from outrider.core.errors import MachineError
 from outrider.core.files import NotPrivateError, locked, private_folder, read_private, write_private
-from outrider.kernels.native.cpu import ENDINGS, cpu_identity
-from outrider.kernels.native.levels import FLAGS, SOURCES, sources_digest
-from outrider.kernels.native.packaged import (
+from outrider.kernels.native.cpu import ENDINGS, cpu_identity, num_physical_cores
+from outrider.kernels.native.levels import (
+    FLAGS,
+    SOURCES,
     Brought,
     DamagedError,
     NoneBroughtError,
     brought_library,
+    sources_digest,
 )
-from outrider.kernels.native.topology import num_physical_cores
 
 COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT_SECONDS = 300

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import ContractError
-from outrider.kernels.native.topology import memory_nodes
+from outrider.kernels.native.cpu import memory_nodes
 
 PAGE_BYTES = 2 << 20
 # Regions that small tensors share, of whichever model; a full one is freed with the last of them.

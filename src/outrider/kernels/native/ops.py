@@ -23,8 +23,7 @@ from torch import Tensor
 from outrider.core.errors import ContractError, given
 from outrider.kernels.kv_rows import head_dim_of
 from outrider.kernels.native import huge_pages
-from outrider.kernels.native.cpu import DOTS, ENDINGS, TILES, VECTORS
-from outrider.kernels.native.topology import pinned_threads
+from outrider.kernels.native.cpu import DOTS, ENDINGS, TILES, VECTORS, pinned_threads
 from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan
 
 # In the order of csrc/forward.cpp.

@@ -1,7 +1,7 @@
 """Draft trees by native code: nodes of a greedy level (csrc/trees.cpp), or trees of a batch.
 
 `NativeTrees` takes contiguous float32 on the CPU; other logits are copied. Trees beyond the limits
-of its memory go to the definition in core/tree_nodes.py. `NativeTreeDrafts` grows whole trees,
+of its memory go to the definition in core/tree.py. `NativeTreeDrafts` grows whole trees,
 greedy or drawn (csrc/tree_drafts.cpp); the states that heads read first must lie in the entrance's
 `states_ND`.
 

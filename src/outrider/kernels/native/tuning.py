@@ -36,13 +36,15 @@ from outrider.kernels.native import huge_pages
 from outrider.kernels.native.cpu import (
     ENDINGS,
     VECTORS,
+    hardware_threads,
     kind_by_rule,
     last_cache_bytes,
+    num_fast_cores,
+    num_physical_cores,
     refused_kinds,
 )
 from outrider.kernels.native.ops import NativeOps
 from outrider.kernels.native.quantised import NativeInt8
-from outrider.kernels.native.topology import hardware_threads, num_fast_cores, num_physical_cores
 from outrider.kernels.plan import PackedLinear
 
 FORMAT = 1

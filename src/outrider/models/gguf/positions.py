@@ -17,8 +17,7 @@ import torch
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.reader import Entry, Header, map_file
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
-from outrider.models.rope import frequencies
-from outrider.models.rope_config import Rope
+from outrider.models.rope import Rope, frequencies
 
 _MAX_FACTORS = 4096
 

@@ -23,8 +23,8 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError, MachineError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.native.forward import Forward
-from outrider.kernels.native.topology import num_physical_cores
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.llama import LlamaModel
