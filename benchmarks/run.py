@@ -13,6 +13,7 @@ import sys
 STUDIES = {
     "limits": "limits",
     "batch": "limits",
+    "comm": "comm",
     "verify_cost": "pass_cost",
     "memory_cost": "pass_cost",
     "accept_cost": "accept_cost",

@@ -16,21 +16,6 @@ DECIDED_BY_DRAFTERS = ("drafter", "tree_nodes", "max_tokens", *DECIDED)
 DECIDED_BY_QUALITY = ("sampler", "max_tokens", *DECIDED)
 
 
-@verb("bench comm", "bench_studies:comm")
-class CommOptions(OutputOption):
-    """Time sums over processes or devices, and messages between two, by size.
-
-    outrider bench comm --largest-mb 1
-    """
-
-    ranks: int = setting(2, "Processes or devices that meet.", minimum=2, maximum=64)
-    device: str = setting(
-        "auto", "cuda gives each rank a device; cpu none.", choices=("auto", "cpu", "cuda")
-    )
-    largest_mb: int = setting(16, "Largest message in MB of 2^20 bytes.", minimum=1, maximum=4096)
-    model: str = setting("outrider/embedded", "Foretell the sums of this model's passes.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedOptions(JsonOption):
     """Of every comparison of engines."""

@@ -1,8 +1,8 @@
-"""`outrider bench quality`, `comm` and `ssd`.
+"""`outrider bench quality` and `ssd`.
 
 `quality`: does speculation keep the text, and what do formats and lossy rules change of it.
-`comm`: what it costs to let processes or devices meet. `ssd`: plain decoding, drafting in turns and
-drafting ahead on models that are costs alone, with scripted acceptance.
+`ssd`: plain decoding, drafting in turns and drafting ahead on models that are costs alone, with
+scripted acceptance.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.wrapper import load_wrapper
-from outrider.bench.comm import CommReport, Fit, Point, measure, pass_seconds
 from outrider.bench.gemm.engines import Text
 from outrider.bench.gemm.pair import Make, pair_shape
 from outrider.bench.gemm.record import SAMPLES
@@ -46,19 +45,17 @@ from outrider.bench.self_drafts import SelfDrafts
 from outrider.bench.workload import builtin_texts
 from outrider.cache.capacity import free_bytes
 from outrider.cli import engine_setup
-from outrider.cli.bench_options import CommOptions, QualityOptions, SsdOptions
+from outrider.cli.bench_options import QualityOptions, SsdOptions
 from outrider.cli.call import Call
 from outrider.cli.engine_setup import Results, Subject, subject
 from outrider.cli.main import INTERRUPTED
-from outrider.cli.output import answer, say, screen_table
+from outrider.cli.output import answer, say
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.fields import numbers_of, size, split, words_of
+from outrider.core.fields import numbers_of, split, words_of
 from outrider.core.files import FileKind, read_text
-from outrider.core.spec import ModelSpec
 from outrider.lab.gemm import NonGemmCosts
-from outrider.models.hf_config import read_config
 from outrider.models.loading import pick_device, resolve
 
 WINDOW_TOKENS = 256
@@ -180,79 +177,6 @@ def _show(call: Call[QualityOptions], about: Subject, found: Quality, *, whole: 
     }
     page = Page(f"Quality, {about.name}", list(sections(found)))
     answer(call.options, record, engine_setup.page_text(page))
-
-
-# A step of decoding, a verified draft, a prompt chunk.
-ROWS = (1, 8, 256)
-
-
-def comm(call: Call[CommOptions]) -> int:
-    options = call.options
-    # Sizes alone: weights are not read.
-    spec = read_config(resolve(options.model)).spec(
-        options.model, bytes_per_weight=2, bytes_per_kv=2
-    )
-    report = measure(
-        size=options.ranks, device=options.device, largest_bytes=options.largest_mb << 20
-    )
-    record: dict[str, object] = {
-        "benchmark": "comm",
-        "provenance": provenance(),
-        **report.to_dict(),
-        "passes": [
-            {"model": spec.name, "rows": rows, "seconds": pass_seconds(report.fits[0], spec, rows)}
-            for rows in ROWS
-        ],
-    }
-    answer(options, record, _page(report, spec))
-    return 0
-
-
-def _page(report: CommReport, spec: ModelSpec) -> str:
-    found = report.topology
-    header = ("exercise", "bytes", "median us", "shortest us", "GB/s on the wire", "repeats")
-    parts = [
-        screen_table(
-            [
-                ("ranks", f"{found.ranks} over {found.backend}"),
-                ("devices", ", ".join(found.devices)),
-                ("cores", f"{found.physical_cores} with {found.hardware_threads} threads"),
-                ("peer access", ", ".join(found.peer_access) or "none"),
-                ("used by others", _percent(report.foreign_cpu)),
-            ]
-        ),
-        screen_table([_row(point) for point in report.points], header=header),
-        "\n".join(_sentence(found) for found in report.fits),
-        f"Sums of one pass of {spec.name}, by this fit: "
-        + ", ".join(
-            f"{rows} rows {1e3 * pass_seconds(report.fits[0], spec, rows):.2f} ms" for rows in ROWS
-        ),
-    ]
-    return "\n\n".join(parts)
-
-
-def _row(point: Point) -> tuple[str, ...]:
-    return (
-        point.exercise,
-        size(point.num_bytes),
-        f"{1e6 * point.median_seconds:.1f}",
-        f"{1e6 * point.min_seconds:.1f}",
-        f"{point.gb_per_second:.3f}",
-        str(point.repeats),
-    )
-
-
-def _sentence(fit: Fit) -> str:
-    beta = fit.beta_bytes_per_second
-    bandwidth = "no cost by size" if beta is None else f"{beta / 1e9:.2f} GB/s"
-    return (
-        f"{fit.exercise}: {1e6 * fit.alpha_seconds:.1f} us a message, {bandwidth} "
-        f"(off by {100 * fit.worst_error:.0f} % at most)"
-    )
-
-
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{100 * share:.0f} % of the CPUs"
 
 
 _AXES = {"ks": int, "alphas": float, "hits": float, "fan_outs": int, "batches": int}

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from comm import Exercise, Fit, Point, do, fit, measure, pass_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.thread_ranks import barrier_comms
-from outrider.bench.comm import Exercise, Fit, Point, do, fit, measure, pass_seconds
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.registry import is_native

@@ -231,8 +231,8 @@ def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path
 # Other engines are processes that import torch anew; those of test_bench_peers.py pretend. The same
 # holds for test_bench_ssd.py and test_bench_sweep.py.
 LONG = [("verify",), ("plan",), *(("bench", name) for name in ("peers", "ssd", "sweep"))]
-# One writes a gigabyte, one starts ranks: test_inflate.py and test_bench_comm.py do less of it.
-LARGE = [("models", "inflate"), ("bench", "comm")]
+# It writes a gigabyte: test_inflate.py does less of it.
+LARGE = [("models", "inflate")]
 ELSEWHERE = [*IN_A_SHELL, *LONG, *LARGE]
 
 

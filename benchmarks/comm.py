@@ -1,4 +1,4 @@
-"""What it costs to let ranks meet: sums over all ranks and messages between two, by size.
+"""Cost of communication: sums over all ranks and messages between two, by size.
 
 The time of a message of b bytes is fitted by  t = alpha + b / beta  (Hockney 1994): a latency that
 every message pays and a bandwidth that large ones see. The fit weighs relative errors, so that
@@ -6,32 +6,41 @@ small messages count as much as large ones. Of a sum over n ranks every rank sen
 its bytes at least, and that is what the bandwidth of the wire is taken from.
 
 A pass of a model among ranks needs two sums a layer, each of one float32 residual a packed token.
-Its communication is therefore foreseen from the fit, to be set beside what the shared weights save.
+Its communication is therefore predicted from the fit, to be compared with what shared weights save.
+
+    run.py comm --largest-mb 1
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from pathlib import Path
 from time import perf_counter
 
 import torch
+from common import Report, note, study
 from torch import Tensor
 
 from outrider.bench.machine import Neighbours
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
-from outrider.models.loading import pick_device
+from outrider.models.hf_config import read_config
+from outrider.models.loading import pick_device, resolve
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.meeting import Meeting
 from outrider.models.parallel.ranks import Link, RankGroup
 
-PEER = "outrider.bench.comm"
+PEER = "comm"
 READY = "ready"
 FLOAT_BYTES = 4
+# A step of decoding, a verified draft, a prompt chunk.
+ROWS = (1, 8, 256)
 SMALLEST_BYTES = 1 << 10
 # What is measured of one size takes about so long, and is done so often.
 POINT_SECONDS = 0.12
@@ -144,6 +153,24 @@ class CommReport:
         }
 
 
+@study(target="outrider/embedded", ranks=2, device="auto", largest_mb=16)
+def comm(options: Namespace, report: Report) -> None:
+    """What do sums over processes or devices cost, and messages between two, by size?
+
+    Each size is timed for an eighth of a second. A latency and a bandwidth are fitted to the
+    medians, and predict the cost of the sums of one pass of --target. With `--device cuda` each
+    rank has a device.
+    """
+    # Sizes alone: weights are not read.
+    config = read_config(resolve(options.target))
+    spec = config.spec(options.target, bytes_per_weight=2, bytes_per_kv=2)
+    largest_bytes = (1 if options.quick else options.largest_mb) << 20
+    found = measure(size=options.ranks, device=options.device, largest_bytes=largest_bytes)
+    report |= found.to_dict()
+    for rows in ROWS:
+        note(report, model=spec.name, rows=rows, seconds=pass_seconds(found.fits[0], spec, rows))
+
+
 def measure(*, size: int = 2, device: str = "auto", largest_bytes: int = 1 << 24) -> CommReport:
     """Seconds of work on one machine. Raises ConfigError where there are not `size` devices and
     RankError if a rank does not start."""
@@ -155,6 +182,10 @@ def measure(*, size: int = 2, device: str = "auto", largest_bytes: int = 1 << 24
             hint="lower --ranks, or use --device cpu",
         )
     place = place_of("cpu" if kind == "mps" else kind, 0)
+    # Ranks start with an interpreter that does not search the working folder.
+    inherited = os.environ  # noqa: TID251 - of the ranks' processes
+    folders = (str(Path(__file__).parent), inherited.get("PYTHONPATH", ""))
+    inherited["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     with Neighbours() as neighbours:
         ranks = RankGroup(PEER, Meeting.on(place, size), {"device": place.type})
         comm = ranks.meet()
