@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from textwrap import fill
+from types import SimpleNamespace
 from typing import Any, cast
 
 from generated import kept
@@ -143,18 +144,20 @@ def settings_of(verb: Verb) -> str:
 
 def http() -> str:
     """Routes are described, none is called, so there is no server behind them."""
-    found = json.loads(document(all_routes(cast("Any", None), Metrics(dict))))
+    nothing = cast("Any", SimpleNamespace(site=None, files=None, uses=None))
+    found = json.loads(document(all_routes(cast("Any", None), Metrics(dict), nothing)))
     schemas: Mapping[str, Schema] = found["components"]["schemas"]
     paths: list[tuple[str, str, str]] = []
     for path, methods in found["paths"].items():
         for method, operation in methods.items():
             body = operation.get("requestBody")
-            name = ref(body["content"]["application/json"]["schema"]) if body else ""
+            sent = cast("Schema", body["content"] if body else {})
+            name = ref(sent["application/json"]["schema"]) if "application/json" in sent else ""
             answer = operation["responses"].get("200", {}).get("content", {})
             paths.append(
                 (
                     f"`{method.upper()} {path}`",
-                    f"[{name}](#{name.lower()})" if name else "",
+                    f"[{name}](#{name.lower()})" if name else choices(list(sent)),
                     choices(list(answer)),
                 )
             )

@@ -113,7 +113,10 @@ def _outrider(model: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with _running(*_outrider(_model(tmp_path_factory.mktemp("embedded")))) as found:
+    files = str(tmp_path_factory.mktemp("files") / "files")
+    with _running(
+        *_outrider(_model(tmp_path_factory.mktemp("embedded")), "--files", files)
+    ) as found:
         yield found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import time
 
 import pytest
 
@@ -203,3 +205,74 @@ def test_arguments_are_streamed_while_they_are_written(scripted):
             item = stream.get_final_response().output[0]
         assert "".join(pieces) == item.arguments == wanted
         assert item.status == ("completed" if said == "x" else "incomplete")
+
+
+def batch_of(client, *lines, endpoint="/v1/chat/completions"):
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = client.files.create(file=("in.jsonl", io.BytesIO(data)), purpose="batch")
+    assert (file.filename, file.bytes, file.status) == ("in.jsonl", len(data), "processed")
+    return client.batches.create(
+        input_file_id=file.id,
+        endpoint=endpoint,
+        completion_window="24h",
+        metadata={"of": "a test"},
+    )
+
+
+def until_over(client, batch):
+    while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
+        time.sleep(0.05)
+        batch = client.batches.retrieve(batch.id)
+    return batch
+
+
+@pytest.mark.parametrize("endpoint", ["chat/completions", "completions", "responses"])
+def test_a_batch_has_the_answers_of_single_requests(client, served, endpoint):
+    body = {"model": served.model, "temperature": 0}
+    if endpoint == "chat/completions":
+        body |= {"messages": ASK, "max_tokens": 8}
+        text = client.chat.completions.create(**body).choices[0].message.content
+    elif endpoint == "completions":
+        body |= {"prompt": "def f(x):", "max_tokens": 8}
+        text = client.completions.create(**body).choices[0].text
+    else:
+        body |= {"input": "Hello", "max_output_tokens": 8}
+        text = client.responses.create(**body).output_text
+    line = {"method": "POST", "url": f"/v1/{endpoint}", "body": body}
+    wrong = line | {"custom_id": "wrong", "body": body | {"temperature": -1}}
+    batch = batch_of(client, line | {"custom_id": "a"}, wrong, endpoint=f"/v1/{endpoint}")
+    assert batch.metadata == {"of": "a test"}
+    batch = until_over(client, batch)
+    assert (batch.status, batch.errors) == ("completed", None)
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (2, 1, 1)
+    (answer,) = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+    assert answer["custom_id"] == "a"
+    told = answer["response"]["body"]
+    if endpoint == "responses":
+        assert text == openai.types.responses.Response.construct(**told).output_text
+    else:
+        choice = told["choices"][0]
+        assert text == (choice["text"] if "text" in choice else choice["message"]["content"])
+    (mistake,) = map(json.loads, client.files.content(batch.error_file_id).text.splitlines())
+    assert mistake["response"]["status_code"] == 400
+    assert batch.id in [one.id for one in client.batches.list(limit=1)]
+    files = {one.id: one.purpose for one in client.files.list()}
+    assert files[batch.output_file_id] == "batch_output"
+    for name in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+        assert client.files.delete(name).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(batch.output_file_id)
+
+
+def test_a_batch_can_be_cancelled_and_mistakes_are_told(client, served):
+    body = {"model": served.model, "messages": ASK, "max_tokens": 200, "ignore_eos": True}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    batch = batch_of(client, *(line | {"custom_id": f"{i}"} for i in range(500)))
+    batch = client.batches.cancel(batch.id)
+    assert batch.status == "cancelling"
+    assert until_over(client, batch).status == "cancelled"
+    batch = until_over(client, batch_of(client, line))
+    assert (batch.status, batch.errors.data[0].line) == ("failed", 1)
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.files.create(file=io.BytesIO(b"x"), purpose="fine-tune")

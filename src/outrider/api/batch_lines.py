@@ -243,7 +243,7 @@ class Answers:
             },
             "seed": line.params.seed,
         }
-        return _openai_answer(line.number, digest, line.custom_id, 200, body, None)
+        return openai_answer(line.number, digest, line.custom_id, 200, body, None)
 
     def bad(self, line: BatchLine | BadLine, digest: str, error: Exception) -> str:
         code = 400 if getattr(error, "exit_code", 1) == ConfigError.exit_code else 500
@@ -256,7 +256,7 @@ class Answers:
             return _json(told | {"line": line.number, "digest": digest})
         body = {"error": {"message": message, "type": name, "param": None, "code": None}}
         shortly = {"code": name, "message": message}
-        return _openai_answer(line.number, digest, line.custom_id, code, body, shortly)
+        return openai_answer(line.number, digest, line.custom_id, code, body, shortly)
 
     def _plain(
         self, line: BatchLine, digest: str, num_prompt: int, results: Sequence[GenerationResult]
@@ -324,7 +324,7 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def _openai_answer(
+def openai_answer(
     number: int,
     digest: str,
     custom_id: str | None,

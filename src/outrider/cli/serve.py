@@ -38,6 +38,7 @@ from outrider.server.keys import read_keys
 
 if TYPE_CHECKING:
     from outrider.server.address import Address
+    from outrider.server.batches import Batches
     from outrider.server.door import DoorRules
     from outrider.server.process_port import ProcessPort
     from outrider.server.replicas import ReplicasPort
@@ -148,6 +149,7 @@ def _run(
         most_running=at_once + (options.max_queued or 4 * at_once),
         most_of_a_key=options.max_per_key,
         drain_seconds=options.drain_seconds,
+        file_bytes=options.files_limit << 20 if options.files is not None else 0,
     )
     weights = {name_of(key): share for key, share in read_keys(options.api_key_file).items()}
     ports = {
@@ -170,24 +172,38 @@ def _run(
         turns = Models(ports, options.max_loaded_models, _keep_alive(options, len(models)))
         site, load, also = turns.sites(first), turns.start, [turns.run()]
     several = [port for port in ports.values() if isinstance(port, ReplicasPort)]
-    if several:
-        also.append(replace_on_hangup(several, options.drain_seconds))
+    also += [replace_on_hangup(several, options.drain_seconds)] if several else []
     metrics = Metrics(lambda: {one.names[0]: one.port.status for one in site.all})
     site.observers.append(metrics)
     if share := share_of(options.audit):
         auditor = Auditor(site, share, metrics.audited)
         site.observers.append(auditor)
         also.append(auditor.run())
+    batches = _batches(options, site, at_once)
 
     def ready() -> None:
         check_apart(site, site.port.card.drafter)
         _tell(call, address, site)
         tell_ready()
 
-    also.append(metrics.keep())
+    also += [metrics.keep(), *([batches.run()] if batches is not None else ())]
     say(f"loading {models[0].name}; {address.url} answers /ready meanwhile")
-    with traced(make_app(site, rules, all_routes(site, metrics))) as app:
+    with traced(make_app(site, rules, all_routes(site, metrics, batches))) as app:
         asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
+
+
+def _batches(options: ServeOptions, site: Site, most_lines: int) -> Batches | None:
+    """Raises ConfigError for a folder that cannot be used."""
+    if options.files is None:
+        return None
+    from outrider.server.app import routed, text_routes
+    from outrider.server.batch_work import Lines
+    from outrider.server.batches import Batches
+    from outrider.server.files import Files
+
+    files = Files(Path(options.files).expanduser(), site.limits.file_bytes)
+    lines = Lines(routed(text_routes(site)), site.traffic.places, most_lines)
+    return Batches(site, files, lines)
 
 
 def _keep_alive(options: ServeOptions, num_models: int) -> float:

@@ -85,6 +85,14 @@ class ServeOptions(ReplicasOption, JsonOption):
         "Unload a model that had no request for so long, as 5m; 0 at once, -1 never. By default "
         "never for a single model, and after 5m of several.",
     )
+    files: str | None = setting(
+        None,
+        "Take files and batches, as OpenAI's API has them, and keep them in this folder; each key "
+        "has its own.",
+    )
+    files_limit: int = setting(
+        1024, "MiB of files that a key may have.", minimum=1, maximum=1 << 24
+    )
     max_per_key: int = setting(256, "Requests of one key at once.", minimum=1, maximum=1_000_000)
     shared_prefixes: bool = setting(
         False,

@@ -35,6 +35,7 @@ from outrider.server.events import (
     ToolClose,
     Usage,
 )
+from outrider.server.places import BATCH
 from outrider.server.port import EngineRequest, EngineStream
 from outrider.server.site import Api, Ended, Site
 
@@ -203,7 +204,8 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
 
 def _salt(site: Site, ask: Ask) -> str:
     """Of the key, and of the salt that the request has: its digest, for salts of any length."""
-    own, given = "" if site.shares_prefixes else ask.key, ask.params.cache_salt
+    own = "" if site.shares_prefixes else ask.key.removeprefix(BATCH)
+    given = ask.params.cache_salt
     return f"{own}\n{sha256(given.encode()).hexdigest()}" if given else own
 
 

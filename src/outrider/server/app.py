@@ -12,13 +12,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from outrider.core.errors import OutriderError
+from outrider.server.batches import Batches, batch_routes
 from outrider.server.chat import chat_routes
 from outrider.server.completions import completion_routes
-from outrider.server.door import Door, DoorRules
+from outrider.server.door import FILES, Door, DoorRules
 from outrider.server.errors import ApiError, error_response
 from outrider.server.messages import message_routes
 from outrider.server.metrics import Metrics
@@ -41,9 +42,16 @@ _APIS: dict[str, Api] = {
 }
 # What others serve and this server does not.
 _ELSEWHERE = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images", "/v1/score")
+_FILES = (FILES, "/v1/batches")
 
 
-def all_routes(site: Site, metrics: Metrics) -> list[BaseRoute]:
+def text_routes(site: Site) -> list[Route]:
+    """Of the APIs that write text."""
+    parts = (chat_routes, completion_routes, response_routes, message_routes)
+    return [route for part in parts for route in part(site)]
+
+
+def all_routes(site: Site, metrics: Metrics, batches: Batches | None = None) -> list[BaseRoute]:
     """Of every part of the server."""
     found = [
         *web_routes(),
@@ -51,16 +59,26 @@ def all_routes(site: Site, metrics: Metrics) -> list[BaseRoute]:
         *card_routes(site),
         *health_routes(site),
         *model_routes(site),
-        *chat_routes(site),
-        *completion_routes(site),
-        *response_routes(site),
-        *message_routes(site),
+        *text_routes(site),
+        *(batch_routes(batches) if batches is not None else ()),
     ]
     return [*found, *openapi_routes(found)]
 
 
 def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIApp:
     """The whole server as an ASGI application."""
+    app = routed(routes)
+
+    def refused(status: int, path: str) -> None:
+        # That a server is not ready yet is no refusal.
+        for observer in site.observers if path not in ("/health", "/ready") else ():
+            observer.observe_refusal(status, _APIS.get(path, "other"))
+
+    return Door(app, rules, site.limits, refused)
+
+
+def routed(routes: Sequence[BaseRoute]) -> Starlette:
+    """What lies behind the door."""
     app = Starlette(
         routes=list(routes),
         exception_handlers={
@@ -71,13 +89,8 @@ def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIA
         },
     )
     app.router.redirect_slashes = False
-
-    def refused(status: int, path: str) -> None:
-        # That a server is not ready yet is no refusal.
-        for observer in site.observers if path not in ("/health", "/ready") else ():
-            observer.observe_refusal(status, _APIS.get(path, "other"))
-
-    return Door(app, rules, site.limits, refused)
+    app.state.paths = {getattr(route, "path", "") for route in routes}
+    return app
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -86,6 +99,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     if status == 404 and path.startswith(_ELSEWHERE):
         words = "this server writes text: no embeddings, ranks, sound or pictures."
+        told = ApiError(501, words, code="not_supported")
+    elif status == 404 and path.startswith(_FILES) and FILES not in request.app.state.paths:
+        words = "this server takes no files and no batches. Start it with --files FOLDER."
         told = ApiError(501, words, code="not_supported")
     else:
         words = _WORDS.get(status, "the request was not understood.")

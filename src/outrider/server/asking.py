@@ -233,12 +233,9 @@ def kept(site: Site, asked: Asked, warnings: list[str]) -> Site:
     if asked.keep_alive is None:
         return site
     seconds = keep_alive_of(asked.keep_alive)
-    if site.held is nullcontext:
-        warnings.append("keep_alive: this server keeps its model loaded; --keep-alive changes it")
-    elif site.keeps_apart:
-        warnings.append("keep_alive: keys share the models here; the server's --keep-alive holds")
-    else:
+    if site.held is not nullcontext and not site.keeps_apart:
         return replace(site, held=partial(site.held, seconds))
+    warnings.append("keep_alive: the server's own --keep-alive holds for all here")
     return site
 
 

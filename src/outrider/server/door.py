@@ -13,7 +13,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from uuid import uuid4
 
@@ -24,6 +24,8 @@ from outrider.server.errors import ApiError, error_response
 from outrider.server.site import Limits
 
 MIN_KEY_CHARS = 16
+# Where clients send files.
+FILES = "/v1/files"
 _SLASHES = re.compile("/+")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 # What load balancers ask for in HTTP/1.0, without a Host. Browsers always send one.
@@ -133,13 +135,17 @@ class Door:
                 await _preflight(guarded)
                 return
             scope["outrider.key"] = self._key(scope["path"], headers)
-            self._check_body(scope, headers)
+            limits = self._limits
+            if scope["path"] == FILES and limits.file_bytes:
+                size = limits.file_bytes + limits.body_bytes
+                limits = replace(limits, body_bytes=size, body_seconds=600.0)
+            _check_body(scope, headers, limits)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, guarded)
             return
         # What gets as far as here was answered and logged, and is raised once more for servers.
         with suppress(Exception):
-            await self._app(scope, _bounded(receive, self._limits), guarded)
+            await self._app(scope, _bounded(receive, limits), guarded)
 
     def _check_size(self, scope: Scope) -> None:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
@@ -198,23 +204,6 @@ class Door:
             f"{problem}. Send it as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'.",
             code="invalid_api_key",
         )
-
-    def _check_body(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        if scope["method"] != "POST":
-            return
-        length = headers.get("content-length", "")
-        if length.isdecimal() and (len(length) > 15 or int(length) > self._limits.body_bytes):
-            raise _too_large(self._limits)
-        if headers.get("content-encoding", "identity") != "identity":
-            raise ApiError(415, "compressed bodies are not read.", code="unsupported_encoding")
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise ApiError(
-                415,
-                f"the body is {kind[:60] or 'of no type'!r}. Send 'Content-Type: "
-                "application/json'.",
-                code="unsupported_media_type",
-            )
 
     def _guarded(self, scope: Scope, send: Send, origin: str) -> Send:
         """`send`, that adds what browsers shall know, and an id to each answer."""
@@ -279,6 +268,21 @@ def _is_address(name: str) -> bool:
     return True
 
 
+def _check_body(scope: Scope, headers: Mapping[str, str], limits: Limits) -> None:
+    if scope["method"] != "POST":
+        return
+    length = headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 15 or int(length) > limits.body_bytes):
+        raise _too_large(limits)
+    if headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "compressed bodies are not read.", code="unsupported_encoding")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    wanted = "multipart/form-data" if scope["path"] == FILES else "application/json"
+    if kind != wanted and (kind or not scope["path"].endswith("/cancel")):
+        words = f"the body is {kind[:60] or 'of no type'!r}. Send 'Content-Type: {wanted}'."
+        raise ApiError(415, words, code="unsupported_media_type")
+
+
 def _too_large(limits: Limits) -> ApiError:
     return ApiError(
         413, f"the body has more than {limits.body_bytes:,} bytes.", code="body_too_large"
@@ -315,7 +319,7 @@ def _bounded(receive: Receive, limits: Limits) -> Receive:
 
 async def _preflight(send: Send) -> None:
     headers = [
-        (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+        (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
         (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
         (b"access-control-max-age", b"600"),
     ]

@@ -38,13 +38,11 @@ def keep_alive_of(given: str | float) -> float:
     ConfigError."""
     words = str(given).strip()
     size = words.removeprefix("-")
-    if size and not _PART.sub("", size):
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(size))
-    else:
-        try:
-            seconds = float(size)
-        except ValueError:
-            seconds = -1.0
+    parts = [(size, "s")] if _PART.sub("", size) or not size else _PART.findall(size)
+    try:
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    except ValueError:
+        seconds = -1.0
     if isnan(seconds) or seconds < 0:
         raise ConfigError(
             f"keep_alive: {shown(given)} is no duration.", hint="5m, 90 (seconds), 0, or -1 (never)"

@@ -19,11 +19,13 @@ from starlette.routing import BaseRoute, Route
 from outrider import __version__
 from outrider.core.fields import meta_of
 from outrider.core.params import SamplingParams
+from outrider.server.batches import BatchBody
 from outrider.server.chat import ChatBody
 from outrider.server.completions import CompletionBody
+from outrider.server.door import FILES
 from outrider.server.errors import ANTHROPIC_PATHS
 from outrider.server.messages import MessageBody
-from outrider.server.openapi_answers import ANSWERS, ERRORS, JSON
+from outrider.server.openapi_answers import ANSWERS, ERRORS, FILE_ANSWERS, FORM, JSON, UPLOAD
 from outrider.server.responses import ResponseBody
 from outrider.server.tokens import DetokenizeBody, TokenizeBody
 from outrider.server.wire import encode
@@ -35,6 +37,7 @@ BODIES: Mapping[str, type[Struct]] = {
     "/v1/responses/input_tokens": ResponseBody,
     "/v1/messages": MessageBody,
     "/v1/messages/count_tokens": MessageBody,
+    "/v1/batches": BatchBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -42,6 +45,8 @@ _QUERIES: Mapping[str, tuple[str, ...]] = {
     "/tokenizer_info": ("model",),
     "/outrider/v1/card": ("model",),
     "/outrider/v1/history": ("since",),
+    "/v1/files": ("purpose", "limit", "after", "order"),
+    "/v1/batches": ("limit", "after"),
 }
 _Record: TypeAlias = dict[str, Any]
 _NONE, _ONE, _SOME = {"type": "null"}, {"enum": [1, None]}, {"minItems": 1}
@@ -112,7 +117,8 @@ def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
         path = _PARAMETER.sub(r"{\1}", plain)
         body = None if plain not in BODIES else by_kind[BODIES[plain]]
         for method in methods:
-            paths.setdefault(path, {})[method.lower()] = _operation(path, body)
+            sent = body if method == "POST" else None
+            paths.setdefault(path, {})[method.lower()] = _operation(method, path, sent)
     whole: _Record = {
         "openapi": "3.1.0",
         "info": {"title": "outrider serve", "version": __version__},
@@ -147,19 +153,21 @@ def _bound(kind: str, schema: _Record) -> None:
         told["chat_template"].update(_NONE)
 
 
-def _operation(path: str, body: Mapping[str, Any] | None) -> _Record:
-    answer = {"description": "The answer.", "content": _contents(ANSWERS.get(path, {}))}
+def _operation(method: str, path: str, body: Mapping[str, Any] | None) -> _Record:
+    contents = {**ANSWERS, **FILE_ANSWERS}.get(path)
+    answer = {"description": "The answer.", "content": _contents(contents or {})}
     named = "MessageError" if path.startswith(ANTHROPIC_PATHS) else "Error"
     wrong = {
         "description": "What is wrong, why, and what to do.",
         "content": _contents({JSON: {"$ref": f"#/components/schemas/{named}"}}),
     }
     found: _Record = {"responses": {"200": answer, "4XX": wrong, "503": wrong}}
-    if path not in ANSWERS:
+    if contents is None:
         # Nothing is there to be answered.
         del found["responses"]["200"]
     parameters = [("path", name, True) for name in _PARAMETER.findall(path)]
-    parameters += [("query", name, False) for name in _QUERIES.get(path, ())]
+    if method == "GET":
+        parameters += [("query", name, False) for name in _QUERIES.get(path, ())]
     if parameters:
         found["parameters"] = [
             {"in": kind, "name": name, "required": required, "schema": {"type": "string"}}
@@ -167,6 +175,8 @@ def _operation(path: str, body: Mapping[str, Any] | None) -> _Record:
         ]
     if body is not None:
         found["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
+    if (method, path) == ("POST", FILES):
+        found["requestBody"] = {"required": True, "content": {FORM: {"schema": UPLOAD}}}
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 Schema: TypeAlias = dict[str, Any]
 JSON, EVENTS, TEXT, PAGE = "application/json", "text/event-stream", "text/plain", "text/html"
+FORM, BYTES = "multipart/form-data", "application/octet-stream"
 
 _STRING: Schema = {"type": "string"}
 _WHOLE: Schema = {"type": "integer", "minimum": 0}
@@ -131,6 +132,13 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/metrics": {TEXT: {}},
     "/": {PAGE: {}},
     "/dashboard": {PAGE: {}},
+}
+UPLOAD = _record(purpose={"const": "batch"}, file=_STRING)
+# With --files.
+_BATCHES = ("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel")
+FILE_ANSWERS: Mapping[str, Mapping[str, Schema]] = {
+    **{path: {JSON: {}} for path in ("/v1/files", "/v1/files/{file_id}", *_BATCHES)},
+    "/v1/files/{file_id}/content": {BYTES: {}},
 }
 ERRORS: Mapping[str, Schema] = {
     "Error": _record(

@@ -71,6 +71,8 @@ class Limits:
     """How long an engine may take to refuse a request before the stream of it begins."""
     ping_seconds: float = 15.0
     drain_seconds: float = 30.0
+    file_bytes: int = 0
+    """Of a file that a client sends; 0 where the server takes none."""
     most_running: int = 1_000
     """Completions in flight at once, those that wait included, before a request is refused."""
     most_of_a_key: int = 256
