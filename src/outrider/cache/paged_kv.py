@@ -20,14 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.cache.pages import (
-    GROWTH,
-    ArenaSize,
-    Columns,
-    PagePool,
-    PageTable,
-    SequencePages,
-)
+from outrider.cache.pages import GROWTH, ArenaSize, Columns, PagePool, PageTable, SequencePages
 from outrider.cache.pool import Frames
 from outrider.core.errors import ContractError
 from outrider.core.interrupts import WholeLock
