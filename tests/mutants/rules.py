@@ -146,8 +146,8 @@ MUTANTS = (
     Mutant(
         "match reads the parent's distribution",
         MATCH,
-        "row.distributions.at(node + 1)",
-        "row.distributions.at(max(node, 0))",
+        "own(row.distributions.at(node + 1)",
+        "own(row.distributions.at(max(node, 0))",
         match_distribution,
     ),
     Mutant(

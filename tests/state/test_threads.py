@@ -51,7 +51,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[StampedArena, list[str]]:
         def called(pool: PagePool, *args: Any) -> Any:
             # Engines of other tests may end meanwhile.
             if pool is store._pool:
-                assert store._lock._is_owned(), f"{name} outside of the lock"
+                assert store._lock._lock._is_owned(), f"{name} outside of the lock"
                 touched.append(name)
             return call(pool, *args)
 
@@ -86,7 +86,7 @@ def test_rows_are_copied_outside_of_it(
     copy = store.copy_slots
 
     def at_copy(source: list[int], target: list[int]) -> None:
-        assert not store._lock._is_owned()
+        assert not store._lock._lock._is_owned()
         copied.append(len(source))
         copy(source, target)
 
@@ -98,4 +98,4 @@ def test_rows_are_copied_outside_of_it(
     assert copied == [3, 1]
     for seq_id in (0, 1):
         arena.check(seq_id)
-    assert not store._lock._is_owned()
+    assert not store._lock._lock._is_owned()

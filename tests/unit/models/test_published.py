@@ -73,7 +73,7 @@ def test_pieces_of_a_matrix_are_made_alike(tmp_path: Path, monkeypatch: pytest.M
     form = BY_NAME["fp8-block"]
     wanted = form.pack(matrix()).numbers
     folder = folder_of(tmp_path, dict(form.config), stored(form))
-    monkeypatch.setattr("outrider.models.published.tensors._AT_ONCE", 7 * SHAPE[1])
+    monkeypatch.setattr("outrider.models.published.codes._AT_ONCE", 7 * SHAPE[1])
     with Weights(folder) as weights:
         assert np.array_equal(weights.take(f"{MATRIX}.weight", *SHAPE).numpy(), wanted)
 
