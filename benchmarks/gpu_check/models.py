@@ -27,7 +27,7 @@ from outrider.models.llama import LlamaModel
 from outrider.models.loading import LoadOptions, load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 from outrider.models.weights import HEAD, Placement, Weights
 
 TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"

@@ -14,8 +14,9 @@ from torch import Tensor
 from checks.distribution import Weights, walked
 from doubles.every_branch import Tokens
 from outrider.core.draft import Draft, Outcome
+from outrider.core.philox import Words
 from outrider.core.protocols import AcceptanceRule, VerifyRow
-from outrider.core.rng import KeyedRng, Rng, Role, Words
+from outrider.core.rng import KeyedRng, Rng, Role
 from outrider.core.sampling import Distributions
 from outrider.verify.batched import (
     ChainNumbers,

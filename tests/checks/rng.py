@@ -17,20 +17,17 @@ from doubles.drafters import random_trees
 from doubles.rig import Request, Rig, model_drafter
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.params import SamplingParams
-from outrider.core.protocols import AcceptanceRule, Drafter
-from outrider.core.rng import (
+from outrider.core.philox import (
     Counter,
     Floats,
-    KeyedRng,
-    Role,
     Word,
-    inverse_cdf,
     minus_log,
     philox_exponentials,
     philox_uniform,
     philox_uniforms,
-    race_node,
 )
+from outrider.core.protocols import AcceptanceRule, Drafter
+from outrider.core.rng import KeyedRng, Role, inverse_cdf, race_node
 from outrider.core.tree import ROOT
 from outrider.verify.exact import BlockRule, CoupledRule, MatchRule, TokenRule
 

@@ -174,8 +174,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # With other folders in the same run, this sees their tests as well.
+    own = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
     if not config.getoption("--slow"):
-        for item in items:
+        for item in own:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="scripts/client_tests --slow runs it"))
 

@@ -16,7 +16,8 @@ from checks.rng import (
     check_positions_are_absolute,
     check_published_vectors,
 )
-from outrider.core.rng import KeyedRng, Role, inverse_cdf, philox_uniform
+from outrider.core.philox import philox_uniform
+from outrider.core.rng import KeyedRng, Role, inverse_cdf
 from outrider.core.tree import ROOT
 
 # Fixed seeds make these exact repetitions; the bound is 5 sigma of a chi-square variable.

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from checks.effort import examples
 from outrider.core.clock import host_floats, host_rows
-from outrider.core.rng import Role, RoundKeys, philox_uniform
+from outrider.core.philox import philox_uniform
+from outrider.core.rng import Role, RoundKeys
 from outrider.core.tree import ROOT
 from outrider.engine.cuda_graph.program import EagerLauncher, GraphLauncher, Mailbox, launcher_for
 from outrider.engine.cuda_graph.sampling import Decisions, keyed_uniforms

@@ -17,8 +17,9 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider import LLM
 from outrider.core.draft import Draft, NodeTrace, Outcome, RoundEvent
 from outrider.core.params import SamplingParams
+from outrider.core.philox import philox_uniform
 from outrider.core.protocols import Drafter
-from outrider.core.rng import KeyedRng, Role, philox_uniform
+from outrider.core.rng import KeyedRng, Role
 from outrider.core.sampling import processed_probs
 from outrider.core.tree import ROOT
 from outrider.engine.node_traces import verdicts_of

@@ -17,7 +17,7 @@ from checks.runs import engine_distribution
 from mutants.planting import Mutant
 
 NOISE = "outrider.core.rng"
-PHILOX = "outrider.core.rng"
+PHILOX = "outrider.core.philox"
 SEQUENCE = "outrider.core.sequence"
 
 MUTANTS = (

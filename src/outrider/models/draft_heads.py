@@ -20,7 +20,7 @@ from outrider.models.heads import HeadKind, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_config
 from outrider.models.json_object import JsonObject
 from outrider.models.loading import HEAD_ALIASES, resolve
-from outrider.models.rope import Rope, parse_rope
+from outrider.models.rope_config import Rope, parse_rope
 from outrider.models.weights import Weights
 
 _CONFIG = "config.json"

@@ -34,7 +34,7 @@ from outrider.models.layer_kinds import (
     sparse_layers,
 )
 from outrider.models.published.scheme import scheme_of
-from outrider.models.rope import Rope, check_rotary
+from outrider.models.rope_config import Rope, check_rotary
 
 _DEFAULTS: Mapping[str, object] = {"eos_token_id": 50256}
 # The only value of each switch that this decoder has, which is also the default.

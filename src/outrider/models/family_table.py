@@ -43,7 +43,7 @@ from outrider.models.layer_readers import (
     where_sliding,
     whole,
 )
-from outrider.models.rope import COMMON_ROPE, MROPE, PHI3_ROPE, RopeRules
+from outrider.models.rope_config import COMMON_ROPE, MROPE, PHI3_ROPE, RopeRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from enum import Enum
 
 from outrider.core.errors import CheckpointError
 from outrider.models.json_object import CONTRADICTION, JsonObject
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 
 
 class Norms(Enum):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from outrider.core.errors import CheckpointError
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
 from outrider.models.layer_kinds import PLAIN_LAYERS, ExpertNames, Experts, Gate, LayerTraits, Norms
-from outrider.models.rope import Rope, RopeRules, parse_rope
+from outrider.models.rope_config import Rope, RopeRules, parse_rope
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 Windows = Callable[[JsonObject, int], Sequence[int]]

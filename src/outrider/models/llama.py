@@ -34,7 +34,8 @@ from outrider.models.llama_layers import ALONE, LayerOperators
 from outrider.models.llama_weights import Tables, mtp_prefixes, read_layer, read_tables
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.shard import LogitParts, Share
-from outrider.models.rope import Rope, Turns, still_turns, turns_of
+from outrider.models.rope import Turns, still_turns, turns_of
+from outrider.models.rope_config import Rope
 from outrider.models.text_names import BESIDE_TEXT, TextNames
 from outrider.models.weights import Placement, WeightReader, Weights
 

@@ -24,7 +24,7 @@ from outrider.models.json_object import (
 )
 from outrider.models.layer_kinds import Experts, check_experts, sparse_layers
 from outrider.models.published.scheme import scheme_of
-from outrider.models.rope import COMMON_ROPE, Rope, RopeRules, check_rotary, parse_rope
+from outrider.models.rope_config import COMMON_ROPE, Rope, RopeRules, check_rotary, parse_rope
 
 HYBRID_FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 _KINDS = ("linear_attention", "full_attention")

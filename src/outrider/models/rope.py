@@ -1,199 +1,24 @@
-"""Rotary positions: as a `config.json` describes them, and the tables made of that.
+"""Rotary positions (RoPE): tables of cos and sin for half of a head.
 
-Both generations of files are read: `rope_theta` beside `rope_scaling`, or one `rope_parameters`.
-Defaults of absent keys are those of transformers.
+Plain frequencies are theta ** (-2i / D). Stretched windows change them once, at load: `linear`
+divides all by the factor; `llama3` divides the slow ones, leaves the fast ones and blends between;
+`yarn` blends by how often a pair turns within the original window; `longrope` divides each by a
+factor of its own. Every expression follows transformers operation by operation in float32, because
+a last-bit difference in a frequency grows with the position.
+
+Shapes:  T = positions, P = some of them, R = half of what turns of a head, H = half of a head's
+         size, D = head size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from outrider.core.errors import CheckpointError, did_you_mean
-from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
-
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions: `kind` says how the plain frequencies are stretched (models/rope.py).
-
-    `attention_factor` multiplies both tables. The first `partial_rotary_factor` of each head turns,
-    the rest does not. Fields that `kind` does not use keep their default. Longrope divides by its
-    short factors, or by its long ones if `is_long`.
-    """
-
-    kind: str = "default"
-    theta: float = 10000.0
-    factor: float = 1.0
-    original_tokens: int = 1
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0
-    partial_rotary_factor: float = 1.0
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
-    is_long: bool = False
-
-    def rotary_dim(self, head_dim: int) -> int:
-        """How much of a head turns."""
-        return int(head_dim * self.partial_rotary_factor)
-
-
-@dataclass(frozen=True, slots=True)
-class RopeRules:
-    """What a family reads: `kinds` maps the names in files to ours; `partial` allows a factor."""
-
-    kinds: Mapping[str, str]
-    partial: bool = False
-
-
-COMMON_ROPE = RopeRules({kind: kind for kind in ROPE_KINDS})
-# Pictures have positions in three directions, which are one and the same for text.
-MROPE = RopeRules({**COMMON_ROPE.kinds, "mrope": "default"})
-# Phi-3's first files say "su" or "yarn" and mean longrope.
-PHI3_ROPE = RopeRules(
-    {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"},
-    partial=True,
-)
-
-
-def parse_rope(raw: JsonObject, rules: RopeRules = COMMON_ROPE) -> Rope:
-    """Raises CheckpointError, naming the key, for what is missing, ill-typed or not supported."""
-    key = "rope_scaling" if raw.has("rope_scaling") else "rope_parameters"
-    part = raw.child(key) or JsonObject(f"{raw.where}: rope_parameters", {})
-    kind = _kind(part, rules)
-    theta = part.number("rope_theta", raw.number("rope_theta", 10000.0))
-    if theta <= 1:
-        raise CheckpointError(f"{part.where}: rope_theta must be above 1, got {theta}.")
-    rope = _scaled(raw, part, Rope(kind, theta))
-    return replace(rope, partial_rotary_factor=_partial(raw, part, rules))
-
-
-def check_rotary(where: str, rope: Rope, head_dim: int) -> None:
-    """Raise CheckpointError unless a head of this size can turn as `rope` says."""
-    dim = rope.rotary_dim(head_dim)
-    for name, value in (("head_dim", head_dim), ("the rotated part of a head", dim)):
-        if value % 2 or value < 1:
-            raise CheckpointError(
-                f"{where}: {name} must be even for rotary positions, got {value}.",
-                hint=CONTRADICTION,
-            )
-    if rope.kind != "longrope":
-        return
-    for name, factors in (("short", rope.short_factors), ("long", rope.long_factors)):
-        if len(factors) != dim // 2 and (factors or name == "short"):
-            raise CheckpointError(
-                f"{where}: {name}_factor has {len(factors)} numbers, but {dim} rotated "
-                f"dimensions of a head need {dim // 2}.",
-                hint=CONTRADICTION,
-            )
-
-
-def _kind(part: JsonObject, rules: RopeRules) -> str:
-    if any(isinstance(value, dict) for value in part.values.values()):
-        raise CheckpointError(
-            f"{part.where}: rope settings per kind of layer are not supported.",
-            hint=OTHER_CHECKPOINT,
-        )
-    name = part.text("rope_type", part.text("type", "default"))
-    if name not in rules.kinds:
-        raise CheckpointError(
-            f"{part.where}: rope type {name!r} is not supported.",
-            hint=did_you_mean(name, rules.kinds),
-        )
-    return rules.kinds[name]
-
-
-def _partial(raw: JsonObject, part: JsonObject, rules: RopeRules) -> float:
-    key = "partial_rotary_factor"
-    found = part.number(key, raw.number(key, 1.0))
-    if found != 1.0 and not rules.partial:
-        raise CheckpointError(
-            f"{raw.where}: {key} is not supported for model_type {raw.text('model_type')!r}.",
-            hint=OTHER_CHECKPOINT,
-        )
-    if found > 1:
-        raise CheckpointError(f"{raw.where}: {key} must be at most 1, got {found}.")
-    return found
-
-
-def _scaled(raw: JsonObject, part: JsonObject, plain: Rope) -> Rope:
-    if plain.kind == "default":
-        return plain
-    if plain.kind == "linear":
-        return replace(plain, factor=part.number("factor"))
-    max_tokens = raw.integer("max_position_embeddings")
-    pretrained = part.integer("original_max_position_embeddings", max_tokens)
-    original = raw.integer("original_max_position_embeddings", pretrained)
-    rope = replace(plain, original_tokens=original)
-    if rope.kind == "yarn":
-        return _yarn(part, rope, max_tokens)
-    if rope.kind == "longrope":
-        return _longrope(part, rope, max_tokens)
-    return replace(
-        rope,
-        factor=part.number("factor"),
-        low_freq_factor=part.number("low_freq_factor"),
-        high_freq_factor=part.number("high_freq_factor"),
-    )
-
-
-def _yarn(part: JsonObject, rope: Rope, max_tokens: int) -> Rope:
-    """Peng et al., "YaRN", 2023; the attention factor is inferred when the file has none."""
-    if "factor" not in part.values:
-        raise CheckpointError(f"{part.where}: the key factor is missing.")
-    factor = part.number("factor", max_tokens / rope.original_tokens)
-    inferred = _mscale(factor, 1.0)
-    if part.has("mscale") and part.has("mscale_all_dim"):
-        whole = _mscale(factor, part.number("mscale_all_dim"))
-        inferred = _mscale(factor, part.number("mscale")) / whole
-    return replace(
-        rope,
-        factor=factor,
-        beta_fast=part.number("beta_fast", 32.0),
-        beta_slow=part.number("beta_slow", 1.0),
-        truncate=part.flag("truncate", default=True),
-        attention_factor=part.number("attention_factor", inferred),
-    )
-
-
-def _mscale(factor: float, scale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
-
-def _longrope(part: JsonObject, rope: Rope, max_tokens: int) -> Rope:
-    """Ding et al., "LongRoPE", 2024: short factors as far as the original window reaches.
-
-    Past it the long ones hold for all positions, those already in memory included; so which of them
-    hold is decided when a model is loaded. The attention factor is that of the whole range either
-    way.
-    """
-    original = rope.original_tokens
-    if original < 2:
-        raise CheckpointError(
-            f"{part.where}: original_max_position_embeddings must be above 1 for longrope, "
-            f"got {original}."
-        )
-    factor = part.number("factor", max_tokens / original)
-    inferred = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return replace(
-        rope,
-        factor=factor,
-        short_factors=part.numbers("short_factor"),
-        long_factors=part.numbers("long_factor") if part.has("long_factor") else (),
-        attention_factor=part.number("attention_factor", inferred),
-    )
-
+from outrider.models.rope_config import Rope
 
 _POSITIONS_AT_ONCE = 1 << 16
 # Tables of cos and sin, both of shape TH.

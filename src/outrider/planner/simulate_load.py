@@ -13,7 +13,7 @@ from enum import IntEnum
 from itertools import accumulate
 
 from outrider.core.errors import ContractError
-from outrider.core.rng import philox_uniform
+from outrider.core.philox import philox_uniform
 
 
 class Decides(IntEnum):

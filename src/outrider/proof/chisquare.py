@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.rng import Role, Word, Words, philox_exponentials, philox_uniforms
+from outrider.core.philox import Word, Words, philox_exponentials, philox_uniforms
+from outrider.core.rng import Role
 from outrider.proof.cases import LENGTH, START, VOCAB, WeightPair
 from outrider.verify.batched import (
     ChainNumbers,

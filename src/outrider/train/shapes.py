@@ -18,7 +18,7 @@ from outrider.kernels.reference.delta import StateShape
 from outrider.lab.inflate_files import llama_json, sizes_json
 from outrider.models.families import LlamaConfig
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 
 HEAD_DIM = 64
 _DRAFT_LAYERS = 2

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from outrider.core.config import RULES
 from outrider.core.errors import ConfigError
+from outrider.core.philox import Word, philox_uniforms
 from outrider.core.protocols import AcceptanceRule
-from outrider.core.rng import Role, Word, philox_uniforms
+from outrider.core.rng import Role
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.tree import ROOT
 from outrider.verify import lossy

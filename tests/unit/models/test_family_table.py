@@ -11,7 +11,7 @@ from outrider.models.families import DECODER_FAMILIES, LlamaConfig, parse_llama
 from outrider.models.hf_config import FAMILIES
 from outrider.models.json_object import JsonObject
 from outrider.models.layer_kinds import Gate, Norms
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 
 SIZES = {
     "vocab_size": 96,

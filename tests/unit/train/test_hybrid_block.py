@@ -13,7 +13,7 @@ from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.drafters.mtp import read_mtp_config
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.rope import Rope
+from outrider.models.rope_config import Rope
 from outrider.train.folder import fill
 from outrider.train.hybrid_module import Hybrid, HybridDecoder, fresh_hybrid
 from outrider.train.llama_module import as_dtype

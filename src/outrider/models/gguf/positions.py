@@ -17,7 +17,8 @@ import torch
 from outrider.core.errors import CheckpointError
 from outrider.models.gguf.reader import Entry, Header, map_file
 from outrider.models.json_object import CONTRADICTION, OTHER_CHECKPOINT, JsonObject
-from outrider.models.rope import Rope, frequencies
+from outrider.models.rope import frequencies
+from outrider.models.rope_config import Rope
 
 _MAX_FACTORS = 4096
 

@@ -9,7 +9,8 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.rng import Role, philox_uniforms
+from outrider.core.philox import philox_uniforms
+from outrider.core.rng import Role
 from outrider.kernels.triton.sampling import uniform
 
 words = st.integers(0, 2**32 - 1)
