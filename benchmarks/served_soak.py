@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,33 @@ MISTAKES = (
     b'{"prompt": "' + b"word " * 4_000 + b'"}',
 )
 MOST_GROWTH = 1 << 20
-_KINDS = ("greedy", "seeded", "plain", "left", "slow", "mistake")
-_WEIGHTS = (6, 4, 2, 3, 1, 2)
+_KINDS = ("greedy", "seeded", "plain", "left", "slow", "mistake", "tool", "schema", "thought")
+_WEIGHTS = (6, 4, 2, 3, 1, 2, 2, 2, 2)
+# A chat template with tools, and one field that opens thoughts.
+TEMPLATE = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
+For each call: <tool_call>{"name": NAME, "arguments": {}}</tool_call>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking %}<think>
+{% endif %}{% endif %}"""
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "maximum": 99}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FUNCTION = {"type": "function", "function": {"name": "forecast", "parameters": SCHEMA}}
+CHATS: dict[str, dict[str, Any]] = {
+    "tool": {"tools": [FUNCTION], "tool_choice": "required"},
+    "schema": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True},
+        }
+    },
+    "thought": {"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget_tokens": 8},
+}
 
 
 @dataclass(slots=True)
@@ -54,9 +81,11 @@ class Tally:
 def served_soak(options: Namespace, report: Report) -> bool:
     """Does the server keep its promises under careless clients?
 
-    Sixteen clients at a time ask for greedy and seeded texts, leave in the midst of a stream, read
-    slowly, and send what is wrong; the engine's process is killed now and then. Every text that is
-    read to its end must be the call's, every mistake must be answered as one, nothing may be left
+    Sixteen clients at a time request greedy and seeded texts, calls of tools, texts of a schema and
+    thoughts with a budget, leave in the midst of a stream, read slowly, and send what is wrong; the
+    engine's process is killed now and then. Every text that is read to its end must be that of
+    `LLM`, and every chat that of the server without speculation; every mistake must be answered as
+    such, nothing may be left
     running, and memory may grow by 1 MiB in 10,000 requests. The share of drafts that is accepted
     must be in the last tenth what it was in the first, within 2 %.
     """
@@ -114,6 +143,8 @@ async def _soak(
     tasks: set[asyncio.Task[None]] = set()
     limits = httpx.Limits(max_connections=2 * AT_ONCE)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        for prompt, kind in itertools.product(prompts, CHATS):
+            expected[prompt, kind] = await _chat(client, kind, prompt, tally, speculative=False)
         for number in range(num):
             await places.acquire()
             kind = rng.choices(_KINDS, _WEIGHTS)[0]
@@ -156,9 +187,40 @@ async def _one(
             if answer.status_code not in (400, 422, 503) or not answer.json()["error"]["message"]:
                 tally.wrong.append(f"mistake {body[:60]!r} was answered {answer.status_code}")
             return
+        if kind in CHATS:
+            message = await _chat(client, kind, prompt, tally, speculative=True)
+            if message != expected[prompt, kind]:
+                tally.wrong.append(f"{kind}: {prompt[:40]!r} became {message[:200]!r}")
+            return
         await _text(client, kind, prompt, share, expected, tally)
     except Exception as error:  # noqa: BLE001 - whatever went wrong is what this looks for
         tally.wrong.append(f"{kind}: {type(error).__name__}: {error}"[:300])
+
+
+async def _chat(
+    client: httpx.AsyncClient, kind: str, prompt: str, tally: Tally, *, speculative: bool
+) -> str:
+    """The message that answers `prompt`, without ids, as JSON."""
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 2 * NUM_TOKENS}
+    body |= {"temperature": 0, "speculative": speculative, **CHATS[kind]}
+    while True:
+        answer = await client.post("/v1/chat/completions", json=body)
+        if answer.status_code != 503:
+            break
+        tally.num_refused += 1
+        await asyncio.sleep(0.2)
+    answer.raise_for_status()
+    message = answer.json()["choices"][0]["message"]
+    if kind == "thought":
+        if not message.get("reasoning"):
+            raise RuntimeError(f"no thoughts: {message}")
+    else:
+        calls = message.get("tool_calls") or [{"function": {"arguments": message["content"]}}]
+        if json.loads(calls[0]["function"]["arguments"])["city"] not in ("Oslo", "Rome"):
+            raise RuntimeError(f"no answer of the schema: {message}")
+    for call in message.get("tool_calls") or []:
+        del call["id"]
+    return json.dumps(message)
 
 
 async def _text(
@@ -251,7 +313,12 @@ def _resident(server: int) -> int:
 def _served(target: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "outrider", "serve", target, "--port", "0", "--json"]
     command += ["--threads", "1", "--max-queued", "64"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        template = Path(folder, "chat.jinja")
+        template.write_text(TEMPLATE, encoding="utf-8")
+        command += ["--chat-template", str(template)]
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         try:
             if process.stdout is None:
                 raise RuntimeError("the server has no output")
