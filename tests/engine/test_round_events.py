@@ -64,6 +64,8 @@ def events(rig: Rig) -> list[tuple[Sequence[int], Draft, RoundEvent]]:
     ]
 
 
+# Any two of drafter, rule and temperature meet; the product is `deep`.
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("sampler", [*EXACT, "typical"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
