@@ -45,7 +45,7 @@ _WEIGHTS = (6, 4, 2, 3, 1, 2, 2, 2, 2)
 TEMPLATE = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
 For each call: <tool_call>{"name": NAME, "arguments": {}}</tool_call>
 {% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
+{{ message.content.split('</think>')[-1] }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% if enable_thinking %}<think>
 {% endif %}{% endif %}"""
@@ -210,11 +210,12 @@ async def _chat(
         tally.num_refused += 1
         await asyncio.sleep(0.2)
     answer.raise_for_status()
-    message = answer.json()["choices"][0]["message"]
+    choice = answer.json()["choices"][0]
+    message = choice["message"]
     if kind == "thought":
         if not message.get("reasoning"):
             raise RuntimeError(f"no thoughts: {message}")
-    else:
+    elif choice["finish_reason"] != "length":
         calls = message.get("tool_calls") or [{"function": {"arguments": message["content"]}}]
         if json.loads(calls[0]["function"]["arguments"])["city"] not in ("Oslo", "Rome"):
             raise RuntimeError(f"no answer of the schema: {message}")
