@@ -1,5 +1,5 @@
 """Exploration of draft lengths: `DepthSweep` at first, `Probes` later, for a bounded share of time;
-`BatchRests` stops drafts that bring a batch next to nothing.
+`BatchRests` stops drafts that gain a batch next to nothing.
 
 `DepthSweep` measures a few depths when nothing is known yet. `Probes` looks again later: at plain
 decoding and at longer drafts while drafts pay, at short drafts while they do not. Each look that
@@ -111,10 +111,10 @@ class Probes:
             self._gap = FIRST_GAP if changed else min(2 * self._gap, LONGEST_GAP)
 
 
-# Sequences in a pass from which on drafting may rest. Fewer cost little and change with each text.
+# Smaller batches do not rest: drafts cost little there, and their gain changes with each text.
 LEAST_RESTING = 4
 # The least speed-up of a batch that goes on drafting. Drafts also end some texts before others, and
-# the passes over those that remain are worth less.
+# passes over the remaining texts are worth less.
 LEAST_GAIN = 1.05
 # Passes that are judged together, at first and after each rest; the length of a rest in passes.
 FIRST_JUDGED, LATER_JUDGED = 32, 12
@@ -123,10 +123,10 @@ FIRST_REST, LONGEST_REST = 64, 512
 
 @dataclass(slots=True)
 class BatchRests:
-    """Passes without drafts, while drafts of a batch bring less than `LEAST_GAIN`.
+    """Rests of drafting: passes without drafts, while drafts gain a batch less than `LEAST_GAIN`.
 
-    Even a drafter that is free is asked once a pass, and its longest drafts are cut: about as much
-    time as small gains bring. A rest ends early when half of the sequences have ended.
+    Look-ups need no model, but each pass calls them and cuts their drafts, which takes about as
+    much time as small gains save. A rest ends early when half of the sequences have ended.
     """
 
     _left: int = 0
@@ -143,12 +143,13 @@ class BatchRests:
         """A pass without drafts ended."""
         self._left -= 1
 
-    def observe(self, num_sequences: int, tokens: float, seconds: float) -> None:
-        """A pass that could draft ended: `tokens` a sequence, in `seconds` of plain passes."""
+    def observe(self, num_sequences: int, tokens: float, num_plain: float) -> None:
+        """A pass that could draft ended: it wrote `tokens` for each sequence, and took the time of
+        `num_plain` plain passes."""
         self._left = 0
         if num_sequences < LEAST_RESTING:
             return
-        self._gain.add(tokens, seconds)
+        self._gain.add(tokens, num_plain)
         self._num_passes += 1
         if self._num_passes < self._num_judged:
             return

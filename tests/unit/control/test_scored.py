@@ -225,7 +225,7 @@ def rested(play: Play, sizes: Sequence[int], offer: Draft) -> list[bool]:
 
 
 def test_drafting_rests_in_a_batch_that_gains_next_to_nothing() -> None:
-    """Passes without drafts come first, since nothing was drafted before; then most passes."""
+    """No pass of the first rest has drafts, and most later passes have none."""
     play = learnt(steep, num_sequences=8)
     assert all(rested(play, [8] * FIRST_REST, chain(0.1)))
     shares = [sum(rested(play, [8] * 600, chain(0.1))) / 600 for _ in range(4)]
@@ -243,7 +243,7 @@ def test_drafting_does_not_rest_where_it_gains_and_never_in_small_batches() -> N
 
 
 def test_drafting_itself_counts_as_time_of_a_batch() -> None:
-    """Rows are nearly free and half of the drafts are accepted, but they took as long as a pass."""
+    """Rows are nearly free and half of the drafts are accepted, but drafting takes too long."""
     slow = Play(flat)
     slow.draft_seconds = 1.0
     assert any(rested(slow, [8] * 300, chain(0.5)))
