@@ -162,7 +162,8 @@ def test_no_body_takes_much_longer_to_read_than_a_text_of_its_size(odd: str) -> 
             found.append(thread_time() - began)
         return min(found)
 
-    assert seconds(_ODD[odd]) < 6 * seconds(_TEXT)
+    # What took longer than its size took a hundred times as long, and more; CPUs differ by 3 to 8.
+    assert seconds(_ODD[odd]) < 20 * seconds(_TEXT)
 
 
 def test_what_a_body_has_too_many_of_is_named() -> None:
