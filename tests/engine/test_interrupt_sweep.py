@@ -43,15 +43,27 @@ class AlarmError(Exception):
     """Raised by the program's handler of SIGALRM, as the timeouts of tests are."""
 
 
-def ring(_number: int, _frame: FrameType | None) -> None:
-    raise AlarmError
+@dataclass(eq=False)
+class Bell:
+    """Raises while it is armed: elsewhere an alarm would end what runs the tests."""
+
+    armed: bool = True
+    once: bool = False
+
+    def ring(self, _number: int, _frame: FrameType | None) -> None:
+        if self.armed:
+            self.armed = not self.once
+            raise AlarmError
 
 
 @pytest.fixture
-def alarmed() -> Iterator[None]:
+def alarmed() -> Iterator[Bell]:
     """SIGALRM raises."""
+    bell = Bell()
+    ring = bell.ring
     before = signal.signal(signal.SIGALRM, ring)
-    yield
+    yield bell
+    bell.armed = False
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert signal.getsignal(signal.SIGALRM) is ring
     signal.signal(signal.SIGALRM, before)
@@ -216,7 +228,7 @@ def test_an_alarm_anywhere_leaves_the_llm_as_it_was(
     llm: LLM,
     run: Callable[[LLM], None],
     presses: int,
-    alarmed: None,
+    alarmed: Bell,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     del alarmed
@@ -234,7 +246,7 @@ def test_a_signal_at_each_line_leaves_the_llm_as_it_was(
     llm: LLM,
     run: Callable[[LLM], None],
     number: signal.Signals,
-    alarmed: None,
+    alarmed: Bell,
     record_testsuite_property: Callable[[str, object], None],
 ) -> None:
     del alarmed
@@ -283,9 +295,9 @@ def test_a_second_interrupt_ends_a_callback_that_hangs(monkeypatch: pytest.Monke
     assert llm.free_tokens == free
 
 
-def test_alarms_at_random_moments_leave_the_llm_as_it_was(alarmed: None) -> None:
+def test_alarms_at_random_moments_leave_the_llm_as_it_was(alarmed: Bell) -> None:
     """Each ends the call that it rings in, or the next one, and no request of others."""
-    del alarmed
+    alarmed.armed, alarmed.once = False, True
     llm, moments, num_rung = LLM(config=EngineConfig(k=2, batch_size=2)), random.Random(8), 0
     free, wanted = llm.free_tokens, [one.text for one in llm.generate(PROMPTS[:2], PARAMS)]
     for trial in range(36):
@@ -293,16 +305,17 @@ def test_alarms_at_random_moments_leave_the_llm_as_it_was(alarmed: None) -> None
         signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-4, 1.5e-2), 1e-2)
         for _ in range(3):
             try:
+                alarmed.armed = True
                 if trial % 3 == 0:
                     llm.generate(PROMPTS[:2], PARAMS)
                 elif trial % 3 == 1:
                     list(llm.stream(PROMPTS[0], PARAMS))
                 else:
                     llm.advance()
+                alarmed.armed = False
             except AlarmError:
                 num_rung += 1
-        with suppress(AlarmError):
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         if ticket is not None:
             while not ticket.done:
                 llm.advance()
@@ -314,7 +327,7 @@ def test_alarms_at_random_moments_leave_the_llm_as_it_was(alarmed: None) -> None
 
 
 def test_an_alarm_that_rings_once_ends_a_callback_that_hangs(
-    alarmed: None, monkeypatch: pytest.MonkeyPatch
+    alarmed: Bell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that takes every Exception for its own, too."""
     del alarmed
