@@ -88,10 +88,12 @@ def random_model(
     quantise: str = "none",
     *,
     vocab_size: int | None = None,
+    window: int | None = None,
 ) -> LlamaModel:
     """Tier C: the true shape with random weights."""
     size = vocab_size or setting.vocabulary
     config = replace(inflated_config(small_config(), shape), vocab_size=size)
+    config = replace(config, max_tokens=window or config.max_tokens)
     source = cast("Weights", RandomWeights(setting.device, setting.dtype))
     return _built(config, source, setting, room, quantise)
 

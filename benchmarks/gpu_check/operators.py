@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
 from typing import Any
 
 import torch
-from gpu_check.setting import Setting, SkippedError, cell, check
+from gpu_check.setting import Setting, cell, check
 from torch import Tensor
 
 from outrider.core.rng import RoundKeys
@@ -32,7 +32,7 @@ from outrider.kernels.reference.grouped import definition
 from outrider.kernels.reference.linear import TorchLinear, pack_plain
 
 # Largest error as a share of the largest value: what rounding the inputs of a product leaves.
-TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 EPS = 1e-5
 SIZES = ((4096, 4096), (6144, 4096), (1000, 1536))
 Rows = Callable[[Tensor], Tensor]
@@ -53,20 +53,25 @@ class Case:
         actual, wanted = self.ours(self.x_NI).double(), self.theirs(self.x_NI).double()
         error = float((actual - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
         by_row = self.alone() if self.alone else _rows_alone(self.ours, self.x_NI)
-        cell(record, operator=self.name, relative_error=error, row_invariant=by_row)
+        name = f"{self.name} in {setting.precision}" if setting.precision else self.name
+        cell(record, operator=name, relative_error=error, row_invariant=by_row)
         # NaN compares false with everything, so it never passes.
         near = error <= TOLERANCE[setting.dtype]
-        check(record, f"{self.name} is near its definition", passed=near, detail=f"{error:.1e}")
-        check(record, f"{self.name}: a row's bits are its own", passed=by_row)
+        check(record, f"{name} is near its definition", passed=near, detail=f"{error:.1e}")
+        check(record, f"{name}: a row's bits are its own", passed=by_row)
 
 
 def operators(setting: Setting, record: dict[str, Any]) -> None:
     """Operators, and what samples and accepts, each in a case of its own: one that fails does not
-    hide the others."""
-    ops = _ops(setting)
-    op = ops("none")
-    for case in chain(_linears(setting, ops), _pointwise(setting, op), _attention(setting, op)):
-        _guarded(record, case.name, partial(case.compare, setting, record))
+    hide the others. Those that read weights or keys also in float16."""
+    setting.need_triton()
+    half = replace(setting, precision="float16")
+    for now in (setting, half):
+        ops = _ops(now)
+        op, schemes = ops("none"), ("none", "int8", "int4") if now is setting else ("none",)
+        cases = chain(_linears(now, ops, schemes), _attention(now, op))
+        for case in chain(cases, _pointwise(now, op) if now is setting else ()):
+            _guarded(record, case.name, partial(case.compare, now, record))
     for sampler, temperature in product(("token", "block"), (0.0, 0.8)):
         name = f"drafts and verdicts of the {sampler} rule at temperature {temperature}"
         _guarded(record, name, partial(_verdicts, setting, record, name, (sampler, temperature)))
@@ -82,12 +87,11 @@ def _guarded(record: dict[str, Any], name: str, work: Callable[[], None]) -> Non
 
 
 def _ops(setting: Setting) -> Callable[[str], Any]:
-    """Operators by scheme. Imported here: Triton comes with PyTorch for CUDA alone."""
-    try:
-        from outrider.kernels.triton.ops import TritonOps
-        from outrider.kernels.triton.scratch import Workspace
-    except ImportError as error:
-        raise SkippedError(f"Triton cannot be imported: {error}") from error
+    """Operators by scheme."""
+    # Imported here: Triton comes with PyTorch for CUDA alone.
+    from outrider.kernels.triton.ops import TritonOps
+    from outrider.kernels.triton.scratch import Workspace
+
     workspace = Workspace(setting.device)
     return lambda scheme: TritonOps(workspace, scheme)
 
@@ -122,7 +126,9 @@ class Numbers:
         return made.to(dtype)
 
 
-def _linears(setting: Setting, ops: Callable[[str], Any]) -> Iterator[Case]:
+def _linears(
+    setting: Setting, ops: Callable[[str], Any], schemes: tuple[str, ...]
+) -> Iterator[Case]:
     make, dtype = Numbers(setting), setting.dtype
     rows = 3 if setting.quick else 32
 
@@ -131,7 +137,7 @@ def _linears(setting: Setting, ops: Callable[[str], Any]) -> Iterator[Case]:
 
     for num_out, num_in in ((32, 64),) if setting.quick else SIZES:
         weight_OI, x_NI = make(num_out, num_in, dtype=dtype), make(rows, num_in)
-        for scheme in ("none", "int8", "int4"):
+        for scheme in schemes:
             op = ops(scheme)
             ours = linear(op.linear, op.pack(weight_OI), num_out)
             if scheme == "none":

@@ -28,9 +28,12 @@ CONTEXT = 256
 def plain(setting: Setting, record: dict[str, Any]) -> None:
     """Plain decoding, one captured round a token: milliseconds, and the share of the copy ceiling.
 
-    Bytes are those of all weights that a pass reads, at the width in which they are held.
+    Bytes are those of all weights that a pass reads, at the width in which they are held; reading
+    them takes `least_ms`. Each launch costs some microseconds besides.
     """
-    record["copy_bytes_per_second"] = ceiling = bandwidths(setting)["copy_bytes_per_second"]
+    rates = bandwidths(setting)
+    record |= rates
+    ceiling = rates["copy_bytes_per_second"]
     full: dict[str, float] = {}
     for name, scheme in product(setting.shapes, setting.schemes):
         model = models.random_model(
@@ -50,6 +53,8 @@ def plain(setting: Setting, record: dict[str, Any]) -> None:
             ms=1e3 * seconds,
             tokens_per_second=1 / seconds,
             weight_bytes=num_bytes,
+            least_ms=1e3 * num_bytes / rates["read_bytes_per_second"],
+            launches=rounds.counts(),
             share_of_copy_ceiling=share,
             against_bfloat16=seconds / full.setdefault(name, seconds),
         )
@@ -63,13 +68,17 @@ CONTEXTS = (256, 1000)
 
 
 def verify_cost(setting: Setting, record: dict[str, Any]) -> None:
-    """What a target pass of several rows costs against one row, at two contexts."""
+    """What a target pass of several rows costs against one row, at two contexts. All read the same
+    weights once, which takes `least_ms`."""
+    rate = bandwidths(setting)["read_bytes_per_second"]
     rows_tried = (1, 2, 16) if setting.quick else ROWS
     contexts = (40,) if setting.quick else CONTEXTS
     room = models.room_for(1, max(contexts) + 64, rows=128, logits=8)
     for name, shape in setting.shapes.items():
         for scheme in ("none",) if setting.quick or name == "8b" else setting.schemes:
             model = models.random_model(shape, setting, room, scheme)
+            num_bytes = sum(tensor.nbytes for tensor in model.streamed)
+            least = {"weight_bytes": num_bytes, "least_ms": 1e3 * num_bytes / rate}
             for context in contexts:
                 read(model, 0, text(context, model.spec.vocab_size))
                 passes = {
@@ -78,12 +87,50 @@ def verify_cost(setting: Setting, record: dict[str, Any]) -> None:
                 }
                 found = race(passes, setting, calls=1 if setting.quick else 4)
                 for rows, seconds in found.items():
-                    about = {"shape": name, "quantise": scheme, "context": context}
+                    about = {"shape": name, "quantise": scheme, "context": context, **least}
                     ratio = seconds / found["1"]
                     cell(record, **about, rows=int(rows), ms=1e3 * seconds, against_one_row=ratio)
                 model.state.close(0)
             del model, passes
             models.let_go()
+
+
+WINDOWS, TEXTS = (4096, 32_768, 131_072), (1000, 16_000)
+
+
+def windows(setting: Setting, record: dict[str, Any]) -> None:
+    """A token of the smallest shape by the window that its memory was made for, behind texts of two
+    lengths. Bytes of weights and of the text's keys and values bound it, not the window."""
+    name, shape = next(iter(setting.shapes.items()))
+    rate = bandwidths(setting)["read_bytes_per_second"]
+    sizes = ((128, 1024), (40, 80)) if setting.quick else (WINDOWS, TEXTS)
+    for window in sizes[0]:
+        room = models.room_for(1, window, rows=128, logits=8)
+        model = models.random_model(shape, setting, room, vocab_size=512, window=window)
+        weights = sum(tensor.nbytes for tensor in model.streamed)
+        for length in sizes[1]:
+            if length + 64 > window:
+                continue
+            bench = Bench(setting, model, None, k=0, batch=1)
+            rounds = bench.launches([text(length, 512)], SamplingParams(max_tokens=32))
+            rounds.stand_still()
+            seconds = seconds_of(rounds.launch, setting, calls=setting.rounds)
+            keys = length * model.spec.kv_bytes_per_token
+            cell(
+                record,
+                shape=name,
+                window=window,
+                text=length,
+                ms=1e3 * seconds,
+                weight_bytes=weights,
+                key_bytes=keys,
+                least_ms=1e3 * (weights + keys) / rate,
+                launches=rounds.counts(),
+            )
+            rounds.close()
+            del bench, rounds
+        del model
+        models.let_go()
 
 
 ACCEPT_K = 8
@@ -233,6 +280,7 @@ def overlap(setting: Setting, record: dict[str, Any]) -> None:
             shape=name,
             decode_steps=STEPS,
             prefill_tokens=CHUNK,
+            weight_bytes=sum(tensor.nbytes for tensor in model.streamed),
             decode_ms=1e3 * alone[0],
             prefill_ms=1e3 * alone[1],
             together_ms=1e3 * together,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from gpu_check.counting import launches_of
 from gpu_check.models import PAGE
 from gpu_check.setting import Setting
 
@@ -114,6 +115,13 @@ class Launches:
 
     def launch(self) -> None:
         self.made.table.launch()
+
+    def counts(self) -> dict[str, int]:
+        """Kernels that a round launches, as `launches_of` counts them. Runs one eagerly."""
+        table = self.made.table
+        sampled = any(not seq.params.greedy for seq in self.seqs)
+        bucket = table.buffers.mirror_B.shape[0]
+        return launches_of(table.program(bucket, sampled=sampled))
 
     def stand_still(self) -> None:
         """Rows without room do all the work of a round and move nowhere: context stays as it is."""

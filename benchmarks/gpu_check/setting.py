@@ -13,22 +13,25 @@ import torch
 from outrider.api.profile import DeviceTimer, synced_seconds
 from outrider.bench.turns import Texts, rotated
 from outrider.lab.inflate import SHAPES, ModelShape
+from outrider.models.loading import DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 # Llama 3 has so many tokens; the accept step is measured at this size.
 VOCABULARY = 128_256
 
 
-class SkippedError(Exception):
-    """This section has nothing to say here; the message is why."""
+class NotRunError(Exception):
+    """This section cannot be run here; the message is why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`quick` means sizes that a CPU runs in seconds: a test of the sections, no measurement."""
+    """`quick` means sizes that a CPU runs in seconds: a test of the sections, no measurement.
+    `precision` names the dtype of weights, where it is not the device's usual one."""
 
     device: torch.device
     quick: bool
+    precision: str = ""
 
     @property
     def on_cuda(self) -> bool:
@@ -36,6 +39,8 @@ class Setting:
 
     @property
     def dtype(self) -> torch.dtype:
+        if self.precision:
+            return DTYPES[self.precision]
         return torch.bfloat16 if self.on_cuda else torch.float32
 
     @property
@@ -63,9 +68,27 @@ class Setting:
         return 512 if self.quick else VOCABULARY
 
     def need_cuda(self, why: str) -> None:
-        """Raises SkippedError elsewhere."""
+        """Raises NotRunError elsewhere."""
         if not self.on_cuda:
-            raise SkippedError(f"{why} need a CUDA device")
+            raise NotRunError(f"{why} need a CUDA device")
+
+    def need_triton(self) -> None:
+        """Raises NotRunError where Triton is not installed, or its interpreter, which a CPU needs,
+        fails at a kernel that adds numbers up."""
+        try:
+            # Imported here: the file defines a Triton kernel.
+            from gpu_check import reading_kernel
+        except ImportError as error:
+            raise NotRunError(f"Triton cannot be imported: {error}") from error
+        if self.on_cuda:
+            return
+        try:
+            total = reading_kernel.read(torch.ones(5, dtype=torch.int32), 1)
+        except Exception as error:
+            last = str(error).strip().splitlines() or [""]
+            raise NotRunError(f"Triton's interpreter fails here: {last[-1]}") from error
+        if total.tolist() != [5]:
+            raise NotRunError(f"Triton's interpreter adds five ones up to {total.tolist()}")
 
 
 def cell(record: dict[str, Any], **values: object) -> None:

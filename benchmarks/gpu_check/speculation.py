@@ -68,6 +68,8 @@ def speculation(setting: Setting, record: dict[str, Any]) -> None:
                 shape=name,
                 tier=tier,
                 k=k,
+                weight_bytes=sum(one.nbytes for one in (*target.streamed, *k * draft.streamed)),
+                launches=_counts(bench, prompts[0]),
                 predicted_tokens_per_second=predicted,
                 achieved_of_predicted=share,
                 speed_up=found["tokens_per_second"] / plain["tokens_per_second"],
@@ -119,6 +121,14 @@ def _pass_seconds(setting: Setting, model: LlamaModel, rows: int) -> float:
     seconds = seconds_of(work, setting, calls=1 if setting.quick else 8)
     model.state.close(0)
     return seconds
+
+
+def _counts(bench: Bench, prompt: list[int]) -> dict[str, int]:
+    """Kernels that one of its rounds launches."""
+    rounds = bench.launches([prompt], SamplingParams(max_tokens=32))
+    found = rounds.counts()
+    rounds.close()
+    return found
 
 
 def _rest_seconds(setting: Setting, draft: LlamaModel, k: int) -> float:
@@ -180,6 +190,7 @@ def peer(setting: Setting, record: dict[str, Any]) -> None:
             found["refused"] = str(error).splitlines()[0]
         cell(record, shape=name, kind=kind, **found)
         models.let_go()
+    record["note"] = "its matrices and output head are those of `plain`, in bfloat16"
 
 
 def _seconds(setting: Setting, shape: ModelShape, layer: LayerStep) -> float:

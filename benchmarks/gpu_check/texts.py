@@ -28,7 +28,7 @@ from gpu_check.models import (
     random_hybrid,
 )
 from gpu_check.rounds import Bench
-from gpu_check.setting import Setting, SkippedError, cell, check, check_same, race
+from gpu_check.setting import Setting, cell, check, check_same, race
 
 from outrider.api.llm import LLM
 from outrider.api.tokenizer import Tokenizer
@@ -157,38 +157,32 @@ DRAFTERS = {"none": 0, "ngram": 0, "recycling": 8}
 IDS = ((5, 9, 5, 9, 5, 9), (60, 7, 7, 7), (7, 1, 2, 3, 7, 1, 2, 3, 7, 1))
 
 
-def hybrid(setting: Setting, record: dict[str, Any]) -> None:
-    _kernels(setting, record)
-    _texts(setting, record)
+def delta(setting: Setting, record: dict[str, Any]) -> None:
+    """The gated delta rule of hybrids against its definition, and what a layer of it takes."""
+    setting.need_triton()
+    # Imported here: Triton comes with PyTorch for CUDA alone.
+    from outrider.kernels.triton.delta_ops import TritonDelta
+    from outrider.kernels.triton.scratch import Workspace
+    from outrider.kernels.triton.trial import delta_alike
 
-
-def _kernels(setting: Setting, record: dict[str, Any]) -> None:
-    try:
-        from outrider.kernels.triton.delta_ops import TritonDelta
-        from outrider.kernels.triton.scratch import Workspace
-        from outrider.kernels.triton.trial import delta_alike
-    except ImportError as error:
-        if setting.on_cuda:
-            raise SkippedError(f"Triton cannot be imported: {error}") from error
-        return
     shape = SMALL if setting.quick else config_of(RANDOM_HYBRID).delta
-    delta, rows = TritonDelta(Workspace(setting.device)), 2 if setting.quick else 37
-    error = _error(setting, delta, shape, rows)
+    rule, rows = TritonDelta(Workspace(setting.device)), 2 if setting.quick else 37
+    error = _error(setting, rule, shape, rows)
     name = "the delta rule is near its definition"
     check(record, name, passed=error <= TOLERANCE, detail=f"{error:.1e}")
     if setting.quick:
         # The interpreter takes seconds for what follows; the suite has it do that.
         return
-    alike = delta_alike(delta, setting.device, shape, rows)
+    alike = delta_alike(rule, setting.device, shape, rows)
     check(record, "the delta rule: a row's bits are its own", passed=alike)
-    _times(setting, record, delta, shape)
+    _times(setting, record, rule, shape)
 
 
-def _error(setting: Setting, delta: Delta, shape: StateShape, rows: int) -> float:
+def _error(setting: Setting, ours: Delta, shape: StateShape, rows: int) -> float:
     """Largest difference of output and last state, each as a share of the largest value."""
     first_NP, weights = _layer(setting, shape, rows)
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for rule in (delta, torch_delta):
+    for rule in (ours, torch_delta):
         cells = Cells([shape.state_cell(setting.device)], [])
         out_NO = torch.empty(rows, shape.num_heads * shape.value_dim, device=setting.device)
         runs = (TokenRun(0, (*_nothing(rows - 1), 0), _nothing(rows)),)
@@ -198,7 +192,7 @@ def _error(setting: Setting, delta: Delta, shape: StateShape, rows: int) -> floa
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
-def _times(setting: Setting, record: dict[str, Any], delta: Delta, shape: StateShape) -> None:
+def _times(setting: Setting, record: dict[str, Any], ours: Delta, shape: StateShape) -> None:
     cells = Cells(
         [shape.state_cell(setting.device) for _ in range(32)],
         [shape.input_cell(setting.device) for _ in range(32)],
@@ -215,7 +209,7 @@ def _times(setting: Setting, record: dict[str, Any], delta: Delta, shape: StateS
         rows = one.stop
         first_NP, weights = _layer(setting, shape, rows)
         out_NO = torch.empty(rows, shape.num_heads * shape.value_dim, device=setting.device)
-        for side, rule in (("triton", delta), ("torch", torch_delta)):
+        for side, rule in (("triton", ours), ("torch", torch_delta)):
             if side == "triton" or rows == 1:
                 call = partial(rule, first_NP, weights, (one,), cells, 0, out_NO)
                 contestants[f"{side} {what} {memory}"] = call
@@ -241,8 +235,8 @@ def _nothing(count: int) -> tuple[None, ...]:
     return (None,) * count
 
 
-def _texts(setting: Setting, record: dict[str, Any]) -> None:
-    """The same with every drafter and memory; the plain one of the ring is what counts."""
+def hybrid(setting: Setting, record: dict[str, Any]) -> None:
+    """Greedy text of a hybrid: the same with every drafter and memory as without a draft."""
     plain = None
     for rollback in ("ring", "replay"):
         model = _model(setting, rollback)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from gpu_check import models
 from gpu_check.rounds import Bench, captured_pass, read, text
-from gpu_check.setting import ROOT, Setting, SkippedError, cell, check
+from gpu_check.setting import ROOT, NotRunError, Setting, cell, check
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from outrider.core.params import SamplingParams
@@ -36,7 +36,7 @@ def graphs(setting: Setting, record: dict[str, Any]) -> None:
     """The tests of captured rounds: graphs give the text of the stages, and allocate nothing."""
     setting.need_cuda("captured rounds, to be tested,")
     if not (find_spec("pytest") and find_spec("hypothesis")):
-        raise SkippedError("pytest and hypothesis are not installed")
+        raise NotRunError("pytest and hypothesis are not installed")
     words = [sys.executable, "-m", "pytest", "-q", "tests/engine/test_graph_cuda.py"]
     _run(record, "the tests of captured rounds pass", words)
 
@@ -66,7 +66,7 @@ def counters(setting: Setting, record: dict[str, Any]) -> None:
 def _installed(name: str) -> str:
     found = shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin")
     if found is None:
-        raise SkippedError(f"{name} is not installed")
+        raise NotRunError(f"{name} is not installed")
     return found
 
 

@@ -45,14 +45,23 @@ def test_every_section_runs_or_says_why_not(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(output.read_text(encoding="utf-8"))
     states = {section["name"]: section["state"] for section in found["sections"]}
-    skipped = {"graphs", "memcheck", "kernels", "counters"}
-    skipped |= {"syncs", "memory", "overlap", "partition"}
+    not_run = {"graphs", "memcheck", "kernels", "counters"}
+    not_run |= {"syncs", "memory", "overlap", "partition"}
     if find_spec("triton") is None:
-        skipped.add("operators")
-    assert {name for name, state in states.items() if state == "skipped"} == skipped
-    assert {state for name, state in states.items() if name not in skipped} == {"passed"}
-    assert all(s["error"] for s in found["sections"] if s["state"] == "skipped")
-    assert json.loads(done.stdout.splitlines()[-1])["passed"]
+        not_run |= {"operators", "delta"}
+    assert {name for name, state in states.items() if state == "not run"} == not_run
+    assert {state for name, state in states.items() if name not in not_run} == {"passed"}
+    assert all(s["error"] for s in found["sections"] if s["state"] == "not run")
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["passed"]
+    assert set(last["not_run_or_cut"]) == not_run
+    bounded = ("plain", "verify_cost", "windows", "accept", "speculation")
+    for one in found["sections"]:
+        if one["name"] in bounded:
+            keys = [
+                {"weight_bytes", "bytes", "launches"} & set(cell) for cell in one["record"]["cells"]
+            ]
+            assert all(keys), one["name"]
 
 
 @pytest.mark.slow
@@ -96,19 +105,22 @@ def test_it_asks_for_a_device(
 
 
 def section(
-    main: Any, monkeypatch: pytest.MonkeyPatch, work: Callable[[dict[str, Any]], None]
+    main: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[dict[str, Any]], None],
+    name: str = "planted",
 ) -> Any:
-    """What becomes of a section that does `work`."""
+    """What becomes of a section of this name that does `work`."""
 
     def run_planted(setting: object, record: dict[str, Any]) -> None:
         del setting
         work(record)
 
     module = ModuleType("gpu_check.planted")
-    vars(module)["planted"] = run_planted
+    vars(module)[name] = run_planted
     monkeypatch.setitem(sys.modules, "gpu_check.planted", module)
     setting = main.Setting(torch.device("cpu"), True)
-    return main.run_section("planted", setting, "planted", 0.3)
+    return main.run_section(name, setting, "planted", 0.3)
 
 
 def test_a_section_fails_alone_and_keeps_what_it_found(
@@ -134,6 +146,41 @@ def test_a_section_ends_with_its_budget(main: Any, monkeypatch: pytest.MonkeyPat
     assert time.perf_counter() - started < 10
     assert failed.state == "failed"
     assert "budget" in failed.error
+
+
+def test_measuring_is_cut_where_its_budget_ends_and_fails_only_by_a_check(
+    main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(record: dict[str, Any]) -> None:
+        record["cells"] = [{"ms": 1.0}]
+        time.sleep(20)
+
+    cut = section(main, monkeypatch, work, "plain")
+    assert (cut.state, cut.record) == ("cut", {"cells": [{"ms": 1.0}]})
+
+    def failing(record: dict[str, Any]) -> None:
+        record["checks"] = [{"name": "planted", "passed": False, "detail": ""}]
+        time.sleep(20)
+
+    assert section(main, monkeypatch, failing, "plain").state == "failed"
+
+
+def test_an_interpreter_that_fails_is_no_pass(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of Triton 3.6 with NumPy 2.4 and later does."""
+    kernel = ModuleType("gpu_check.reading_kernel")
+
+    def read(*_: object) -> None:
+        raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
+    vars(kernel)["read"] = read
+    monkeypatch.setitem(sys.modules, "gpu_check.reading_kernel", kernel)
+    monkeypatch.setattr(importlib.import_module("gpu_check"), "reading_kernel", kernel, False)
+    setting = main.Setting(torch.device("cpu"), True)
+    for name in ("operators", "delta"):
+        found = main.run_section(name, setting, main.SECTIONS[name][0], 20)
+        assert found.state == "not run"
+        assert "only 0-dimensional arrays" in found.error
+        assert not found.record
 
 
 def test_a_failed_check_fails_its_section(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
