@@ -208,9 +208,8 @@ def choose(
 
 def is_native(device: torch.device, dtype: torch.dtype, force_reference: bool = False) -> bool:
     """Whether `choose` takes native kernels for these. May compile (seconds, once)."""
-    if _why_not(device, dtype, force_reference) is not None:
-        return False
-    return built_kernels(env.compiler(), env.cache_folder()).library is not None
+    refused = _why_not(device, dtype, force_reference) is not None
+    return not refused and built_kernels(env.compiler(), env.cache_folder()).library is not None
 
 
 @cache
@@ -294,9 +293,8 @@ def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) ->
     if device.type != "cpu":
         return f"it runs on cpu, not on {device.type}"
     if dtype not in SUFFIXES:
-        name = str(dtype).removeprefix("torch.")
-        *others, last = SUFFIXES.values()
-        return f"it computes in {', '.join(others)} and {last}, not in {name}"
+        *others, last, own = *SUFFIXES.values(), str(dtype).removeprefix("torch.")
+        return f"it computes in {', '.join(others)} and {last}, not in {own}"
     return None
 
 
@@ -329,6 +327,8 @@ def _why_not_triton(device: torch.device) -> str | None:
         return "the package triton is not installed"
     if not torch.cuda.is_available():
         return "PyTorch finds no CUDA device"
+    if torch.version.hip is not None:
+        return "on ROCm some of its kernels need more shared memory than there is"
     major, minor = torch.cuda.get_device_capability(device)
     if major < LEAST_CAPABILITY:
         return f"it needs compute capability {LEAST_CAPABILITY}.0, not {major}.{minor}"

@@ -84,6 +84,18 @@ def test_why_triton_is_passed_over(
     assert told == f"native: it runs on cpu, not on cuda; triton: {refusal}"
 
 
+def test_rocm_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capability(_: torch.device) -> tuple[int, int]:
+        return 9, 4
+
+    monkeypatch.setattr(registry, "find_spec", str)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    reason = "triton: on ROCm some of its kernels need more shared memory than there is"
+    assert refusal_of(torch.device("cuda"), torch.bfloat16).endswith(reason)
+
+
 def test_other_devices_promise_no_bits() -> None:
     assert not choose(device=torch.device("meta"), dtype=torch.float32).exact
 
