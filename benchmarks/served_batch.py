@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from argparse import Namespace
 from collections import defaultdict
@@ -39,7 +38,7 @@ def served_batch(options: Namespace, report: Report) -> bool:
             asked = [f"{turn}. {prompt}" for prompt in prompts]
             for size in rotated(sizes, turn):
                 began = time.perf_counter()
-                asyncio.run(ask_all(urls[size], asked, tokens))
+                ask_all(urls[size], asked, tokens)
                 if turn:
                     seconds = time.perf_counter() - began
                     rates[size].append((str(turn), len(asked) * tokens / seconds))
