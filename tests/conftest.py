@@ -23,7 +23,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("deep", max_examples=1000, deadline=None, suppress_health_check=SLOW)
 settings.register_profile(
     "same",
-    max_examples=50,
+    max_examples=32,
     derandomize=True,
     deadline=None,
     database=None,
@@ -66,29 +66,38 @@ def pytest_collection() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What deep.toml names is `deep`. Of a test marked `covering(t)` a covering array of strength t
-    stays; the rest is `deep`.
+    stays, and of one marked `sample(n)` n of its rows; the rest is `deep`.
 
     Any t parameters meet in all their pairs of values (t = 2), or each value comes once (t = 1).
     """
-    from checks.effort import covering
+    from checks.effort import covering, spread
 
     folder = Path(__file__).parent
     left_out = tuple(tomllib.loads((folder / "deep.toml").read_text(encoding="utf-8")))
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(left_out):
             item.add_marker("deep")
+    for strength, same in marked("covering", items):
+        leave(same, covering([values(item) for item in same], strength))
+    for number, same in marked("sample", items):
+        leave(same, spread(len(same), number))
+
+
+def marked(name: str, items: list[pytest.Item]) -> list[tuple[int, list[pytest.Function]]]:
+    """The rows of each test with this mark that are in the gate, and the number in the mark."""
     tests: dict[tuple[str, int], list[pytest.Function]] = {}
     for item in items:
-        if not isinstance(item, pytest.Function) or item.get_closest_marker("deep"):
-            continue
-        if mark := item.get_closest_marker("covering"):
-            key = (item.nodeid.partition("[")[0], mark.args[0])
-            tests.setdefault(key, []).append(item)
-    for (_, strength), same in tests.items():
-        kept = covering([values(item) for item in same], strength)
-        for number, item in enumerate(same):
-            if number not in kept:
-                item.add_marker("deep")
+        mark = item.get_closest_marker(name)
+        if mark and isinstance(item, pytest.Function) and not item.get_closest_marker("deep"):
+            tests.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
+    return [(number, same) for (_, number), same in tests.items()]
+
+
+def leave(items: list[pytest.Function], rows: set[int]) -> None:
+    """All but these rows are `deep`."""
+    for row, item in enumerate(items):
+        if row not in rows:
+            item.add_marker("deep")
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""How many examples a property gets, and a covering array of few rows for many parameters."""
+"""How many examples a property gets, and which rows of many parameters stand for the others."""
 
 from __future__ import annotations
 
@@ -32,3 +32,10 @@ def covering(rows: Sequence[Sequence[tuple[str, Hashable]]], strength: int) -> s
         missing -= combined[best]
         used.update(rows[best])
     return kept
+
+
+def spread(num_rows: int, number: int) -> set[int]:
+    """`number` of the rows, evenly spread, the first and the last among them."""
+    if number >= num_rows:
+        return set(range(num_rows))
+    return {row * (num_rows - 1) // max(number - 1, 1) for row in range(number)}

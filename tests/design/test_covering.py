@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from checks.effort import covering
+from checks.effort import covering, spread
 
 
 @pytest.mark.parametrize("strength", [1, 2, 3])
@@ -29,3 +29,10 @@ def test_one_parameter_keeps_all_its_values() -> None:
 def test_what_is_not_combined_is_not_missed() -> None:
     assert covering([[("a", 0), ("b", 0)], [("a", 1), ("b", 0)]], 2) == {0, 1}
     assert covering([], 1) == set()
+
+
+def test_a_sample_is_spread_over_the_rows() -> None:
+    assert spread(9, 3) == {0, 4, 8}
+    assert spread(31, 1) == {0}
+    assert spread(3, 8) == {0, 1, 2}
+    assert all(len(spread(rows, 5)) == min(rows, 5) for rows in range(1, 60))

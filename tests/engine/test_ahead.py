@@ -51,6 +51,7 @@ def ahead_of(rig: AheadRig) -> AheadDrafter:
 
 
 # Any two of model, rule, temperature and length meet. Other combinations are `deep`.
+@pytest.mark.sample(5)
 @pytest.mark.covering(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, 8])
@@ -72,6 +73,7 @@ def test_branches_of_one_length_are_drawn_with_the_same_numbers() -> None:
     check_ahead_is_the_text_in_turns()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("policy", "share"), [("top", 0.0), ("top", 1.0), *((policy, 0.5) for policy in POLICIES)]
 )

@@ -93,6 +93,7 @@ def test_a_small_arena_ends_drafts_and_not_the_text(tmp_path: Path) -> None:
     assert llm.free_tokens == 128
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("rule", EXACT)
 @pytest.mark.parametrize("translator", [Renaming(VOCAB, shift=1), Digits(VOCAB, base=2)])
 def test_the_distribution_stays_the_targets(rule: str, translator: Translator) -> None:

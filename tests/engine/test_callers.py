@@ -311,6 +311,7 @@ def _use(call: Any, told: Any) -> None:
         told.put("not refused")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

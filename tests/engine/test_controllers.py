@@ -47,6 +47,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 every_controller = pytest.mark.parametrize("name", CONTROLLERS)
 
 
+@pytest.mark.sample(3)
 @every_controller
 @examples(10)
 @given(
@@ -67,6 +68,7 @@ def test_greedy_text_is_plain_decodings(
 
 
 # Each controller, both rules. Other combinations are `deep`.
+@pytest.mark.sample(3)
 @pytest.mark.covering(1)
 @every_controller
 @pytest.mark.parametrize("rule", [MatchRule(), CoupledRule()], ids=lambda rule: type(rule).__name__)

@@ -105,6 +105,7 @@ class Sabotaged:
         self.inner.close(seq_id)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("harm", ["killed", "stopped"])
 def test_a_lost_process_costs_drafts_and_no_text(toy: ProcessDrafter, harm: str) -> None:
     """A sequence that was open before is drafted for again by the next process."""

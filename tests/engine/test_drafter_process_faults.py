@@ -34,6 +34,7 @@ HOME = Home(timeout=5.0, pace=RestartBackoff(first=60.0), command=command(LIAR))
 IN_MEMORY = replace(HOME, command=command(LIAR_IN_MEMORY))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
@@ -171,6 +172,7 @@ def uses_memory(line: WorkerLine) -> bool:
     return isinstance(line._pipe, MemoryPipe)  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("native_library")
 @pytest.mark.parametrize(
     ("program", "reference", "expected"),

@@ -148,6 +148,7 @@ def test_what_a_mask_raises_ends_its_request(
     assert [ticket.result().token_ids for ticket in run(llm)] == wanted
 
 
+@pytest.mark.sample(10)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", [PanicError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("place", ["pass", "draft pass", "propose", "rule", "commit"])
@@ -183,6 +184,7 @@ def test_what_a_tokenizer_raises_ends_its_request(
     check_one_failed(run(llm, change), wanted, kind)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["open", "propose", "close", "propose_after"])

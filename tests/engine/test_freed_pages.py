@@ -117,6 +117,7 @@ def wanted(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> li
         return texts(folder, drafter="none", batch_size=1, **settings)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", MIXED)
 def test_local_layers_hold_windows_and_the_text_is_the_same(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ MIXES = (
 )  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kinds", MIXES, ids="-".join)
 def test_drafts_change_nothing_on_blocks(tmp_path: Path, kinds: Sequence[str]) -> None:
     path = wide_llama(kinds).write(tmp_path / "a.gguf")

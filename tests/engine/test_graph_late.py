@@ -184,6 +184,7 @@ def check_late(rigged: GraphRig, temperature: float, patch: pytest.MonkeyPatch) 
     return device
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(
     ("schedule", "threshold"), [("single", 3), ("pd", 3), ("pdv", 3), ("pdv", 2), ("pdv", 1)]

@@ -79,6 +79,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("k", "temperature", "sampler", "family"), CASES)
 def test_rounds_repeat_the_same_operators_over_the_same_memory(

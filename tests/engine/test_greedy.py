@@ -80,6 +80,7 @@ def test_any_run(
     check_greedy(rig, kind, prompts, num_tokens)
 
 
+@pytest.mark.sample(6)
 @every_kind
 @pytest.mark.parametrize("k", range(9))
 def test_every_depth(kind: Kind, k: int) -> None:

@@ -43,6 +43,7 @@ def written(prompts: list[str], config: EngineConfig) -> tuple[list[list[int]], 
 
 # Pairs of drafter, rollback and tree are covered in test_drafter_matrix.py. Other combinations are
 # `deep`.
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("nodes", [0, 8])
 @pytest.mark.parametrize("rollback", ["replay", "ring"])

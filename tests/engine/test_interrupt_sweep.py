@@ -36,7 +36,7 @@ WATCHED = tuple(str(ROOT / place) for place in PLACES)
 PROMPTS = ("def f(x):", "for i in range(", "import os, sys")
 PARAMS = SamplingParams(max_tokens=6)
 SCHEDULES = ("single", "pd", "pdv", "ssd")
-STRIDE = 43
+STRIDE = 83
 
 
 class AlarmError(Exception):
@@ -221,6 +221,7 @@ def test_a_second_interrupt_anywhere_leaves_it_so_too(
     assert told == tried
 
 
+@pytest.mark.sample(3)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("presses", [1, 2])
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)

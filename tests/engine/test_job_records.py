@@ -30,6 +30,7 @@ def run(schedule: str, *, at_once: bool) -> tuple[list[JobTrace], list[RoundTrac
     return jobs, [trace for result in results for trace in result.rounds]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("at_once", [False, True], ids=["inline", "threads"])
 @pytest.mark.parametrize("schedule", ["single", "pd", "pdv", "ssd"])
 def test_every_pass_has_its_rounds_and_every_round_its_pass(schedule: str, at_once: bool) -> None:

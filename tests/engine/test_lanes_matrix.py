@@ -42,6 +42,7 @@ def matrix() -> Runner:
     return Runner(engines(), PROMPTS, max_tokens=9)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=named)
 def test_text_is_that_of_plain_decoding(matrix: Runner, row: Row) -> None:

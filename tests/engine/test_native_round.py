@@ -68,6 +68,7 @@ def test_the_native_numbers_are_those_of_the_definition(
 
 
 # Rules and drafters are other parts of the call. Other combinations are `deep`.
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["block", "token", "match", "coupled"])
@@ -138,6 +139,7 @@ SHAPED: tuple[dict[str, object], ...] = (
 
 
 # Rules and drafters are other parts of the call. Other combinations are `deep`.
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["block", "token", "match", "coupled"])

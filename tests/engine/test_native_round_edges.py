@@ -96,6 +96,7 @@ def _check_memory(llm: LLM) -> None:
             model.state.check()  # pyright: ignore
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",

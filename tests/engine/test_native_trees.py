@@ -94,6 +94,7 @@ def rounds_of(drafter: str, sampler: str, *, fused: bool) -> list[object]:
 
 
 # Each drafter and each rule meets the stages. Other combinations are `deep`.
+@pytest.mark.sample(3)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTS)
@@ -102,6 +103,7 @@ def test_verdicts_on_given_drafts_are_those_of_the_stages(drafter: str, sampler:
     assert rounds_of(drafter, sampler, fused=True) == rounds_of(drafter, sampler, fused=False)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("drafter", DRAFTS)

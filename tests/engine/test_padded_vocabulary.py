@@ -74,6 +74,7 @@ def _sampled(**more: Any) -> list[SamplingParams]:
     ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_greedy_text_is_the_targets_own(pair: Pair, way: str) -> None:
@@ -83,6 +84,7 @@ def test_greedy_text_is_the_targets_own(pair: Pair, way: str) -> None:
     assert sum(result.stats.num_accepted for result in found) > 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("sampler", ["match", "coupled"])
 @pytest.mark.parametrize("way", WAYS)
@@ -96,6 +98,7 @@ def test_a_seed_has_one_text_under_rules_that_follow_the_target(
     assert sum(result.stats.num_accepted for result in found) > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("sampler", EXACT_SAMPLERS)
 def test_native_rounds_decide_as_the_stages_do(pair: Pair, sampler: str) -> None:
@@ -122,6 +125,7 @@ def _rows(folder: Path) -> int:
         llm.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", ["rounds", "trees", "reference"])
 def test_no_id_beyond_the_tokenizers_end_is_drafted(pair: Pair, way: str) -> None:
     """The target writes some itself where it has them, and drafting goes on behind them."""
@@ -148,6 +152,7 @@ def test_rounds_are_native_calls(pair: Pair, native_library: object) -> None:
         llm.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.wide
 @pytest.mark.parametrize("schedule", ["single", "ssd"])
 def test_the_same_holds_in_a_process(pair: Pair, schedule: str) -> None:

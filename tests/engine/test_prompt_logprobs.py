@@ -33,6 +33,7 @@ def written() -> GenerationResult:
     return LLM(drafter="none").generate(PROMPT, WRITE)[0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_prompt_tokens_are_told_what_writing_them_told(
     written: GenerationResult, name: str

@@ -59,6 +59,7 @@ def drafters_of(result: GenerationResult) -> set[str]:
     return {one.drafter for one in result.rounds if one.num_drafted}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("engine", ENGINES, scope="module")
 def test_requests_without_drafts_have_none_beside_others_that_have(
     engine: str, opened: LLM
@@ -121,6 +122,7 @@ TIMED = ("goodput",)
 RULES = ("block", "token", "match", "coupled")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "engine",
     ["native", "stages", "tree", "heads", "own copy", "pdv", "ssd", "process"],
@@ -179,6 +181,7 @@ LOOK_UPS = ("ngram", "suffix", "recycling", "lookup", "prediction", "none")
 PARTS = {"portfolio": ("portfolio", "model"), "looked up": (), "none": (), "recycled": ()}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "none"], scope="module")
 def test_requests_of_one_batch_have_drafters_of_their_own(engine: str, opened: LLM) -> None:
     names = [*LOOK_UPS, *PARTS.get(engine, (opened.drafter,))]
@@ -226,6 +229,7 @@ def test_an_engine_without_speculation_has_no_room_for_drafts() -> None:
         assert llm.drafters == ("none",)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("engine", ENGINES, scope="module")
 def test_a_prediction_is_followed_beside_any_drafter(engine: str, opened: LLM) -> None:
     opened.forget()

@@ -52,6 +52,7 @@ def texts(folder: Path, **settings: Any) -> list[Sequence[int]]:
         return [result.token_ids for result in llm.generate(PROMPTS, PARAMS)]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_text_is_the_same_with_every_drafter(name: str, tmp_path: Path) -> None:
     folder = add_words(write_family(tmp_path, name))

@@ -18,6 +18,7 @@ CELLS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.weights
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("drafter", ["model", "ngram"])

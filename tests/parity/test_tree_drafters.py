@@ -76,6 +76,7 @@ def test_random_heads(
     assert texts(config, str(folders[kind])) == plain()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -122,6 +123,7 @@ def test_trees_accept_more_tokens_a_round_than_chains_of_as_many_rows(workload: 
     assert tree > chain
 
 
+@pytest.mark.sample(1)
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

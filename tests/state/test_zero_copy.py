@@ -102,6 +102,7 @@ def test_the_reference_takes_views_of_cached_keys_and_values(drafter: str) -> No
     assert set(watch.made_of_arena) == {"aten.scaled_dot_product_attention.default"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [native_llm, pytest.param(reference_llm, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 def test_a_steady_round_allocates_the_same_however_long_the_context(

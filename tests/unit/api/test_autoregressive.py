@@ -58,6 +58,7 @@ def written(
     return decoder.last_result
 
 
+@pytest.mark.sample(3)
 @pytest.mark.wide
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")

@@ -34,6 +34,7 @@ def finished(llm: LLM, params: SamplingParams, written: tuple[int, ...]) -> tupl
     return result.text, list(result.token_ids)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("length", [1, HALF, 39])
 def test_goes_on_with_the_same_text(case: tuple[LLM, SamplingParams], length: int) -> None:
     llm, params = case

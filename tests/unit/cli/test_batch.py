@@ -32,7 +32,7 @@ def lines(path: Path) -> list[bytes]:
 def test_a_batch_that_is_killed_answers_every_line_once(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """Twice, and once with an answer that was only half written."""
+    """Once, and once with an answer that was only half written."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write(source, [{"prompt": f"x{number} = ", "id": number} for number in range(NUM_LINES)])
     command = [sys.executable, "-m", "outrider", "batch", str(source), str(target)]

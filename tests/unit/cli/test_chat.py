@@ -170,6 +170,7 @@ def test_models_and_drafters_change_within_a_conversation(outrider: Command) -> 
     assert told[5] == "outrider/embedded-draft"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

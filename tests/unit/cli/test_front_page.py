@@ -236,6 +236,7 @@ LARGE = [("models", "inflate")]
 ELSEWHERE = [*IN_A_SHELL, *LONG, *LARGE]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.slow
@@ -370,6 +371,7 @@ def test_an_answer_that_nobody_can_read_is_an_error(words: str) -> None:
     assert shown.stderr.count("  try: ") == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.wide
 @pytest.mark.weights
 @pytest.mark.parametrize("words", ["generate - --max-tokens 2", "chat", "chat --json"])

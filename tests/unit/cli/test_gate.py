@@ -254,6 +254,7 @@ MISTAKES: dict[str, Callable[[str], Sequence[str]]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("place", MISTAKES)
 def test_mistakes_are_told_without_sequences(place: str, outrider: Command) -> None:
     for several in SEVERAL:

@@ -52,6 +52,7 @@ def fresh(make: Make, text: list[int], budget: Budget, params: SamplingParams) -
     return drafter.propose([tree_row(text, budget.depth, budget.num_nodes, params)])[0]
 
 
+@pytest.mark.sample(4)
 @every_model
 @both_ways
 @pytest.mark.parametrize("chunk", [1, 3, 64])

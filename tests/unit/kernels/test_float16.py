@@ -109,6 +109,7 @@ def texts(quantise: str, drafter: str, nodes: int = 0) -> list[tuple[int, ...]]:
     return [result.token_ids for result in results]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize(("drafter", "nodes"), DRAFTERS)

@@ -108,6 +108,7 @@ def texts(
         return [result.token_ids for result in results]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize(("drafter", "nodes"), DRAFTERS)

@@ -67,6 +67,7 @@ def told(results: Sequence[GenerationResult]) -> list[object]:
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize(

@@ -258,6 +258,7 @@ PLANNED: dict[str, tuple[str, dict[str, bool]]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_plan_is_what_a_model_takes(tmp_path: Path, name: str, dtype: str) -> None:
