@@ -52,7 +52,7 @@ def test_texts_are_the_same_after_an_unloading(
     server: Served, expected: dict[tuple[str, str, bool], str]
 ) -> None:
     assert states(server) == {LARGE: "loaded", SMALL: "unloaded"}
-    for name in (SMALL, LARGE, SMALL, LARGE):
+    for name in (SMALL, LARGE):
         for prompt in PROMPTS:
             for asked in (GREEDY, SEEDED):
                 text = expected[name, prompt, "seed" in asked]
