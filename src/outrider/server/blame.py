@@ -13,8 +13,8 @@ from outrider.server.process_stream import ProcessStream
 
 _LOG = logging.getLogger(__name__)
 # What a crash adds to the blame of a request in flight that has written since it was handed in, of
-# one that has not, and the blame with which a request is kept out.
-_PROVEN, _UNPROVEN, _KEPT_OUT = 1, 3, 6
+# one that has not, of one of which it is certain, and the blame with which a request is kept out.
+_PROVEN, _UNPROVEN, _CERTAIN, _KEPT_OUT = 1, 3, 3, 6
 _MOST_KNOWN = 1_000
 T = TypeVar("T")
 
@@ -28,10 +28,9 @@ class Blame:
         self._blamed: dict[bytes, tuple[int, int]] = {}
         self.kept_out: dict[bytes, None] = {}
 
-    def add(self, sent: Sequence[ProcessStream]) -> bool:
-        """Whether one is kept out from now on. An engine ended with these; those whose readers left
-        count too, for they may ask again."""
-        found = False
+    def add(self, sent: Sequence[ProcessStream], *, is_certain: bool) -> None:
+        """An engine ended with these; those whose readers left count too, for they may ask again.
+        It is certain for one that was alone and is not tried again, as others are."""
         # Who has written nothing yet is likelier to have ended it.
         unproven = {stream.kind for stream in sent if not stream.is_proven}
         for kind in unproven.union(stream.kind for stream in sent):
@@ -39,13 +38,11 @@ class Blame:
             if kind in unproven:
                 early += _UNPROVEN
             else:
-                late += _PROVEN
+                late += _CERTAIN if is_certain else _PROVEN
             _remember(self._blamed, kind, (early, late))
             if early + late >= _KEPT_OUT:
                 del self._blamed[kind]
                 self.keep_out(kind)
-                found = True
-        return found
 
     def prove(self, stream: ProcessStream) -> None:
         """It has written something: its beginning ended no engine."""

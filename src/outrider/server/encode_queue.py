@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -17,6 +17,7 @@ import msgspec
 
 from outrider.api.prompts import ChatIds
 from outrider.core.errors import QueueFullError
+from outrider.server.blame import Blame
 from outrider.server.frames import Encode
 from outrider.server.port import EngineLostError
 from outrider.server.process_stream import KeptOutError
@@ -51,7 +52,7 @@ class Asked:
 
 class EncodeQueue:
     """For one process after another. `send` hands a prompt in, none while it `waits` for others; a
-    kind of prompt in `kept_out` is refused, and `keep_out` adds one. `hung` is called when a prompt
+    kind of prompt that the `blame` keeps out is refused. `hung` is called when a prompt
     has no answer after `seconds` and what a long one may take besides."""
 
     def __init__(
@@ -60,12 +61,11 @@ class EncodeQueue:
         hung: Callable[[], None],
         *,
         waits: Callable[[], bool],
-        kept_out: Callable[[], Container[bytes]],
-        keep_out: Callable[[bytes], None],
+        blame: Callable[[], Blame],
         seconds: float,
     ) -> None:
         self._send, self._hung, self._seconds = send, hung, seconds
-        self._waits, self._kept_out, self._keep_out = waits, kept_out, keep_out
+        self._waits, self._blame = waits, blame
         self._short: deque[Asked] = deque()
         self._long: deque[Asked] = deque()
         self._sent: dict[int, Asked] = {}
@@ -95,7 +95,7 @@ class EncodeQueue:
         if encode.chat is not None:
             words = msgspec.msgpack.encode(encode.chat)
         asked = Asked(encode, words, asyncio.get_running_loop().create_future())
-        if asked.kind in self._kept_out():
+        if asked.kind in self._blame().kept_out:
             raise KeptOutError
         queue = self._long if asked.is_long else self._short
         if asked.kind in self._suspected:
@@ -127,9 +127,10 @@ class EncodeQueue:
             asked.timer = loop.call_later(seconds, self._overdue, number)
             self._send(asked.encode)
 
-    def lost(self) -> None:
-        """The process has ended; the next `go_on` hands in to another one."""
-        tried, self._has_hung = self._tried, False
+    def lost(self) -> int:
+        """The number of prompts that were with the process, which has ended; the next `go_on`
+        hands in to another one."""
+        num, tried, self._has_hung = len(self._sent) + self._has_hung, self._tried, False
         for number in list(self._sent):
             asked = self._back(number)
             if asked is None:
@@ -140,6 +141,7 @@ class EncodeQueue:
             self._suspect(asked.kind)
             if not asked.answer.done():
                 self._suspects.append(asked)
+        return num
 
     def fail(self, error: Exception) -> None:
         """Nobody will answer."""
@@ -197,7 +199,7 @@ class EncodeQueue:
     def _refuse(self, asked: Asked) -> None:
         kind = asked.kind
         self._suspected.pop(kind, None)
-        self._keep_out(kind)
+        self._blame().keep_out(kind)
         _tell(asked, KeptOutError())
 
 

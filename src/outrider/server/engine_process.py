@@ -22,7 +22,9 @@ from outrider.api.llm import LLM
 from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult
 from outrider.api.structure import StructureOptions
+from outrider.core.errors import MachineError, OutriderError
 from outrider.core.logs import Wordless, tell_of_task
+from outrider.core.params import SamplingParams
 from outrider.server.frames import (
     COMMANDS,
     Cancel,
@@ -47,6 +49,8 @@ from outrider.server.thread_port import ThreadPort, ThreadStream
 BEAT_SECONDS = 1.0
 # An engine in the midst of a long job may not end in time.
 _CLOSE_SECONDS = 10.0
+# The first is of the prompt's pass, later ones are of rounds that may draft.
+_TRIED_TOKENS = 4
 
 
 class EngineProcess:
@@ -72,6 +76,8 @@ class EngineProcess:
         self._port = ThreadPort(make, max_queued=load.max_queued, lanes=lanes)
         try:
             await self._port.start()
+            if load.is_tried:
+                await self._try()
         except Exception as error:  # noqa: BLE001 - the server tells it
             await self._send(Lost(failure_of(error)))
             return
@@ -84,6 +90,18 @@ class EngineProcess:
         finally:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._port.aclose(), _CLOSE_SECONDS)
+
+    async def _try(self) -> None:
+        """Write a text. Raises MachineError where the engine breaks."""
+        params = SamplingParams(max_tokens=_TRIED_TOKENS, ignore_eos=True)
+        ids = await self._port.encode("a")
+        request = EngineRequest(prompt_ids=ids, params=params, structure={})
+        # A refusal, as by a drafter that wants more of a request, is no fault.
+        with suppress(OutriderError):
+            async for _ in self._port.stream(request):
+                pass
+        if self._port.status.state != "ready":
+            raise MachineError("the engine breaks at its first text.")
 
     def _obey(self, command: object) -> None:
         match command:

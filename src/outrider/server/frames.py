@@ -44,13 +44,15 @@ class Failure(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The first frame: what to load. Where, the process knows already (placed.py)."""
+    """The first frame: what to load. Where, the process knows already (placed.py). An engine that
+    `is_tried` writes a text of its own before it is ready: what ends it then is no request."""
 
     model: str
     draft: str | None
     config: EngineConfig
     max_queued: int
     placement: Placement = ALONE
+    is_tried: bool = False
 
 
 class Submit(Struct, frozen=True, tag=True):

@@ -120,7 +120,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/tokenize": {JSON: _record(count=_WHOLE, max_model_len=_WHOLE, tokens=_IDS)},
     "/detokenize": {JSON: _record(prompt=_STRING, content=_STRING)},
     "/tokenizer_info": {JSON: _record(tokenizer_class=_STRING, vocab_size=_WHOLE)},
-    "/health": {JSON: _record(status=_kind("ok"), engine=_STRING)},
+    "/health": {JSON: _record(status=_kind("ok"), engine=_STRING, restarts=_WHOLE)},
     "/ready": {JSON: _record(status=_kind("ready"))},
     "/version": {JSON: _record(version=_STRING, name=_STRING)},
     "/outrider/v1/card": {

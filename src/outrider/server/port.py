@@ -134,6 +134,8 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     num_restarts: int = 0
     is_overdue: bool = False
     """Whether it has ended, and is not back after so long as starting it again should take."""
+    is_bounded: bool = False
+    """Whether it was started so often within a minute that its next start waits."""
     lanes: Mapping[str, str] = {}
     engines: tuple[EngineStatus, ...] = ()
     """Of each engine, where several run the model; the rest are then their sums."""

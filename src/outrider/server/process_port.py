@@ -76,8 +76,7 @@ class ProcessPort:
             self._send,
             self._abort,
             waits=lambda: self._is_trying,
-            kept_out=lambda: self.blame.kept_out,
-            keep_out=self._keep_out,
+            blame=lambda: self.blame,
             seconds=_ENCODE_RATIO * hang_seconds,
         )
         self.on_loss: Callable[[ProcessStream], bool] = lambda _: False
@@ -111,7 +110,11 @@ class ProcessPort:
         known = self._status if self._state == "ready" else EngineStatus(state=self._state)
         restarts = self._restarts
         return msgspec.structs.replace(
-            known, state=self._state, num_restarts=restarts.num, is_overdue=restarts.is_overdue
+            known,
+            state=self._state,
+            num_restarts=restarts.num,
+            is_overdue=restarts.is_overdue,
+            is_bounded=restarts.is_bounded,
         )
 
     @property
@@ -223,9 +226,10 @@ class ProcessPort:
 
     async def _spawn(self) -> EngineChild:
         began, limit = monotonic(), self._restarts.load_seconds
+        load = msgspec.structs.replace(self._load, is_tried=self._state == "restarting")
         try:
             child = await EngineChild.started(
-                self._load, hang_seconds=self._hang_seconds, load_seconds=limit
+                load, hang_seconds=self._hang_seconds, load_seconds=limit
             )
         except LoadHungError:
             self._restarts.hung()
@@ -294,9 +298,11 @@ class ProcessPort:
     async def _start_again(self, how: str) -> EngineChild | None:
         """None if that is of no use any more."""
         self._state = "restarting"
-        self._restarts.lost()
-        self._prompts.lost()
-        self._blame(how)
+        sent = [one for one in self._streams.values() if one.is_sent]
+        num = len(sent) + self._prompts.lost()
+        self._restarts.lost(is_own=num == 0)
+        self.blame.add(sent, is_certain=num == 1 and all(map(self._is_over, sent)))
+        self._sort(sent, how)
         try:
             while True:
                 await self._restarts.pause()
@@ -305,6 +311,7 @@ class ProcessPort:
                     break
                 except Exception as error:  # noqa: BLE001 - memory may be short for a while
                     _LOG.error("the engine does not start: %s", error)
+                    self._restarts.failed()
         except NotReadyError:
             self._state = "failed"
             self._fail_all(EngineLostError(f" ({how}), and again and again when it was started"))
@@ -313,13 +320,10 @@ class ProcessPort:
         self._go_on()
         return child
 
-    def _blame(self, how: str) -> None:
+    def _sort(self, sent: Sequence[ProcessStream], how: str) -> None:
         """Who of those in flight may go on, and who may not."""
         waiting = [one for one in self._suspects if not one.is_sent]
-        sent = [one for one in self._streams.values() if one.is_sent]
         going: list[ProcessStream] = []
-        if self.blame.add(sent):
-            self._restarts.forgive()
         for stream in sent:
             was_proven = stream.is_proven
             stream.is_blamed, stream.is_sent, stream.is_proven = True, False, False
@@ -327,11 +331,15 @@ class ProcessPort:
                 self._end(stream, error=KeptOutError())
             elif stream.is_left:
                 self._end(stream, error=ConfigError("the request was cancelled."))
-            elif stream.written and not is_repeatable(self.card, stream.request.params):
+            elif self._is_over(stream):
                 self._end(stream, error=EngineLostError(f" ({how})"))
             elif not (was_proven and self._gives_up(stream)):
                 going.append(stream)
         self._suspects = deque([*going, *(one for one in waiting if not self._gives_up(one))])
+
+    def _is_over(self, stream: ProcessStream) -> bool:
+        """True for a text that no other process can go on with."""
+        return bool(stream.written) and not is_repeatable(self.card, stream.request.params)
 
     def _gives_up(self, stream: ProcessStream) -> bool:
         """Whether another port goes on with it."""
@@ -340,10 +348,6 @@ class ProcessPort:
             return False
         del self._streams[number]
         return True
-
-    def _keep_out(self, kind: bytes) -> None:
-        self.blame.keep_out(kind)
-        self._restarts.forgive()
 
     def _go_on(self) -> None:
         """Hand in suspects, up to one that has to prove itself first; prompts before requests."""

@@ -114,6 +114,7 @@ class ReplicasPort:
             num_preempted=sum(one.num_preempted for one in found),
             num_restarts=sum(one.num_restarts for one in found),
             is_overdue=all(one.is_overdue or one.state == "failed" for one in found),
+            is_bounded=any(one.is_bounded for one in found),
             lanes={
                 f"{number}: {lane}": does
                 for number, one in enumerate(found)

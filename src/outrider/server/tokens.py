@@ -93,13 +93,22 @@ def health_routes(site: Site) -> list[Route]:
             away = any(one.is_overdue for one in known)
             what = "has ended and does not come back" if away else "has failed"
             raise ApiError(503, f"the engine {what}.", code="engine_failed")
-        told = {"status": "ok", "engine": state}
-        if site.traffic.num_alarms:
-            told["warning"] = (
-                f"{site.traffic.num_alarms} audited requests had another text without speculation; "
-                "the log says which."
+        found = {
+            "status": "ok",
+            "engine": state,
+            "restarts": sum(one.num_restarts for one in known),
+        }
+        warnings: list[str] = []
+        if num := site.traffic.num_alarms:
+            warnings.append(
+                f"{num} audited requests had another text without speculation; the log says which."
             )
-        return json_response(told)
+        if any(one.is_bounded for one in known):
+            warnings.append(
+                "an engine ended so often within a minute that its next start waits; the log says "
+                "how, and requests that end it are kept out."
+            )
+        return json_response(found | ({"warning": " ".join(warnings)} if warnings else {}))
 
     async def ready(_request: Request) -> Response:
         if site.traffic.ending:

@@ -120,27 +120,71 @@ def test_who_leaves_and_asks_again_is_known(run: Callable[..., None]) -> None:
     run(work)
 
 
-@pytest.mark.parametrize("by", ["requests", "prompts"])
-def test_culprits_that_were_found_do_not_end_the_server(
-    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    """Each ends the engine twice, and together they end it oftener than it is started in a row."""
-    monkeypatch.setattr(restarts, "MOST_STARTS", 2)
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(restarts, "MOST_STARTS", 1_000)
+
+
+@pytest.mark.parametrize("by", ["requests", "prompts", "drawn"])
+@pytest.mark.usefixtures("without_pauses")
+def test_what_ends_the_engine_does_not_end_the_server(run: Callable[..., None], by: str) -> None:
+    """More requests than an engine has ends of its own, each of which ends it twice, or once where
+    it cannot go on."""
 
     async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
-        for name in ("first", "second"):
+        for number in range(restarts.MOST_ENDS + 2):
+            name = f"number {number}"
+            if by == "drawn":
+                drawn = SamplingParams(max_tokens=64, temperature=1.0, sampler="block")
+                for error in (EngineLostError, KeptOutError):
+                    stream = port.stream(request(name, drawn))
+                    children[-1].wrote(children[-1].requests[-1], "some")
+                    await settled()
+                    await ended(children)
+                    with pytest.raises(error):
+                        await read(stream)
+                with pytest.raises(KeptOutError):
+                    port.stream(request(name, drawn))
+                continue
             going = port.stream(request(name)) if by == "requests" else asked(port, name)
             await settled()
             for _ in range(2):
                 await ended(children)
             with pytest.raises(KeptOutError):
                 await (going if isinstance(going, asyncio.Task) else read(going))
-        assert (port.status.state, port.status.num_restarts) == ("ready", 4)
-        # Ends without a culprit count on.
-        await ended(children)
+        num = 2 * (restarts.MOST_ENDS + 2)
+        assert (port.status.state, port.status.num_restarts) == ("ready", num)
+        # Ends of an engine in which nothing ran do count.
+        for _ in range(restarts.MOST_ENDS):
+            await ended(children)
         children[-1].kill()
         while port.status.state != "failed":
             await asyncio.sleep(0.001)
+
+    run(work)
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_who_is_in_company_when_the_engine_ends_is_not_kept_out_as_soon(
+    run: Callable[..., None],
+) -> None:
+    """It wrote before each end, and others were there."""
+
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        stream = port.stream(request("good"))
+        for number in range(5):
+            child = children[-1]
+            child.wrote(next(one for one in child.requests if one.number == stream.number), "a")
+            await settled()
+            other = port.stream(request(f"other {number}"))
+            assert [one.number for one in children[-1].requests][-1] == other.number
+            child = await ended(children)
+            child.wrote(child.requests[0], "b")
+            await settled()
+            child.wrote(child.requests[1], "c", ends=True)
+            assert await read(other) == "c"
+        assert not stream.ended
 
     run(work)
 
@@ -266,6 +310,7 @@ def test_a_request_that_comes_to_its_end_is_blamed_no_more(run: Callable[..., No
     run(work)
 
 
+@pytest.mark.usefixtures("without_pauses")
 def test_who_asks_again_while_others_end_the_engine_is_not_kept_out(
     run: Callable[..., None],
 ) -> None:
@@ -283,11 +328,12 @@ def test_who_asks_again_while_others_end_the_engine_is_not_kept_out(
                 await read(streams[0])
             child.wrote(child.requests[0], "some")
             await settled()
-            await ended(children)
+            other = port.stream(request("other"))
+            child = await ended(children)
             with pytest.raises(EngineLostError):
                 await read(streams[1])
-            if len(children) > 4:
-                break
+            child.wrote(child.requests[0], "end", ends=True)
+            assert await read(other) == "end"
 
     run(work)
 

@@ -20,7 +20,7 @@ from outrider.core.config import EngineConfig
 from outrider.server import engine_child, restarts
 from outrider.server.engine_child import EngineChild, LoadHungError
 from outrider.server.frames import Load
-from outrider.server.port import EngineStatus
+from outrider.server.port import EngineStatus, NotReadyError
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
 from outrider.server.restarts import Restarts
@@ -56,7 +56,7 @@ def test_an_engine_is_overdue_once_it_is_away_for_several_loads(clock: FakeClock
     known.loaded(20.0)
     clock.advance(10_000)
     assert not known.is_overdue
-    known.lost()
+    known.lost(is_own=True)
     clock.advance(240)
     assert not known.is_overdue
     clock.advance(1)
@@ -86,6 +86,48 @@ def test_a_process_that_hangs_while_it_loads_is_ended(
         assert begun[0].returncode == -signal.SIGKILL
 
     asyncio.run(work())
+
+
+def started(
+    known: Restarts, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, num: int
+) -> list[float]:
+    """How long each of so many starts waits."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        clock.advance(seconds)
+
+    async def work() -> None:
+        for _ in range(num):
+            await known.pause()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restarts.asyncio, "sleep", sleep)
+        asyncio.run(work())
+    return waits
+
+
+def test_starts_are_bounded_by_the_minute_and_ends_of_its_own_give_an_engine_up(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    known = Restarts(30.0)
+    waits = started(known, clock, monkeypatch, 40)
+    assert waits[:4] == pytest.approx([0, 0.2, 0.4, 0.8])
+    # However many requests end it, it is started six times a minute and goes on.
+    assert sum(waits) == pytest.approx(6 * 60, rel=0.1)
+    assert known.is_bounded
+    clock.advance(61)
+    assert not known.is_bounded
+    for _ in range(5):
+        known.lost(is_own=True)
+        known.lost(is_own=False)
+    assert started(known, clock, monkeypatch, 1) == [0]
+    known.failed()
+    with pytest.raises(NotReadyError, match="failed"):
+        started(known, clock, monkeypatch, 1)
+    clock.advance(601)
+    assert started(known, clock, monkeypatch, 1) == [0]
 
 
 def replica(load: Load) -> ReplicasPort:
@@ -141,6 +183,17 @@ def test_health_fails_while_an_engine_is_overdue() -> None:
     class Busy(Away):
         is_overdue = False
 
+    class Bounded(Away):
+        @property
+        def status(self) -> EngineStatus:
+            return EngineStatus(state="restarting", num_restarts=7, is_bounded=True)
+
     away, busy = ask(Away(), "/health"), ask(Busy(), "/health")
     assert (away.status, away.json()["error"]["code"]) == (503, "engine_failed")
-    assert (busy.status, busy.json()["engine"]) == (200, "restarting")
+    assert (busy.status, busy.json()) == (
+        200,
+        {"status": "ok", "engine": "restarting", "restarts": 0},
+    )
+    bounded = ask(Bounded(), "/health")
+    assert (bounded.status, bounded.json()["restarts"]) == (200, 7)
+    assert "its next start waits" in bounded.json()["warning"]
