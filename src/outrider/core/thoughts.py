@@ -18,6 +18,8 @@ from outrider.core.constraint import TokenConstraint
 
 # No round drafts deeper (`k` of core/settings.py is at most 64).
 _DEEPEST = 128
+# Ids by which a text is known to go on with that of the call before.
+_KNOWN_IDS = 8
 
 
 class ThoughtTags(NamedTuple):
@@ -63,7 +65,8 @@ class ThoughtBudget:
         self._limit = limit if closing else None
         self._longest = max(map(len, (tags.begin, *tags.ends)))
         self._start = _Position("within" if begun else "before")
-        self._text, self._at = list[int](), self._start
+        # The position after so many tokens, of which these are the last.
+        self._at, self._num, self._last = self._start, 0, list[int]()
 
     def masks(
         self, text: Sequence[int], suffixes: Sequence[Sequence[int]], vocab_size: int
@@ -104,12 +107,13 @@ class ThoughtBudget:
 
     def _after(self, text: Sequence[int]) -> _Position:
         """The position after `text`, from that of the call before, whose text it goes on with."""
-        num = len(self._text)
-        if list(text[:num]) != self._text:
-            self._text, self._at, num = [], self._start, 0
+        num, last = self._num, self._last
+        if list(text[num - len(last) : num]) != last:
+            self._at, num = self._start, 0
         for token in text[num:]:
             self._at = self._next(self._at, token)
-        self._text += text[num:]
+        self._num = len(text)
+        self._last = list(text[-_KNOWN_IDS:])
         return self._at
 
     def _is_near(self, at: _Position, depth: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,26 @@ def test_each_node_of_a_draft_has_the_mask_of_its_own_text() -> None:
     # Asked for another text, it begins anew.
     assert masks(constraint, "<t>ab\n</", "") == ["t"]
     assert masks(constraint, "x", "", "y") == ["any", "any"]
+
+
+def test_a_long_text_is_not_read_again_at_each_call() -> None:
+    num_read: list[int] = []
+
+    class Text(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            found = super().__getitem__(index)
+            num_read.append(len(found) if isinstance(index, slice) else 1)
+            return found
+
+    constraint, text = budget(2_000), Text(ids("<t>"))
+    for _ in range(300):
+        text.append(ord("a"))
+        assert constraint.count(text) == (len(text) - 3, False)
+        constraint.masks(text, [[]], VOCAB)
+        assert constraint.is_idle(text)
+    assert max(num_read[-30:]) <= 8
+    # The same length and another end.
+    assert constraint.count([*ids("<t>ab</t>"), *ids("c") * (len(text) - 9)]) == (2, False)
 
 
 def test_tokens_of_the_closing_sequence_are_drafts() -> None:
