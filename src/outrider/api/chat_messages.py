@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from functools import partial
+from typing import Any, NamedTuple, TypedDict, cast
 
+from outrider.api.stream import TokenDecoder
 from outrider.core.errors import ConfigError
 from outrider.core.fields import MESSAGES, shown
 
@@ -246,6 +248,13 @@ THINKING_SIGNS = (
     (THINK, (THINK.end,)),
 )
 
+# Tokens of a prompt before its last turn: the tag of thoughts may be special tokens itself.
+_TAG_TOKENS = 32
+# A turn that goes on has so many tokens at most.
+_TURN_TOKENS = 1 << 15
+# Between the token that begins a turn and the text of the turn.
+_ROLE = re.compile(r"\s*\w{0,20}\s*")
+
 # Variables of templates that switch thoughts, and how each is known in a source.
 _SWITCHES = {
     "enable_thinking": re.compile(r"\benable_thinking\b"),
@@ -253,6 +262,45 @@ _SWITCHES = {
         r"\bif (?:not )?thinking\b(?![.\[(])|(?<![\w.'\"])thinking *\| *default"
     ),
 }
+
+
+class PromptEnd(NamedTuple):
+    """The end of a prompt with its special tokens. `turn` is where its last turn begins in it,
+    behind the last of these, and the end of the text where there is none."""
+
+    text: str
+    turn: int
+
+    @classmethod
+    def of(cls, decoder: TokenDecoder, prompt: Sequence[int]) -> PromptEnd:
+        """The end of `prompt`, with its last turn if this is no longer than a turn may be."""
+        special, least = decoder.special_ids, max(0, len(prompt) - _TURN_TOKENS)
+        turn = next((i for i in range(len(prompt), least, -1) if prompt[i - 1] in special), 0)
+        decode = partial(decoder.decode, skip_special=False)
+        if not turn:
+            text = decode(prompt[-_TAG_TOKENS:])
+            return cls(text, len(text))
+        start = max(0, turn - _TAG_TOKENS)
+        return cls(decode(prompt[start:]), len(decode(prompt[start:turn])))
+
+    def is_open(self, begin: str, ends: Iterable[str], *, anywhere: bool) -> bool:
+        """True if it is within what `begin` opens and one of `ends` ends: as its last words, or as
+        the beginning of its last turn, or `anywhere` there."""
+        text, turn = self
+        if text.rstrip().endswith(begin):
+            return True
+        at = text.rfind(begin) if anywhere else text.find(begin, max(0, turn - len(begin)))
+        if at < 0 or at + len(begin) < turn or not (anywhere or _ROLE.fullmatch(text[turn:at])):
+            return False
+        while text.startswith(begin, at):
+            found = [(text.find(end, at), len(end)) for end in ends]
+            closed = [start + size for start, size in found if start >= 0]
+            if not closed:
+                return True
+            # A template may close empty thoughts before those of the message.
+            at = min(closed)
+            at += len(text[at:]) - len(text[at:].lstrip())
+        return False
 
 
 def switched(source: str, variables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from outrider.api.chat_messages import Thinking
+from outrider.api.chat_messages import PromptEnd, Thinking
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.constraint import TokenConstraint
 from outrider.core.errors import CheckpointError
 from outrider.core.thoughts import ThoughtBudget, ThoughtTags
-
-# A prompt's last tokens say whether its template has opened thoughts.
-_END_TOKENS = 32
 
 
 class Thoughts:
@@ -29,11 +26,12 @@ class Thoughts:
     ) -> ThoughtBudget:
         """Those of an answer to `prompt`. Raises CheckpointError for a `limit` where the tokenizer
         cannot write what ends thoughts."""
-        end = self._tokenizer.decode(prompt[-_END_TOKENS:], skip_special=False).rstrip()
+        known = self._thinking
+        end = PromptEnd.of(self._tokenizer, prompt)
         return ThoughtBudget(
             self._tags,
             self._piece,
-            begun=end.endswith(self._thinking.begin),
+            begun=end.is_open(known.begin, (known.end,), anywhere=known.anywhere),
             limit=limit,
             closing=() if limit is None else self._closing(),
             inner=inner,

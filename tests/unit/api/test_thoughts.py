@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from doubles.letters import letters
-from outrider.api.chat_messages import GEMMA, HARMONY, MISTRAL, SEED, THINK, Thinking, switched
+from outrider.api.chat_messages import (
+    GEMMA,
+    HARMONY,
+    MISTRAL,
+    SEED,
+    THINK,
+    PromptEnd,
+    Thinking,
+    switched,
+)
 from outrider.api.chat_template import ChatTemplate, ChatTemplates
 from outrider.api.thoughts import Thoughts
 from outrider.api.tokenizer import Tokenizer
@@ -16,6 +25,7 @@ from outrider.server.parsing.families import format_of_family
 
 # Byte-level: a line end is Ċ.
 LETTERS = letters("a<think>/Ċ")
+TAGS = THINK.begin, (THINK.end,)
 SOURCES = {
     "<tool_call> arguments {{ content.split('</think>') }}": THINK,
     "<seed:tool_call> <function= <seed:think> {{ content.split('</seed:think>') }}": SEED,
@@ -74,6 +84,42 @@ def test_the_tokenizer_writes_what_ends_thoughts() -> None:
 def test_a_prompt_that_has_no_open_thoughts_begins_none() -> None:
     closed = LETTERS.encode("<think>\n\n</think>\n\n", add_special=False)
     assert list(Thoughts(THINK, LETTERS, 1000).of(closed, 0, None).forced([], 9)) == []
+
+
+@pytest.mark.parametrize(
+    ("turn", "is_open"),
+    [
+        ("<think>\n", True),
+        ("assistant\n<think>\nI s", True),
+        # As Qwen3's template writes a last message that begins with its own tag.
+        ("assistant\n<think>\n\n</think>\n\n<think>\nI s", True),
+        ("<think>I say <think> s", True),
+        ("assistant\n<think>I</think>s", False),
+        ("assistant\nI say <think> s", False),
+        ("assistant\n", False),
+        ("", False),
+    ],
+)
+def test_thoughts_of_a_message_that_goes_on_are_open(turn: str, is_open: bool) -> None:
+    tokenizer = letters("".join(sorted({*"a<think>/Ċ", *"assistant I say so"} - {"\n"})))
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False)
+
+    for before in ("", "<think> so<end>", "a<think>\n" * 20 + "<end>"):
+        # Without a token before it there is no turn.
+        wanted = is_open if before else turn.endswith("<think>\n")
+        prompt = ids(before + turn)
+        assert PromptEnd.of(tokenizer, prompt).is_open(*TAGS, anywhere=False) is wanted
+        budget = Thoughts(THINK, tokenizer, 1000).of(prompt, 0, None)
+        assert bool(budget.forced([], 9)) is wanted
+
+
+def test_a_tag_of_special_tokens_opens_them_too() -> None:
+    text = "<|end|><|start|>assistant<|channel|>analysis<|message|>I s"
+    for at, is_open in ((text.index("I s"), True), (len(text), False)):
+        end = PromptEnd(text, at)
+        assert end.is_open(HARMONY.begin, (HARMONY.end,), anywhere=True) is is_open
 
 
 OFF = {"reasoning_effort": "none"}

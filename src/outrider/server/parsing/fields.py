@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from outrider.api.chat_messages import PromptEnd
 from outrider.server.events import Part, ToolClose, ToolDelta
 from outrider.server.parsing.calls import ReadCalls, ReadHead
 from outrider.server.parsing.delimiter import Delimiter
@@ -75,21 +76,23 @@ class OutputFormat:
         ]
         return replace(self, fields=tuple(fields), drops=())
 
-    def begun(self, prompt: str) -> Field | None:
-        """The field that the end of `prompt`, a template's, has opened for the answer."""
-        at = max((prompt.rfind(anchor) + len(anchor) for anchor in self._found(prompt)), default=0)
-        end = prompt[at:].rstrip()
+    def begun(self, prompt: PromptEnd | str) -> Field | None:
+        """The field that the end of `prompt` has opened: its template, or the message that is gone
+        on with. A text is a prompt without turns."""
+        text, turn = (prompt, len(prompt)) if isinstance(prompt, str) else prompt
+        at = max((text.rfind(anchor) + len(anchor) for anchor in self._found(text)), default=0)
+        end = PromptEnd(text[at:], max(0, turn - at))
         for found in self.fields:
-            if found.kind != "calls" and any(_ends_with(end, one) for one in found.opens):
+            ends = [one.first for one in found.closes if one.first]
+            if found.kind != "calls" and any(
+                len(one.pieces) == 1 and end.is_open(one.first, ends, anywhere=not one.at_start)
+                for one in found.opens
+            ):
                 return found
         return None
 
     def _found(self, prompt: str) -> Sequence[str]:
         return [anchor for anchor in self.anchors if anchor in prompt]
-
-
-def _ends_with(text: str, delimiter: Delimiter) -> bool:
-    return len(delimiter.pieces) == 1 and text.endswith(delimiter.first)
 
 
 # A delimiter within a value is looked for so often in one call, so that no text is read for ever.

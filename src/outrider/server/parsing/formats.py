@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from outrider.api.chat_messages import PromptEnd
 from outrider.api.schema import resolved
 from outrider.api.tools_in_text import has_place_for_tools
 from outrider.server.events import OutputParser, PlainParser
@@ -63,13 +64,13 @@ def parser_for(
     card: EngineCard,
     tools: Sequence[Mapping[str, Any]] = (),
     *,
-    prompt: str = "",
+    prompt: PromptEnd | str = "",
     has_form: bool = False,
     new_id: Callable[[], str] = new_call_id,
 ) -> OutputParser:
-    """The parser of one answer, to a `prompt` whose last characters say what the chat template has
-    opened already, as `<think>`. Calls are looked for where `tools` were offered. A text that
-    `has_form` is text from its first character on."""
+    """The parser of one answer, to a `prompt` whose end says what the chat template, or a message
+    that is gone on with, has opened already, as `<think>`. Calls are looked for where `tools` were
+    offered. A text that `has_form` is text from its first character on."""
     given = format_of(card)
     if given is None:
         return PlainParser()
@@ -114,7 +115,7 @@ def grammar_for(
     *,
     choice: Choice,
     parallel: bool = True,
-    prompt: str = "",
+    prompt: PromptEnd | str = "",
     form: Form | None = None,
 ) -> AnswerGrammar | None:
     """The grammar of an answer that calls `tools` or has a `form` (grammar.py); None where this

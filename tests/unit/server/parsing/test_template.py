@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from doubles.scripted_port import CARD
+from outrider.api.chat_messages import PromptEnd
 from outrider.server.events import Part, PlainParser, ReasoningDelta, TextDelta, ToolDelta, ToolOpen
 from outrider.server.parsing import parser_for
 from outrider.server.parsing.delimiter import PENDING, Match, literal, pattern
@@ -182,6 +183,10 @@ def test_the_anchor_says_where_the_answer_begins() -> None:
     assert [*parser.feed("so"), *parser.finish()] == [TextDelta("so")]
     parser = parser_for(card, prompt=prompt + "<think>\n")
     assert [*parser.feed("so"), *parser.finish()] == [ReasoningDelta("so")]
+    # A message that is gone on with.
+    parser = parser_for(card, prompt=PromptEnd(f"{prompt}<think>\nI", prompt.rindex("assistant")))
+    found = [*parser.feed(" say"), *parser.feed("</think>so"), *parser.finish()]
+    assert found == [ReasoningDelta("say"), TextDelta("so")]
 
 
 @pytest.mark.parametrize(
