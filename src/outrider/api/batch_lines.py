@@ -329,11 +329,13 @@ def openai_answer(
     digest: str,
     custom_id: str | None,
     status: int,
-    body: Mapping[str, Any],
+    body: Mapping[str, Any] | None,
     error: Mapping[str, Any] | None,
 ) -> str:
+    """Without a `body` the line was never answered."""
     name = f"{number}-{digest}"
     response = {"status_code": status, "request_id": f"req-{name}", "body": body}
+    response = None if body is None else response
     told = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
     return _json(told)
 

@@ -141,6 +141,20 @@ class Lines:
             await asyncio.sleep(min(float(headers.get(b"retry-after", b"1")), _RETRY_SECONDS))
 
 
+def give_up(source: Path, files: Journals, code: str, message: str) -> None:
+    """Write an error for every line of `source` that has no answer."""
+    error = {"code": code, "message": message}
+    for line in raw_lines(source):
+        if any(file.has(line) for file in files):
+            continue
+        name: str | None = None
+        # An earlier server may have ended before it found out that a line is no request.
+        with suppress(msgspec.DecodeError, ValueError, RecursionError):
+            name = _read(line).custom_id
+        answer = openai_answer(line.number, line.name, name, 0, None, error)
+        files[1].write(line, answer, is_error=True)
+
+
 def mistake(code: str, message: str, line: int | None = None) -> Mistake:
     return {"code": code, "message": message, "line": line, "param": None}
 

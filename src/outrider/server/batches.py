@@ -20,7 +20,7 @@ from starlette.routing import Route
 from outrider.api.batch_files import AnswerFile
 from outrider.core.errors import told
 from outrider.core.files import remove
-from outrider.server.batch_work import Lines, Mistake, StoppedError, counted, mistake
+from outrider.server.batch_work import Lines, Mistake, StoppedError, counted, give_up, mistake
 from outrider.server.errors import ApiError
 from outrider.server.files import Files, file_routes, missing, page
 from outrider.server.site import Site, key_of
@@ -33,6 +33,14 @@ _WINDOW_SECONDS = 24 * 3600
 _MOST_OPEN, _MOST_KNOWN = 100, 1_000
 _LOOK_SECONDS, _LINES_A_LOOK = 0.1, 64
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+# Of lines that a batch ends before, in OpenAI's words.
+_UNANSWERED = {
+    "expired": (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    "cancelled": ("batch_cancelled", "The batch was cancelled before this request executed."),
+}
 
 
 class BatchRecord(Struct, kw_only=True):
@@ -198,7 +206,15 @@ class Batches:
                 raise StoppedError("failed", mistake("storage_limit", words))
 
         with AnswerFile(answers) as output, AnswerFile(errors) as failed:
-            await self._lines.answer(source, record.endpoint, key, (output, failed), check)
+            files = output, failed
+            try:
+                await self._lines.answer(source, record.endpoint, key, files, check)
+            except StoppedError as stopped:
+                if stopped.args[0] in _UNANSWERED:
+                    code, words = _UNANSWERED[stopped.args[0]]
+                    await asyncio.to_thread(give_up, source, files, code, words)
+                    record.request_counts["failed"] = failed.num_answers
+                raise
 
     def _finish(self, key: str, record: BatchRecord, status: str, *mistakes: Mistake) -> None:
         """Give out the files of answers, as far as there are any."""

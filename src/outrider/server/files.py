@@ -263,8 +263,12 @@ def file_routes(site: Site, files: Files, in_use: Callable[[str, str], bool]) ->
 
 
 def page(records: list[dict[str, Any]], request: Request, most: int) -> Response:
-    """At most `limit` of them behind the one called `after`. Raises ApiError."""
+    """At most `limit` of them behind the one called `after`; those given are the newest first, in
+    `order` "asc" the last of them is. Raises ApiError."""
     limit, after = request.query_params.get("limit", str(most)), request.query_params.get("after")
+    if (order := request.query_params.get("order", "desc")) not in ("asc", "desc"):
+        raise ApiError(400, "order: asc or desc.", param="order", code="invalid_value")
+    records = records if order == "desc" else records[::-1]
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):
         raise ApiError(400, f"limit: 1 to {most}.", param="limit", code="invalid_value")
     names = [one["id"] for one in records]
@@ -273,4 +277,5 @@ def page(records: list[dict[str, Any]], request: Request, most: int) -> Response
     start = 0 if after is None else names.index(after) + 1
     shown = records[start : start + int(limit)]
     more = start + len(shown) < len(records)
-    return json_response({"object": "list", "data": shown, "has_more": more})
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
+    return json_response({"object": "list", "data": shown, **ends, "has_more": more})

@@ -406,6 +406,7 @@ def test_a_batch_that_is_cancelled_ends_and_keeps_what_it_has(tmp_path: Path) ->
             assert done["cancelled_at"] >= done["cancelling_at"]
             answers = await server.content(done["output_file_id"])
             assert len(answers) == done["request_counts"]["completed"] < 20
+            await check_unanswered(server, done, "batch_cancelled")
             assert all(stream.is_over for stream in port.streams)
             assert (await server.ask(path, method="POST")).status == 409
             got = await server.ask(f"/v1/files/{found['input_file_id']}", method="DELETE")
@@ -428,10 +429,20 @@ def test_a_batch_that_had_no_time_keeps_what_it_has(
             done = await server.until(batch, "expired")
             good = await server.content(done["output_file_id"])
             assert len(good) == done["request_counts"]["completed"] < 5
-            assert done["error_file_id"] is None
+            await check_unanswered(server, done, "batch_expired")
             assert done["expired_at"] == 10**12
 
     run(work())
+
+
+async def check_unanswered(server: Server, done: dict[str, Any], code: str) -> None:
+    """Each line has an answer, or an error of this kind."""
+    good, bad = [await server.content(done[f"{kind}_file_id"]) for kind in ("output", "error")]
+    counts = done["request_counts"]
+    assert counts == {"total": len(good) + len(bad), "completed": len(good), "failed": len(bad)}
+    assert sorted([*good, *bad], key=int) == [str(i) for i in range(counts["total"])]
+    assert {(one["response"], one["error"]["code"]) for one in bad.values()} == {(None, code)}
+    assert all(one["error"]["message"].endswith(".") for one in bad.values())
 
 
 def test_batches_leave_the_server_to_who_waits(tmp_path: Path) -> None:
@@ -522,9 +533,14 @@ def test_pages_of_a_list(tmp_path: Path) -> None:
                     break
                 after = f"&after={found[-1]}"
             assert found == names[::-1]
+            got = (await server.ask(f"/v1/batches?order=asc&limit=2&after={names[1]}")).json()
+            assert [one["id"] for one in got["data"]] == names[2:4]
+            assert (got["first_id"], got["last_id"], got["has_more"]) == (*names[2:4], True)
+            oldest = (await server.ask("/v1/files?order=asc&purpose=batch")).json()["data"]
+            assert oldest == (await server.ask("/v1/files?purpose=batch")).json()["data"][::-1]
             files = (await server.ask("/v1/files?purpose=batch")).json()["data"]
             assert len(files) == 5
-            for query in ("limit=0", "limit=x", "limit=1000", "after=x"):
+            for query in ("limit=0", "limit=x", "limit=1000", "after=x", "order=up"):
                 assert (await server.ask(f"/v1/batches?{query}")).status == 400
 
     run(work())
