@@ -28,7 +28,7 @@ from outrider.api.structure import StructureOptions
 from outrider.core.constraint import AllowedTokens
 from outrider.core.errors import ConfigError, QueueFullError
 from outrider.core.params import SamplingParams
-from outrider.sched.fair_queue import FairQueue
+from outrider.sched.fair_queue import LEAST_WEIGHT, MOST_WEIGHT, FairQueue
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -58,9 +58,10 @@ class AsyncRequest:
     waiter: Future[None] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight < math.inf:
+        if not LEAST_WEIGHT <= self.weight <= MOST_WEIGHT:
             raise ConfigError(
-                f"the weight of a request is {self.weight}.", hint="a number above 0; 1 is usual"
+                f"the weight of a request is {self.weight}.",
+                hint=f"a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; 1 is usual",
             )
 
     @property

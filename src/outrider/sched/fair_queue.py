@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-from outrider.core.errors import given
+from outrider.core.errors import ContractError, given
 
 T = TypeVar("T", bound=Hashable)
+# Beyond these a key's tokens would be infinite, or none, for ever.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 
 
 class FairQueue(Generic[T]):
@@ -36,6 +38,9 @@ class FairQueue(Generic[T]):
         return (item for items in self._waiting.values() for item in items)
 
     def add(self, item: T, key: str, *, weight: float = 1.0) -> None:
+        """Raises ContractError for a weight that is no number from LEAST_WEIGHT to MOST_WEIGHT."""
+        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise ContractError(f"a weight of {weight}")
         if key not in self._waiting:
             others = [*self._waiting] or [self._left or key]
             floor = min(self._tokens.get(other, 0.0) for other in others)

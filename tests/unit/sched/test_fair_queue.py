@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.errors import ContractError
+from outrider.api.engine_thread import AsyncRequest
+from outrider.core.errors import ConfigError, ContractError
+from outrider.core.params import SamplingParams
 from outrider.sched.fair_queue import FairQueue
 
 
@@ -47,6 +50,16 @@ def test_keys_take_turns_however_many_one_asks() -> None:
 def test_shares_follow_weights() -> None:
     first = Counter(drained(filled({"a": 60, "b": 60}, b=3.0))[:40])
     assert first == {"a": 10, "b": 30}
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 1e-7, 1e7, float("inf"), float("nan")])
+def test_what_is_no_weight_is_refused_and_nothing_waits(weight: float) -> None:
+    queue = FairQueue[int]()
+    with pytest.raises(ContractError, match="weight"):
+        queue.add(1, "a", weight=weight)
+    assert (len(queue), queue.next_key) == (0, None)
+    with pytest.raises(ConfigError, match="1 is usual"):
+        AsyncRequest(cast("Any", None), [1], SamplingParams(), weight=weight)
 
 
 def test_who_writes_more_waits_longer() -> None:
