@@ -210,7 +210,8 @@ def _keep_alive(options: ServeOptions, num_models: int) -> float:
     """Seconds. Raises ConfigError."""
     from outrider.server.models import keep_alive_of
 
-    return keep_alive_of(options.keep_alive or ("5m" if num_models > 1 else "-1"))
+    given = options.keep_alive or ("5m" if num_models > 1 else "-1")
+    return keep_alive_of(given, "--keep-alive")
 
 
 def _port(

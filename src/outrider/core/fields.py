@@ -191,11 +191,16 @@ def check_value(name: str, value: object, meta: Meta) -> None:
 def _check_number(name: str, value: float, meta: Meta) -> None:
     # An int may be larger than any float, and is finite.
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number, got {value}.")
+        raise ConfigError(
+            f"{name} must be a finite number, got {value}.", hint="a number, or leave it out"
+        )
     low = meta.minimum is not None and value < meta.minimum
     if low or (meta.maximum is not None and value > meta.maximum):
         meta = replace(meta, maximum=None) if low and meta.maximum == WHOLE else meta
-        raise ConfigError(f"{name} must be {_range(meta)}, got {shown(value)}.")
+        raise ConfigError(
+            f"{name} must be {_range(meta)}, got {shown(value)}.",
+            hint=f"{meta.minimum if low else meta.maximum}, or leave it out",
+        )
 
 
 def _check_texts(name: str, texts: tuple[str, ...], meta: Meta) -> None:

@@ -33,9 +33,9 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)", re.ASCII)
 
 
-def keep_alive_of(given: str | float) -> float:
+def keep_alive_of(given: str | float, name: str = "keep_alive") -> float:
     """Seconds, of a number or a duration like `1h30m`; below 0 it is infinite, as in Ollama. Raises
-    ConfigError."""
+    ConfigError, in which it has this name."""
     words = str(given).strip()
     size = words.removeprefix("-")
     parts = [(size, "s")] if _PART.sub("", size) or not size else _PART.findall(size)
@@ -45,7 +45,7 @@ def keep_alive_of(given: str | float) -> float:
         seconds = -1.0
     if isnan(seconds) or seconds < 0:
         raise ConfigError(
-            f"keep_alive: {shown(given)} is no duration.", hint="5m, 90 (seconds), 0, or -1 (never)"
+            f"{name}: {shown(given)} is no duration.", hint="5m, 90 (seconds), 0, or -1 (never)"
         )
     return inf if words != size else seconds
 

@@ -44,7 +44,7 @@ def test_check_says_what_would_run(outrider: Command) -> None:
         ((MODEL, "--host", "0.0.0.0"), "0.0.0.0 can be reached from other machines"),
         ((MODEL, "--api-key", "short"), "an API key has 5 characters"),
         ((MODEL, "--audit", "2"), "--audit is a share"),
-        ((MODEL, "--keep-alive", "5 minutes"), "keep_alive: '5 minutes' is no duration"),
+        ((MODEL, "--keep-alive", "5 minutes"), "--keep-alive: '5 minutes' is no duration"),
     ],
 )
 def test_what_needs_no_model_is_checked_first(
