@@ -269,6 +269,11 @@ def test_proxies_let_streams_and_bodies_through() -> None:
         assert "proxy_set_header Host $host;" in nginx
         hours = int(re.findall(r"proxy_read_timeout (\d+)h;", nginx)[0])
         assert hours * 3600 > limits.ping_seconds
+        # Files of batches are longer, and are not stored by the proxy.
+        files = nginx[nginx.index("/v1/") :]
+        assert f"client_max_body_size {ServeOptions().files_limit}m;" in files
+        assert "proxy_request_buffering off;" in files
+    assert f"max_size {ServeOptions().files_limit}MiB" in caddy
     # A body that went to a file would have no beginning for the map.
     assert f"client_body_buffer_size {limits.body_bytes >> 20}m;" in text("nginx-replicas.conf")
 
