@@ -26,12 +26,11 @@ _NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 _CONTINUED = "continuations: an answer that goes on from thoughts of the client's"
 _FUNCTIONS = ("test_lfm2_parser", "test_template_output_peg_parsers")
 _IN_TEXT = "thoughts that stay in the text"
-_WHOLE = "calls that are reported when they are whole"
+_CUT = "calls that the text ends amid: they are text, with a warning"
 _UNREAD = "families that are not read: with tools the answer has a warning"
 # Differences that are meant, by a part of the model's text.
 _DOCUMENTED: Mapping[str, str] = {
     "<think>\n\n</think>\n\n<tool_call>": "<think> once more: it is no thought",
-    "<|role_end|>": "ends of turns: the engine never writes them",
 }
 
 
@@ -95,10 +94,11 @@ def _count(suite: Suite, case: Case, template: ChatTemplate) -> None:
         # Ours answers with what is new.
         begun = messages[-1]["content"]
         wanted = Answer(wanted.content.removeprefix(begun.strip()).strip(), "", wanted.calls)
-    found = {_read(parser_for(card, tools, prompt=prompt), pieces) for pieces in _cuts(case.text)}
+    parsers = [(parser_for(card, tools, prompt=prompt), pieces) for pieces in _cuts(case.text)]
+    found = {_read(parser, pieces) for parser, pieces in parsers}
     reason = next((why for text, why in _DOCUMENTED.items() if text in case.text), None)
-    if case.given.get("is_partial") and given is not None and given.name == "lfm":
-        reason = _WHOLE
+    if all(parser.is_cut for parser, _ in parsers):
+        reason = _CUT
     if given is None or not given.has_calls:
         reason = _UNREAD
     shown = f"{case.text!r} is {found} for {wanted}"

@@ -149,6 +149,8 @@ class Answer(AsyncIterator[Step]):
             notes.append("calls: the arguments of one are no JSON object, or not the whole of it")
         elif self._calls and reason == "stop":
             reason = "tool_calls"
+        if self._parser.is_cut:
+            notes.append("calls: the text ends amid one, which is part of it as it was written")
         metrics = result.spec_metrics(adaptive=not self._card.fixed_k)
         accepted, rejected = result.prediction_tokens or (None, None)
         return End(

@@ -95,6 +95,11 @@ class OutputParser(Protocol):
     """Tells text, reasoning and calls of tools apart. However its text is cut into pieces, the
     joined parts are the same (tests/unit/server hold each parser to that)."""
 
+    @property
+    def is_cut(self) -> bool:
+        """True if the text ended amid a call, which is part of the text as it was written."""
+        ...
+
     def feed(self, text: str) -> list[Part]:
         """The parts that `text` completes."""
         ...
@@ -106,6 +111,8 @@ class OutputParser(Protocol):
 
 class PlainParser:
     """All of it is text."""
+
+    is_cut = False
 
     def feed(self, text: str) -> list[Part]:
         return [TextDelta(text)] if text else []

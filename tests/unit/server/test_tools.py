@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any, Literal
 
 import msgspec
 import pytest
 
+from doubles.asgi_client import Client
 from doubles.scripted_port import CARD, ScriptedPort
-from doubles.scripted_site import ask
+from doubles.scripted_site import app_of, ask, run, site_with
+from outrider.server import tools
 from outrider.server.errors import ApiError
+from outrider.server.parsing import offered_tool
+from outrider.server.parsing.grammar import OfferedTool
 from outrider.server.port import EngineCard
 from outrider.server.tools import tooling_of
 
@@ -97,6 +103,47 @@ def test_arguments_that_are_no_object_are_sent_with_a_warning(
     calls = [one["function"] for delta in deltas for one in delta.get("tool_calls", ())]
     assert "".join(one["arguments"] for one in calls) == text
     assert streamed[-1]["warnings"] == [CUT]
+
+
+AMID = "calls: the text ends amid one, which is part of it as it was written"
+
+
+@pytest.mark.parametrize(
+    ("text", "warnings"), [('<tool_call>\n{"na', [AMID]), ("Use <tool_ca", None), (CALL, None)]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_the_text_ends_amid_is_text_with_a_warning(
+    text: str, warnings: list[str] | None, stream: bool
+) -> None:
+    got = ask(port(*text), PATH, HELLO | {"stream": stream})
+    found = got.events[-2] if stream else got.json()
+    assert found.get("warnings") == warnings
+    if not stream:
+        assert found["choices"][0]["message"]["content"] == (None if text == CALL else text)
+
+
+def test_schemas_are_walked_while_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked, begun = threading.Event(), threading.Event()
+
+    def walk(tool: Any, path: str) -> OfferedTool:
+        begun.set()
+        assert walked.wait(10)
+        return offered_tool(tool, path)
+
+    monkeypatch.setattr(tools, "offered_tool", walk)
+    calls, text = HELLO | {"tool_choice": "required"}, {"messages": HELLO["messages"]}
+
+    async def work() -> None:
+        app = Client(app_of(site_with(port(CALL))))
+        waits = asyncio.ensure_future(app.ask(PATH, calls))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        assert (await app.ask(PATH, text)).status == 200
+        assert not waits.done()
+        walked.set()
+        assert (await waits).status == 200
+
+    run(work())
 
 
 def test_without_tools_a_call_is_text() -> None:

@@ -280,6 +280,8 @@ class Family:
     unlike: tuple[str, ...] = ()
 
 
+# Of Ling and Ring: at times it comes in several tokens, which end nothing.
+_TURN_END = "<|role_end|>"
 _OTHERS = ("<tool_calls>", "<invoke", "<seed:", "minimax")
 FAMILIES = (
     Family(("<|channel|>", "<|message|>"), HARMONY),
@@ -312,5 +314,7 @@ def format_of_family(chat_template: str) -> OutputFormat | None:
             given = family.given
             if "</think>" in chat_template and THINK not in given.fields:
                 given = replace(given, fields=(*given.fields, THINK))
+            if _TURN_END in chat_template:
+                given = replace(given, drops=(*given.drops, literal(_TURN_END)))
             return given
     return None

@@ -51,6 +51,7 @@ class FormatParser:
         self._region: Region | None = None
         # Whether nothing came so far but blanks, thoughts and calls; or came behind a call.
         self._is_start, self._is_behind_call, self._read_from = True, False, 0
+        self.is_cut = False
         self._late: tuple[Delimiter, ...] = ()
         self._watched_now = self._watched()
         if begun is not None:
@@ -263,10 +264,12 @@ class FormatParser:
             rest = rest[between.end() :]
         if not rest or self._called(region, rest.rstrip(" \t\r\n]"), delimiter, mends=mends):
             return ""
+        self.is_cut |= not mends
         return rest + delimiter
 
     def _not_called(self, region: Region, delimiter: str, crossing: _Crossing | None) -> str:
         text, outer, again = region.text, region.outer, ""
+        self.is_cut |= crossing is None
         # Where the answer was cut off amid a call, those before it are whole.
         size = 0 if crossing is not None else before_begun(text)
         if size and self._called(region, text[:size], ""):

@@ -663,6 +663,40 @@ def test_templates_decide_and_plain_ones_leave_text_alone() -> None:
     assert not shows_special(card(f"<|start_header_id|>tools{LLAMA_CALL}"))
 
 
+@pytest.mark.parametrize(
+    ("given", "text", "is_cut"),
+    [
+        (LFM, "a<|tool_call_start|>[now(a=", True),
+        (LFM, "a<|tool_call_start|>[now()]<|tool_call_end|>", False),
+        (LFM, "a<|tool_call_start|>[now(a=1+f())]<|tool_call_end|>b", False),
+        (QWEN_XML, "<tool_call>\n<function=now>\n<parameter=a>", True),
+        (HERMES, "<think>a", False),
+        (HERMES, f"<tool_call>{JSON[:-1]}", False),
+        (HERMES, f"<tool_call>[{JSON}, {JSON[:9]}", True),
+        (HERMES, "about <tool_cal", False),
+    ],
+)
+def test_a_call_that_a_text_ends_amid_is_known(
+    given: OutputFormat, text: str, is_cut: bool
+) -> None:
+    for pieces in ([text], text):
+        parser = FormatParser(given, SCHEMAS)
+        for piece in pieces:
+            parser.feed(piece)
+        assert not parser.is_cut
+        parser.finish()
+        assert parser.is_cut is is_cut
+
+
+def test_an_end_of_turn_in_letters_is_no_text() -> None:
+    given = family("<arg_key>", "<tool_call>", "</think>", "<|role_end|>")
+    for text, parts in (("So it is.", [("text", "So it is.")]), ("a</think>b", None)):
+        wanted = parts or read(given, [text], prompt="<think>")
+        for pieces in ([f"{text}<|role_end|>"], f"{text}<|role_end|>\n"):
+            assert read(given, [*pieces], prompt="" if parts else "<think>") == wanted
+    assert read(GLM, ["a<|role_end|>"]) == [("text", "a<|role_end|>")]
+
+
 def test_a_family_that_thinks_has_thoughts() -> None:
     assert THINK in family("<tool_call>", "arguments", "</think>").fields
     assert THINK not in family("<tool_call>", "arguments").fields
