@@ -192,6 +192,7 @@ def _check(filename: str | None, fields: Mapping[str, bytes]) -> None:
 def _fields(data: mmap.mmap, kind: str) -> dict[str, tuple[str | None, int, int]]:
     """Of a form of this Content-Type: the name of each field's file, if it is one, and where its
     bytes begin and end. Raises ApiError."""
+    # python-multipart takes a form that breaks off for a whole one, and is read in the event loop.
     told = message_from_bytes(b"content-type: " + kind.encode("latin-1"))
     border = b"\r\n--" + str(told.get_param("boundary", "")).encode("latin-1", "replace")
     if not 4 < len(border) <= _BORDER_BYTES:

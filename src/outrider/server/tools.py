@@ -21,7 +21,6 @@ from outrider.core.params import SamplingParams
 from outrider.server.errors import ApiError, refused
 from outrider.server.events import OutputParser, PlainParser
 from outrider.server.parsing import (
-    AnswerGrammar,
     form_of,
     format_of,
     grammar_for,
@@ -29,6 +28,7 @@ from outrider.server.parsing import (
     parser_for,
     shows_special,
 )
+from outrider.server.parsing.grammar import AnswerGrammar
 from outrider.server.port import EngineCard
 from outrider.server.site import Site
 

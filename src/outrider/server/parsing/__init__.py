@@ -5,14 +5,6 @@
 """
 
 from outrider.server.parsing.formats import format_of, grammar_for, parser_for, shows_special
-from outrider.server.parsing.grammar import AnswerGrammar, form_of, offered_tool
+from outrider.server.parsing.grammar import form_of, offered_tool
 
-__all__ = [
-    "AnswerGrammar",
-    "form_of",
-    "format_of",
-    "grammar_for",
-    "offered_tool",
-    "parser_for",
-    "shows_special",
-]
+__all__ = ["form_of", "format_of", "grammar_for", "offered_tool", "parser_for", "shows_special"]
