@@ -1,6 +1,6 @@
 """`docs/project/coverage.md` has every requirement once, and what it calls working can be found.
 
-The ids are written here as five runs of numbers, so a row that was lost is missed by this test and
+The ids are written here as six runs of numbers, so a row that was lost is missed by this test and
 not only by a reader.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LAST_ROW = {"S0": 55, "S1": 65, "S2": 60, "S3": 43, "S4": 70}
+LAST_ROW = {"S0": 55, "S1": 65, "S2": 60, "S3": 43, "S4": 70, "S5": 20}
 STATES = ("works", "partial", "missing")
 MILESTONES = ("proof", "speed", "engines", "drafters", "lab", "server")
 MAX_TITLE_WORDS = 8
