@@ -217,11 +217,7 @@ class Gathered:
             self._thought.append(part.text)
         elif isinstance(part, ToolOpen):
             function = {"name": part.name, "arguments": ""}
-            self._calls[part.index] = {
-                "id": part.call_id,
-                "type": "function",
-                "function": function,
-            }
+            self._calls[part.index] = {"id": part.call_id, "type": "function", "function": function}
         elif isinstance(part, ToolDelta):
             self._calls[part.index]["function"]["arguments"] += part.arguments
 

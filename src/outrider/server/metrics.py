@@ -254,11 +254,7 @@ _COUNTERS = {
         ["outcome", "model_name"],
     ),
     "drafts": ("spec_decode_num_drafts", "Drafts verified.", ["model_name", "drafter"]),
-    "draft_tokens": (
-        "spec_decode_num_draft_tokens",
-        "Tokens drafted.",
-        ["model_name", "drafter"],
-    ),
+    "draft_tokens": ("spec_decode_num_draft_tokens", "Tokens drafted.", ["model_name", "drafter"]),
     "accepted_tokens": (
         "spec_decode_num_accepted_tokens",
         "Drafted tokens that the target accepted.",

@@ -164,8 +164,5 @@ class Bodies:
 
 def _too_many(told: str) -> ApiError:
     return ApiError(
-        429,
-        f"{told} Wait for one to end.",
-        code="rate_limit_exceeded",
-        retry_after=ASK_AGAIN,
+        429, f"{told} Wait for one to end.", code="rate_limit_exceeded", retry_after=ASK_AGAIN
     )

@@ -15,12 +15,7 @@ from typing import Any, Self, TypeVar, Unpack, cast
 
 from outrider.api.prompts import Message, Prompt, conversation, one_prompt, several_prompts
 from outrider.api.result import GenerationResult
-from outrider.api.structure import (
-    RequestOptions,
-    StructureOptions,
-    sampling_of,
-    structure_in,
-)
+from outrider.api.structure import RequestOptions, StructureOptions, sampling_of, structure_in
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.turns import OfOneProcess
 from outrider.core.config import EngineConfig

@@ -41,8 +41,7 @@ class EngineLostError(OutriderError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"the engine ended while this request ran{why}.",
-            hint="ask again: it is being started",
+            f"the engine ended while this request ran{why}.", hint="ask again: it is being started"
         )
 
 

@@ -27,15 +27,7 @@ from outrider.core.errors import ConfigError, OutriderError, QueueFullError
 from outrider.server.blame import Blame
 from outrider.server.encode_queue import EncodeQueue
 from outrider.server.engine_child import HANG_SECONDS, EngineChild, LoadHungError
-from outrider.server.frames import (
-    Cancel,
-    Command,
-    Encode,
-    Load,
-    Told,
-    error_of,
-    submit_of,
-)
+from outrider.server.frames import Cancel, Command, Encode, Load, Told, error_of, submit_of
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,

@@ -180,11 +180,7 @@ class EventWriter:
             if not self.has_begun:
                 self.has_begun = True
                 await self._send(
-                    {
-                        "type": "http.response.start",
-                        "status": 200,
-                        "headers": _HEADERS,
-                    }
+                    {"type": "http.response.start", "status": 200, "headers": _HEADERS}
                 )
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         finally:
@@ -220,11 +216,7 @@ class EventWriter:
 
 
 async def _in_place(
-    site: Site,
-    request: Request,
-    receive: Receive,
-    send: Send,
-    run: Callable[[], Awaitable[None]],
+    site: Site, request: Request, receive: Receive, send: Send, run: Callable[[], Awaitable[None]]
 ) -> None:
     try:
         with site.place(key_of(request), is_in=request.scope.get("outrider.is_in", False)):

@@ -174,10 +174,7 @@ class ThreadPort:
         owner = self._ready()
         return await owner.encoded(
             lambda: owner.llm.requests.ids_of_chat(
-                chat.messages,
-                tools=chat.tools,
-                variables=chat.variables,
-                continues=chat.continues,
+                chat.messages, tools=chat.tools, variables=chat.variables, continues=chat.continues
             )
         )
 

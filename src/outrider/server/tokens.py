@@ -181,11 +181,7 @@ async def _tokenized(site: Site, body: TokenizeBody) -> Response:
             continues=bool(body.continue_final_message),
         )
         ids = (await port.encode_chat(chat)).ids
-    found: dict[str, Any] = {
-        "count": len(ids),
-        "max_model_len": port.card.window,
-        "tokens": ids,
-    }
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": port.card.window, "tokens": ids}
     if body.return_token_strs:
         found["token_strs"] = [token_text(port.decoder, token_id) for token_id in ids]
     if body.with_pieces:

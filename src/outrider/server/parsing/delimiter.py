@@ -163,11 +163,7 @@ class _Reader:
 
 
 def literal(
-    text: str,
-    *,
-    at_start: bool = False,
-    behind_call: bool = False,
-    ahead: tuple[str, ...] = (),
+    text: str, *, at_start: bool = False, behind_call: bool = False, ahead: tuple[str, ...] = ()
 ) -> Delimiter:
     """Raises ValueError for an empty one."""
     if not text:

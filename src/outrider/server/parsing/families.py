@@ -76,10 +76,7 @@ MINIMAX = OutputFormat(
 )
 GLM = OutputFormat(
     "glm",
-    (
-        _between(tagged.glm_calls, "<tool_call>", "</tool_call>", goes_on=tagged.glm_goes_on),
-        THINK,
-    ),
+    (_between(tagged.glm_calls, "<tool_call>", "</tool_call>", goes_on=tagged.glm_goes_on), THINK),
 )
 FUNCTION_GEMMA = OutputFormat(
     "function_gemma",
@@ -88,10 +85,7 @@ FUNCTION_GEMMA = OutputFormat(
 )
 GEMMA = OutputFormat(
     "gemma",
-    (
-        _between(calls.gemma_calls('<|"|>'), "<|tool_call>", "<tool_call|>"),
-        _thought(known.GEMMA),
-    ),
+    (_between(calls.gemma_calls('<|"|>'), "<|tool_call>", "<tool_call|>"), _thought(known.GEMMA)),
     drops=(literal("<|channel>"), literal("<channel|>")),
     shows_special=True,
 )

@@ -15,13 +15,7 @@ from outrider.server.events import OutputParser, PlainParser
 from outrider.server.parsing.calls import Schemas
 from outrider.server.parsing.families import GENERIC, format_of_family
 from outrider.server.parsing.fields import OutputFormat
-from outrider.server.parsing.grammar import (
-    AnswerGrammar,
-    Choice,
-    Form,
-    OfferedTool,
-    answer_grammar,
-)
+from outrider.server.parsing.grammar import AnswerGrammar, Choice, Form, OfferedTool, answer_grammar
 from outrider.server.parsing.json_text import mapping
 from outrider.server.parsing.parser import FormatParser, new_call_id
 from outrider.server.parsing.template import format_of_template

@@ -12,14 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.server.events import (
-    Part,
-    ReasoningDelta,
-    TextDelta,
-    ToolClose,
-    ToolDelta,
-    ToolOpen,
-)
+from outrider.server.events import Part, ReasoningDelta, TextDelta, ToolClose, ToolDelta, ToolOpen
 from outrider.server.parsing.calls import BEHIND_CALL, Schemas
 from outrider.server.parsing.delimiter import Delimiter, Match, Pending
 from outrider.server.parsing.fields import Field, Flow, OutputFormat, Region, Sending
@@ -206,11 +199,7 @@ class FormatParser:
         return ""
 
     def _open(
-        self,
-        opened: Field,
-        delimiter: str,
-        groups: Mapping[str, str],
-        outer: Region | None = None,
+        self, opened: Field, delimiter: str, groups: Mapping[str, str], outer: Region | None = None
     ) -> None:
         """`outer` are the thoughts amid which it opens: they go on if it is no call."""
         blanks = (self._around if outer is None or outer.flow is None else outer.flow).cut()
