@@ -43,7 +43,7 @@ from outrider.server.frames import (
     read_frame,
 )
 from outrider.server.lane_load import LaneLoad
-from outrider.server.port import EngineRequest, is_repeatable
+from outrider.server.port import EnginePort, EngineRequest, is_repeatable
 from outrider.server.thread_port import ThreadPort, ThreadStream
 
 BEAT_SECONDS = 1.0
@@ -77,7 +77,7 @@ class EngineProcess:
         try:
             await self._port.start()
             if load.is_tried:
-                await self._try()
+                await try_out(self._port)
         except Exception as error:  # noqa: BLE001 - the server tells it
             await self._send(Lost(failure_of(error)))
             return
@@ -90,18 +90,6 @@ class EngineProcess:
         finally:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._port.aclose(), _CLOSE_SECONDS)
-
-    async def _try(self) -> None:
-        """Write a text. Raises MachineError where the engine breaks."""
-        params = SamplingParams(max_tokens=_TRIED_TOKENS, ignore_eos=True)
-        ids = await self._port.encode("a")
-        request = EngineRequest(prompt_ids=ids, params=params, structure={})
-        # A refusal, as by a drafter that wants more of a request, is no fault.
-        with suppress(OutriderError):
-            async for _ in self._port.stream(request):
-                pass
-        if self._port.status.state != "ready":
-            raise MachineError("the engine breaks at its first text.")
 
     def _obey(self, command: object) -> None:
         match command:
@@ -181,6 +169,18 @@ class EngineProcess:
         # A server that is gone is noticed where frames are read.
         with suppress(ConnectionError):
             await self._writer.drain()
+
+
+async def try_out(port: EnginePort) -> None:
+    """Have a text written. Raises MachineError where the engine breaks, or what it raises."""
+    params = SamplingParams(max_tokens=_TRIED_TOKENS, ignore_eos=True)
+    ids = await port.encode("a")
+    # A refusal, as by a drafter that wants more of a request, is no fault.
+    with suppress(OutriderError):
+        async for _ in port.stream(EngineRequest(prompt_ids=ids, params=params, structure={})):
+            pass
+    if port.status.state != "ready":
+        raise MachineError("the engine breaks at its first text.")
 
 
 def _opened(load: Load, lanes: LaneLoad) -> LLM:

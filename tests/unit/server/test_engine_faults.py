@@ -9,10 +9,13 @@ import pytest
 
 from doubles.clocks import FakeClock
 from doubles.scripted_child import ScriptedChild, scripted_children
+from doubles.scripted_port import ScriptedPort
 from outrider.core.config import EngineConfig
-from outrider.core.errors import QueueFullError
+from outrider.core.errors import ConfigError, MachineError, QueueFullError
 from outrider.core.params import SamplingParams
 from outrider.server import encode_queue, restarts, resumed
+from outrider.server.engine_child import EngineChild
+from outrider.server.engine_process import try_out
 from outrider.server.errors import api_error
 from outrider.server.frames import Load
 from outrider.server.port import EngineLostError, EngineRequest
@@ -163,6 +166,39 @@ def test_what_ends_the_engine_does_not_end_the_server(run: Callable[..., None], 
             await asyncio.sleep(0.001)
 
     run(work)
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_starts_that_come_to_no_engine_give_it_up(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+
+    async def started(load: Load, **_: object) -> ScriptedChild:
+        tried.append(load.is_tried)
+        raise MachineError("the engine breaks at its first text.")
+
+    async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
+        stream = port.stream(request())
+        monkeypatch.setattr(EngineChild, "started", started)
+        children[-1].kill()
+        with pytest.raises(EngineLostError, match="again and again"):
+            await read(stream)
+        assert (port.status.state, tried) == ("failed", [True] * (restarts.MOST_ENDS + 1))
+
+    run(work)
+
+
+def test_an_engine_that_is_started_again_writes_a_text_first() -> None:
+    port = ScriptedPort()
+    asyncio.run(try_out(port))
+    assert [one.params.max_tokens for one in port.requests] == [4]
+    asyncio.run(try_out(ScriptedPort(error=ConfigError("it wants a prediction."))))
+    with pytest.raises(RuntimeError):
+        asyncio.run(try_out(ScriptedPort(error=RuntimeError("it breaks"))))
+    port.state = "failed"
+    with pytest.raises(MachineError, match="first text"):
+        asyncio.run(try_out(port))
 
 
 @pytest.mark.usefixtures("without_pauses")
