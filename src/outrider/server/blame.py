@@ -12,8 +12,9 @@ from typing import TypeVar
 from outrider.server.process_stream import ProcessStream
 
 _LOG = logging.getLogger(__name__)
-# What a crash adds to the blame of a request in flight that has written since it was handed in, of
-# one that has not, of one of which it is certain, and the blame with which a request is kept out.
+# What a crash adds to the blame of requests in flight that have written since they were handed in
+# (each has a share of it), of one that has not, of one of which it is certain, and the blame with
+# which a request is kept out.
 _PROVEN, _UNPROVEN, _CERTAIN, _KEPT_OUT = 1, 3, 3, 6
 _MOST_KNOWN = 1_000
 T = TypeVar("T")
@@ -25,7 +26,7 @@ class Blame:
     def __init__(self) -> None:
         # Of requests that have not come to an end since: blame from before their first token, and
         # from later on.
-        self._blamed: dict[bytes, tuple[int, int]] = {}
+        self._blamed: dict[bytes, tuple[int, float]] = {}
         self.kept_out: dict[bytes, None] = {}
 
     def add(self, sent: Sequence[ProcessStream], *, is_certain: bool) -> None:
@@ -38,7 +39,7 @@ class Blame:
             if kind in unproven:
                 early += _UNPROVEN
             else:
-                late += _CERTAIN if is_certain else _PROVEN
+                late += _CERTAIN if is_certain else _PROVEN / len(sent)
             _remember(self._blamed, kind, (early, late))
             if early + late >= _KEPT_OUT:
                 del self._blamed[kind]

@@ -209,7 +209,7 @@ def test_who_is_in_company_when_the_engine_ends_is_not_kept_out_as_soon(
 
     async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
         stream = port.stream(request("good"))
-        for number in range(5):
+        for number in range(11):
             child = children[-1]
             child.wrote(next(one for one in child.requests if one.number == stream.number), "a")
             await settled()
