@@ -60,7 +60,6 @@ def service() -> dict[str, Any]:
 
 
 TEMPLATE = "outrider@.service"
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 
 
 def kubernetes() -> dict[str, Any]:
@@ -277,20 +276,6 @@ def test_proxies_let_streams_and_bodies_through() -> None:
     assert f"max_size {ServeOptions().files_limit}MiB" in caddy
     # A body that went to a file would have no beginning for the map.
     assert f"client_body_buffer_size {limits.body_bytes >> 20}m;" in text("nginx-replicas.conf")
-
-
-@pytest.mark.skipif(NGINX is None, reason="no nginx here")
-@pytest.mark.parametrize("name", ["nginx.conf", "nginx-replicas.conf"])
-def test_nginx_reads_its_files(tmp_path: Path, name: str) -> None:
-    site = text(name).replace("listen 443 ssl;", "listen unix:socket;")
-    site = re.sub(r"^ *ssl_certificate.*\n", "", site, flags=re.MULTILINE)
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    paths = "".join(f"{kind}_temp_path {tmp_path};" for kind in kinds)
-    own = f"pid pid;error_log errors;events {{}}http {{access_log off;{paths}{site}}}"
-    (tmp_path / "nginx.conf").write_text(own, "utf-8")
-    words = [str(NGINX), "-t", "-p", str(tmp_path), "-c", "nginx.conf", "-e", "errors"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_image_is_made_of_what_there_is() -> None:

@@ -99,7 +99,7 @@ def test_a_long_text_is_not_read_again_at_each_call() -> None:
 
     class Text(list[int]):
         def __getitem__(self, index: Any) -> Any:
-            found = super().__getitem__(index)
+            found: Any = super().__getitem__(index)
             num_read.append(len(found) if isinstance(index, slice) else 1)
             return found
 

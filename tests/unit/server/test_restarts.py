@@ -103,7 +103,7 @@ def started(
             await known.pause()
 
     with monkeypatch.context() as patch:
-        patch.setattr(restarts.asyncio, "sleep", sleep)
+        patch.setattr(asyncio, "sleep", sleep)
         asyncio.run(work())
     return waits
 
