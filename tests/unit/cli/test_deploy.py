@@ -346,9 +346,11 @@ def test_nginx_takes_the_sites(tmp_path: Path, name: str) -> None:
     site = re.sub(r"^ *ssl_certificate.*\n", "", site, flags=re.MULTILINE)
     (tmp_path / "site.conf").write_text(site)
     whole = tmp_path / "nginx.conf"
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    paths = "".join(f"{kind}_temp_path {tmp_path};" for kind in kinds)
     whole.write_text(
         f"pid {tmp_path}/pid;\nevents {{}}\n"
-        f"http {{ access_log off; include {tmp_path}/site.conf; }}\n"
+        f"http {{ access_log off; {paths} include {tmp_path}/site.conf; }}\n"
     )
     done = subprocess.run(
         [str(NGINX), "-t", "-c", str(whole), "-g", f"error_log {tmp_path}/errors;"],
