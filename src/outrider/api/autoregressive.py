@@ -95,12 +95,7 @@ class AutoregressiveDecoder:
         return self._last
 
     def generate_text(
-        self,
-        prompt: str,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        *,
-        seed: int = 0,
+        self, prompt: str, max_new_tokens: int = 128, temperature: float = 0.0, *, seed: int = 0
     ) -> str:
         """The text that comes after `prompt`; `last_result` has the rest. Raises ConfigError."""
         ids = self.tokenizer.encode(prompt)

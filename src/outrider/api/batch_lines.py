@@ -28,10 +28,7 @@ from outrider.core.params import SamplingParams
 
 Chat = Sequence[Message]
 Kind = Literal["chat", "completion", "plain"]
-_URLS: Mapping[str, Kind] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completion",
-}
+_URLS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 _SAMPLING = tuple(item.name for item in fields(SamplingParams))
 # Of OpenAI's bodies: names of their own for settings, and what is no setting.
 _RENAMED = {

@@ -56,13 +56,7 @@ class BatchEngine(Protocol):
     def encode_chat(self, messages: str | Sequence[Message], /) -> list[int]: ...
 
     def submit(
-        self,
-        ids: Sequence[int],
-        params: SamplingParams,
-        /,
-        *,
-        sample: int,
-        **structure: Any,
+        self, ids: Sequence[int], params: SamplingParams, /, *, sample: int, **structure: Any
     ) -> Handle:
         """`structure` are StructureOptions."""
         ...

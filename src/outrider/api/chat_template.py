@@ -24,13 +24,7 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from outrider.api.chat_forms import forms, left_out
-from outrider.api.chat_messages import (
-    REASONING,
-    THINKING_SIGNS,
-    ChatOptions,
-    Thinking,
-    switched,
-)
+from outrider.api.chat_messages import REASONING, THINKING_SIGNS, ChatOptions, Thinking, switched
 from outrider.api.tools_in_text import in_text, must_be_in_text
 from outrider.core.errors import CheckpointError, MachineError, given
 

@@ -266,8 +266,7 @@ def kernel_times(llm: LLM) -> Generator[DeviceTimers]:
 def timed(kernels: Kernels, role: str, timers: DeviceTimers) -> Kernels:
     """The same kernels, each under the name "`role` operator"."""
     return replace(
-        kernels,
-        **{op: _timed(getattr(kernels, op), f"{role} {op}", timers) for op in TIMED_OPS},
+        kernels, **{op: _timed(getattr(kernels, op), f"{role} {op}", timers) for op in TIMED_OPS}
     )
 
 

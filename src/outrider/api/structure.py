@@ -8,14 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import (
-    NamedTuple,
-    Protocol,
-    TypeAlias,
-    TypedDict,
-    cast,
-    runtime_checkable,
-)
+from typing import NamedTuple, Protocol, TypeAlias, TypedDict, cast, runtime_checkable
 
 from outrider.api.schema import followed
 from outrider.core.errors import ConfigError, words_of

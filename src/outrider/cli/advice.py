@@ -85,10 +85,7 @@ class Wish:
             contestants=self.contestants,
             drafts=self.drafts or _NO_DRAFTS,
             estimated=supposed(
-                self.spec,
-                sheet_like(device.type, gpu),
-                candidates,
-                machine=str(gpu or here["cpu"]),
+                self.spec, sheet_like(device.type, gpu), candidates, machine=str(gpu or here["cpu"])
             ),
             num_bytes={one.name: one.num_bytes for one in candidates},
             extent=extent_of(

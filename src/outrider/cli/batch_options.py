@@ -31,8 +31,7 @@ class BatchOptions(StructureOption, ReplicasOption, OutputOption):
         maximum=1_000_000,
     )
     ray: bool = setting(
-        False,
-        "Answer on a Ray cluster, that of RAY_ADDRESS or one of this machine alone.",
+        False, "Answer on a Ray cluster, that of RAY_ADDRESS or one of this machine alone."
     )
     workers: int = setting(
         2, "With --ray, so many actors keep the model.", minimum=1, maximum=65_536

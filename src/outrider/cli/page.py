@@ -217,10 +217,6 @@ def _row(name: str, text: str, left: int) -> str:
     indent = " " * (left + 4)
     start = f"  {name:<{left}}  " if len(name) <= left else indent
     filled = textwrap.fill(
-        text,
-        _width(),
-        initial_indent=start,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
+        text, _width(), initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
     )
     return filled if len(name) <= left else f"  {name}\n{filled}"

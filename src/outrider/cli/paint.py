@@ -94,11 +94,7 @@ class Bar(Progress):
         # What goes to a file or a pipe meanwhile is not drawn above the bar.
         above = sys.stdout.isatty()
         super().__init__(
-            *columns,
-            console=console,
-            disable=not drawn,
-            transient=transient,
-            redirect_stdout=above,
+            *columns, console=console, disable=not drawn, transient=transient, redirect_stdout=above
         )
 
     def start(self) -> None:

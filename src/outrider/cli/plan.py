@@ -10,27 +10,13 @@ from outrider.bench.calibrate.answer import COUNTED_TOKENS, answer
 from outrider.bench.calibrate.found import Found
 from outrider.bench.studies.drafters_lineup import Drafts
 from outrider.cache.capacity import free_bytes
-from outrider.cli.advice import (
-    AUTO,
-    ProgressMeter,
-    Wish,
-    contestants_of,
-    prompt_texts,
-    with_trees,
-)
+from outrider.cli.advice import AUTO, ProgressMeter, Wish, contestants_of, prompt_texts, with_trees
 from outrider.cli.call import Call
 from outrider.cli.models import read_spec
 from outrider.cli.output import check_writable, fitted, json_line, write_whole
 from outrider.cli.plan_command import deciding_command
 from outrider.cli.plan_options import PlanOptions
-from outrider.cli.plan_page import (
-    Origin,
-    elsewhere,
-    is_sheet,
-    page_of,
-    record_of,
-    replicas_part,
-)
+from outrider.cli.plan_page import Origin, elsewhere, is_sheet, page_of, record_of, replicas_part
 from outrider.cli.session import start_logging
 from outrider.core.config import EngineConfig
 from outrider.core.env import cache_folder
@@ -67,10 +53,7 @@ def plan(call: Call[PlanOptions]) -> int:
         job = _job(options, _SHEET_CONTEXT)
         origin = elsewhere(options, program, engine, job)
         question = Question(
-            job=job,
-            memory_limit=origin.memory,
-            engines=origin.engines,
-            energy=origin.energy,
+            job=job, memory_limit=origin.memory, engines=origin.engines, energy=origin.energy
         )
         question = replace(question, trees=with_trees(origin.calibration))
     else:

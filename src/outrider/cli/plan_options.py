@@ -56,8 +56,7 @@ class PlanOptions(CountingOption):
         "file.",
     )
     draft_device: str | None = setting(
-        None,
-        "With a sheet for --device, the sheet of a device of its own for the draft model.",
+        None, "With a sheet for --device, the sheet of a device of its own for the draft model."
     )
     alpha: str | None = setting(
         None,

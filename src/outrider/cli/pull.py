@@ -22,13 +22,7 @@ from outrider.cli.output import answer, say, screen_table
 from outrider.cli.paint import Meter
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import size
-from outrider.models.hub import (
-    HubModel,
-    check_room,
-    fetch,
-    local_copy,
-    look,
-)
+from outrider.models.hub import HubModel, check_room, fetch, local_copy, look
 from outrider.models.hub_client import HubName, HubUnreachableError
 from outrider.models.loading import ALIASES, HEAD_ALIASES, HUB_ID
 from outrider.pairs.catalog import (

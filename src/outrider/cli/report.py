@@ -57,11 +57,7 @@ def _figures(found: Report, folder: str | None) -> Sequence[Path]:
 def _lines(found: Report, output: Path, size: int, written: Sequence[Path]) -> Iterator[str]:
     first = summary(found)
     yield from map(prose, first.text)
-    kinds = {
-        "gain": named(found, "gain"),
-        "loss": named(found, "loss"),
-        "note": first.warnings,
-    }
+    kinds = {"gain": named(found, "gain"), "loss": named(found, "loss"), "note": first.warnings}
     yield from (prose(f"{kind}: {one}") for kind, listed in kinds.items() for one in listed)
     yield f"page: {output} ({size / 1e6:.1f} MB)"
     if written:

@@ -170,8 +170,7 @@ class PromptsOptions(JsonOption):
         "is built in; or a question.jsonl as of Spec-Bench.",
     )
     domains: str = setting(
-        "code,conversation,summarization",
-        "Between commas; also maths, translation, retrieval.",
+        "code,conversation,summarization", "Between commas; also maths, translation, retrieval."
     )
     output: str | None = setting(None, "Save 50 prompts a domain to this file.")
     tiny_output: str | None = setting(None, "Save 5 prompts a domain to this file.")

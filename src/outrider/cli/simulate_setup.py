@@ -85,8 +85,7 @@ def _read(path: Path) -> ModelSpec:
 
     if path.name != "config.json":
         raise CheckpointError(
-            f"{path} must be called config.json, for a model of its family.",
-            hint="name its folder",
+            f"{path} must be called config.json, for a model of its family.", hint="name its folder"
         )
     return read_config(path.parent).spec(name, bytes_per_weight=_BYTES, bytes_per_kv=_BYTES)
 

@@ -27,22 +27,11 @@ from outrider.bench.studies.sweep_recipes import Recipe, recipe
 from outrider.bench.studies.sweep_record import K_SWEEP, SWEEP, Schema
 from outrider.bench.workload import MIXED, PromptDataset, check_domain
 from outrider.cli import engine_setup
-from outrider.cli.bench_options import (
-    GridOptions,
-    KSweepOptions,
-    SweepOptions,
-)
+from outrider.cli.bench_options import GridOptions, KSweepOptions, SweepOptions
 from outrider.cli.call import Call
 from outrider.core.errors import ConfigError
 from outrider.core.fields import numbers_of
-from outrider.core.settings import (
-    DEFAULT,
-    SETTINGS,
-    Chosen,
-    Given,
-    Resolved,
-    typed,
-)
+from outrider.core.settings import DEFAULT, SETTINGS, Chosen, Given, Resolved, typed
 from outrider.models.loading import pick_device
 
 DOMAINS = "code,maths,conversation"

@@ -20,14 +20,7 @@ from outrider.cli.options import KNOWN, Verb
 
 # The headings of the front page.
 GROUPS = ("Write text", "Models", "Measure speed", "Check exactness", "This machine")
-TABLES = (
-    run_options,
-    plan_options,
-    batch_options,
-    serve_options,
-    model_options,
-    bench_options,
-)
+TABLES = (run_options, plan_options, batch_options, serve_options, model_options, bench_options)
 
 
 def _parts(name: str) -> tuple[Verb, ...]:

@@ -117,10 +117,7 @@ class SamplingParams:
     )
     logprobs: bool = setting(False, "Report the log-probability of every token.")
     top_logprobs: int = setting(
-        0,
-        "Report this many likeliest tokens at every place.",
-        minimum=0,
-        maximum=TOP_LOGPROBS.most,
+        0, "Report this many likeliest tokens at every place.", minimum=0, maximum=TOP_LOGPROBS.most
     )
     prompt_logprobs: int | None = setting(
         None,
@@ -137,9 +134,7 @@ class SamplingParams:
         "verdict, and times.",
     )
     cache_salt: str = setting(
-        "",
-        "Share the memory of prompts with requests of the same salt alone.",
-        per_request=True,
+        "", "Share the memory of prompts with requests of the same salt alone.", per_request=True
     )
     prediction: str = setting(
         "",

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft, Outcome, TokenLogprobs
 from outrider.core.logits import LogitsProcessor
-from outrider.core.params import (
-    AS_THE_ENGINE,
-    FinishReason,
-    RequestSpeculation,
-    SamplingParams,
-)
+from outrider.core.params import AS_THE_ENGINE, FinishReason, RequestSpeculation, SamplingParams
 from outrider.core.rng import KeyedRng, Pick, inverse_cdf
 
 StopMatch = Callable[[Sequence[int]], int | None]
