@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -278,25 +278,27 @@ def test_a_handler_may_cancel_while_its_thread_waits_for_a_turn() -> None:
         told.append("handled")
 
     before = signal.signal(signal.SIGINT, handle)
-    release, held = threading.Event(), threading.Event()
+    held, latest = threading.Event(), monotonic() + 30
 
     def hold() -> None:
         with turns.call(), turns.turn():
             held.set()
-            release.wait(30)
+            while len(turns._callers) < 2 and monotonic() < latest:  # pyright: ignore[reportPrivateUsage]
+                sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+            while not told and monotonic() < latest:
+                sleep(0.001)
 
     thread = threading.Thread(target=hold)
     thread.start()
     try:
         assert held.wait(30)
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        threading.Timer(0.5, release.set).start()
         with turns.call(), turns.turn():
             told.append("given")
     finally:
-        release.set()
-        signal.signal(signal.SIGINT, before)
+        # No signal comes after it.
         thread.join()
+        signal.signal(signal.SIGINT, before)
     assert told == ["handled", "given"]
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from checks.faults import until
+from doubles.bell import Bell
 from doubles.child_programs import all_gone
 from doubles.kinds import close_to, stored
 from outrider.api.llm import LLM
@@ -237,24 +238,25 @@ def test_an_interrupt_leaves_the_ranks_together(shared: ShardedLM) -> None:
     probe = StepRow.chain(7, (3, 5))
     wanted = shared.step([probe], DraftNeeds()).logits_MV.clone()
     shared.state.commit({7: ()})
-    for delay_ms in range(0, 12, 2):
-        previous = signal.signal(signal.SIGALRM, _interrupt)
-        signal.setitimer(signal.ITIMER_REAL, (delay_ms + 0.1) / 1000)
-        try:
-            for _ in range(1000):
-                shared.step([StepRow.chain(7, (1,))], DraftNeeds())
+    bell = Bell(KeyboardInterrupt, once=True)
+    previous = signal.signal(signal.SIGALRM, bell.ring)
+    try:
+        for delay_ms in range(0, 12, 2):
+            try:
+                bell.armed = True
+                signal.setitimer(signal.ITIMER_REAL, (delay_ms + 0.1) / 1000)
+                while True:
+                    shared.step([StepRow.chain(7, (1,))], DraftNeeds())
+                    shared.state.commit({7: ()})
+            except KeyboardInterrupt:
                 shared.state.commit({7: ()})
-        except KeyboardInterrupt:
+            close_to(shared.step([probe], DraftNeeds()).logits_MV, wanted)
             shared.state.commit({7: ()})
-        finally:
-            signal.signal(signal.SIGALRM, previous)
-        close_to(shared.step([probe], DraftNeeds()).logits_MV, wanted)
-        shared.state.commit({7: ()})
+    finally:
+        bell.armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
     shared.state.close(7)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 SCRIPT = """
