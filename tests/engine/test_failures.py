@@ -16,6 +16,7 @@ from doubles.drafters import random_trees
 from doubles.rig import Request, Rig, model_drafter
 from doubles.tiny_attention import TinyAttentionLM
 from doubles.toy_hybrid import ToyHybrid
+from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.drafting import DrafterHandle
@@ -205,24 +206,28 @@ class Slow(InlineLanes):
         return super().wait(seconds)
 
 
+def slow_engine(rig: Rig) -> Engine:
+    """Lanes for decoding and for prompts, over `Slow`."""
+    runner, target = LaneRunner(rig.stages(), rig.stages()), rig.target
+    limits = Limits(4, target.state.num_free_tokens)
+    return Engine(
+        residents=RequestTable(target, DrafterHandle(rig.drafter), Ledger(), limits),
+        executor=Slow({"decode": runner, "prefill": runner}),
+        schedule=PrefillDecode(4),
+    )
+
+
 def test_a_request_may_be_cancelled_whose_job_then_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be tried again of it is not, and the others are."""
     target = ToyHybrid(vocab_size=VOCAB)
     rig = Rig(target, k=0)
-    runner = LaneRunner(rig.stages(), rig.stages())
-    limits = Limits(4, target.state.num_free_tokens)
-    executor = Slow({"decode": runner, "prefill": runner})
-    engine = Engine(
-        residents=RequestTable(target, DrafterHandle(rig.drafter), Ledger(), limits),
-        executor=executor,
-        schedule=PrefillDecode(4),
-    )
+    engine = slow_engine(rig)
     short, long = Request((2,), REQUESTS[0].params), Request((1,) * 9, REQUESTS[0].params)
     seqs = [rig.live(seq_id, request) for seq_id, request in enumerate((short, short, long))]
     for seq in seqs:
         engine.submit(seq)
     engine.step()
-    assert list(executor.busy) == ["decode"]
+    assert list(engine.executor.busy) == ["decode"]
     failing = FailingAt((0,), before=True)
     monkeypatch.setattr(target, "step", failing.wrap(target.step))
     engine.cancel(1)
@@ -230,4 +235,32 @@ def test_a_request_may_be_cancelled_whose_job_then_fails(monkeypatch: pytest.Mon
     finish(engine)
     assert [seq.finish for seq in seqs] == ["length", None, "length"]
     assert not any(seq.error for seq in seqs)
+    assert target.state.num_free_tokens == 256
+
+
+def test_a_request_may_be_cancelled_whose_job_then_finds_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that nobody cancels would wait for memory, and then begin anew."""
+    target = ToyHybrid(vocab_size=VOCAB)
+    rig = Rig(target, k=0)
+    engine = slow_engine(rig)
+    short, long = Request((2,), REQUESTS[0].params), Request((1,) * 9, REQUESTS[0].params)
+    seqs = [rig.live(seq_id, request) for seq_id, request in enumerate((short, long))]
+    for seq in seqs:
+        engine.submit(seq)
+    engine.step()
+    assert list(engine.executor.busy) == ["decode"]
+
+    def failing(*_: object) -> None:
+        raise CapacityError("no memory", hint="none")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "step", failing)
+        engine.cancel(0)
+    assert seqs[0].num_preempted == 1
+    assert not engine.residents.waiting
+    finish(engine)
+    assert [seq.finish for seq in seqs] == [None, "length"]
+    assert engine.residents.counts.cancelled == 1
     assert target.state.num_free_tokens == 256

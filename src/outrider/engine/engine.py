@@ -147,7 +147,7 @@ class Engine:
     def _take_out(self, seq_id: int) -> bool:
         """Whether it was here, and had not ended in the job that was waited for."""
         residents = self.residents
-        found = residents.withdraw(seq_id)
+        # First of all: a job that fails for want of memory leaves its sequences waiting.
         while residents.ledger.is_running(seq_id):
             if not self.failures.recall(seq_id):
                 self._undo_lost()
@@ -155,7 +155,7 @@ class Engine:
         if seq_id in residents.live:
             residents.drop(seq_id)
             return True
-        return found
+        return residents.withdraw(seq_id)
 
     def close(self) -> None:
         """End the lanes' threads, and the drafter's process if it has one."""
