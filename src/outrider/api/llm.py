@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Self, Unpack
 
@@ -190,7 +191,8 @@ class LLM(OfOneProcess):
             ids = self.requests.ids(one_prompt(prompt))
             masked = self.requests.constraint(allowed, options)
             reader = self.requests.reader(ids, params, masked, live=True)
-        return TextStream(self._turns, reader, self._follow(reader), self._result)
+        drop = self._router.drop
+        return TextStream(self._turns, reader, self._follow(reader), self._result, drop)
 
     def generate(
         self,
@@ -246,9 +248,7 @@ class LLM(OfOneProcess):
                 while ended:
                     del left[ended.popleft().seq.seq_id]
         finally:
-            with self._turns.turn():
-                for reader in left.values():
-                    self._router.retire(reader)
+            self._router.end([*left.values()], self._turns.turn())
 
     def submit(
         self,
@@ -321,14 +321,12 @@ class LLM(OfOneProcess):
         callback, it ends with the job. Raises ConfigError for a request of another LLM."""
         if handle.owner is not self:
             raise ConfigError("this request is another LLM's.", hint="cancel it where it was")
+        handle.reader.was_cancelled |= not handle.done
         if self._turns.in_turn:
-            handle.reader.was_cancelled = not handle.done
             self._router.drop(handle.reader)
             return
-        with self._turns.call(), self._turns.turn():
-            if not handle.done:
-                handle.reader.was_cancelled = True
-                self._router.retire(handle.reader)
+        with self._turns.call():
+            self._router.end([handle.reader], self._turns.turn())
 
     def forget(self) -> None:
         """Let the drafter forget what it learnt, for runs that repeat prompts to be compared.
@@ -378,16 +376,11 @@ class LLM(OfOneProcess):
     def _leave(self, reader: OutputStream) -> None:
         """End the request of a stream that ended, was closed or was let go. The collector, which
         cannot wait, may run in any thread and in the midst of a job: then the next job ends it."""
-        with deferred(told=False):
+        with nullcontext() if reader.is_asked else deferred(told=False):
+            if not reader.has_ended:
+                self._router.end([reader], self._turns.turn(now=not reader.is_asked))
             if reader.has_ended:
                 self._result(reader)
-                return
-            with self._turns.turn(now=not reader.is_asked) as given:
-                if given:
-                    self._router.retire(reader)
-                    self._result(reader)
-                else:
-                    self._router.drop(reader)
 
     def _result(self, reader: OutputStream) -> GenerationResult:
         profile = self.config.profile

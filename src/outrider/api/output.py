@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from outrider.api.memory import MemoryWatch
@@ -38,6 +39,7 @@ class OutputStream:
     that all of its outcomes have arrived and no more will: a lane may end a text before that.
     `thoughts` counts tokens of thoughts, where the model has any. `on_event` is told of each event
     and `on_end` of the end, whoever's turn it is. `is_asked` while its owner waits for an event.
+    `is_dropped` once the next job is to end it, and nothing more is told of it.
     """
 
     seq: LiveSequence
@@ -51,6 +53,7 @@ class OutputStream:
     has_ended: bool = False
     was_cancelled: bool = False
     is_asked: bool = False
+    is_dropped: bool = False
     on_event: Callable[[OutputStream], None] | None = None
     on_end: Callable[[OutputStream], None] | None = None
     _events: deque[TextEvent] = field(default_factory=deque[TextEvent])
@@ -252,10 +255,24 @@ class RequestRouter:
             self._hear(self._engine.delivered())
         self._end(reader)
 
+    def end(self, readers: Sequence[OutputStream], turn: AbstractContextManager[bool]) -> None:
+        """Retire `readers` in a `turn`. The next `advance` does it where the turn is not given, and
+        where a signal ends the wait for the turn or for a job of theirs."""
+        if not readers:
+            return
+        try:
+            with turn as given:
+                for reader in readers if given else ():
+                    self.retire(reader)
+        finally:
+            for reader in readers:
+                self.drop(reader)
+
     def drop(self, reader: OutputStream) -> None:
         """Retire it at the next `advance`: for callers that may not be in the engine now."""
-        if not reader.has_ended:
+        if not (reader.has_ended or reader.is_dropped):
             self._dropped.append(reader)
+            reader.is_dropped = True
 
     def sweep(self) -> None:
         """Retire what was dropped."""
@@ -291,7 +308,7 @@ class RequestRouter:
         told: list[OutputStream] = []
         for outcome in outcomes:
             reader = self._readers.get(outcome.seq_id)
-            if reader is not None and not any(reader is one for one in self._dropped):
+            if reader is not None and not reader.is_dropped:
                 self._guarded(reader, reader.take, outcome)
                 told.append(reader)
         holds = self._engine.holds

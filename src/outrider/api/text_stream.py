@@ -24,9 +24,10 @@ class TextStream(OfOneProcess, Generator[TextEvent, None, None]):
         reader: OutputStream,
         events: Generator[TextEvent, None, None],
         make_result: Callable[[OutputStream], GenerationResult],
+        drop: Callable[[OutputStream], None],
     ) -> None:
         self._turns, self._reader, self._events = turns, reader, events
-        self._make_result = make_result
+        self._make_result, self._drop = make_result, drop
         self._askers = Turns()
 
     def __repr__(self) -> str:
@@ -53,8 +54,9 @@ class TextStream(OfOneProcess, Generator[TextEvent, None, None]):
         except StopIteration:
             raise
         except BaseException:
-            # An interrupt may be told when an event is there already.
-            self.close()
+            # An interrupt may be told when an event is there already. A refused call ends nothing.
+            if not self._is_within:
+                self.close()
             raise
 
     def throw(
@@ -70,14 +72,27 @@ class TextStream(OfOneProcess, Generator[TextEvent, None, None]):
             return self._events.throw(given if isinstance(given, BaseException) else given())
 
     def close(self) -> None:
+        """Cancel the request and free its memory. Within a callback, and in a handler of a signal
+        that comes while the stream is waited for, it ends with the job."""
+        if self._is_within:
+            self._drop(self._reader)
+            return
         with self._asking():
             self._events.close()
 
+    @property
+    def _is_within(self) -> bool:
+        """Whether the calling thread is in the midst of a job, or of a call of this stream."""
+        return self._turns.in_turn or self._askers.in_turn
+
     @contextmanager
     def _asking(self) -> Generator[None]:
-        with self._turns.call(), self._askers.call(), self._askers.turn():
-            self._reader.is_asked = True
-            try:
-                yield
-            finally:
-                self._reader.is_asked = False
+        with self._turns.call():
+            # No call in a call: signals are told between the turns of the outermost alone.
+            self._askers.check()
+            with self._askers.turn():
+                self._reader.is_asked = True
+                try:
+                    yield
+                finally:
+                    self._reader.is_asked = False

@@ -53,11 +53,15 @@ class Turns:
 
     @contextmanager
     def call(self) -> Generator[None]:
-        """A call of the engine's owner: Ctrl-C is told between its turns, or at its end.
+        """A call of the engine's owner: Ctrl-C is told between its turns, or at its end. Raises as
+        `check`, and CapacityError where memory ends."""
+        self.check()
+        with within_memory("answering"), deferred():
+            yield
 
-        Raises MachineError in a forked child, ConfigError within a turn of the same thread, and
-        CapacityError where memory ends.
-        """
+    def check(self) -> None:
+        """Raises MachineError in a forked child, and ConfigError within a turn of the same
+        thread."""
         if not self.at_home:
             raise MachineError(
                 f"this LLM was made by process {self._process} and cannot be used in its fork "
@@ -71,8 +75,6 @@ class Turns:
                 hint="let masks, observers and handlers of signals return, and call the LLM "
                 "between its own calls",
             )
-        with within_memory("answering"), deferred():
-            yield
 
     @property
     def at_home(self) -> bool:

@@ -48,7 +48,8 @@ class _Broken(BaseException):
 class _Deferral:
     """Of the one process that this is. Only the main thread changes it, but for `is_watched`.
     `before` has the handlers that `note` stands in for, `waiting` when the first signal of a number
-    came and where, `forced` what a handler raised within `breakable`."""
+    came and where, `forced` what a handler raised within `breakable`, `is_told` whether the end of
+    the outermost `deferred` calls handlers."""
 
     depth: int = 0
     num_breakable: int = 0
@@ -59,6 +60,7 @@ class _Deferral:
     )
     forced: BaseException | None = None
     is_watched: bool = False
+    is_told: bool = True
 
     def take_over(self) -> None:
         """Install `note` for all that has a handler in Python. asyncio's own do nothing."""
@@ -114,6 +116,10 @@ class _Deferral:
                 self.tell()
 
     def _force(self) -> None:
+        if not self.is_told:
+            # Python would print what a handler raises. The wait ends, the signals go on waiting.
+            self.forced = _Broken(InterruptedError())
+            raise self.forced
         try:
             self.tell()
         except Exception as error:  # noqa: BLE001 - a handler may be anybody's code
@@ -175,6 +181,7 @@ def deferred(*, told: bool = True) -> Generator[None]:
         return
     try:
         _deferral.num_breakable = _deferral.num_whole = 0
+        _deferral.is_told = told
         _deferral.take_over()
         # From here on nothing can come between, and the handlers are put back whatever happens.
         _deferral.depth = 1
@@ -184,7 +191,8 @@ def deferred(*, told: bool = True) -> Generator[None]:
             raise _deferral.forced
     except _Broken as broken:
         error = broken.error
-        raise error from error.__cause__
+        if told:
+            raise error from error.__cause__
     finally:
         try:
             _deferral.put_back()

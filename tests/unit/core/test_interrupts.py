@@ -132,6 +132,27 @@ def test_what_broke_off_is_raised_where_it_was_lost(monkeypatch: pytest.MonkeyPa
     assert is_clean()
 
 
+def test_what_waits_for_long_breaks_off_a_finalizer_and_is_told_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Raised in a finalizer, it would be printed and lost."""
+    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    ended: list[bool] = []
+    with deferred(told=False):
+        try:
+            with interrupts.breakable():
+                while True:
+                    signal.raise_signal(signal.SIGUSR1)
+        except BaseException as error:
+            ended.append(is_interrupt(error))
+            raise
+    assert ended == [True]
+    with pytest.raises(RungError, match=str(int(signal.SIGUSR1))), deferred():
+        ended.clear()
+    assert not ended
+    assert is_clean()
+
+
 def test_alarms_between_any_two_bytecodes_leave_the_handlers_as_they_were() -> None:
     moments, num_rung, entered = random.Random(3), 0, 0
     for _ in range(1500):
