@@ -30,14 +30,14 @@ from common import (
     target_of,
     tier_folders,
 )
+from cost_study.engines import Bed, CostEngine, CostNumbers, Text, rooms
+from cost_study.pair import CostPair
 from round_cost import KS, Growing, bare_drafts
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
 from outrider.bench.frame import ratio_of_medians
-from outrider.bench.gemm.engines import Bed, CostEngine, CostNumbers, Text, rooms
-from outrider.bench.gemm.pair import CostPair
 from outrider.bench.workload import load_prompts
 from outrider.drafters.ngram import NgramDrafter
 from outrider.estimate.theory import expected_tokens

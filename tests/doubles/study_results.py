@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from outrider.bench.gemm.record import (
+from outrider.bench.cost_record import (
     SCHEMA,
     Ceilings,
     Cell,

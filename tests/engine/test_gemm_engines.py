@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from cost_study.engines import Bed, CostEngine, CostRun, Text, rooms
+from cost_study.pair import CostPair, Make, pair_shape
 
-from outrider.bench.gemm.engines import Bed, CostEngine, CostRun, Text, rooms
-from outrider.bench.gemm.pair import CostPair, Make, pair_shape
 from outrider.estimate.theory import MissCurve, estimated_beta, expected_tokens
 from outrider.lab.gemm import NonGemmCosts
 

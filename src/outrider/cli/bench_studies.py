@@ -1,14 +1,8 @@
-"""`outrider bench quality` and `ssd`.
-
-`quality`: does speculation keep the text, and what do formats and lossy rules change of it.
-`ssd`: plain decoding, drafting in turns and drafting ahead on models that are costs alone, with
-scripted acceptance.
-"""
+"""`outrider bench quality`: does speculation keep the text, and what do formats and lossy rules
+change of it."""
 
 from __future__ import annotations
 
-import datetime
-import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,14 +10,7 @@ from typing import TypeVar
 
 from outrider.api.tokenizer import Tokenizer
 from outrider.api.wrapper import load_wrapper
-from outrider.bench.gemm.engines import Text
-from outrider.bench.gemm.pair import Make, pair_shape
-from outrider.bench.gemm.record import SAMPLES
-from outrider.bench.gemm.record import sections as cost_sections
-from outrider.bench.gemm.results import results_of, study_record
-from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked, outstanding, run
-from outrider.bench.gemm.units import SamplesFile, Unit
-from outrider.bench.machine import new_run_id, provenance
+from outrider.bench.machine import provenance
 from outrider.bench.pages import Page
 from outrider.bench.quality import (
     FORMATS,
@@ -43,20 +30,18 @@ from outrider.bench.quality import (
 )
 from outrider.bench.self_drafts import SelfDrafts
 from outrider.bench.workload import builtin_texts
-from outrider.cache.capacity import free_bytes
 from outrider.cli import engine_setup
-from outrider.cli.bench_options import QualityOptions, SsdOptions
+from outrider.cli.bench_options import QualityOptions
 from outrider.cli.call import Call
-from outrider.cli.engine_setup import Results, Subject, subject
+from outrider.cli.engine_setup import Subject, subject
 from outrider.cli.main import INTERRUPTED
 from outrider.cli.output import answer, say
 from outrider.cli.paint import Meter
 from outrider.cli.session import start_logging
 from outrider.core.errors import ConfigError, MachineError
-from outrider.core.fields import numbers_of, split, words_of
+from outrider.core.fields import words_of
 from outrider.core.files import FileKind, read_text
-from outrider.lab.gemm import NonGemmCosts
-from outrider.models.loading import pick_device, resolve
+from outrider.models.loading import resolve
 
 WINDOW_TOKENS = 256
 _ALL, _NONE = "all", "none"
@@ -177,96 +162,3 @@ def _show(call: Call[QualityOptions], about: Subject, found: Quality, *, whole: 
     }
     page = Page(f"Quality, {about.name}", list(sections(found)))
     answer(call.options, record, engine_setup.page_text(page))
-
-
-_AXES = {"ks": int, "alphas": float, "hits": float, "fan_outs": int, "batches": int}
-NO_STUDIES = "none"
-# Of a taste: repeats, tokens, divisors for engines and for passes.
-_USUAL, _TASTE = (5, 96, 4, 1), (2, 24, 8, 4)
-_LAYER_SHARE = 16
-EVERY_COST = NonGemmCosts(attention=True, norms=True, head=True)
-
-
-def ssd(call: Call[SsdOptions]) -> int:
-    study = study_of(call.options)
-    study.check(free_bytes(pick_device(call.options.device)))
-    folder = _folder(call.options)
-    file = SamplesFile.open(folder, study.circumstances)
-    units = study.units()
-    left = outstanding(units, file)
-    if not left:
-        say(f"note: {folder} has all samples already; name another --output-dir to measure again")
-    whole = _measure(study, units, left, file)
-    found = results_of(study, file)
-    about = {"run_id": new_run_id(), "complete": whole, "provenance": provenance()}
-    record = study_record(study, found, about)
-    results = Results(
-        folder=file.folder,
-        record=record,
-        page=Page(f"Cost study, run {about['run_id']}", list(cost_sections(record))),
-        more=[SAMPLES],
-        failed=any(one.reason is not None for one in file.samples.values()),
-        resumable=True,
-    )
-    results.write(shown=not call.options.json)
-    return results.end(as_json=call.options.json)
-
-
-def study_of(options: SsdOptions) -> CostStudy:
-    """Raises ConfigError for words that mean nothing."""
-    repeats, tokens, scale, pass_scale = _TASTE if options.quick else _USUAL
-    names = split(options.pairs)
-    if not names:
-        raise ConfigError("--pairs names none.", hint="--pairs 8b/1b")
-    costs, studies = NonGemmCosts.named(split(options.costs or "")), split(options.studies)
-    hint = "as in 0,1"
-    axes = {
-        name: numbers_of(f"--{name.replace('_', '-')}", text, kind, 0, math.inf, hint=hint)
-        if (text := getattr(options, name))
-        else ()
-        for name, kind in _AXES.items()
-    }
-    asked = () if studies == (NO_STUDIES,) else studies
-    return CostStudy(
-        pairs=tuple(pair_shape(name) for name in names),
-        make=Make(
-            costs=EVERY_COST if options.tensor_parallel > 1 else costs,
-            dtype=options.dtype,
-            quantise=options.quantise,
-            device=options.device,
-            threads=options.threads,
-            ranks=options.tensor_parallel,
-        ),
-        grid=grid_asked(QUICK if options.quick else Grid(), asked, axes),
-        text=Text(max_tokens=options.max_tokens or tokens),
-        sizes=Sizes(
-            layer_share=options.layer_share or _LAYER_SHARE,
-            divisor=options.scale or scale,
-            pass_divisor=options.pass_scale or pass_scale,
-        ),
-        repeats=options.repeats or repeats,
-        seed=options.seed,
-        quick=options.quick,
-        has_engines=studies != (NO_STUDIES,),
-    )
-
-
-def _folder(options: SsdOptions) -> Path:
-    if options.output_dir is not None:
-        return Path(options.output_dir)
-    today, device = datetime.date.today().isoformat(), pick_device(options.device).type
-    return Path("results") / f"{today}-{device}-ssd{'-quick' if options.quick else ''}"
-
-
-def _measure(
-    study: CostStudy, units: Sequence[Unit], left: Sequence[Unit], file: SamplesFile
-) -> bool:
-    """Whether all of it was measured; else an interrupt came."""
-    with Meter("", len(units), unit="turns") as meter:
-        meter.reach(len(units) - len(left))
-        try:
-            for unit in run(study, left, file):
-                meter.step(title=unit.title)
-        except KeyboardInterrupt:
-            return False
-    return True

@@ -10,11 +10,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from outrider.bench.gemm.engines import CostEngine, CostNumbers, CostRun, Text, rooms
-from outrider.bench.gemm.pair import (
+from cost_study.engines import CostEngine, CostNumbers, CostRun, Text, rooms
+from cost_study.pair import (
     PAIRS,
     CostPair,
     Make,
@@ -24,10 +21,13 @@ from outrider.bench.gemm.pair import (
     pair_shape,
     pass_names,
 )
-from outrider.bench.gemm.record import Ceilings, Cell, scatter_of
-from outrider.bench.gemm.results import cells, draft_shares, product_rows, windows
-from outrider.bench.gemm.study import QUICK, CostStudy, Grid, Sizes, grid_asked
-from outrider.bench.gemm.units import CostSample, Held, SamplesFile, engines_unit, passes_unit
+from cost_study.results import cells, draft_shares, product_rows, windows
+from cost_study.study import QUICK, CostStudy, Grid, Sizes, grid_asked
+from cost_study.units import CostSample, Held, SamplesFile, engines_unit, passes_unit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.bench.cost_record import Ceilings, Cell, scatter_of
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import expected_tokens
 from outrider.lab.gemm import GEMM_SHAPES, NonGemmCosts, products

@@ -101,7 +101,7 @@ def test_an_axis_has_a_name_and_values_of_its_setting() -> None:
         (["pair=nobody"], "nobody"),
         (["context=15"], "whole numbers from 16"),
         (["concurrency=many"], "whole numbers from 0"),
-        (["alpha=0.9"], "bench ssd"),
+        (["alpha=0.9"], "run.py ssd"),
         (["stop=x"], "unknown axis 'stop'"),
         (["profile=on"], "unknown axis 'profile'"),
     ],

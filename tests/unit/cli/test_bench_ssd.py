@@ -1,4 +1,4 @@
-"""`outrider bench ssd`: a whole study at a tiny size, interrupted, gone on with, refused."""
+"""`run.py ssd`: a whole study at a tiny size, interrupted, gone on with, refused."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cost_study import pair
+from cost_study.engines import Bed, CostEngine, CostRun
+from cost_study.pair import Make
+from cost_study.ssd import ssd
 
 from doubles.command_line import Command, Finished
-from outrider.bench.gemm import pair
-from outrider.bench.gemm.engines import Bed, CostEngine, CostRun
-from outrider.bench.gemm.pair import Make
 
 pytestmark = pytest.mark.wide
 
@@ -39,18 +40,33 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "memory_bytes_per_second", bytes_per_second)
 
 
-def study(outrider: Command, **given: str) -> Finished:
+@pytest.fixture
+def command(outrider: Command, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The study as `run.py` starts it, in an empty folder."""
+    del outrider
+
+    def call(*words: str, stdin: str = "") -> Finished:
+        del stdin
+        capsys.readouterr()
+        code = ssd.main(words)
+        captured = capsys.readouterr()
+        return Finished(code, captured.out, captured.err)
+
+    return call
+
+
+def study(command: Command, **given: str) -> Finished:
     """Tiny, unless words say otherwise."""
     words = TINY | {f"--{name.replace('_', '-')}": value for name, value in given.items()}
-    return outrider("bench", "ssd", "--quick", *(word for pair in words.items() for word in pair))
+    return command("--quick", *(word for pair in words.items() for word in pair))
 
 
 def record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "run" / "results.json").read_text())
 
 
-def test_one_command_runs_the_whole_study(outrider: Command, tmp_path: Path) -> None:
-    shown = study(outrider)
+def test_one_command_runs_the_whole_study(command: Command, tmp_path: Path) -> None:
+    shown = study(command)
     assert shown.code == 0, shown.err
     for title in ("T_SD", "roofline", "Verification windows", "Cells"):
         assert title in shown.out
@@ -79,7 +95,7 @@ def test_one_command_runs_the_whole_study(outrider: Command, tmp_path: Path) -> 
 
 
 def test_a_study_goes_on_where_it_was_interrupted(
-    outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain_run, turns = Bed.run, {"left": 4}
 
@@ -90,25 +106,25 @@ def test_a_study_goes_on_where_it_was_interrupted(
         return plain_run(bed, contestant, repeat=repeat)
 
     monkeypatch.setattr(Bed, "run", run)
-    first = study(outrider, studies="hits")
+    first = study(command, studies="hits")
     assert first.code == 130
     assert "the same command" in first.err
     assert not record(tmp_path)["complete"]
     assert record(tmp_path)["draft_shares"]
     turns["left"] = 100
-    second = study(outrider, studies="hits")
+    second = study(command, studies="hits")
     assert second.code == 0, second.err
     found = record(tmp_path)
     assert found["complete"]
     assert {one["study"] for one in found["cells"]} == {"hits"}
     # Words, coins and texts are those of the interrupted run.
-    third = study(outrider, studies="hits")
+    third = study(command, studies="hits")
     assert "all samples already" in third.err
     assert record(tmp_path)["cells"] == found["cells"]
 
 
 def test_an_engine_that_fails_does_not_end_the_study(
-    outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain_run = Bed.run
 
@@ -121,7 +137,7 @@ def test_an_engine_that_fails_does_not_end_the_study(
         return taken
 
     monkeypatch.setattr(Bed, "run", run)
-    shown = study(outrider, studies="hits")
+    shown = study(command, studies="hits")
     assert shown.code == 1
     assert "2 samples failed" in shown.out
     assert "figures mean nothing" in shown.out
@@ -133,14 +149,14 @@ def test_an_engine_that_fails_does_not_end_the_study(
 
 
 def test_models_that_cannot_be_made_do_not_end_the_study(
-    outrider: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pair(*given: object) -> None:
         del given
         raise MemoryError("full")
 
     monkeypatch.setattr(Make, "pair", pair)
-    shown = study(outrider, studies="hits")
+    shown = study(command, studies="hits")
     assert shown.code == 1
     found = record(tmp_path)
     assert found["products"]
@@ -164,18 +180,18 @@ def test_models_that_cannot_be_made_do_not_end_the_study(
     ],
 )
 def test_words_that_cannot_be_are_refused(
-    outrider: Command, given: dict[str, str], said: str, tmp_path: Path
+    command: Command, given: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    shown = study(outrider, **given)
+    shown = study(command, **given)
     assert shown.code in (2, 3)
     assert said in shown.err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_of_another_study_is_not_written_to(outrider: Command, tmp_path: Path) -> None:
+def test_a_folder_of_another_study_is_not_written_to(command: Command, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    shown = study(outrider, studies="none")
+    shown = study(command, studies="none")
     assert shown.code == 2
     assert "holds other files" in shown.err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]

@@ -229,8 +229,8 @@ def test_examples_work_when_pasted_into_a_shell(words: tuple[str, ...], tmp_path
 
 # Whole certificates take more than a minute; test_verify.py has small ones, and test_plan.py plans.
 # Other engines are processes that import torch anew; those of test_bench_peers.py pretend. The same
-# holds for test_bench_ssd.py and test_bench_sweep.py.
-LONG = [("verify",), ("plan",), *(("bench", name) for name in ("peers", "ssd", "sweep"))]
+# holds for test_bench_sweep.py.
+LONG = [("verify",), ("plan",), *(("bench", name) for name in ("peers", "sweep"))]
 # It writes a gigabyte: test_inflate.py does less of it.
 LARGE = [("models", "inflate")]
 ELSEWHERE = [*IN_A_SHELL, *LONG, *LARGE]

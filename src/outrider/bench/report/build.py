@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from outrider.bench.gemm.record import SCHEMA as STUDY
+from outrider.bench.cost_record import SCHEMA as STUDY
 from outrider.bench.predictions import SCHEMA as PLAN_CELLS
 from outrider.bench.report.parts import Part, Record, Report, Skipped, Source, text_of
 from outrider.bench.report.views import benchmarks, comparisons, exact, study, sweeps

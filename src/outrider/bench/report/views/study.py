@@ -1,6 +1,6 @@
-"""The part of a cost study (`outrider bench ssd`): plain decoding, drafting in turns and ahead.
+"""The part of a cost study (`run.py ssd`): plain decoding, drafting in turns and ahead.
 
-Its rows are the dataclasses of bench/gemm/record.py, which says which figure takes which cells.
+Its rows are the dataclasses of bench/cost_record.py, which says which figure takes which cells.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.bench.charts import Chart
-from outrider.bench.gemm.record import (
+from outrider.bench.cost_record import (
     TABLES,
     Ceilings,
     Cell,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from outrider.bench.charts import MARKS, Axis, Bars, Chart, Line, Lines, Panel, span_of, ticks_of
+from outrider.bench.cost_record import Ceilings, Cell, ProductRow, WindowRow
 from outrider.bench.frame import Ratio
-from outrider.bench.gemm.record import Ceilings, Cell, ProductRow, WindowRow
 from outrider.bench.report.plots import curve, pareto
 from outrider.planner.advise import RatePoint
 

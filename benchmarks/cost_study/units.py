@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from outrider.bench.gemm.engines import Bed, CostEngine
-from outrider.bench.gemm.pair import Make, PairShape, PassTimer, ProductTimer, pass_names, pass_room
-from outrider.bench.gemm.record import SAMPLES, SCHEMA
+from cost_study.engines import Bed, CostEngine
+from cost_study.pair import Make, PairShape, PassTimer, ProductTimer, pass_names, pass_room
+from outrider.bench.cost_record import SAMPLES, SCHEMA
 from outrider.bench.machine import Neighbours
 from outrider.bench.store import RecordError, Store, difference, made
 from outrider.bench.turns import Attempt, attempt, rotated

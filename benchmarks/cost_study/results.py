@@ -22,10 +22,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from outrider.bench.frame import paired_ratio, ratio_of_medians
-from outrider.bench.gemm.engines import CostEngine
-from outrider.bench.gemm.pair import draft_chain, draft_rows, facts, target_rows
-from outrider.bench.gemm.record import (
+from cost_study.engines import CostEngine
+from cost_study.pair import draft_chain, draft_rows, facts, target_rows
+from cost_study.study import CostStudy
+from cost_study.units import (
+    BRANCHES,
+    CEILINGS,
+    ROWS,
+    SamplesFile,
+    Values,
+    engine_name,
+    product_name,
+)
+from outrider.bench.cost_record import (
     SCHEMA,
     Ceilings,
     Cell,
@@ -37,16 +46,7 @@ from outrider.bench.gemm.record import (
     findings,
     warnings,
 )
-from outrider.bench.gemm.study import CostStudy
-from outrider.bench.gemm.units import (
-    BRANCHES,
-    CEILINGS,
-    ROWS,
-    SamplesFile,
-    Values,
-    engine_name,
-    product_name,
-)
+from outrider.bench.frame import paired_ratio, ratio_of_medians
 from outrider.bench.reference import draft_shares as published_shares
 from outrider.estimate.theory import (
     AheadTimes,

@@ -11,8 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.bench.gemm.pair import CostPair
-from outrider.bench.gemm.record import Method, Study
+from cost_study.pair import CostPair
+from outrider.bench.cost_record import Method, Study
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.config import EngineConfig

@@ -15,11 +15,9 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from outrider.bench.frame import grouped
-from outrider.bench.gemm.engines import Bed, CostEngine, Text, rooms
-from outrider.bench.gemm.pair import Make, PairShape, check_fits
-from outrider.bench.gemm.record import Study
-from outrider.bench.gemm.units import (
+from cost_study.engines import Bed, CostEngine, Text, rooms
+from cost_study.pair import Make, PairShape, check_fits
+from cost_study.units import (
     Held,
     SamplesFile,
     Unit,
@@ -28,6 +26,8 @@ from outrider.bench.gemm.units import (
     passes_unit,
     products_unit,
 )
+from outrider.bench.cost_record import Study
+from outrider.bench.frame import grouped
 from outrider.bench.machine import machine
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve

@@ -1,1 +1,0 @@
-"""The cost study (`outrider bench ssd`): passes and engines of models that are costs alone."""
