@@ -14,6 +14,8 @@ STUDIES = {
     "limits": "limits",
     "batch": "limits",
     "comm": "comm",
+    "launches": "launches",
+    "ssd": "cost_study.ssd",
     "verify_cost": "pass_cost",
     "memory_cost": "pass_cost",
     "accept_cost": "accept_cost",

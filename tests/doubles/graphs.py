@@ -7,7 +7,7 @@ before the run: a captured run replays both, so they must be the same from run t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NoReturn
@@ -27,8 +27,10 @@ from outrider.core.draft import Outcome
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
+from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
+from outrider.engine.cuda_graph.host_round import HostRound
 from outrider.engine.cuda_graph.program import EagerLauncher, Launcher
 from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
@@ -36,6 +38,7 @@ from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Decoder, Room
 from outrider.models.gpt2 import GPT2Model
+from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 
 PAGE, SLOTS, WINDOW = 4, 512, 96
@@ -62,6 +65,9 @@ class GraphRig:
     config: EngineConfig
     launcher: Launcher = field(default_factory=EagerLauncher)
     num_slots: int = SLOTS
+    heads: HeadsToLoad | None = None
+    own: SelfDraftSpec | None = None
+    made: GraphRound | HostRound | None = None
     traces: list[RoundTrace] = field(default_factory=list[RoundTrace])
     sequences: list[LiveSequence] = field(default_factory=list[LiveSequence])
     jobs: list[list[Outcome]] = field(default_factory=list[list[Outcome]])
@@ -69,22 +75,30 @@ class GraphRig:
     def engine(self, *, captured: bool) -> Engine:
         config = replace(self.config, page_size=PAGE, fused_round=False)
         kernels = self.target.kernels
-        parts = LoadedModels(self.target, self.draft, kernels.argmax, sampling=kernels.sampling)
+        parts = LoadedModels(
+            self.target,
+            self.draft,
+            kernels.argmax,
+            sampling=kernels.sampling,
+            heads=self.heads,
+            own=self.own,
+        )
         engine = build_engine(
             parts.resolve(config), parts, num_slots=self.num_slots, sink=self.traces.append
         )
         if captured:
             stages = round_of(engine)
             assert isinstance(stages, Stages)
-            exchange_round(engine, self.captured(stages))
+            self.made = self.captured(stages)
+            exchange_round(engine, self.made)
         return engine
 
-    def captured(self, stages: Stages) -> GraphRound:
+    def captured(self, stages: Stages) -> GraphRound | HostRound:
         config = replace(self.config, page_size=PAGE)
         made = captured_round(
             config, stages, draft=self.draft, window=lambda: WINDOW, launcher=self.launcher
         )
-        assert isinstance(made, GraphRound), made
+        assert not isinstance(made, str), made
         return made
 
     def run(
@@ -122,14 +136,32 @@ def rig(k: int, sampler: str = "block", *, batch_size: int = 4, chunk: int = 256
     return GraphRig(tiny("llama2", 3), tiny("llama2", 4, "draft"), config)
 
 
+# What chat checkpoints advise, and what asks of each filter alone.
+FILTERS: Sequence[Mapping[str, Any]] = (
+    {"top_k": 20, "top_p": 0.8},
+    {"top_p": 0.9},
+    {"top_k": 3},
+    {"min_p": 0.05},
+    {"top_k": 64, "top_p": 0.95, "min_p": 0.02},
+)
+
+
 def requests(
-    temperatures: Sequence[float], *, max_tokens: int = 14, stops: frozenset[int] = frozenset()
+    temperatures: Sequence[float],
+    *,
+    max_tokens: int = 14,
+    stops: frozenset[int] = frozenset(),
+    filtered: bool = False,
 ) -> list[Request]:
+    """One for each temperature; where they are `filtered`, each by filters of its own."""
     return [
         Request(
             prompt,
             SamplingParams(
-                max_tokens=max_tokens + 3 * index, temperature=temperature, seed=41 + index
+                max_tokens=max_tokens + 3 * index,
+                temperature=temperature,
+                seed=41 + index,
+                **(FILTERS[index % len(FILTERS)] if filtered else {}),
             ),
             stop_ids=stops,
             sample=index % 2,

@@ -33,15 +33,20 @@ STOPS = frozenset({3, 50, 77})
 def check_same(rig: GraphRig, wanted: Sequence[Request]) -> None:
     by_stages = rig.run(wanted, captured=False)
     assert rig.run(wanted, captured=True) == by_stages
+    assert rig.made is not None
+    assert rig.made.refusals.failed is None
 
 
-# Any two of rule, length and temperatures meet. Other combinations are `deep`.
+# Any two of rule, length, filters and temperatures meet. Other combinations are `deep`.
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("sampler", ["token", "block"])
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 @pytest.mark.parametrize("temperatures", [(1.5,) * 3, (0, 0.9, 2.5)])
-def test_text_is_that_of_the_stages(k: int, sampler: str, temperatures: tuple[float, ...]) -> None:
-    check_same(rig(k, sampler), requests(temperatures))
+@pytest.mark.parametrize("filtered", [False, True])
+def test_text_is_that_of_the_stages(
+    k: int, sampler: str, temperatures: tuple[float, ...], filtered: bool
+) -> None:
+    check_same(rig(k, sampler), requests(temperatures, filtered=filtered))
 
 
 @pytest.mark.slow
@@ -53,6 +58,7 @@ def test_text_is_that_of_the_stages(k: int, sampler: str, temperatures: tuple[fl
     max_tokens=st.integers(1, 20),
     sampler=st.sampled_from(["token", "block"]),
     chunk=st.integers(2, 12),
+    filtered=st.booleans(),
 )
 def test_text_is_that_of_the_stages_whatever_the_batch(
     k: int,
@@ -61,10 +67,12 @@ def test_text_is_that_of_the_stages_whatever_the_batch(
     max_tokens: int,
     sampler: str,
     chunk: int,
+    filtered: bool,
 ) -> None:
     """Sequences come and go, prompts are read in chunks beside rounds, stops end some early."""
     rigged = rig(k, sampler, batch_size=batch_size, chunk=chunk)
-    check_same(rigged, requests(temperatures, max_tokens=max_tokens, stops=STOPS))
+    wanted = requests(temperatures, max_tokens=max_tokens, stops=STOPS, filtered=filtered)
+    check_same(rigged, wanted)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "attention_bias"])
@@ -118,11 +126,8 @@ def test_a_seed_has_one_text_however_rounds_are_run() -> None:
 @pytest.mark.parametrize(
     ("params", "reason"),
     [
-        (SamplingParams(max_tokens=6, temperature=0.7, top_k=5), "filters"),
-        (SamplingParams(max_tokens=6, temperature=0.7, top_p=0.9), "filters"),
-        (SamplingParams(max_tokens=6, temperature=0.7, min_p=0.1), "filters"),
         (SamplingParams(max_tokens=6, logprobs=True), "log-probabilities"),
-        (SamplingParams(max_tokens=WINDOW), "may pass"),
+        (SamplingParams(max_tokens=6, round_events=True), "round events"),
     ],
 )
 def test_requests_that_need_other_rounds(
@@ -131,6 +136,17 @@ def test_requests_that_need_other_rounds(
     with caplog.at_level(logging.INFO, logger="outrider.engine.cuda_graph.round"):
         check_same(rig(2), [Request([1, 2, 3], params), Request([4, 5], params, sample=1)])
     assert len([r for r in caplog.records if reason in r.message]) == 1
+
+
+@pytest.mark.parametrize("sampler", ["match", "block"])
+def test_rounds_that_the_device_cannot_carry_are_verified_by_one_launch(
+    sampler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Draws by position; a text that may pass the window."""
+    params = SamplingParams(max_tokens=WINDOW, temperature=0.9, seed=2)
+    with caplog.at_level(logging.INFO, logger="outrider.engine.cuda_graph.round"):
+        check_same(rig(2, sampler), [Request([1, 2, 3], params), Request([4, 5], params, sample=1)])
+    assert "stage by stage" not in caplog.text
 
 
 def test_only_a_change_of_batch_costs_a_call_without_outcomes() -> None:
@@ -223,7 +239,8 @@ def refusal(config: EngineConfig, *, draft: bool = True) -> str:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (EngineConfig(drafter="ngram", page_size=PAGE), "proposes on the host"),
+        (EngineConfig(drafter="ngram", page_size=PAGE), "on cuda, not on cpu"),
+        (EngineConfig(drafter="recycling", page_size=PAGE), "on cuda, not on cpu"),
         (EngineConfig(sampler="typical", page_size=PAGE), "lossy"),
         (EngineConfig(batched_verify=False, page_size=PAGE), "layers are not ours"),
         (EngineConfig(schedule="ssd", page_size=PAGE), "schedule 'ssd' drafts ahead"),

@@ -21,6 +21,8 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.engine.cuda_graph import program
+from outrider.engine.cuda_graph import verify as verifications
+from outrider.engine.cuda_graph.host_round import HostRound
 from outrider.engine.cuda_graph.program import GraphCache, Ticket
 from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
@@ -75,6 +77,7 @@ class LateDevice:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(program, "Mailbox", self.mailbox)
+        patch.setattr(verifications, "Mailbox", self.mailbox)
         for owner, name in (
             (GraphRound, "_read"),
             (GraphRound, "_entered"),
@@ -144,17 +147,18 @@ class LateRig(GraphRig):
         return engine
 
 
-def late_rig(schedule: str, *, threshold: int = 3) -> GraphRig:
+def late_rig(schedule: str, *, threshold: int = 3, drafter: str = "model") -> GraphRig:
     config = EngineConfig(
         k=3,
         batch_size=3,
-        drafter="model",
+        drafter=drafter,
         schedule=schedule,
         hybrid_threshold=threshold,
         prefill_chunk=8,
         concurrent_lanes=False,
     )
-    return LateRig(small_model(3), small_model(4), config, LateDevice(), num_slots=SLOTS)
+    draft = small_model(4) if drafter == "model" else None
+    return LateRig(small_model(3), draft, config, LateDevice(), num_slots=SLOTS)
 
 
 def texts(temperature: float) -> list[Request]:
@@ -196,6 +200,29 @@ def test_pages_of_a_text_that_ended_are_not_written_by_a_launched_round(
     if threshold == 3:
         lanes = schedule != "single"
         assert (device.num_late > 0, device.num_settled > 0) == (lanes, lanes)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("schedule", ["single", "pd", "pdv"])
+def test_nothing_is_in_flight_when_a_round_of_host_drafts_returns(
+    schedule: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rigged = late_rig(schedule, drafter="ngram")
+    device, verified = rigged.launcher, HostRound.verify
+    assert isinstance(device, LateDevice)
+    num_landed = 0
+
+    def landed(made: HostRound, *args: Any, **kwargs: Any) -> Any:
+        nonlocal num_landed
+        outcomes = verified(made, *args, **kwargs)
+        assert not device.queue
+        num_landed += bool(outcomes)
+        return outcomes
+
+    monkeypatch.setattr(HostRound, "verify", landed)
+    check_late(rigged, temperature, monkeypatch)
+    assert num_landed > 10
+    assert device.num_settled == 0
 
 
 @pytest.mark.parametrize("schedule", ["pd", "pdv"])

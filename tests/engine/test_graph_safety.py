@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ from outrider.engine.build import build_engine
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.program import EagerLauncher, GraphCache, bucket_of
 from outrider.engine.cuda_graph.round import GraphRound
+from outrider.engine.cuda_graph.trees import TorchTreeProbs, Way
+from outrider.engine.cuda_graph.verify import Shape, VerifyCache
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
@@ -45,7 +49,9 @@ def model(family: str, seed: int) -> LlamaModel | GPT2Model:
     return made
 
 
-def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2") -> GraphCache:
+def table_of(
+    k: int, temperature: float, *, sampler: str, family: str = "llama2", top_p: float = 1.0
+) -> GraphCache:
     """The programs of an engine that has run three requests at once, each with its own length."""
     target, draft = model(family, 3), model(family, 4)
     config = EngineConfig(k=k, sampler=sampler, page_size=PAGE, batch_size=4, fused_round=False)
@@ -59,7 +65,7 @@ def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2"
     assert isinstance(made, GraphRound)
     exchange_round(engine, made)
     for seq_id in range(3):
-        params = SamplingParams(max_tokens=40, temperature=temperature, seed=seq_id)
+        params = SamplingParams(max_tokens=40, temperature=temperature, seed=seq_id, top_p=top_p)
         request = Request([5 + seq_id] * (seq_id + 1), params)
         seq = LiveSequence(seq_id, list(request.prompt), seq_id + 1, params, 40)
         engine.submit(seq)
@@ -69,25 +75,26 @@ def table_of(k: int, temperature: float, *, sampler: str, family: str = "llama2"
 
 
 CASES = [
-    (0, 0.0, "block", "llama2"),
-    (3, 0.0, "block", "llama2"),
-    (3, 0.9, "block", "llama2"),
-    (2, 0.9, "token", "llama2"),
-    (0, 0.9, "token", "llama2"),
-    (2, 0.9, "block", "gpt2"),
-    (2, 0.0, "block", "qwen3"),
+    (0, 0.0, "block", "llama2", 1.0),
+    (3, 0.0, "block", "llama2", 1.0),
+    (3, 0.9, "block", "llama2", 1.0),
+    (3, 0.9, "block", "llama2", 0.9),
+    (2, 0.9, "token", "llama2", 1.0),
+    (0, 0.9, "token", "llama2", 0.9),
+    (2, 0.9, "block", "gpt2", 1.0),
+    (2, 0.0, "block", "qwen3", 1.0),
 ]
 
 
 @pytest.mark.sample(3)
 @pytest.mark.slow
-@pytest.mark.parametrize(("k", "temperature", "sampler", "family"), CASES)
+@pytest.mark.parametrize(("k", "temperature", "sampler", "family", "top_p"), CASES)
 def test_rounds_repeat_the_same_operators_over_the_same_memory(
-    k: int, temperature: float, sampler: str, family: str
+    k: int, temperature: float, sampler: str, family: str, top_p: float
 ) -> None:
     """Whatever the data: lengths, tokens and acceptance differ from round to round."""
-    table = table_of(k, temperature, sampler=sampler, family=family)
-    program = table.program(4, sampled=temperature > 0)
+    table = table_of(k, temperature, sampler=sampler, family=family, top_p=top_p)
+    program = table.program(4, sampled=temperature > 0, filtered=top_p < 1)
     program()  # rooms that grow do so in a first run, which is not captured
     guards, lengths = [CaptureGuard() for _ in range(3)], [host_ints(table.buffers.length_B)]
     for guard in guards:
@@ -97,6 +104,34 @@ def test_rounds_repeat_the_same_operators_over_the_same_memory(
     assert all(before != after for before, after in pairwise(lengths))
     assert guards[0].calls == guards[1].calls == guards[2].calls
     assert list(guards[0].outside) == list(guards[1].outside) == list(guards[2].outside)
+    assert len(guards[0].calls) > 50
+
+
+@pytest.mark.parametrize("way", get_args(Way))
+@pytest.mark.parametrize("filtered", [False, True])
+def test_verifications_repeat_the_same_operators_over_the_same_memory(
+    way: Way, filtered: bool
+) -> None:
+    target = model("llama2", 3)
+    made = partial(TorchTreeProbs, torch.device("cpu"))
+    table = VerifyCache(target, (), 7, 4, EagerLauncher(), made)
+    drawn = way in ("token", "block")
+    shape = Shape(2, 4, 16, way, listed=False, drawn=drawn, filtered=filtered)
+    fields, program = table.graph(shape).fields, table.program(shape)
+    guards = [CaptureGuard() for _ in range(2)]
+    for turn, guard in enumerate(guards):
+        # Other trees, texts and numbers.
+        fields.host["plan"][:] = 1 + turn
+        fields.host["plan"][3] = range(8)
+        fields.host["plan"][3] //= 4
+        fields.host["parents"][:] = (range(-1, 2), (-1, -1, 0))[turn]
+        fields.host["numbers"][:] = 1 + 2 * turn
+        fields.host["temperature"][:] = (0.0, 0.7 + turn)
+        fields.send()
+        with guard:
+            program()
+    assert guards[0].calls == guards[1].calls
+    assert list(guards[0].outside) == list(guards[1].outside)
     assert len(guards[0].calls) > 50
 
 

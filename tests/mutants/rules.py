@@ -314,7 +314,7 @@ MUTANTS = (
     Mutant(
         "top-p not renormalised",
         SAMPLING,
-        "return _renormalised(probs_NV.masked_fill(~mask_NV, 0))",
+        "return renormalised(probs_NV.masked_fill(~mask_NV, 0))",
         "return probs_NV.masked_fill(~mask_NV, 0)",
         check_filter_cases,
     ),

@@ -34,9 +34,8 @@ from outrider.kernels.plan import PackedPlan
 
 class PagedKV:
     """HiddenStore over one arena tensor of shape [L, 2, G, S, R], allocated and written once. A row
-    has the D elements of a head, or the bytes of kernels/kv_rows.py where the spec says int8.
-
-    Of each token `num_hidden` hidden states are kept, of `dtype`.
+    has the D elements of a head, or the bytes of kernels/kv_rows.py where the spec says int8. Of
+    each token `num_hidden` hidden states are kept, of `dtype`.
 
     Rows of a prompt may be dropped (`replace`). Then a sequence has fewer rows than tokens: later
     tokens follow the remaining rows, at their positions in the text.
@@ -95,8 +94,8 @@ class PagedKV:
         with self._lock:
             pages = self._seen_by_all(self._pool.find_prefix(tokens, salt))
             reused = len(pages) * self._page_size
-            expected = len(tokens) // self._page_size + GROWTH
-            seq = SequencePages(pages, list(tokens[:reused]), num_expected=expected, salt=salt)
+            seq = SequencePages(pages, list(tokens[:reused]), salt=salt)
+            seq.num_expected = len(tokens) // self._page_size + GROWTH
             seq.num_freed = self._num_unseen(reused)
             self._share(seq)
             self._sequences[seq_id] = seq
@@ -125,9 +124,7 @@ class PagedKV:
                 pages.append(self._take(pages, GROWTH))
         if rest:
             start = whole * self._page_size
-            self._moved(
-                self._slots(old, start, rest), self._slots(self._sequences[new], start, rest)
-            )
+            self._moved(*(self._slots(one, start, rest) for one in (old, self._sequences[new])))
 
     def length(self, seq_id: int) -> int:
         return len(self._sequences[seq_id].tokens)
@@ -253,11 +250,16 @@ class PagedKV:
 
         Raises CapacityError, with nothing staged, when the free pages do not suffice.
         """
+        columns, table = self.stage(rows)
+        return columns.plan(table, self._page_size, self._device)
+
+    def stage(self, rows: Sequence[StepRow]) -> tuple[Columns, PageTable]:
+        """The same on the host: the columns of a plan, and its page table."""
         self.reserve({row.seq_id: len(row.tokens) for row in rows})
         columns = Columns()
         for index, row in enumerate(rows):
             self._stage(columns, index, row)
-        return columns.plan(self._tables(rows), self._page_size, self._device)
+        return columns, self._tables(rows)
 
     def by_layer(self, plan: PackedPlan) -> Sequence[PackedPlan]:
         """What each layer is told of a pass: local ones have their own places for its rows."""
@@ -388,8 +390,9 @@ class PagedKV:
 
     def copy_slots(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy what some slots hold to others."""
-        into = torch.tensor(target, device=self._device)
-        origin = torch.tensor(source, device=self._device)
+        self.copy_rows(*(torch.tensor(slots, device=self._device) for slots in (source, target)))
+
+    def copy_rows(self, origin: Tensor, into: Tensor) -> None:  # of slots on the device, int64
         self.arena.index_copy_(3, into, self.arena[:, :, :, origin])
         if self.frames is not None:
             self.frames.copy(into, origin)

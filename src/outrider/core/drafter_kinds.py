@@ -81,7 +81,6 @@ class DrafterKind:
     not_in_process: str = ""
     without_draft: str = ""
     in_target: bool = False
-    is_captured: bool = False
     fewer_bits: bool = False
     scores: bool = False
     format: HeadFormat | None = None
@@ -137,7 +136,7 @@ _MEDUSA = HeadFormat(
 
 # In the order in which they are listed.
 KINDS: Mapping[str, DrafterKind] = _table(
-    DrafterKind(name=OFF, builder=f"{_BUILDERS}:build_none", drafts=False, is_captured=True),
+    DrafterKind(name=OFF, builder=f"{_BUILDERS}:build_none", drafts=False),
     DrafterKind(
         name=MODEL,
         builder=f"{_BUILDERS}:build_with_model",
@@ -146,7 +145,6 @@ KINDS: Mapping[str, DrafterKind] = _table(
         settings=("drafter_home",),
         drafts_ahead=True,
         needs_words="a draft model",
-        is_captured=True,
     ),
     DrafterKind(
         name="bridge",

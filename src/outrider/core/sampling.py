@@ -66,22 +66,25 @@ def keep_likely(probs_NV: Tensor, top_p: float, min_p: float) -> None:
     ones the first; then, of what is left, what is at least `min_p` of the likeliest."""
     with torch.inference_mode():
         if top_p < 1:
-            probs_NV.copy_(_nucleus(probs_NV, top_p))
+            probs_NV.copy_(nucleus(probs_NV, top_p))
         if min_p > 0:
             floor_N1 = min_p * probs_NV.amax(-1, keepdim=True)
-            probs_NV.copy_(_renormalised(probs_NV.masked_fill(probs_NV < floor_N1, 0)))
+            probs_NV.copy_(renormalised(probs_NV.masked_fill(probs_NV < floor_N1, 0)))
 
 
-def _nucleus(probs_NV: Tensor, top_p: float) -> Tensor:
+def nucleus(probs_NV: Tensor, top_p: float | Tensor) -> Tensor:
+    """Rows with the smallest set of likeliest tokens whose mass reaches `top_p`, of shape [N, 1] if
+    rows have their own; their sum is one again."""
     sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
     before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
     keep_NV = before_NV < top_p
-    keep_NV[:, 0] = True
+    keep_NV[:, :1].fill_(True)
     mask_NV = torch.zeros_like(keep_NV).scatter(-1, order_NV, keep_NV)
-    return _renormalised(probs_NV.masked_fill(~mask_NV, 0))
+    return renormalised(probs_NV.masked_fill(~mask_NV, 0))
 
 
-def _renormalised(probs_NV: Tensor) -> Tensor:
+def renormalised(probs_NV: Tensor) -> Tensor:
+    """Rows over their sums."""
     # A running sum adds in one order; a plain sum of one long row is split among threads.
     total_N1 = probs_NV.cumsum(-1, dtype=torch.float64)[:, -1:]
     return probs_NV / total_N1.to(probs_NV.dtype)

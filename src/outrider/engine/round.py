@@ -67,13 +67,15 @@ def clamp(outcome: Outcome, seq: LiveSequence) -> tuple[Outcome, FinishReason | 
 
 @dataclass(slots=True)
 class FinishedRow:
-    """One sequence's round: `num_fed` tokens of its text were read in it, before the draft. Not
-    frozen, since one is made for each row of each round."""
+    """One sequence's round: `num_fed` tokens of its text were read in it, before the draft. With
+    `in_order` the rows of what was accepted follow them in memory already. Not frozen, since one is
+    made for each row of each round."""
 
     seq: LiveSequence
     num_fed: int
     outcome: Outcome
     ending: FinishReason | None
+    in_order: bool = False
 
 
 def settle(
@@ -85,7 +87,7 @@ def settle(
     rows had to be copied."""
     paths = dict(chunks)
     for one in settled:
-        paths[one.seq.seq_id] = _kept(one.num_fed, one.outcome)
+        paths[one.seq.seq_id] = _kept(one)
     num_copied = state.commit(paths)
     # Text follows memory at once: nothing that may fail comes between the two.
     for one in settled:
@@ -173,6 +175,9 @@ def _append(seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) ->
     seq.finish = ending
 
 
-def _kept(num_fed: int, outcome: Outcome) -> Sequence[int]:
+def _kept(one: FinishedRow) -> Sequence[int]:
     """Nodes of the pass that stay: all that was fed as text, then the accepted path."""
-    return [*range(num_fed), *(num_fed + node for node in outcome.verdict.path)]
+    num_fed, path = one.num_fed, one.outcome.verdict.path
+    if one.in_order:
+        return range(num_fed + len(path))
+    return [*range(num_fed), *(num_fed + node for node in path)]

@@ -363,12 +363,7 @@ def _triton(
         pack_head=ops.pack_head,
         delta=delta,
         argmax=distributions.argmax,
-        sampling=replace(
-            PLAIN,
-            softmax=distributions.softmax,
-            pick=distributions.pick,
-            leftover=distributions.leftover,
-        ),
+        sampling=distributions.sampling,
         choices=(linear, *others),
         exact=exact,
         twin=lambda: _triton(device, dtype, quantise, refusals, exact),

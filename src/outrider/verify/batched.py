@@ -105,6 +105,92 @@ def judge_blocks(
     return _drawn(p_BV, leftover(p_BV, q_BV, share_B), kept_B, depth_B, numbers)
 
 
+@dataclass(frozen=True, slots=True)
+class TreeDrafts:
+    """Trees of at most K nodes. A node whose parent is below ROOT is none. Only where `drawn_B`
+    tokens were drawn from `q_BKV`, which may be None if none were."""
+
+    tokens_BK: Tensor
+    parents_BK: Tensor
+    drawn_B: Tensor
+    q_BKV: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeVerdicts:
+    """The accepted nodes of each tree in their order (behind them a column holds any node), how
+    many they are, and the target's own token after them."""
+
+    path_BK: Tensor
+    num_accepted_B: Tensor
+    next_B: Tensor
+
+
+class _Walks:
+    """Walks down trees, node by node in the order of their numbers, in which the children of a node
+    come behind it and in the order in which they were drawn."""
+
+    def __init__(self, parents_BK: Tensor) -> None:
+        num_trees, num_nodes = parents_BK.shape
+        self._parents_BK = parents_BK
+        # A column more, for nodes that are not accepted.
+        self._path_BW = parents_BK.new_zeros(num_trees, num_nodes + 1)
+        self._kept_B = parents_BK.new_zeros(num_trees)
+        self.row_B = parents_BK.new_zeros(num_trees)
+
+    def offered(self, node: int) -> Tensor:
+        """Which walks have come to the parent of `node`."""
+        return self._parents_BK[:, node] + 1 == self.row_B
+
+    def go(self, node: int, heads_B: Tensor) -> None:
+        """Accept `node` in some trees."""
+        last = self._parents_BK.shape[1]
+        column_B1 = torch.where(heads_B, self._kept_B, last)[:, None]
+        self._path_BW.scatter_(1, column_B1, torch.full_like(column_B1, node))
+        self._kept_B = self._kept_B + heads_B
+        self.row_B = torch.where(heads_B, node + 1, self.row_B)
+
+    def ended(self, next_B: Tensor) -> TreeVerdicts:
+        return TreeVerdicts(self._path_BW[:, :-1], self._kept_B, next_B)
+
+
+def follow_trees(drafts: TreeDrafts, own_BW: Tensor) -> TreeVerdicts:
+    """Down each tree as long as a child is the target's own token, which `own_BW` has after the
+    root and after each node: the rule of greedy decoding, and the match rule."""
+    walks = _Walks(drafts.parents_BK)
+    for node in range(drafts.tokens_BK.shape[1]):
+        own_B = own_BW.gather(1, walks.row_B[:, None])[:, 0]
+        walks.go(node, walks.offered(node) & (drafts.tokens_BK[:, node] == own_B))
+    return walks.ended(own_BW.gather(1, walks.row_B[:, None])[:, 0])
+
+
+def judge_trees(drafts: TreeDrafts, p_BWV: Tensor, numbers: ChainNumbers) -> TreeVerdicts:
+    """The token rule on trees of any shape, chains included. Column i + 1 of `next_BW` draws after
+    node i."""
+    walks, drawn_B1 = _Walks(drafts.parents_BK), drafts.drawn_B[:, None]
+    left_BV = p_BWV[:, 0].double()
+    for node in range(drafts.tokens_BK.shape[1]):
+        token_B1 = drafts.tokens_BK[:, node, None]
+        # A large number covers all mass of a token that was chosen, as `residual` in exact.py does.
+        q_BV = torch.zeros_like(left_BV).scatter_(1, token_B1, 2.0)
+        mass_B1 = torch.ones_like(left_BV[:, :1])
+        if drafts.q_BKV is not None:
+            own_BV = drafts.q_BKV[:, node].double()
+            mass_B1 = torch.where(drawn_B1, own_BV.gather(1, token_B1), mass_B1)
+            q_BV = torch.where(drawn_B1, own_BV, q_BV)
+        ratio_B1 = torch.where(mass_B1 > 0, left_BV.gather(1, token_B1) / mass_B1, 0.0)
+        heads_B1 = (ratio_B1 >= 1) | (numbers.accept_BK[:, node, None] < ratio_B1)
+        offered_B1 = walks.offered(node)[:, None]
+        rest_BV = (left_BV - q_BV).clamp_min(0)
+        total_B1 = rest_BV.sum(-1, keepdim=True)
+        refused_B1 = offered_B1 & ~heads_B1 & (total_B1 > 0)
+        left_BV = torch.where(refused_B1, rest_BV / total_B1, left_BV)
+        left_BV = torch.where(offered_B1 & heads_B1, p_BWV[:, node + 1].double(), left_BV)
+        walks.go(node, (offered_B1 & heads_B1)[:, 0])
+    number_B = numbers.next_BW.gather(1, walks.row_B[:, None])[:, 0]
+    return walks.ended(pick(left_BV, number_B))
+
+
 def kept_prefix(heads_BK: Tensor, depth_B: Tensor) -> Tensor:
     """How many tokens come before the first refusal or the end of each chain."""
     position_BK = torch.ones_like(heads_BK, dtype=torch.int64).cumsum(-1)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
-from outrider.core.drafter_kinds import KINDS, OFF
-from outrider.core.errors import ContractError
+from outrider.core.drafter_kinds import OFF
 from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.model import ModelDrafter
+from outrider.engine.cuda_graph.host_round import HostRound
 from outrider.engine.cuda_graph.memory import DraftModel, RoundMemory, StackModel
 from outrider.engine.cuda_graph.program import (
     GraphCache,
@@ -21,7 +21,7 @@ from outrider.engine.cuda_graph.program import (
     RoundSizes,
     launcher_for,
 )
-from outrider.engine.cuda_graph.round import GraphRound
+from outrider.engine.cuda_graph.round import GraphRound, Refusals
 from outrider.engine.cuda_graph.sampling import (
     RULES,
     Decisions,
@@ -29,6 +29,8 @@ from outrider.engine.cuda_graph.sampling import (
     RoundProbs,
     TorchRoundProbs,
 )
+from outrider.engine.cuda_graph.trees import TorchTreeProbs
+from outrider.engine.cuda_graph.verify import MakeTrees, VerifyCache
 from outrider.engine.stages import Stages
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
@@ -42,27 +44,27 @@ def captured_round(
     draft: CausalLM | None,
     window: Callable[[], int],
     launcher: Launcher | None = None,
-) -> GraphRound | str:
+) -> GraphRound | HostRound | str:
     """Rounds over the models of `stages`, or why there are none, in a sentence.
 
-    `draft` is the model of its drafter, if that is a model drafter; `window` says how many tokens a
+    A draft model that drafts chains does so within the graph; all else is drafted by the host, and
+    verified by one. `draft` is the model of a model drafter; `window` says how many tokens a
     sequence may hold. `launcher` None captures on CUDA and refuses other devices; tests run the
     same rounds eagerly.
     """
     target, drafting = _stack(stages.target), _drafting(stages.drafter, draft)
-    refused = _policy_refusal(config, stages.drafter.name)
     if target is None:
-        refused = refused or "the target's layers are not ours to run one by one"
-    elif stages.drafter.name != OFF and drafting is None:
-        refused = refused or "the draft model's layers are not ours to run one by one"
-    elif any(_chooses(model) for model in (target, drafting and drafting.model)):
-        refused = refused or "which experts a token goes through is read by the host"
-    elif launcher is None:
-        refused = refused or _device_refusal(target, drafting)
+        return "the target's layers are not ours to run one by one"
+    refused = _policy_refusal(config) or _model_refusal(target, drafting)
+    if refused is None and launcher is None:
+        refused = _device_refusal(target, drafting)
     if refused is not None:
         return refused
-    if target is None:
-        raise ContractError("there is no target")
+    device = target.scratch.x_ND.device
+    launcher = launcher or launcher_for(device)
+    others = _host_round(config, stages, target, launcher)
+    if isinstance(others, str) or (drafting is None and stages.drafter.name != OFF):
+        return others
     k = 0 if drafting is None else config.most_k
     sizes = RoundSizes(
         k=k,
@@ -71,32 +73,59 @@ def captured_round(
         num_pages=-(-(window() + k) // config.page_size),
         makes_distributions=config.sampler in RULES,
     )
-    device = target.scratch.x_ND.device
     table = GraphCache(
         sizes=sizes,
         target=target,
         draft=None if drafting is None else drafting.model,
-        launcher=launcher or launcher_for(device),
+        launcher=launcher,
         make_distributions=triton_distributions(device, config.sampler)
         if _attention(target) == "triton"
         else partial(torch_distributions, config.sampler, k),
     )
-    made = GraphRound(stages, table, RoundMemory(target, drafting, k))
+    memory = RoundMemory(target, drafting, k)
+    made = GraphRound(stages, table, memory, others, others.refusals)
     if len(schedule_for(config).lanes) > 1:
         # Another lane's stream could be given the pages of a text that ended in a launched round.
         target.state.before_close = made.settle
     return made
 
 
-def _policy_refusal(config: EngineConfig, drafter: str) -> str | None:
+def _host_round(
+    config: EngineConfig, stages: Stages, target: StackModel, launcher: Launcher
+) -> HostRound | str:
+    needs, device = stages.drafter.needs, target.scratch.x_ND.device
+    if needs.num_likely:
+        return f"drafter {stages.drafter.name!r} reads what the target finds likely"
+    if len(needs.hidden_layers) != target.state.hidden_SKD.shape[1]:
+        return f"drafter {stages.drafter.name!r} reads states that the target does not keep"
+    table = VerifyCache(
+        target=target,
+        hidden_layers=needs.hidden_layers,
+        most=max(config.most_k, config.tree_nodes),
+        batch_size=config.most_batch,
+        launcher=launcher,
+        make_trees=triton_trees(device)
+        if _attention(target) == "triton"
+        else partial(TorchTreeProbs, device),
+    )
+    return HostRound(stages, target, table, config.sampler, Refusals())
+
+
+def _policy_refusal(config: EngineConfig) -> str | None:
     if config.schedule == "ssd":
         return "schedule 'ssd' drafts ahead of verdicts that the host reads"
-    if drafter not in KINDS or not KINDS[drafter].is_captured:
-        return f"drafter {drafter!r} proposes on the host"
     if config.sampler in LOSSY_SAMPLERS:
         return f"sampler {config.sampler!r} is lossy"
     if config.sampler not in EXACT_SAMPLERS:
         return f"sampler {config.sampler!r} is another package's"
+    return None
+
+
+def _model_refusal(target: StackModel, drafting: DraftModel | None) -> str | None:
+    if any(_chooses(model) for model in (target, drafting and drafting.model)):
+        return "which experts a token goes through is read by the host"
+    if target.state.frames is not None:
+        return "local layers have memory of their own"
     return None
 
 
@@ -145,17 +174,23 @@ def torch_distributions(sampler: str, k: int, probs_BKV: Tensor | None) -> Round
 
 
 def triton_distributions(device: torch.device, sampler: str) -> MakeProbs:
-    """Fused kernels, with a room of their own: the graph's stream is theirs."""
+    """Fused kernels, with scratch memory of their own: the graph's stream is theirs."""
     # Imported here: Triton comes with PyTorch for CUDA alone.
-    from outrider.engine.cuda_graph.triton import TritonRoundProbs, triton_best
-    from outrider.kernels.triton.launchers import TritonProbs
-    from outrider.kernels.triton.scratch import Workspace
+    from outrider.engine.cuda_graph.triton import RoundKernels, TritonRoundProbs
 
-    distributions = TritonProbs(Workspace(device))
+    kernels = RoundKernels(device)
 
     def make(logits_BKV: Tensor | None) -> RoundProbs:
         if logits_BKV is None:
-            return GreedyProbs(partial(triton_best, distributions))
-        return TritonRoundProbs(distributions, logits_BKV, block=sampler == "block")
+            return GreedyProbs(kernels.best)
+        return TritonRoundProbs(kernels, logits_BKV, block=sampler == "block")
 
     return make
+
+
+def triton_trees(device: torch.device) -> MakeTrees:
+    """The same for drafts that the host made."""
+    from outrider.engine.cuda_graph.triton import RoundKernels, TritonTreeProbs
+
+    kernels = RoundKernels(device)
+    return lambda way, _: TritonTreeProbs(kernels, way)

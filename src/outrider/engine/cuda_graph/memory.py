@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,13 +23,14 @@ from torch import Tensor
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.clock import host_rows
 from outrider.core.draft import Outcome
+from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.core.spec import ModelSpec
 from outrider.drafters.model import ModelDrafter
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
-from outrider.models.decoder import Scratch, Stack
+from outrider.models.decoder import Scratch, Stack, residuals
 
 
 class StackModel(Stack, Protocol):
@@ -65,33 +67,51 @@ class StaticPass:
 
     Where `PagedKV.plan` walks lists on the host, here positions are tensors on the device and slots
     follow from the page table by arithmetic. Rows are chains of equal length. The pass needs no
-    number of the host and never waits.
+    number of the host and never waits. Of every token it keeps the states of `hidden_layers`.
     """
 
     model: StackModel
     scratch: Scratch
     logits_MV: Tensor
     page_size: int
+    hidden_layers: tuple[int, ...] = ()
     seqs: dict[torch.Size, Tensor] = field(default_factory=dict[torch.Size, Tensor])
 
     @classmethod
-    def of(cls, model: StackModel, *, num_rows: int, num_logits: int, page_size: int) -> StaticPass:
+    def of(
+        cls,
+        model: StackModel,
+        *,
+        num_rows: int,
+        num_logits: int,
+        page_size: int,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> StaticPass:
         """Memory of its own, so that passes outside the graph may run beside it."""
         like = model.scratch
         own = [_rows_like(getattr(like, item.name), num_rows) for item in fields(like)]
         vocab_size = model.spec.vocab_size
         logits_MV = torch.zeros(num_logits, vocab_size, device=like.x_ND.device)
-        return cls(model, Scratch(*own), logits_MV, page_size)
+        return cls(model, Scratch(*own), logits_MV, page_size, hidden_layers)
 
     def __call__(
         self, tokens_BX: Tensor, positions_BX: Tensor, tables: PageTables, wanted_M: Tensor | None
     ) -> Tensor:
         """logits_MV of the packed rows `wanted_M` (None: all of them), a view."""
         plan = chains_plan(tokens_BX, positions_BX, tables, self.page_size, self.seqs)
-        scratch = self.scratch.first(plan.num_tokens)
+        return self.run(plan, wanted_M)
+
+    def run(self, plan: PackedPlan, wanted_M: Tensor | None = None) -> Tensor:
+        """The same of a plan whose tensors are there already."""
+        state, scratch = self.model.state, self.scratch.first(plan.num_tokens)
         self.model.embed(plan, scratch)
-        for depth, kv in enumerate(self.model.state.layers):
-            self.model.layer(depth, plan, scratch, kv)
+        layers = (
+            partial(self.model.layer, depth, plan, scratch, kv)
+            for depth, kv in enumerate(state.layers)
+        )
+        hidden_NKD = residuals(layers, scratch.x_ND, self.hidden_layers)
+        if hidden_NKD is not None:
+            state.keep_hidden(plan.slots_N, hidden_NKD)
         x_MD, norm_MD = scratch.x_ND, scratch.norm_ND
         if wanted_M is not None:
             part = self.scratch.first(wanted_M.shape[0])
@@ -229,6 +249,9 @@ class RoundBuffers:
     room_B: Tensor
     budget_B: Tensor
     temperature_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
     seed_B: Tensor
     sample_B: Tensor
     stops_BS: Tensor
@@ -260,6 +283,9 @@ class RoundBuffers:
             room_B=ints(),
             budget_B=ints(),
             temperature_B=ints(dtype=torch.float32),
+            top_k_B=ints(),
+            top_p_B=ints(dtype=torch.float64),
+            min_p_B=ints(dtype=torch.float32),
             seed_B=ints(),
             sample_B=ints(),
             stops_BS=ints(num_stops),
@@ -287,7 +313,11 @@ class RoundBuffers:
         self._fill("budget_B", [entry.budget for entry in rows])
         self._fill("length_B", [len(seq.tokens) for seq in seqs])
         self._fill("room_B", [seq.room for seq in seqs])
+        filters = [filters_of(seq.params) for seq in seqs]
         self._fill("temperature_B", [seq.params.temperature for seq in seqs])
+        self._fill("top_k_B", [top_k for top_k, _, _ in filters])
+        self._fill("top_p_B", [top_p for _, top_p, _ in filters])
+        self._fill("min_p_B", [min_p for _, _, min_p in filters])
         self._fill("seed_B", [seq.params.rng_seed for seq in seqs])
         self._fill("sample_B", [seq.sample for seq in seqs])
         stops = [_padded(sorted(seq.stop_ids), num_stops, _NO_TOKEN) for seq in seqs]
@@ -317,6 +347,18 @@ class RoundBuffers:
     def write_budgets(self, budgets: Sequence[int]) -> None:
         """New budgets of the rows in use; idle rows keep theirs, and draft as row 0 does."""
         self.budget_B[: len(budgets)].copy_(torch.tensor(budgets))
+
+
+# Top-k, top-p and min-p of a row that keeps all tokens.
+KEEPS_ALL = (0, 1.0, 0.0)
+
+
+def filters_of(params: SamplingParams) -> tuple[int, float, float]:
+    """Those of a request. Greedy rows keep all tokens."""
+    if params.greedy:
+        return KEEPS_ALL
+    # Numbers of a device have 64 bits, and no vocabulary has so many tokens.
+    return min(params.top_k, 2**31), params.top_p, params.min_p
 
 
 def _padded(values: Sequence[int], size: int, filler: int) -> list[int]:

@@ -28,13 +28,15 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.cuda_graph.memory import (
     BROKE_DRAFT,
     BROKE_TARGET,
+    KEEPS_ALL,
     Entry,
     PassFunction,
     RoundBuffers,
     StackModel,
     StaticPass,
+    filters_of,
 )
-from outrider.engine.cuda_graph.sampling import Judged, RoundProbs, Rows
+from outrider.engine.cuda_graph.sampling import Filters, Judged, RoundProbs, Rows, request_refusal
 
 # Libraries choose algorithms and allocate workspaces in their first calls.
 _WARM_UPS = 2
@@ -141,6 +143,7 @@ class RoundProgram:
     places_W: Tensor
     k: int
     distributions: RoundProbs
+    filters: Filters | None = None
 
     def __call__(self) -> None:
         with torch.inference_mode():
@@ -152,6 +155,7 @@ class RoundProgram:
             state.temperature_B,
             torch.minimum(state.budget_B, state.room_B - 1).clamp_min(0),
             RoundKeys(state.seed_B, state.sample_B, state.length_B),
+            self.filters,
         )
         self.distributions.begin(rows)
         tokens_BK, broken_B = self._drafts(rows)
@@ -236,13 +240,18 @@ class RoundSizes:
 MakeProbs: TypeAlias = Callable[[Tensor | None], RoundProbs]
 
 
+# How many rows, whether some are sampled, and whether some keep less than all tokens.
+Bucket: TypeAlias = tuple[int, bool, bool]
+
+
 @dataclass(slots=True)
 class GraphCache:
     """Owns the static memory. `enter` writes rows and picks the program that `launch` runs.
 
     A bucket is the next power of two, so that few graphs serve every batch size; memory is
     allocated once, for the largest. Batches with a sampled row have programs of their own, since a
-    greedy round makes no distribution. A program is made when its bucket is first met.
+    greedy round makes no distribution, and so have those with a filtered one, since a cut takes
+    passes over every distribution. A program is made when its bucket is first met.
     """
 
     sizes: RoundSizes
@@ -252,10 +261,10 @@ class GraphCache:
     make_distributions: MakeProbs
     _memory: _Memory | None = None
     _buffers: RoundBuffers | None = None
-    _launches: dict[tuple[int, bool], Callable[[], None]] = field(
-        default_factory=dict[tuple[int, bool], Callable[[], None]]
+    _launches: dict[Bucket, Callable[[], None]] = field(
+        default_factory=dict[Bucket, Callable[[], None]]
     )
-    _current: tuple[int, bool] = (0, False)
+    _current: Bucket = (0, False, False)
 
     @property
     def k(self) -> int:
@@ -269,31 +278,27 @@ class GraphCache:
     def refusal(self, seq: LiveSequence) -> str | None:
         """Why rounds of `seq` cannot be captured; None when they can."""
         params, most = seq.params, self.sizes.num_pages * self.sizes.page_size
-        filters = bool(params.top_k or params.top_p < 1 or params.min_p > 0)
         obstacles = (
-            (seq.shaper is not None, "a request changes logits (penalties, bans or a mask)"),
-            (params.logprobs or seq.is_unscored, "a request asks for log-probabilities"),
-            (params.round_events, "a request asks for round events"),
+            (seq.shaper is not None, "a request changes logits"),
             (not seq.speculation.engine_drafts, "a request has drafts from elsewhere"),
             (bool(seq.speculation.sampler), "a request has an acceptance rule of its own"),
             (len(seq.stop_ids) > MAX_STOPS, f"a request has over {MAX_STOPS} stop tokens"),
             (seq.prompt_length + seq.limit + self.k > most, f"a request may pass {most} tokens"),
             (
-                not params.greedy and filters,
-                "a request filters its distribution (top_k, top_p, min_p)",
-            ),
-            (
                 not params.greedy and not self.sizes.makes_distributions,
                 "at temperature > 0 only the samplers token and block are captured",
             ),
         )
-        return next((reason for stands, reason in obstacles if stands), None)
+        own = next((reason for stands, reason in obstacles if stands), None)
+        return request_refusal(seq) or own
 
     def enter(self, entries: Sequence[Entry]) -> None:
         """Write rows, and make their program if this is the first batch of its size."""
         bucket = bucket_of(len(entries), self.sizes.batch_size)
-        sampled = any(not entry.seq.params.greedy for entry in entries)
-        self._current = (bucket, sampled)
+        every = [entry.seq.params for entry in entries]
+        sampled = any(not params.greedy for params in every)
+        filtered = any(filters_of(params) != KEEPS_ALL for params in every)
+        self._current = (bucket, sampled, filtered)
         buffers = self._buffers = self._static().buffers.first(bucket)
 
         def write() -> None:
@@ -302,7 +307,7 @@ class GraphCache:
         if self._current in self._launches:
             write()
             return
-        program = self.program(bucket, sampled=sampled)
+        program = self.program(bucket, sampled=sampled, filtered=filtered)
         self._launches[self._current] = self.launcher.make(program, write)
 
     def write_budgets(self, budgets: Sequence[int]) -> None:
@@ -313,11 +318,12 @@ class GraphCache:
         self._launches[self._current]()
         return self._static().mailbox.post(self.buffers.report_BR)
 
-    def program(self, bucket: int, *, sampled: bool) -> RoundProgram:
+    def program(self, bucket: int, *, sampled: bool, filtered: bool = False) -> RoundProgram:
         """The straight line for `bucket` rows."""
         memory = self._static()
+        rows = memory.buffers.first(bucket)
         return RoundProgram(
-            buffers=memory.buffers.first(bucket),
+            buffers=rows,
             target=memory.target,
             draft=memory.draft,
             wanted_M=memory.wanted_M[:bucket],
@@ -326,6 +332,7 @@ class GraphCache:
             distributions=self.make_distributions(
                 memory.distributions(self.sizes, bucket) if sampled else None
             ),
+            filters=Filters(rows.top_k_B, rows.top_p_B, rows.min_p_B) if filtered else None,
         )
 
     def _static(self) -> _Memory:

@@ -5,8 +5,8 @@ outcomes of the round before; the first call of a batch returns nothing yet. Whe
 the round in flight is read first, then rows are written anew. A sequence that ended may have one
 round in flight too many, whose report is never read. On one stream its memory is reused behind that
 round; where lanes have streams of their own, `settle` waits for the round before pages are given
-back. Batches that cannot be captured go to `Stages`, with a sentence in the log: `build.py` says
-what no batch may have, `refusal` what a single one has.
+back. Batches that cannot have such rounds, and drafts that are there already, have those of
+host_round.py: `build.py` says what no batch may have, `refusal` what a single one has.
 
 Shapes:  R = numbers of a row's report.
 """
@@ -19,6 +19,7 @@ from time import perf_counter
 
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import CapacityError, NumericsError, OutriderError, SequenceError
+from outrider.core.protocols import CacheStore
 from outrider.core.sequence import LiveSequence
 from outrider.engine.cuda_graph.memory import (
     BROKE_TARGET,
@@ -28,10 +29,36 @@ from outrider.engine.cuda_graph.memory import (
     read_reports,
 )
 from outrider.engine.cuda_graph.program import GraphCache, Ticket
-from outrider.engine.round import Batch, Chunk, Chunks, FinishedRow, RoundTiming, clamp
+from outrider.engine.round import Batch, Chunk, Chunks, FinishedRow, Round, RoundTiming, clamp
 from outrider.engine.stages import Stages
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Reasons why rounds went by stages, each reported once. One that is `failed` holds from then
+    on."""
+
+    failed: str | None = None
+    _reported: set[str] = field(default_factory=set[str])
+
+    def report(self, refusal: str, level: int = logging.INFO) -> None:
+        if refusal not in self._reported:
+            self._reported.add(refusal)
+            _log.log(level, "Rounds go stage by stage: %s.", refusal)
+
+    def fail(self, error: Exception) -> None:
+        """A first launch raised `error`."""
+        lines = str(error).strip().splitlines() or [""]
+        self.failed = f"a capture failed ({type(error).__name__}: {lines[0]})"
+        self.report(self.failed, logging.WARNING)
+
+
+def unread_prompts(batch: Batch, state: CacheStore) -> list[Chunk]:
+    """What the target has not read of `batch`, but for pending tokens: prompts of new ones."""
+    counts = [len(seq.tokens) - 1 - state.length(seq.seq_id) for seq in batch]
+    return [Chunk(seq, count) for seq, count in zip(batch, counts, strict=True) if count]
 
 
 @dataclass(eq=False, slots=True)
@@ -62,23 +89,23 @@ class _Flight:
 
 @dataclass(slots=True)
 class GraphRound:
-    """`Round` over a table of programs, one a bucket."""
+    """`Round` over a table of programs, one a bucket. `others` are the rounds of batches that it
+    cannot run, and of drafts that are there already."""
 
     stages: Stages
     table: GraphCache
     memory: RoundMemory
+    others: Round
+    refusals: Refusals
     _flight: _Flight | None = None
     _airborne: tuple[_Flight, ...] = ()
     _budgets: list[int] = field(default_factory=list[int])
     _landed: float = 0.0
-    _failed: str | None = None
-    _told: set[str] = field(default_factory=set[str])
 
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
-        """Drafts that are already there are the stages' affair."""
-        return self.stages.verify(
+        return self.others.verify(
             batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds
         )
 
@@ -88,8 +115,7 @@ class GraphRound:
         flight, self._flight = self._flight, None
         refusal = self.refusal(batch)
         if refusal is not None and flight is None:
-            self._tell(refusal)
-            return self.stages.run(batch, chunks, num_waiting=num_waiting)
+            return self.others.run(batch, chunks, num_waiting=num_waiting)
         ahead = None
         if flight is not None and flight.carries(batch) and refusal is None:
             ahead = self._launch(batch)
@@ -114,33 +140,22 @@ class GraphRound:
 
     def refusal(self, batch: Batch) -> str | None:
         """Why this batch needs rounds of another kind; None when it does not."""
-        if self._failed is not None:
-            return self._failed
+        if self.refusals.failed is not None:
+            return self.refusals.failed
         if self.stages.drops_keys(batch):
             return "keys of a prompt were dropped"
         return next((reason for seq in batch if (reason := self.table.refusal(seq))), None)
-
-    def _tell(self, refusal: str, level: int = logging.INFO) -> None:
-        if refusal not in self._told:
-            self._told.add(refusal)
-            _log.log(level, "Rounds go stage by stage: %s.", refusal)
 
     def _read(self, chunks: Chunks, num_waiting: int) -> None:
         """Prompt chunks have a pass of their own, behind the round on the device."""
         if chunks:
             self.stages.verify([], chunks, num_waiting=num_waiting)
 
-    def _prompts(self, batch: Batch) -> list[Chunk]:
-        """What the target has not read of `batch`, but for pending tokens: prompts of new ones."""
-        state = self.stages.target.state
-        counts = [len(seq.tokens) - 1 - state.length(seq.seq_id) for seq in batch]
-        return [Chunk(seq, count) for seq, count in zip(batch, counts, strict=True) if count]
-
     def _entered(self, batch: Batch, num_waiting: int, *, told: bool) -> _Flight | None:
         """A first round of `batch`; None where it needs another kind, or if there is no room yet
         that outcomes are `told` before."""
         try:
-            self._read(self._prompts(batch), num_waiting)
+            self._read(unread_prompts(batch, self.stages.target.state), num_waiting)
             if batch and self.refusal(batch) is None:
                 return self._captured(batch)
         except CapacityError:
@@ -161,9 +176,7 @@ class GraphRound:
         except Exception as error:
             if entries is None and isinstance(error, (OutriderError, SequenceError)):
                 raise  # of a sequence or its memory: nothing was launched
-            lines = str(error).strip().splitlines() or [""]
-            self._failed = f"a capture failed ({type(error).__name__}: {lines[0]})"
-            self._tell(self._failed, logging.WARNING)
+            self.refusals.fail(error)
         return None
 
     def _wanted(self, batch: Batch) -> list[int]:

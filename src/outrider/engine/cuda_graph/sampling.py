@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.rng import Role, RoundKeys
-from outrider.core.sampling import MIN_TEMPERATURE
+from outrider.core.sampling import MIN_TEMPERATURE, nucleus, renormalised
+from outrider.core.sequence import LiveSequence
 from outrider.core.tree import ROOT
 from outrider.verify.batched import (
     ChainNumbers,
@@ -30,14 +31,36 @@ from outrider.verify.batched import (
 )
 
 
+def request_refusal(seq: LiveSequence) -> str | None:
+    """Why no captured round decides for a request; None when one may."""
+    params = seq.params
+    obstacles = (
+        (params.logprobs or seq.is_unscored, "a request asks for log-probabilities"),
+        (params.round_events, "a request asks for round events"),
+    )
+    return next((reason for stands, reason in obstacles if stands), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Of each row top-k (int64, 0 keeps all), top-p (float64, 1 does) and min-p (float32, 0
+    does)."""
+
+    top_k_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a round. `temperature_B` is float32, 0 for greedy rows; `depth_B` (int64) is how
-    many of the K tokens count: near the limit of a text rounds draft less."""
+    many of the K tokens count: near the limit of a text rounds draft less. Without `filters` all
+    rows keep all tokens."""
 
     temperature_B: Tensor
     depth_B: Tensor
     keys: RoundKeys
+    filters: Filters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +180,7 @@ class TorchRoundProbs:
 
     def draft(self, logits_BV: Tensor, rows: Rows, node: int) -> tuple[Tensor, Tensor]:
         probs_BV = self._probs_BKV[:, node]
-        probs_BV.copy_(distributions(logits_BV[:, None], rows.temperature_B)[:, 0])
+        probs_BV.copy_(distributions(logits_BV[:, None], rows)[:, 0])
         drawn_B = pick(probs_BV, self._uniforms_BN[:, node]).clamp_max(logits_BV.shape[1] - 1)
         chosen_B, broken_B = self._greedy.draft(logits_BV, rows, node)
         greedy_B = rows.temperature_B == 0
@@ -171,7 +194,7 @@ class TorchRoundProbs:
         drawn = self._rule(
             tokens_BK,
             self._probs_BKV,
-            distributions(logits_BWV, rows.temperature_B),
+            distributions(logits_BWV, rows),
             ChainNumbers(coins_BK, next_BW),
             rows.depth_B,
         )
@@ -186,10 +209,34 @@ class TorchRoundProbs:
         )
 
 
-def distributions(logits_BXV: Tensor, temperature_B: Tensor) -> Tensor:
-    """Probabilities at each row's temperature; those of greedy rows mean nothing."""
+def distributions(logits_BXV: Tensor, rows: Rows) -> Tensor:
+    """Probabilities at each row's temperature, filtered; those of greedy rows mean nothing."""
+    temperature_B, filters = rows.temperature_B, rows.filters
     safe_B = torch.where(temperature_B > 0, temperature_B.clamp_min(MIN_TEMPERATURE), 1.0)
-    return torch.softmax(logits_BXV / safe_B[:, None, None], dim=-1)
+    if filters is not None:
+        logits_BXV = _top_k(logits_BXV, filters.top_k_B[:, None, None])
+    probs_BXV = torch.softmax(logits_BXV / safe_B[:, None, None], dim=-1)
+    return probs_BXV if filters is None else _likely(probs_BXV, filters)
+
+
+def _top_k(logits_BXV: Tensor, k_B11: Tensor) -> Tensor:
+    """`top_k` of core/sampling.py, with a k for each row."""
+    place_BX1 = (k_B11 - 1).clamp(0, logits_BXV.shape[-1] - 1).expand(*logits_BXV.shape[:2], 1)
+    edge_BX1 = logits_BXV.sort(dim=-1, descending=True).values.gather(-1, place_BX1)
+    return logits_BXV.masked_fill((logits_BXV < edge_BX1) & (k_B11 > 0), float("-inf"))
+
+
+def _likely(probs_BXV: Tensor, filters: Filters) -> Tensor:
+    """`keep_likely` of core/sampling.py, with limits for each row."""
+    top_p_N1, min_p_N1 = (
+        limit_B.repeat_interleave(probs_BXV.shape[1])[:, None]
+        for limit_B in (filters.top_p_B, filters.min_p_B)
+    )
+    probs_NV = probs_BXV.flatten(0, 1)
+    probs_NV = torch.where(top_p_N1 < 1, nucleus(probs_NV, top_p_N1), probs_NV)
+    floor_N1 = min_p_N1 * probs_NV.amax(-1, keepdim=True)
+    kept_NV = renormalised(probs_NV.masked_fill(probs_NV < floor_N1, 0))
+    return torch.where(min_p_N1 > 0, kept_NV, probs_NV).view_as(probs_BXV)
 
 
 def within(broken_BW: Tensor, rows: Rows) -> Tensor:

@@ -1,9 +1,9 @@
 """Sampling and acceptance of captured rounds by Triton kernels, a few launches a round.
 
 The drafter's distributions are kept as logits; kernels make probabilities of them again where they
-are needed, with the same bits.
+are needed, with the same bits. Filtered ones are kept as probabilities.
 
-Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary.
+Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary, R = B times W.
 """
 
 from __future__ import annotations
@@ -12,42 +12,118 @@ import torch
 from torch import Tensor
 
 from outrider.core.rng import Role
-from outrider.engine.cuda_graph.sampling import Judged, Rows
+from outrider.core.tree import ROOT
+from outrider.engine.cuda_graph.sampling import Judged, Rows, within
+from outrider.engine.cuda_graph.trees import Way, chain_path, spread_keys
+from outrider.kernels.triton.filters import TritonFilters
 from outrider.kernels.triton.launchers import Chains, ProbRows, TritonProbs, Verdicts
+from outrider.kernels.triton.scratch import Workspace
+from outrider.kernels.triton.trees import TritonTrees
+from outrider.verify.batched import TreeDrafts, TreeVerdicts
+
+
+class RoundKernels:
+    """Kernels of one stream, over scratch memory of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        room = Workspace(device)
+        self.probs, self.filters, self.trees = (
+            TritonProbs(room),
+            TritonFilters(room),
+            TritonTrees(room),
+        )
+
+    def best(self, logits: Tensor) -> Tensor:
+        """The `torch_best` of sampling.py."""
+        best = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+        self.probs.argmax(logits.view(-1, logits.shape[-1]), best.view(-1))
+        return best
+
+    def rows(self, logits: Tensor, rows: Rows, *, ready: bool = False) -> ProbRows:
+        """Of logits of shape BV or BWV. Where rows are filtered, or are to be `ready`,
+        probabilities are written over them: a point mass where a row is greedy, NaN where it has no
+        numbers."""
+        filters = rows.filters
+        if filters is None and not ready:
+            return ProbRows(logits, rows.temperature_B)
+        flat_RV = logits.view(-1, logits.shape[-1])
+        if filters is not None:
+            self.filters.top_k(flat_RV, filters.top_k_B)
+        self.probs.softmax(flat_RV, rows.temperature_B, flat_RV)
+        if filters is not None:
+            self.filters.keep_likely(flat_RV, filters.top_p_B, filters.min_p_B)
+        return ProbRows(logits, None)
+
+    def judge(
+        self, tokens_BK: Tensor, p: ProbRows, q: ProbRows | None, rows: Rows, *, block: bool
+    ) -> Judged:
+        """Chains, by one of the two rules."""
+        found = Verdicts(torch.empty_like(rows.depth_B), torch.empty_like(rows.depth_B))
+        chains = Chains(tokens_BK.contiguous(), rows.depth_B)
+        self.probs.judge(chains, p, q, rows.keys, found, block=block)
+        return Judged(found.num_accepted_B, found.next_B.clamp_min(0), found.next_B < 0)
 
 
 class TritonRoundProbs:
     """`logits_BKV` is room for the drafter's logits; `block` chooses between the two rules."""
 
-    def __init__(self, distributions: TritonProbs, logits_BKV: Tensor, *, block: bool) -> None:
-        self._distributions, self._logits_BKV, self._block = distributions, logits_BKV, block
+    def __init__(self, kernels: RoundKernels, logits_BKV: Tensor, *, block: bool) -> None:
+        self._kernels, self._logits_BKV, self._block = kernels, logits_BKV, block
 
     def begin(self, rows: Rows) -> None:
         del rows
 
     def draft(self, logits_BV: Tensor, rows: Rows, node: int) -> tuple[Tensor, Tensor]:
+        distribution = self._kernels.rows(logits_BV, rows)
         self._logits_BKV[:, node].copy_(logits_BV)
         token_B = torch.empty_like(rows.depth_B)
-        distribution = ProbRows(logits_BV, rows.temperature_B)
-        self._distributions.draw(distribution, rows.keys, node, Role.DRAFT, token_B)
+        self._kernels.probs.draw(distribution, rows.keys, node, Role.DRAFT, token_B)
         return token_B.clamp_min(0), token_B < 0
 
     def judge(self, logits_BWV: Tensor, tokens_BK: Tensor, rows: Rows) -> Judged:
-        found = Verdicts(torch.empty_like(rows.depth_B), torch.empty_like(rows.depth_B))
-        q = ProbRows(self._logits_BKV, rows.temperature_B) if tokens_BK.shape[1] else None
-        self._distributions.judge(
-            Chains(tokens_BK.contiguous(), rows.depth_B),
-            ProbRows(logits_BWV, rows.temperature_B),
-            q,
-            rows.keys,
-            found,
-            block=self._block,
-        )
-        return Judged(found.num_accepted_B, found.next_B.clamp_min(0), found.next_B < 0)
+        p = self._kernels.rows(logits_BWV, rows)
+        # Filtered rows are probabilities, in both models.
+        q = ProbRows(self._logits_BKV, p.temperature_B) if tokens_BK.shape[1] else None
+        return self._kernels.judge(tokens_BK, p, q, rows, block=self._block)
 
 
-def triton_best(distributions: TritonProbs, logits: Tensor) -> Tensor:
-    """As `torch_best`."""
-    best = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-    distributions.argmax(logits.view(-1, logits.shape[-1]), best.view(-1))
-    return best
+class TritonTreeProbs:
+    """Judges drafts that the host made, in one way (trees.py)."""
+
+    def __init__(self, kernels: RoundKernels, way: Way) -> None:
+        self._kernels, self._way = kernels, way
+
+    def judge(
+        self, logits_BWV: Tensor, drafts: TreeDrafts, depths_BW: Tensor, rows: Rows
+    ) -> tuple[TreeVerdicts, Tensor]:
+        kernels, way, k = self._kernels, self._way, drafts.tokens_BK.shape[1]
+        if way == "block" and drafts.q_BKV is not None:
+            p, q = kernels.rows(logits_BWV, rows), ProbRows(drafts.q_BKV, None)
+            found = kernels.judge(drafts.tokens_BK, p, q, rows, block=True)
+            return chain_path(found.kept_B, found.next_B, k), found.broken_B
+        tree = (drafts.tokens_BK, drafts.parents_BK)
+        path_BK, next_B = torch.empty_like(drafts.tokens_BK), torch.empty_like(rows.depth_B)
+        out = (path_BK, torch.empty_like(next_B), next_B)
+        if way in ("greedy", "match"):
+            own = self._own if way == "match" else self._best
+            own_BW = own(logits_BWV, depths_BW, rows)
+            kernels.trees.follow(tree, own_BW, out)
+            broken_B = within(own_BW < 0, rows)
+        else:
+            p = kernels.rows(logits_BWV, rows, ready=True)
+            drawn = (drafts.drawn_B, drafts.q_BKV)
+            kernels.trees.walk(tree, drawn, p.rows_RV, rows.keys, out)
+            broken_B = next_B < 0
+        return TreeVerdicts(path_BK, out[1], next_B.clamp_min(0)), broken_B
+
+    def _best(self, logits_BWV: Tensor, depths_BW: Tensor, rows: Rows) -> Tensor:
+        del depths_BW, rows
+        return self._kernels.best(logits_BWV)
+
+    def _own(self, logits_BWV: Tensor, depths_BW: Tensor, rows: Rows) -> Tensor:
+        """The target's own token after each row's, drawn by its position."""
+        p, own_BW = self._kernels.rows(logits_BWV, rows, ready=True), torch.empty_like(depths_BW)
+        flat = ProbRows(p.rows_RV.view(-1, logits_BWV.shape[-1]), None)
+        keys = spread_keys(rows.keys, depths_BW)
+        self._kernels.probs.draw(flat, keys, ROOT, Role.POSITION, own_BW.view(-1))
+        return own_BW

@@ -7,18 +7,21 @@ Shapes:  M = logits rows, B = sequences, K = drafted tokens, V = vocabulary, N =
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from outrider.core.clock import host_floats, host_ints
 from outrider.core.errors import NumericsError
-from outrider.core.sampling import PLAIN
+from outrider.core.sampling import PLAIN, Sampling
+from outrider.kernels.triton.filters import TritonFilters
 from outrider.kernels.triton.launchers import ProbRows, TritonProbs, num_pieces
 from outrider.kernels.triton.scratch import Workspace
 
 
 class EagerProbs:
-    """argmax, softmax, pick and leftover. Takes contiguous float32 on its device;
+    """argmax, softmax, filters, pick and leftover. Takes contiguous float32 on its device;
     anything else goes to the definitions. Weights are left in one place, which calls use again.
 
     A captured round must not do what happens here: results that the host reads are allocated, and
@@ -26,12 +29,27 @@ class EagerProbs:
     """
 
     def __init__(self, room: Workspace, device: torch.device) -> None:
-        self._distributions, self._device = TritonProbs(room), device
+        self._distributions, self._filters = TritonProbs(room), TritonFilters(room)
+        self._device = device
         self._temperature_1 = torch.ones(1, device=device)
+        self._min_p_1 = torch.zeros(1, device=device)
+        self._k_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self._number_1 = torch.zeros(1, dtype=torch.float64, device=device)
         self._token_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self._left_V = torch.empty(0, device=device)
         self._sums_C = torch.empty(0, dtype=torch.float64, device=device)
+
+    @property
+    def sampling(self) -> Sampling:
+        """All of them but argmax, as rounds take them."""
+        return replace(
+            PLAIN,
+            softmax=self.softmax,
+            top_k=self.top_k,
+            keep_likely=self.keep_likely,
+            pick=self.pick,
+            leftover=self.leftover,
+        )
 
     def argmax(self, logits_MV: Tensor) -> list[int]:
         """Waits for the device."""
@@ -45,6 +63,21 @@ class EagerProbs:
             return
         self._temperature_1.fill_(temperature)
         self._distributions.softmax(logits_NV, self._temperature_1, out_NV)
+
+    def top_k(self, logits_NV: Tensor, k: int, out_NV: Tensor) -> None:
+        if not (self._plain(logits_NV) and self._plain(out_NV)):
+            PLAIN.top_k(logits_NV, k, out_NV)
+            return
+        if out_NV is not logits_NV:
+            out_NV.copy_(logits_NV)
+        self._filters.top_k(out_NV, self._k_1.fill_(k))
+
+    def keep_likely(self, probs_NV: Tensor, top_p: float, min_p: float) -> None:
+        if not self._plain(probs_NV):
+            PLAIN.keep_likely(probs_NV, top_p, min_p)
+            return
+        limits = self._number_1.fill_(top_p), self._min_p_1.fill_(min_p)
+        self._filters.keep_likely(probs_NV, *limits)
 
     def pick(self, weights_V: Tensor, uniform: float) -> int:
         """Waits for the device."""

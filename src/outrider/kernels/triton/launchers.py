@@ -61,8 +61,8 @@ class Verdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
-    """How rows of `size` are cut up."""
+class Pieces:
+    """How rows of `size` are cut up, for kernels that take a piece a program."""
 
     size: int
 
@@ -104,7 +104,7 @@ class TritonProbs:
         one for every so many rows."""
         num_rows, size = logits_RV.shape
         assert out_RV.is_contiguous()
-        cut, rows_per_distribution = _Pieces(size), num_rows // max(1, temperature_R.shape[0])
+        cut, rows_per_distribution = Pieces(size), num_rows // max(1, temperature_R.shape[0])
         distributions = ProbRows(logits_RV, temperature_R)
         seen = _look(distributions, rows_per_distribution, self._room.carve(*cut.room(num_rows)))
         launch(
@@ -115,7 +115,7 @@ class TritonProbs:
 
     def argmax(self, logits_RV: Tensor, out_R: Tensor) -> None:
         """The first largest of each row, -1 for a NaN; `out` is of any integer dtype."""
-        cut = _Pieces(logits_RV.shape[-1])
+        cut = Pieces(logits_RV.shape[-1])
         _argmax(logits_RV, cut, self._room.carve(*cut.room(out_R.numel())), out_R)
 
     def draw(
@@ -136,7 +136,7 @@ class TritonProbs:
     ) -> None:
         """max(share * p - q, 0) into `out_V`, which may be `p_V`, and its sum in each of
         `num_pieces(V)` pieces; a token id is a point mass. Share and sums are float64."""
-        cut, point = _Pieces(p_V.shape[0]), isinstance(proposal, int)
+        cut, point = Pieces(p_V.shape[0]), isinstance(proposal, int)
         assert sums_C.shape == (cut.count,)
         assert share_1.dtype == sums_C.dtype == torch.float64
         launch(
@@ -156,7 +156,7 @@ class TritonProbs:
         **constants: int,
     ) -> None:
         num, size = distributions.rows_RV.shape
-        cut = _Pieces(size)
+        cut = Pieces(size)
         *views, sums_BC2 = self._room.carve(*cut.room(num), ((num, cut.count, 2), torch.float64))
         seen = _look(distributions, 1, views)
         # There is no chain: pointers to what only chains have are not read.
@@ -187,7 +187,7 @@ class TritonProbs:
         """
         num, drafted = chains.tokens_BK.shape
         size = p.rows_RV.shape[-1]
-        cut = _Pieces(size)
+        cut = Pieces(size)
         num_q = num * drafted if q is not None else 0
         views = self._room.carve(
             *cut.room(num * (drafted + 1)),
@@ -236,7 +236,7 @@ class TritonProbs:
 
 def num_pieces(size: int) -> int:
     """Of a vocabulary of `size`."""
-    return _Pieces(size).count
+    return Pieces(size).count
 
 
 def _flags(p: ProbRows, q: ProbRows | None) -> dict[str, bool]:
@@ -265,7 +265,7 @@ def _fill(
     views: Sequence[Tensor],
 ) -> None:
     size = rows_RV.shape[-1]
-    cut = _Pieces(size)
+    cut = Pieces(size)
     tempered = temperature_B is not None
     launch(
         sampling.pieces_kernel, (rows_RV.numel() // size, cut.count), rows_RV, temperature_B if
@@ -274,7 +274,7 @@ def _fill(
     )  # fmt: skip
 
 
-def _argmax(logits_RV: Tensor, cut: _Pieces, views: Sequence[Tensor], out_R: Tensor) -> None:
+def _argmax(logits_RV: Tensor, cut: Pieces, views: Sequence[Tensor], out_R: Tensor) -> None:
     assert logits_RV.is_contiguous()
     assert out_R.is_contiguous()
     _fill(logits_RV, None, 1, views)

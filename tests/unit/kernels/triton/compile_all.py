@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, get_args
 
 sys.path.insert(0, sys.argv[1])
 
@@ -14,11 +14,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
 from outrider.core.rng import Role, RoundKeys
-from outrider.engine.cuda_graph.build import triton_distributions
+from outrider.engine.cuda_graph.build import triton_distributions, triton_trees
 from outrider.engine.cuda_graph.program import EagerLauncher, GraphCache, RoundSizes
+from outrider.engine.cuda_graph.trees import Way
+from outrider.engine.cuda_graph.verify import Shape, VerifyCache
 from outrider.kernels import registry
 from outrider.kernels.reference.delta import TokenRun
-from outrider.kernels.triton import delta_ops, ops
+from outrider.kernels.triton import delta_ops, filters, ops, trees
 from outrider.kernels.triton import launchers as distributions
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.launchers import Chains, ProbRows, TritonProbs, Verdicts
@@ -40,7 +42,7 @@ TYPES = {
 }  # fmt: skip
 SEEN: set[tuple[object, ...]] = set()
 TARGET = GPUTarget("cuda", 90, 32)
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 def type_of(argument: object) -> str:
@@ -142,29 +144,37 @@ def read_delta(text: Text) -> None:
     layer_of(TritonDelta(Workspace(CPU)), text, runs, some_cells(text.shape))
 
 
+def model_without_data() -> LlamaModel:
+    kernels = registry._triton(META, torch.bfloat16, "none", (), exact=True)
+    config = read_native_config(resolve("outrider/embedded-draft"))
+    assert isinstance(config, LlamaConfig)
+    room = Room(num_slots=512, page_size=4, max_rows=128, max_logits=64, hidden_layers=(2,))
+    place = Placement("no data", torch.bfloat16, META)
+    return LlamaModel(config, NoData(), kernels=kernels, place=place, room=room)
+
+
 def read_round(k: int, sampler: str) -> None:
     """Every launch of a captured round. It asks the host for no number, so it runs without data."""
-    meta = torch.device("meta")
-    kernels = registry._triton(meta, torch.bfloat16, "none", (), exact=True)
-
-    config = read_native_config(resolve("outrider/embedded-draft"))
-    room = Room(num_slots=512, page_size=4, max_rows=128, max_logits=64)
-    place = Placement("no data", torch.bfloat16, meta)
-    assert isinstance(config, LlamaConfig)
-
-    def model() -> LlamaModel:
-        return LlamaModel(config, NoData(), kernels=kernels, place=place, room=room)
-
     table = GraphCache(
         sizes=RoundSizes(k=k, batch_size=4, page_size=4, num_pages=24, makes_distributions=True),
-        target=model(),
-        draft=model() if k else None,
+        target=model_without_data(),
+        draft=model_without_data() if k else None,
         launcher=EagerLauncher(),
-        make_distributions=triton_distributions(meta, sampler),
+        make_distributions=triton_distributions(META, sampler),
     )
     for rows in (1, 4):
-        for sampled in (False, True):
-            table.program(rows, sampled=sampled)()
+        for sampled, filtered in ((False, False), (True, False), (True, True)):
+            table.program(rows, sampled=sampled, filtered=filtered)()
+
+
+def read_verification(way: Way) -> None:
+    """The same of rounds whose drafts the host makes."""
+    target, made = model_without_data(), triton_trees(META)
+    table = VerifyCache(target, (2,), 9, 4, EagerLauncher(), made)
+    for rows, width in ((1, 1), (1, 2), (4, 8)):
+        for listed, drawn, filtered in ((False, False, False), (True, True, True)):
+            some_drawn = drawn and way in ("token", "block") and width > 1
+            table.program(Shape(rows, width, 16, way, listed, some_drawn, filtered))()
 
 
 class NoData(Weights):
@@ -184,7 +194,8 @@ class NoData(Weights):
         pass
 
 
-ops.launch = distributions.launch = delta_ops.launch = read
+for module in (ops, distributions, filters, trees, delta_ops):
+    module.launch = read
 read_ops()
 read_delta(some_text(3))
 read_delta(some_text(3, WIDE))
@@ -192,3 +203,5 @@ read_distributions(3, 9000)
 read_distributions(1, 300)
 for k, sampler in ((0, "block"), (1, "block"), (3, "block"), (3, "token")):
     read_round(k, sampler)
+for way in get_args(Way):
+    read_verification(way)
