@@ -1,0 +1,265 @@
+"""Compiles what a GPU would be asked to run, for devices that are not there; needs Triton.
+
+    scripts/gpu_compile                                everything, compared with the table
+    scripts/gpu_compile --write                        writes the table anew
+    scripts/gpu_compile --targets sm_90 --cache DIR    leaves binaries for a machine with such a GPU
+
+Engines and captured rounds run on PyTorch's meta device, which has shapes and no numbers. Every
+form of every launch is compiled to machine code. It must not use a stack, which is what a kernel
+with too few registers does, and must fit into the shared memory of its target. gfx942 is reported
+and fails nothing: the engine does not choose these kernels there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import triton
+from gpu_compile import trace
+from gpu_compile.binaries import CUDA, TARGETS, Binary, compiled, resident
+from gpu_compile.meta import Launch, Recorder, pretend
+from triton import knobs
+
+TABLE = Path(__file__).with_name("table.json")
+# Multiprocessors of an H100 and an H200, the bytes a second that the latter reads, and how long a
+# read takes: their product is what must be under way (Little's law).
+PROCESSORS, RATE, LATENCY = 132, 4.3e12, 0.8e-6
+Results = dict[tuple[int, str], Binary]
+
+
+def main() -> int:
+    options = _options()
+    if knobs.runtime.interpret:
+        sys.exit("error: Triton's interpreter is asked for\n  try: unset TRITON_INTERPRET")
+    if options.cache is not None:
+        knobs.cache.dir = str(options.cache.resolve())
+    torch.set_num_threads(1)
+    recorder = pretend()
+    rounds, matrices = _traced(recorder, options)
+    launches = list(recorder.forms.values())
+    if options.kernels:
+        launches = [one for one in launches if one.name in options.kernels]
+    results = _compiled(launches, options)
+    found = {
+        "triton": triton.__version__,
+        "kernels": kernel_rows(launches, results),
+        "rounds": rounds,
+        "matrices": {} if options.rounds == "few" else dict(_matrices(matrices)),
+    }
+    for line in report(found):
+        print(line)
+    faults = list(_faults(launches, results))
+    for line in faults:
+        print(line)
+    if options.write:
+        TABLE.write_text(written(found), encoding="utf-8")
+    elif not options.kernels and options.rounds == "all":
+        faults += differences(json.loads(TABLE.read_text(encoding="utf-8")), found)
+        print(*faults[-40:], sep="\n")
+    wrong = [line for line in faults if not line.startswith("reported")]
+    done = {"benchmark": "gpu_compile", "binaries": len(results), "passed": not wrong}
+    print(json.dumps(done))
+    return 1 if wrong else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "gpu_compile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--targets", nargs="+", choices=tuple(TARGETS), default=tuple(TARGETS))
+    parser.add_argument("--kernels", nargs="+", metavar="NAME", help="these kernels alone")
+    parser.add_argument(
+        "--rounds",
+        choices=("all", "few"),
+        default="all",
+        help="few: one captured round of 1b with a draft model, and no engine",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    parser.add_argument("--cache", type=Path, help="where Triton keeps the binaries")
+    parser.add_argument("--write", action="store_true", help="write the table anew")
+    return parser.parse_args()
+
+
+FEW = trace.Case("1b", "0.4b", 3, sampled=True)
+
+
+def _traced(
+    recorder: Recorder, options: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, list[Launch]]]:
+    """What the rounds of the table cost, and the launches of those that show linears."""
+    started = perf_counter()
+    rounds: dict[str, Any] = {}
+    matrices: dict[str, list[Launch]] = {}
+    if options.rounds == "few":
+        trace.rounds(FEW, recorder)
+        return rounds, matrices
+    for case in (*trace.TABLED, *trace.OTHERS):
+        cost, made = trace.rounds(case, recorder)
+        if case in trace.TABLED:
+            rounds[case.name] = asdict(cost)
+        if case.k == 0 and not case.sampled and case.window < 10_000 and case.batch == 1:
+            matrices[case.name] = made
+    trace.gpt2_round(recorder)
+    trace.hybrid()
+    runs = list(trace.engines())
+    seconds = perf_counter() - started
+    _say(f"{len(runs)} runs of engines, {len(recorder.forms)} forms, {seconds:.0f} s")
+    return rounds, matrices
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+_LAUNCHES: list[Launch] = []
+
+
+def _compiled(launches: list[Launch], options: argparse.Namespace) -> Results:
+    """Of each launch and target. Children share the launches, which have no data to copy."""
+    _LAUNCHES[:] = launches
+    tasks = [(index, name) for name in options.targets for index in range(len(launches))]
+    results: Results = {}
+    started = perf_counter()
+    if options.jobs == 1:
+        made: Iterator[tuple[tuple[int, str], Binary]] = map(_one, tasks)
+        results.update(_with_progress(made, len(tasks), started))
+    else:
+        with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+            made = pool.imap_unordered(_one, tasks, chunksize=4)
+            results.update(_with_progress(made, len(tasks), started))
+    return results
+
+
+def _one(task: tuple[int, str]) -> tuple[tuple[int, str], Binary]:
+    index, name = task
+    return task, compiled(_LAUNCHES[index], name)
+
+
+def _with_progress(
+    made: Iterator[tuple[tuple[int, str], Binary]], count: int, started: float
+) -> Iterator[tuple[tuple[int, str], Binary]]:
+    for number, one in enumerate(made, 1):
+        if number % 100 == 0 or number == count:
+            _say(f"{number} of {count} binaries, {perf_counter() - started:.0f} s")
+        yield one
+
+
+def _faults(launches: Sequence[Launch], results: Results) -> Iterator[str]:
+    """A line for each binary that is not as it must be."""
+    for (index, name), binary in sorted(results.items()):
+        fault = binary.fault(TARGETS[name])
+        if fault:
+            one = launches[index]
+            kind = "FAILED" if name in CUDA else "reported"
+            constants = " ".join(f"{key}={value}" for key, value in one.constants.items())
+            yield f"{kind} {name} {one.name} [{one.types}] {constants}: {fault}"
+
+
+def kernel_rows(launches: Sequence[Launch], results: Results) -> dict[str, dict[str, Any]]:
+    """Of each kernel and the dtypes of its pointers: how many forms there are, and for each target
+    the most registers and the most bytes of shared memory of any of them."""
+    rows: dict[str, dict[str, Any]] = {}
+    for index, one in enumerate(launches):
+        row = rows.setdefault(f"{one.name} {one.types}", {"forms": 0})
+        row["forms"] += 1
+        for name in TARGETS:
+            binary = results.get((index, name))
+            if binary is not None and not binary.error:
+                most = row.setdefault(name, [0, 0])
+                row[name] = [max(most[0], binary.registers), max(most[1], binary.shared)]
+    return dict(sorted(rows.items()))
+
+
+def _matrices(cases: Mapping[str, list[Launch]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of each linear of a token of plain decoding: its programs, how many of them an H200 runs at
+    once on each multiprocessor, and how many bytes of weights are under way in all."""
+    for case, launches in cases.items():
+        linears: dict[str, Launch] = {}
+        for one in launches:
+            named = one.by_name
+            if "weight_ptr" in named and len(one.grid) == 2:
+                width = named.get("num_in", named.get("padded_in"))
+                linears.setdefault(f"{case}: {named['num_out']} x {width}", one)
+        for name, one in linears.items():
+            yield name, _in_flight(one, compiled(one, "sm_90", with_pipeline=True))
+
+
+def _in_flight(one: Launch, binary: Binary) -> dict[str, Any]:
+    programs, at_once = one.grid[1], resident(binary, TARGETS["sm_90"])
+    row: dict[str, Any] = {"programs": programs, "at_once": at_once}
+    if binary.pipeline is None:
+        # No copy is asynchronous: each turn waits for its own loads.
+        return row | {"turns": 0.0, "bytes_in_flight": 0, "share": 0.0}
+    weight, rows = one.by_name["weight_ptr"], one.arguments[0]
+    outputs, inputs = one.constants["OUTPUTS"], one.constants["INPUTS"]
+    halves = 2 if weight.dtype == torch.uint8 else 1
+    of_weights = outputs * inputs * weight.element_size() // halves
+    of_rows = one.constants["ROWS"] * inputs * rows.element_size()
+    # Half a turn more on average: the next one is asked for behind the wait.
+    turns = binary.pipeline.turns + 0.5
+    share = of_weights / (of_weights + of_rows)
+    running = min(programs, at_once * PROCESSORS)
+    in_flight = running * turns * binary.pipeline.bytes_a_turn * share
+    wanted = min(1.0, in_flight / (RATE * LATENCY))
+    return row | {"turns": turns, "bytes_in_flight": round(in_flight), "share": round(wanted, 2)}
+
+
+def report(found: Mapping[str, Any]) -> Iterator[str]:
+    """The table in lines."""
+    for name, row in found["kernels"].items():
+        cells = "  ".join(f"{key} {row[key][0]}/{row[key][1]}" for key in TARGETS if key in row)
+        yield f"{name} ({row['forms']}): {cells}"
+    for name, row in found["rounds"].items():
+        count, sizes = sum(row["launches"].values()), row["bytes"]
+        cells = "  ".join(f"{key} {size / 1e6:.1f} MB" for key, size in sizes.items())
+        yield f"{name}: {count} launches, {row['operators']} operators of PyTorch;  {cells}"
+        yield "    " + "  ".join(f"{key} {number}" for key, number in row["launches"].items())
+    for name, row in found["matrices"].items():
+        cells = "  ".join(f"{key} {value}" for key, value in row.items())
+        yield f"{name}: {cells}"
+
+
+def differences(table: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """A line for each number that is not as in the table. Registers and shared memory are those of
+    one version of Triton; of targets that were not compiled nothing is said."""
+    same = table["triton"] == found["triton"]
+    lines = [] if same else [
+        f"reported: the table is of Triton {table['triton']}, this is {found['triton']}: "
+        "registers and shared memory are not compared"
+    ]  # fmt: skip
+    for part in ("kernels", "rounds", "matrices"):
+        before, now = table[part], found[part]
+        if not before and now:
+            lines.append(f"reported: the table has no {part}; --write adds them")
+            continue
+        lines += [f"{part}: {name} is not in the table" for name in now if name not in before]
+        lines += [f"{part}: {name} is no longer there" for name in before if name not in now]
+        for name in sorted(set(before) & set(now)):
+            for key in sorted(set(before[name]) & set(now[name])):
+                compared = same or (key not in TARGETS and part != "matrices")
+                if compared and before[name][key] != now[name][key]:
+                    was, is_now = before[name][key], now[name][key]
+                    lines.append(f"{part}: {name}: {key} is {is_now}, was {was}")
+    return lines
+
+
+def written(found: Mapping[str, Any]) -> str:
+    """JSON with a line for each row."""
+    parts = [f'"triton": {json.dumps(found["triton"])}']
+    for part in ("kernels", "rounds", "matrices"):
+        rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in found[part].items()]
+        parts.append(f'"{part}": {{\n' + ",\n".join(rows) + "\n}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
