@@ -241,6 +241,10 @@ def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
         options = replace(options, device=config.drafter_device)
     if config.drafter_home == "process":
         return None, _child(plan, folder, options)
+    if options.device != config.device:
+        name = plan.resolved.drafter.name
+        why = f"drafter_device: drafter {name} computes in one process with the target."
+        raise ConfigError(why, hint="leave --drafter-device at auto")
     return load_model(folder, options, name=plan.draft_name), None
 
 

@@ -222,7 +222,7 @@ def _bounds(plan: LoadPlan) -> dict[str, tuple[MemoryLimit, ...]]:
     home = config.device if config.drafter_device == "auto" else config.drafter_device
     names = {config.device, home if plan.model_folder is not None else config.device}
     devices = [pick_device(name) for name in names]
-    return {device.type: limits(device, config.memory_share) for device in devices}
+    return {str(device): limits(device, config.memory_share) for device in devices}
 
 
 def _lacking(

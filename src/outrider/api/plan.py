@@ -185,6 +185,8 @@ def plan_pair(
     verifier = verifier_of(folder)
     if verifier is not None:
         draft, folder = draft or str(folder), _target_of(folder, verifier)
+    if config.drafter_device != AUTO:
+        config = replace(config, device=pick_device(config.device).type)
     searches = search and draft is None and config.drafter == AUTO
     found = _found(folder, config) if searches else None
     target = read_config(folder).for_context(config.context)

@@ -20,6 +20,7 @@ TREE_SHAPES = ("confident", "calibrated")
 HEAD_INITS = ("tie", "copy", "random")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+MORE_GPUS = tuple(f"cuda:{number}" for number in range(1, 8))
 QUANTISE = ("none", "int8", "int4")
 KV_DTYPES = ("auto", "int8")
 # What they cost SmolLM2-135M-Instruct (benchmarks/results/quality-r-2core-zen3.json): by how much
@@ -262,7 +263,7 @@ class EngineConfig:
         harmless=("thread",),
     )
     drafter_device: str = setting(
-        "auto", "Device of the draft model; auto is the target's.", choices=DEVICES
+        "auto", "Device of the draft model; auto is the target's.", choices=DEVICES + MORE_GPUS
     )
     drafter_timeout: float = setting(
         10.0, "Seconds after which a drafter counts as hung.", minimum=0.05, maximum=3600

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider.core.config import EXACT_SAMPLERS, UNTIED_SAMPLERS, EngineConfig
+from outrider.core.config import EXACT_SAMPLERS, MORE_GPUS, UNTIED_SAMPLERS, EngineConfig
 from outrider.core.drafter_kinds import (
     AUTO,
     COPY,
@@ -246,7 +246,11 @@ def resolve(
     Raises ConfigError if the drafter needs a draft model or heads of another kind, or cannot live
     in a process.
     """
-    drafter = _drafter(config, given, joins=found and _can_join(config))
+    # What draws, and what judges, takes numbers of its own device alone.
+    home = "process" if _is_apart(config) else config.drafter_home
+    homed = replace(config, drafter_home=home)
+    drafter = _drafter(homed, given, joins=found and _can_join(homed))
+    config = homed if drafter.has_process else config
     controller = config.resolved_controller
     schedule = _schedule(config, drafter)
     left_to_us = _is_left_to_us(config, drafter)
@@ -306,9 +310,15 @@ def _drafter(config: EngineConfig, given: str | None, *, joins: bool) -> Drafter
     if wanted.not_in_process and config.drafter_home == "process":
         raise ConfigError(
             f"{wanted.not_in_process} cannot live in a process of its own.",
-            hint="leave --drafter-home at thread",
+            hint="leave --drafter-home at thread and --drafter-device at auto",
         )
     return wanted
+
+
+def _is_apart(config: EngineConfig) -> bool:
+    """True if the draft model has another device than the target, as far as settings say."""
+    named = config.device != AUTO or config.drafter_device in MORE_GPUS
+    return named and config.drafter_device not in (AUTO, config.device)
 
 
 def _schedule(config: EngineConfig, drafter: DrafterKind) -> str:
@@ -317,9 +327,7 @@ def _schedule(config: EngineConfig, drafter: DrafterKind) -> str:
     own `ssd` finds out by trials whether drafting ahead pays."""
     if config.schedule != AUTO:
         return config.schedule
-    apart = AUTO not in (config.device, config.drafter_device)
-    apart = apart and config.device != config.drafter_device
-    return "ssd" if apart and drafter.drafts_ahead else "single"
+    return "ssd" if _is_apart(config) and drafter.drafts_ahead else "single"
 
 
 def _no_source(drafter: DrafterKind, given: DrafterKind | None) -> ConfigError:

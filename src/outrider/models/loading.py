@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.core.config import MORE_GPUS
 from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.core.spec import KV_GROUP, DecoderConfig, ModelSpec
@@ -213,6 +214,8 @@ def pick_device(name: str) -> torch.device:
     }
     if name == "auto":
         return torch.device(next(device for device, there in present.items() if there))
+    num_gpus = torch.cuda.device_count() if present["cuda"] else 0
+    present |= {gpu: number < num_gpus for number, gpu in enumerate(MORE_GPUS, 1)}
     if name not in present:
         raise ConfigError(f"device: unknown value {name!r}.", hint=did_you_mean(name, present))
     if not present[name]:

@@ -113,6 +113,8 @@ def test_a_window_without_room_for_a_round_is_refused() -> None:
         (EngineConfig(drafter_home="process"), "single"),
         (EngineConfig(device="cpu", drafter_device="cpu"), "single"),
         (EngineConfig(device="cuda", drafter_device="cpu"), "ssd"),
+        (EngineConfig(device="cuda", drafter_device="cuda:1"), "ssd"),
+        (EngineConfig(drafter_device="cuda:1"), "ssd"),
         (EngineConfig(device="cuda", drafter_device="cpu", drafter="ngram"), "single"),
     ],
 )
@@ -121,6 +123,9 @@ def test_auto_drafts_ahead_where_the_draft_model_has_a_memory_of_its_own(
 ) -> None:
     resolved = resolve(replace(config, schedule="auto"), MODEL)
     assert resolved.settings.schedule == schedule
+    # Operators draw and judge by numbers of one device.
+    apart = schedule == "ssd" or config.drafter_home == "process"
+    assert resolved.settings.drafter_home == ("process" if apart else "thread")
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,16 @@ def test_auto_is_the_best_device_there_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert pick_device("cpu").type == "cpu"
 
 
+def test_a_second_gpu_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    assert pick_device("auto") == torch.device("cuda")
+    with pytest.raises(MachineError, match="the device cuda:2 was asked for") as caught:
+        pick_device("cuda:2")
+    assert "cuda:1" in str(caught.value.hint)
+
+
 def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MachineError, match="the device cuda was asked for") as caught:
