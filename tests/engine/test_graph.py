@@ -20,7 +20,9 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
+from outrider.engine.cuda_graph import program
 from outrider.engine.cuda_graph.build import captured_round
+from outrider.engine.cuda_graph.program import GraphCache, Ticket
 from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.stages import Stages
 from outrider.metrics.summary import summarise
@@ -73,6 +75,28 @@ def test_text_is_that_of_the_stages_whatever_the_batch(
     rigged = rig(k, sampler, batch_size=batch_size, chunk=chunk)
     wanted = requests(temperatures, max_tokens=max_tokens, stops=STOPS, filtered=filtered)
     check_same(rigged, wanted)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_short_text_does_not_pay_for_the_window(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of a round, and so the grid of its attention, hold the text and little more: twice
+    that at most. They grow with the text, which does not change."""
+    monkeypatch.setattr(program, "LEAST_POSITIONS", 2 * PAGE)
+    launch = GraphCache.launch
+    longest: list[tuple[int, int]] = []
+
+    def launched(self: GraphCache) -> Ticket:
+        held = self.buffers.target_pages_BP.shape[1]
+        assert self.buffers.draft_slots_BT.shape[1] == held * PAGE
+        ticket = launch(self)
+        longest.append((int(self.buffers.length_B.max()), held))
+        return ticket
+
+    monkeypatch.setattr(GraphCache, "launch", launched)
+    check_same(rig(k), requests((0, 0.9, 0), max_tokens=50))
+    assert all(length + k <= held * PAGE for length, held in longest)
+    assert all(held * PAGE <= 2 * (length + 2 * (k + 1) + PAGE) for length, held in longest)
+    assert len({held for _, held in longest}) > 2
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "attention_bias"])

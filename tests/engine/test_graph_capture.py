@@ -67,6 +67,7 @@ class Pretended:
 
     def wait_stream(self, other: object) -> None:
         assert other is self
+        self.calls.append("order")
 
     def replay(self) -> None:
         self.calls.append("replay")
@@ -81,7 +82,8 @@ def test_a_capture_starts_from_a_state_that_warm_ups_have_not_moved() -> None:
         )
         launch()
         launch()
-    before = ["prepare", "run", "run", "wait"]
+    # What `prepare` launches lies before the warm-ups on their own stream.
+    before = ["prepare", "order", "run", "run", "order", "wait"]
     assert device.calls == [*before, "capture", "run", "captured", "prepare", "replay", "replay"]
 
 

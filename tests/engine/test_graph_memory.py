@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from doubles.graphs import GraphRig, requests, rig, tiny
 from doubles.rig import live, round_of
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import DraftNeeds, StepRow
+from outrider.engine.cuda_graph.memory import Entry, RoundBuffers
 from outrider.engine.cuda_graph.round import GraphRound
 
 
@@ -41,6 +45,35 @@ def test_memory_is_that_of_models_that_read_the_kept_tokens(same: bool) -> None:
             assert draft.state.length(seq.seq_id) >= len(seq.tokens) - 2
     for seq in (*seqs, late):
         engine.cancel(seq.seq_id)
+
+
+class Arrivals(TorchDispatchMode):
+    """For each copy from the host to the device, whether the host goes on at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self.seen: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if func is torch.ops.aten.copy_.default and args[0].is_meta and not args[1].is_meta:
+            self.seen.append((len(args) > 2 and bool(args[2])) or bool(named.get("non_blocking")))
+        elif func is torch.ops.aten._to_copy.default and not args[0].is_meta:
+            self.seen.append(bool(named.get("non_blocking")))
+        return func(*args, **named)
+
+
+def test_a_change_of_the_batch_does_not_wait_for_the_running_round() -> None:
+    meta = torch.device("meta")
+    made = RoundBuffers.allocate(meta, num_rows=4, num_pages=8, page_size=4, num_stops=16, k=2)
+    seqs = [live(index, request) for index, request in enumerate(requests((0, 0.9)))]
+    entries = [Entry(seq, 2, 0, (3, 1, 2), (0,)) for seq in seqs]
+    with Arrivals() as arrivals:
+        buffers = made.first(4, 2)
+        buffers.write(entries)
+        buffers.write_budgets([1, 2])
+    assert len(arrivals.seen) > 10
+    assert all(arrivals.seen)
 
 
 def test_a_full_arena_loses_no_text() -> None:

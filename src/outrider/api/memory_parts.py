@@ -19,6 +19,7 @@ from outrider.drafters.model import LEAST_SHARE
 from outrider.engine.drafter_builders import draft_capacity, most_staged, room_of, whole_pages
 from outrider.engine.prompt_logprobs import SCORED_ROWS
 from outrider.kernels.registry import is_native
+from outrider.kernels.triton.scratch import PART, attention_scratch, workspace_bytes
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad
@@ -148,7 +149,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
         # Heads that draft keep the table as numbers.
         shares_table=device == "cpu" and isinstance(plan.target, LlamaConfig) and heads is None,
     )
-    parts = [*_model_parts(target)]
+    parts, captured = [*_model_parts(target)], _captured_bytes(target, config, plan.resolved.k + 1)
     if has_weights:
         parts = [part for part in parts if not part.is_weights and part.when != "loading"]
     if files.draft is not None and files.draft_config is not None:
@@ -165,8 +166,11 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
             num_lanes=1,
         )
         parts += _model_parts(draft)
+        captured += _captured_bytes(draft, config, 2)
         distributions = config.most_batch * config.most_k * plan.target.vocab_size * 4
         parts.append(Part("distributions of drafts", distributions, device))
+    if device == "cuda" and config.fused_round:
+        parts.append(Part("captured rounds", captured, device))
     if heads is not None and files.heads is not None:
         parts += _heads_parts(plan, heads, target, files.heads)
     if plan.own is not None and plan.own.quantise != "none":
@@ -217,6 +221,10 @@ def _model_parts(model: _Model) -> Iterator[Part]:
     # Logits, and the distributions that sampling makes of them.
     logits = 2 * model.num_lanes * room.max_logits * spec.vocab_size * 4
     yield Part(f"logits {of}", logits, device)
+    if device.startswith("cuda"):
+        num_parts = -(-room.num_positions(spec.max_tokens, reach=spec.reach) // PART)
+        scratch = attention_scratch(room.max_rows, spec.num_heads, spec.head_dim, num_parts)
+        yield Part(f"attention {of}", model.num_lanes * workspace_bytes(scratch), device)
 
 
 def _copy_parts(target: _Model, quantise: str) -> Iterator[Part]:
@@ -311,6 +319,14 @@ def _scratch_bytes(spec: ModelSpec, room: Room) -> int:
     if spec.num_experts:
         wide += (2 * spec.num_active_experts + 1) * spec.hidden_size
     return room.max_rows * 4 * (wide + 3 * spec.ffn_size)
+
+
+def _captured_bytes(model: _Model, config: EngineConfig, width: int) -> int:
+    """Memory of rounds in a CUDA graph, of `width` rows a text: buffers, logits, slots, pages."""
+    spec, num_rows = model.spec, config.most_batch * width
+    positions = model.room.num_positions(spec.max_tokens, reach=spec.reach)
+    rows = _scratch_bytes(spec, replace(model.room, max_rows=num_rows))
+    return rows + 4 * num_rows * spec.vocab_size + 8 * config.most_batch * positions
 
 
 def needed(parts: Sequence[Part], *, of_addresses: bool) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.cache.pool import Pool
 from outrider.core.tree import ROOT
-from outrider.kernels.plan import PackedPlan
+from outrider.kernels.plan import PackedPlan, sent
 
 PageTable = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
@@ -87,7 +87,7 @@ class Columns:
 
 def _tensor(array: np.ndarray[Any, np.dtype[np.int32]], device: torch.device) -> Tensor:
     tensor: Tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
-    return tensor.to(device)
+    return sent(tensor, device)
 
 
 # What comes before, by its name or as a salt, and a page's own tokens.

@@ -25,6 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+def sent(host: Tensor, device: torch.device) -> Tensor:
+    """A copy of `host` on `device`. From pageable memory it would wait for all work of a CUDA
+    device, such as a round that runs."""
+    is_cuda = device.type == "cuda"
+    return (host.pin_memory() if is_cuda else host).to(device, non_blocking=is_cuda)
+
+
 @dataclass(frozen=True, slots=True)
 class PackedPlan:
     """All tensors are int32 and contiguous, on the arena's device, unless said otherwise.

@@ -90,6 +90,37 @@ def test_where_memory_is_not_short_no_size_changes(
     assert fitted(plan)[0] == plan
 
 
+def test_a_gpu_holds_scratch_of_attention_and_captured_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8 << 30, 8 << 30))  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+    config = replace(PLAIN, device="cuda", batch_size=16)
+    short, long = (parts_of(embedded(replace(config, context=n))) for n in (256, 2048))
+    assert "captured rounds" not in parts_of(embedded(replace(config, fused_round=False)))
+    assert "captured rounds" not in parts_of(embedded(PLAIN))
+    plan = embedded(replace(config, context=2048))
+    assert short["attention of the target"] < long["attention of the target"]
+    num_heads, head_dim = plan.target.num_heads, plan.target.head_dim
+    # The maximum, the sum and the mixed values of each of 8 parts at least.
+    assert long["attention of the target"] >= 64 * num_heads * 8 * (head_dim + 2) * 4
+    tables = 16 * (2048 - 256) * 8
+    assert long["captured rounds"] == short["captured rounds"] + tables
+    assert short["captured rounds"] > 16 * plan.target.vocab_size * 4
+
+
+def test_a_second_gpu_has_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model goes there, and its limit alone is short."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    free = {"cuda": 8 << 30, "cuda:1": 1 << 20}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free[str(gpu)], 8 << 30))  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+    config = EngineConfig(device="cuda", drafter_device="cuda:1")
+    with pytest.raises(CapacityError, match="free memory of cuda:1"):
+        fitted(plan_pair("outrider/embedded", "outrider/embedded-draft", config))
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -297,12 +297,23 @@ class RoundBuffers:
             report_BR=ints(k + 4, dtype=torch.int32),
         )
 
-    def first(self, num_rows: int) -> RoundBuffers:
-        """The same memory, as much of it as a bucket of `num_rows` uses."""
-        return RoundBuffers(*(getattr(self, item.name)[:num_rows] for item in fields(self)))
+    def first(self, num_rows: int, num_pages: int | None = None) -> RoundBuffers:
+        """The same memory, as much of it as a bucket of `num_rows` with tables of `num_pages` uses;
+        None is all pages. Tables of every size are contiguous."""
+        most = self.target_pages_BP.shape[1]
+
+        def part(name: str) -> Tensor:
+            all_B = getattr(self, name)
+            if "pages" not in name and "slots" not in name:
+                return all_B[:num_rows]
+            size = all_B.shape[1] // most * (num_pages or most)
+            return all_B.flatten()[: num_rows * size].view(num_rows, size)
+
+        return RoundBuffers(*(part(item.name) for item in fields(self)))
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Start rounds of these sequences; idle rows get what row 0 gets."""
+        """Start rounds of these sequences; idle rows get what row 0 gets. Nothing waits for the
+        device, where a round may be running."""
         num_rows, num_stops = self.mirror_B.shape[0], self.stops_BS.shape[1]
         mirror = [*range(len(entries)), *[0] * (num_rows - len(entries))]
         rows = [entries[index] for index in mirror]
@@ -335,18 +346,23 @@ class RoundBuffers:
 
     def _fill_tables(self, tables: PageTables, pages: Sequence[Sequence[int]]) -> None:
         columns = tables.pages_BP.shape[1]
-        padded = torch.tensor([_padded(row, columns, 0) for row in pages], dtype=torch.int32)
-        made = PageTables.of(padded, tables.slots_BT.shape[1] // columns)
-        tables.pages_BP.copy_(made.pages_BP)
+        send([_padded(row[:columns], columns, 0) for row in pages], tables.pages_BP)
+        made = PageTables.of(tables.pages_BP, tables.slots_BT.shape[1] // columns)
         tables.slots_BT.copy_(made.slots_BT)
 
     def _fill(self, name: str, values: Sequence[object]) -> None:
-        buffer: Tensor = getattr(self, name)
-        buffer.copy_(torch.tensor(values, dtype=buffer.dtype))
+        send(values, getattr(self, name))
 
     def write_budgets(self, budgets: Sequence[int]) -> None:
         """New budgets of the rows in use; idle rows keep theirs, and draft as row 0 does."""
-        self.budget_B[: len(budgets)].copy_(torch.tensor(budgets))
+        send(budgets, self.budget_B[: len(budgets)])
+
+
+def send(values: Sequence[object], out: Tensor) -> None:
+    """Copy numbers of the host, of the shape of `out`, behind the work of its device. From pageable
+    memory a copy would wait for that."""
+    pinned = torch.tensor(values, dtype=out.dtype, pin_memory=out.is_cuda)
+    out.copy_(pinned, non_blocking=True)
 
 
 # Top-k, top-p and min-p of a row that keeps all tokens.

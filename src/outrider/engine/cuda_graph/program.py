@@ -60,11 +60,7 @@ class EagerLauncher:
 
 
 class GraphLauncher:
-    """One CUDA graph a program. All graphs share a pool of memory: one runs at a time.
-
-    A capture records the kernels of one run with their addresses; a launch replays them with a
-    single call.
-    """
+    """One CUDA graph a program, replayed by one call. All share memory: one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -106,18 +102,13 @@ class Ticket:
 
 
 class Mailbox:
-    """Two host buffers in turns: a report may be read until the one after the next is posted.
-
-    A round's decisions are copied to one of two pinned buffers behind an event, so that the host
-    may read a round while the next one runs. Nothing else waits.
-    """
+    """Two pinned host buffers in turns, each behind an event: a report may be read while the next
+    round runs, until the one after it is posted. Nothing else waits."""
 
     def __init__(self, like_BR: Tensor) -> None:
         self._on_cuda = like_BR.is_cuda
-        self._slots = [
-            torch.zeros(like_BR.shape, dtype=like_BR.dtype, pin_memory=self._on_cuda)
-            for _ in range(2)
-        ]
+        shape, dtype = (2, *like_BR.shape), like_BR.dtype
+        self._slots = torch.zeros(shape, dtype=dtype, pin_memory=self._on_cuda)
         self._turn = 0
 
     def post(self, report_BR: Tensor) -> Ticket:
@@ -223,6 +214,8 @@ class RoundProgram:
 
 # Checkpoints name a handful at most; requests add the tokenizer's own.
 MAX_STOPS = 16
+# Page tables hold so many at least: shorter contexts do not fill a device.
+LEAST_POSITIONS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +233,8 @@ class RoundSizes:
 MakeProbs: TypeAlias = Callable[[Tensor | None], RoundProbs]
 
 
-# How many rows, whether some are sampled, and whether some keep less than all tokens.
-Bucket: TypeAlias = tuple[int, bool, bool]
+# How many rows, pages of tables, whether rows are sampled, and whether some keep not all tokens.
+Bucket: TypeAlias = tuple[int, int, bool, bool]
 
 
 @dataclass(slots=True)
@@ -249,9 +242,10 @@ class GraphCache:
     """Owns the static memory. `enter` writes rows and picks the program that `launch` runs.
 
     A bucket is the next power of two, so that few graphs serve every batch size; memory is
-    allocated once, for the largest. Batches with a sampled row have programs of their own, since a
-    greedy round makes no distribution, and so have those with a filtered one, since a cut takes
-    passes over every distribution. A program is made when its bucket is first met.
+    allocated once, for the largest. Page tables have buckets too: attention's grid covers all that
+    they hold. Batches with a sampled row have programs of their own, since a greedy round makes no
+    distribution, and so have those with a filtered one, since a cut takes passes over every
+    distribution. A program is made when its bucket is first met.
     """
 
     sizes: RoundSizes
@@ -264,7 +258,7 @@ class GraphCache:
     _launches: dict[Bucket, Callable[[], None]] = field(
         default_factory=dict[Bucket, Callable[[], None]]
     )
-    _current: Bucket = (0, False, False)
+    _current: Bucket = (0, 0, False, False)
 
     @property
     def k(self) -> int:
@@ -298,8 +292,9 @@ class GraphCache:
         every = [entry.seq.params for entry in entries]
         sampled = any(not params.greedy for params in every)
         filtered = any(filters_of(params) != KEEPS_ALL for params in every)
-        self._current = (bucket, sampled, filtered)
-        buffers = self._buffers = self._static().buffers.first(bucket)
+        num_pages = self._num_pages([entry.seq for entry in entries])
+        self._current = (bucket, num_pages, sampled, filtered)
+        buffers = self._buffers = self._static().buffers.first(bucket, num_pages)
 
         def write() -> None:
             buffers.write(entries)
@@ -307,8 +302,16 @@ class GraphCache:
         if self._current in self._launches:
             write()
             return
-        program = self.program(bucket, sampled=sampled, filtered=filtered)
+        program = self.program(bucket, num_pages, sampled=sampled, filtered=filtered)
         self._launches[self._current] = self.launcher.make(program, write)
+
+    def reaches(self, batch: Sequence[LiveSequence]) -> bool:
+        """True if page tables hold what `batch` may write in a round behind an unread one."""
+        return self._num_pages(batch) <= self._current[1]
+
+    def _num_pages(self, batch: Sequence[LiveSequence]) -> int:
+        most = max(LEAST_POSITIONS, *(len(seq.tokens) + 2 * (self.k + 1) for seq in batch))
+        return bucket_of(-(-most // self.sizes.page_size), self.sizes.num_pages)
 
     def write_budgets(self, budgets: Sequence[int]) -> None:
         self.buffers.write_budgets(budgets)
@@ -318,10 +321,12 @@ class GraphCache:
         self._launches[self._current]()
         return self._static().mailbox.post(self.buffers.report_BR)
 
-    def program(self, bucket: int, *, sampled: bool, filtered: bool = False) -> RoundProgram:
-        """The straight line for `bucket` rows."""
+    def program(
+        self, bucket: int, num_pages: int | None = None, *, sampled: bool, filtered: bool = False
+    ) -> RoundProgram:
+        """The straight line for `bucket` rows with tables of `num_pages`, all for None."""
         memory = self._static()
-        rows = memory.buffers.first(bucket)
+        rows = memory.buffers.first(bucket, num_pages)
         return RoundProgram(
             buffers=rows,
             target=memory.target,
@@ -342,9 +347,9 @@ class GraphCache:
         return self._memory
 
 
-def bucket_of(num_rows: int, batch_size: int) -> int:
-    """The next power of two, or the batch size if that is less."""
-    return min(1 << (num_rows - 1).bit_length(), batch_size)
+def bucket_of(number: int, most: int) -> int:
+    """The next power of two, or `most` if that is less."""
+    return min(1 << (number - 1).bit_length(), most)
 
 
 @dataclass(slots=True)
@@ -362,26 +367,22 @@ class _Memory:
 
     @classmethod
     def allocate(cls, sizes: RoundSizes, target: StackModel, draft: StackModel | None) -> _Memory:
-        num_rows, k = sizes.batch_size, sizes.k
+        num_rows, k, page_size = sizes.batch_size, sizes.k, sizes.page_size
+        width = num_rows * (k + 1)
         device = target.scratch.x_ND.device
         buffers = RoundBuffers.allocate(
             device,
             num_rows=num_rows,
             num_pages=sizes.num_pages,
-            page_size=sizes.page_size,
+            page_size=page_size,
             num_stops=MAX_STOPS,
             k=k,
         )
-        passes = StaticPass.of(
-            target,
-            num_rows=num_rows * (k + 1),
-            num_logits=num_rows * (k + 1),
-            page_size=sizes.page_size,
-        )
+        passes = StaticPass.of(target, num_rows=width, num_logits=width, page_size=page_size)
         drafts = None
         if draft is not None:
             drafts = StaticPass.of(
-                draft, num_rows=2 * num_rows, num_logits=num_rows, page_size=sizes.page_size
+                draft, num_rows=2 * num_rows, num_logits=num_rows, page_size=page_size
             )
         return cls(
             buffers=buffers,

@@ -117,8 +117,8 @@ class GraphRound:
         if refusal is not None and flight is None:
             return self.others.run(batch, chunks, num_waiting=num_waiting)
         ahead = None
-        if flight is not None and flight.carries(batch) and refusal is None:
-            ahead = self._launch(batch)
+        if flight is not None and refusal is None and flight.carries(batch):
+            ahead = self._launch(batch) if self.table.reaches(batch) else None
         self._read(chunks, num_waiting)
         outcomes = self._land(flight, batch, num_waiting) if flight is not None else []
         if ahead is None:

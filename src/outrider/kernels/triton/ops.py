@@ -16,7 +16,6 @@ Shapes:  N = packed tokens or rows, I = inputs, O = outputs, D = head or hidden 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan
 from outrider.kernels.reference import pointwise as plain
 from outrider.kernels.reference.linear import GROUP
 from outrider.kernels.triton import attention, linear, pointwise
-from outrider.kernels.triton.scratch import Workspace
+from outrider.kernels.triton.scratch import Workspace, attention_scratch
 from outrider.kernels.triton.tiles import (
     ROWS,
     AttentionShape,
@@ -42,36 +41,35 @@ from outrider.kernels.triton.tiles import (
     power_of_two,
 )
 
-# More rows are attended in several launches, so that the room for parts of a context stays small.
-_ROWS_AT_ONCE = 64
 # Groups of a row that one program quantises.
 _GROUPS_AT_ONCE = 32
 
 
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """What `norm_rope_append` scales query and key heads by, of shape D each."""
-
-    q_weight_D: Tensor
-    k_weight_D: Tensor
-    eps: float
-
-
 class TritonOps:
-    """The operators of one stream. `scheme` is none, int8 or int4, and concerns linears alone."""
+    """The operators of one stream. `scheme` is none, int8 or int4, and concerns linears alone.
+    `forms` has one packed weight for each binary that those packed here need."""
 
-    __slots__ = ("_room", "scheme")
+    __slots__ = ("_room", "forms", "scheme")
 
     def __init__(self, room: Workspace, scheme: str = "none") -> None:
         self._room, self.scheme = room, scheme
+        self.forms: dict[object, PackedLinear] = {}
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
         """At load. The weight itself where it is not quantised and contiguous."""
-        return pack(weight_OI, self.scheme)
+        return self._noted(pack(weight_OI, self.scheme))
 
     def pack_head(self, weight_OI: Tensor) -> PackedLinear:
         """The same of an output head."""
-        return pack_head(weight_OI, self.scheme)
+        return self._noted(pack_head(weight_OI, self.scheme))
+
+    def _noted(self, packed: PackedLinear) -> PackedLinear:
+        dtype, sizes = packed.data.dtype, (packed.num_in, packed.num_out)
+        shape = linear_shape(packed.num_out, dtype)
+        # Triton makes another binary of sizes that are multiples of 16.
+        steps = [size % step == 0 for size in sizes for step in (16, shape.inputs)]
+        self.forms.setdefault((shape, dtype, *steps), packed)
+        return packed
 
     def linear(
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
@@ -164,17 +162,6 @@ class TritonOps:
             **constants,
         )  # fmt: skip
 
-    def embed(self, table_VD: Tensor, tokens_N: Tensor, out_ND: Tensor) -> None:
-        """Rows of the table, widened to `out`. Tokens are of any integer dtype."""
-        num_rows, size = out_ND.shape
-        launch(
-            pointwise.embed_kernel,
-            (num_rows,),
-            table_VD, tokens_N, out_ND, size, out_ND.stride(0),
-            BLOCK=power_of_two(size),
-            num_warps=num_warps(size),
-        )  # fmt: skip
-
     def rms_norm(self, x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None:
         """x / sqrt(mean(x^2) + eps) * weight; `out` may be x."""
         self._norm(x_ND, (weight_D, weight_D), eps, out_ND, centred=False)
@@ -229,33 +216,15 @@ class TritonOps:
     ) -> None:
         """Rotates queries and keys in place, writes keys and values. A token whose slot is negative
         writes nothing: that is how a captured graph leaves a row out."""
-        self.norm_rope_append(qkv_NE, None, (cos_TH, sin_TH), plan, (k_GSD, v_GSD))
-
-    def norm_rope_append(
-        self,
-        qkv_NE: Tensor,
-        norms: HeadNorms | None,
-        tables: tuple[Tensor, Tensor],
-        plan: PackedPlan,
-        arena: tuple[Tensor, Tensor],
-    ) -> None:
-        """`head_norm` and `rope_append` in one launch, with the bits of the two. `tables` are cos
-        and sin of shape TH, `arena` keys and values of shape GSD."""
-        k_GSD, v_GSD = arena
-        cos_TH, sin_TH = tables
         num_kv_heads, _, head_dim = k_GSD.shape
         assert k_GSD.stride() == v_GSD.stride()
         num_all = qkv_NE.shape[1] // head_dim
-        q_weight_D, k_weight_D, eps = cos_TH, cos_TH, 0.0
-        if norms is not None:
-            q_weight_D, k_weight_D, eps = norms.q_weight_D, norms.k_weight_D, norms.eps
         launch(
             pointwise.rope_append_kernel,
             (plan.num_tokens, num_all),
-            qkv_NE, q_weight_D, k_weight_D, cos_TH, sin_TH, plan.positions_N, plan.slots_N,
-            k_GSD, v_GSD, num_all - 2 * num_kv_heads, num_kv_heads, qkv_NE.stride(0),
-            k_GSD.stride(0), k_GSD.stride(1), eps,
-            NORM=norms is not None,
+            qkv_NE, cos_TH, sin_TH, plan.positions_N, plan.slots_N, k_GSD, v_GSD,
+            num_all - 2 * num_kv_heads, num_kv_heads, qkv_NE.stride(0),
+            k_GSD.stride(0), k_GSD.stride(1),
             HALF=head_dim // 2,
             BLOCK=power_of_two(head_dim // 2),
             num_warps=1,
@@ -272,8 +241,8 @@ class TritonOps:
     ) -> None:
         """Softmax over exactly the keys that the plan names; a token of none gets zeros.
 
-        Windows, caps and sinks are for the reference (registry.py). Needs of the room
-        `attention_shape(...).room(...)`.
+        Windows, caps and sinks are for the reference (registry.py). Many rows over long contexts
+        take several launches, so that scratch memory stays small.
         """
         if isinstance(how, AttentionKind):
             raise ContractError("this attention has no windows, caps or sinks")
@@ -286,32 +255,35 @@ class TritonOps:
             head_dim=head_dim,
             dtype=k_GSD.dtype,
         )
-        for first in range(0, plan.num_tokens, _ROWS_AT_ONCE):
-            rows = (first, min(first + _ROWS_AT_ONCE, plan.num_tokens))
-            self._attend(qkv_NE, (k_GSD, v_GSD), (plan, rows), (shape, how), out_NO)
+        num_parts = cdiv(plan.pages_BP.shape[1] * plan.page_size, shape.part)
+        scratch = attention_scratch(plan.num_tokens, shape.num_heads, head_dim, num_parts)
+        views, (step, *_) = self._room.carve(*scratch), scratch[0][0]
+        for first in range(0, plan.num_tokens, step):
+            rows = (first, min(first + step, plan.num_tokens), num_parts)
+            self._attend(qkv_NE, (k_GSD, v_GSD, *views), (plan, rows), (shape, how), out_NO)
 
     def _attend(
         self,
         qkv_NE: Tensor,
-        arena: tuple[Tensor, Tensor],
-        which: tuple[PackedPlan, tuple[int, int]],
+        memory: tuple[Tensor, ...],
+        which: tuple[PackedPlan, tuple[int, int, int]],
         how: tuple[AttentionShape, float],
         out_NO: Tensor,
     ) -> None:
-        (k_GSD, v_GSD), (plan, (first, end)), (shape, scale) = arena, which, how
-        num_seqs, num_columns = plan.pages_BP.shape
-        parts = cdiv(num_columns * plan.page_size, shape.part)
-        best_NAP, total_NAP, mixed_NAPD = self._room.carve(*shape.room(end - first, parts))
-        tokens = shape.tokens_of_a_tile(plan.num_tokens, num_seqs)
+        k_GSD, v_GSD, best_NAP, total_NAP, mixed_NAPD = memory
+        (plan, (first, end, num_parts)), (shape, scale) = which, how
+        tokens = shape.tokens_of_a_tile(plan.num_tokens, plan.pages_BP.shape[0])
+        parts = best_NAP.shape[2]
         listed = plan.extra_slots_E is not None
         offsets_N1 = plan.extra_offsets_N1 if listed else plan.visible_N
         extra_E = plan.extra_slots_E if listed else plan.visible_N
         launch(
             attention.attend_kernel,
-            (cdiv(end - first, tokens), shape.num_kv_heads * shape.head_tiles, parts),
+            (cdiv(end - first, tokens), shape.num_kv_heads * shape.head_tiles, num_parts),
             qkv_NE, k_GSD, v_GSD, plan.seq_N, plan.visible_N, offsets_N1, extra_E, plan.pages_BP,
-            best_NAP, total_NAP, mixed_NAPD, first, end, tokens, parts, num_columns,
-            plan.page_size, qkv_NE.stride(0), k_GSD.stride(0), k_GSD.stride(1), scale,
+            best_NAP, total_NAP, mixed_NAPD, first, end, tokens, parts,
+            plan.pages_BP.shape[1], plan.page_size, qkv_NE.stride(0),
+            k_GSD.stride(0), k_GSD.stride(1), scale,
             LISTED=listed,
             HEAD_DIM=shape.head_dim,
             DIMS=shape.dims,
@@ -332,7 +304,8 @@ class TritonOps:
             HEAD_DIM=shape.head_dim,
             DIMS=shape.dims,
             PART=shape.part,
-            num_warps=1,
+            PARTS=shape.merged,
+            num_warps=4,
         )  # fmt: skip
 
     def silu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
@@ -346,10 +319,6 @@ class TritonOps:
             num_warps=4,
         )  # fmt: skip
 
-    def sigmoid_mul(self, gate_NF: Tensor, x_NF: Tensor) -> None:
-        """x * sigmoid(gate), in place."""
-        plain.sigmoid_mul(gate_NF, x_NF)
-
     def gelu(self, x_NF: Tensor, out_NF: Tensor) -> None:
         """With tanh; `out` may be x."""
         num_rows, size = out_NF.shape
@@ -361,10 +330,7 @@ class TritonOps:
             num_warps=4,
         )  # fmt: skip
 
-    def gelu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
-        """gelu(gate) * up."""
-        plain.gelu_mul(gate_up_N2F, out_NF)
-
-    def soft_cap(self, x_NF: Tensor, cap: float) -> None:
-        """cap * tanh(x / cap), in place."""
-        plain.soft_cap(x_NF, cap)
+    # Each row by itself, whatever the number of rows.
+    sigmoid_mul = staticmethod(plain.sigmoid_mul)
+    gelu_mul = staticmethod(plain.gelu_mul)
+    soft_cap = staticmethod(plain.soft_cap)

@@ -18,6 +18,11 @@ from torch import Tensor
 # A shape and a dtype.
 Part: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 
+# Positions of a context that one program attends to; results are merged in the order of parts.
+PART = 256
+# Rows that are attended at once, and bytes that what they leave of parts may take.
+_MOST_ROWS, _MOST_OF_PARTS = 64, 128 << 20
+
 # Views start at multiples of this many bytes, which is what wide loads need.
 _ALIGNMENT = 256
 _LEAST = 1 << 20
@@ -62,6 +67,22 @@ class Workspace:
             views.append(self._bytes[start : start + size].view(dtype).view(shape))
             start += _aligned(size)
         return views
+
+
+def attention_scratch(
+    num_rows: int, num_heads: int, head_dim: int, num_parts: int
+) -> tuple[Part, Part, Part]:
+    """The maximum, the sum and the mixed values of each part of a context, of as many of `num_rows`
+    rows as are attended at once. Parts are rounded up to a power of two: growth is seldom."""
+    num_parts = 1 << (num_parts - 1).bit_length()
+    at_once = _MOST_OF_PARTS // (num_heads * num_parts * (head_dim + 2) * 4)
+    shape = (max(1, min(num_rows, _MOST_ROWS, at_once)), num_heads, num_parts)
+    return (shape, torch.float32), (shape, torch.float32), ((*shape, head_dim), torch.float32)
+
+
+def workspace_bytes(parts: Sequence[Part]) -> int:
+    """The most that a workspace holds which grew to hold `parts`."""
+    return 2 * max(_LEAST, 1 << (bytes_of(parts) - 1).bit_length())
 
 
 def bytes_of(parts: Sequence[Part]) -> int:
