@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from gpu_check.models import kernels_of
+from gpu_check.models import kernels_of, small_config
 from gpu_check.setting import Setting, seconds_of
 
 from outrider.bench.machine import provenance
+from outrider.kernels.kinds import tried
 
 
 def environment(setting: Setting, record: dict[str, Any]) -> None:
@@ -21,7 +22,7 @@ def environment(setting: Setting, record: dict[str, Any]) -> None:
     record["triton"] = _triton_version()
     kernels = kernels_of(setting)
     record["kernels"] = {choice.op: choice.name for choice in kernels.choices}
-    record["exact"] = kernels.exact
+    record["exact"] = tried(kernels, small_config()).exact
     record["refusals"] = sorted({r for choice in kernels.choices for r in choice.refusals})
     if setting.on_cuda:
         found = torch.cuda.get_device_properties(setting.device)

@@ -16,6 +16,7 @@ from gpu_check.setting import Setting
 from safetensors.torch import load_file
 from torch import Tensor
 
+from outrider.kernels.kinds import tried
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import StateShape
 from outrider.kernels.registry import Kernels, choose
@@ -112,7 +113,9 @@ def _built(
 ) -> LlamaModel:
     place = Placement("inflated", setting.dtype, setting.device, quantise)
     kernels = kernels_of(setting, quantise)
-    return LlamaModel(config, weights, kernels=kernels, place=place, room=room)
+    model = LlamaModel(config, weights, kernels=kernels, place=place, room=room)
+    model.kernels = tried(kernels, config)
+    return model
 
 
 class _DeviceInflation(Inflation):

@@ -1,11 +1,14 @@
-"""Operators for layers that attend in their own way: windows, soft caps, sinks (AttentionKind)."""
+"""Kernels that follow from the model: for layers that attend in their own way (windows, soft caps,
+sinks: AttentionKind), and `exact` after a trial of the model's shapes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from outrider.core.errors import given
+from outrider.core.spec import DecoderConfig
 from outrider.kernels.reference.attention import TorchAttention
+from outrider.kernels.reference.delta import StateShape
 from outrider.kernels.registry import OPS, Choice, Kernels
 
 
@@ -25,4 +28,16 @@ def for_kinds(kernels: Kernels) -> Kernels:
         choices=tuple(choices),
         exact=False,
         twin=lambda: for_kinds(make()),
+        trial=None,
     )
+
+
+def tried(kernels: Kernels, config: DecoderConfig, delta: StateShape | None = None) -> Kernels:
+    """`kernels` with the answer of their trial, if they have one, by the weights that they have
+    packed by now, the attention of `config` and recurrent layers of shape `delta`."""
+    return kernels if kernels.trial is None else _known(kernels, kernels.trial(config, delta))
+
+
+def _known(kernels: Kernels, exact: bool) -> Kernels:
+    make = given(kernels.twin, "maker of such kernels")
+    return replace(kernels, exact=exact, trial=None, twin=lambda: _known(make(), exact))

@@ -25,6 +25,7 @@ from torch import Tensor
 from outrider.core import env
 from outrider.core.errors import given
 from outrider.core.sampling import PLAIN, Sampling
+from outrider.core.spec import DecoderConfig
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
@@ -46,7 +47,7 @@ from outrider.kernels.plan import (
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.attention import TorchAttention
-from outrider.kernels.reference.delta import Cells, DeltaWeights, TokenRun, torch_delta
+from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun, torch_delta
 from outrider.kernels.reference.grouped import TorchGrouped, definition
 from outrider.kernels.reference.linear import TorchInt8, TorchLinear, pack_plain, pack_tiled
 
@@ -125,8 +126,9 @@ class Kernels:
 
     `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
     bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
-    operator is row-invariant: a row's bits depend on that row alone. `threads` is how many of them
-    native operators use; they never change a bit. `lookups`, if there are some, serve drafters.
+    operator is row-invariant: a row's bits depend on that row alone; with a `trial` that is unknown
+    before the device answered (kinds.py). `threads` is how many of them native operators use; they
+    never change a bit. `lookups`, if there are some, serve drafters.
 
     For lanes that run at once: `twin` makes operators over the same packed weights that share no
     scratch memory with these, and `join_lane(number, threads)` has the native calls of the calling
@@ -160,6 +162,7 @@ class Kernels:
     twin: Callable[[], Kernels] | None = None
     join_lane: Callable[[int, int], None] | None = None
     lookups: NativeLookups | None = None
+    trial: Callable[[DecoderConfig, StateShape | None], bool] | None = None
 
     def verify_prefix(self, logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
         return verify_prefix(logits_BKV, draft_ids_BK, self.argmax)
@@ -342,8 +345,6 @@ def _triton(
     refusals: tuple[str, ...],
     exact: bool | None = None,
 ) -> Kernels:
-    """Compiles the kernels of a short trial, which decides whether they may be called `exact`; None
-    has not been decided yet."""
     # Imported here: Triton compiles and asks for devices, and most machines have neither.
     from outrider.kernels.triton.delta_ops import TritonDelta
     from outrider.kernels.triton.eager import EagerProbs
@@ -354,7 +355,6 @@ def _triton(
     room = Workspace(device)
     ops, delta = TritonOps(room, quantise), TritonDelta(room)
     distributions = EagerProbs(room, device)
-    exact = rows_alike(ops, delta, device, dtype) if exact is None else exact
     linear, *others = (Choice(op, "triton", refusals) for op in OPS)
     if quantise != "none":
         linear = replace(linear, name=f"triton {quantise}")
@@ -365,8 +365,9 @@ def _triton(
         argmax=distributions.argmax,
         sampling=distributions.sampling,
         choices=(linear, *others),
-        exact=exact,
-        twin=lambda: _triton(device, dtype, quantise, refusals, exact),
+        exact=bool(exact),
+        twin=lambda: _triton(device, dtype, quantise, refusals, bool(exact)),
+        trial=partial(rows_alike, ops, delta, device, dtype) if exact is None else None,
     )
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
+from outrider.kernels.kinds import tried
 from outrider.kernels.native.forward import Forward
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels, choose
@@ -378,7 +379,9 @@ def make_gemm(shape: GemmShape, costs: NonGemmCosts, options: LoadOptions) -> Ge
         quantise=options.quantise,
     )
     place = Placement(shape.name, dtype, device, options.quantise)
-    return GemmModel(shape, costs, kernels=kernels, place=place, room=options.room)
+    model = GemmModel(shape, costs, kernels=kernels, place=place, room=options.room)
+    model.kernels = tried(kernels, model.config)
+    return model
 
 
 def _part(buffer_NX: Tensor, index: int, width: int) -> Tensor:

@@ -8,8 +8,7 @@ dtype. Scratch memory is allocated once, for `max_rows` packed tokens.
 Shapes:  N = packed tokens or W = tokens of the window, M = packed logits rows or kept tokens,
          D = hidden size or head size, V = vocabulary, E = fused q, k and v, A = heads x head size,
          F = FFN size, U = outputs of the FFN's first product (2F where it has a gate), K = captured
-         layers, G = KV heads, S = slots, T = tokens, H = query heads, C = copied slots, whole pages
-         of them.
+         layers, G = KV heads, S = slots, T = tokens, H = query heads, C = slots of whole pages.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec, RecurrentCapacity
 from outrider.kernels.kv_rows import floats, head_dim_of
 from outrider.kernels.native.forward import Forward, ForwardBuffers
-from outrider.kernels.plan import PackedPlan
+from outrider.kernels.plan import PackedPlan, sent
 from outrider.kernels.registry import Kernels
 from outrider.models.weights import Placement
 
@@ -98,7 +97,8 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The buffers of one step, float32 but for `rows_ND`. The next step overwrites them."""
+    """The buffers of one step, float32 but for `rows_ND` and what linears alone read, which is of
+    the weights' dtype. The next step overwrites them."""
 
     rows_ND: Tensor
     x_ND: Tensor
@@ -118,10 +118,15 @@ class Scratch:
             x_ND=buffer(spec.hidden_size),
             norm_ND=buffer(spec.hidden_size),
             qkv_NE=buffer((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim),
-            attended_NA=buffer(spec.num_heads * spec.head_dim),
+            attended_NA=buffer(spec.num_heads * spec.head_dim, place.activations),
             up_NU=buffer(up_size),
-            activated_NF=buffer(spec.ffn_size),
+            activated_NF=buffer(spec.ffn_size, place.activations),
         )
+
+    @property
+    def normed(self) -> Tensor:
+        """Memory for what a layer's norm gives to linears alone."""
+        return self.rows_ND if self.activated_NF.dtype == self.rows_ND.dtype else self.norm_ND
 
     def first(self, num_rows: int) -> Self:
         return type(self)(*(getattr(self, buffer.name)[:num_rows] for buffer in fields(self)))
@@ -262,13 +267,11 @@ class Passes:
         wanted = wanted_tokens(rows)
         if len(wanted) > self._room.max_logits:
             raise ContractError("more logits are wanted than there is room for")
-        wanted_M = torch.tensor(wanted, dtype=torch.int32, device=self.logits_MV.device)
+        wanted_M = sent(torch.tensor(wanted, dtype=torch.int32), self.logits_MV.device)
         return wanted_M, self.logits_MV[: len(wanted)]
 
     def _view(self, num_rows: int) -> Scratch:
-        view = self._views.get(num_rows)
-        if view is None:
-            view = self._views[num_rows] = self.scratch.first(num_rows)
+        view = self._views[num_rows] = self._views.get(num_rows) or self.scratch.first(num_rows)
         return view
 
 

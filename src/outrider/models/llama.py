@@ -71,6 +71,10 @@ class LlamaModel(PassDecoder):
         self.config, self.kernels = config, kernels
         share = Share(comm.rank, comm.size)
         self._comm, part = comm, share.part(config)
+        if {one.name for one in kernels.choices} == {"triton"} and config.traits.gate is Gate.SILU:
+            # Its linears round what they read to the dtype of a weight: to the same bits. A matrix
+            # is always read in one dtype, a head in float32: compilers may sum in other orders.
+            place = replace(place, activations=place.dtype)
         self._spec, self._place = place.spec(config), place
         reader = WeightReader(weights, kernels, place, text=TextNames.of(weights))
         self._tables = read_tables(reader, config, share)

@@ -52,10 +52,10 @@ class LayerOperators:
     ) -> None:
         """Add the layer to `scratch.x_ND`. Attention reads `reads`; None is the normed residual."""
         if reads is None:
-            reads = self._normed(kernels, layer.attention_norm_D, scratch)
+            reads = self._normed(kernels, layer, layer.attention_norm_D, scratch)
         self._attend(kernels, layer, reads, plan, scratch, kv)
         if self.config.traits.norms is not Norms.PARALLEL:
-            reads = self._normed(kernels, layer.ffn_norm_D, scratch)
+            reads = self._normed(kernels, layer, layer.ffn_norm_D, scratch)
         self._feed(kernels, layer, reads, scratch)
 
     def norm(self, kernels: Kernels, x_ND: Tensor, weight_D: Tensor, out_ND: Tensor) -> None:
@@ -65,12 +65,15 @@ class LayerOperators:
         else:
             kernels.rms_norm(x_ND, weight_D, eps, out_ND)
 
-    def _normed(self, kernels: Kernels, weight_D: Tensor | None, scratch: Scratch) -> Tensor:
-        """What a product reads of the residual."""
+    def _normed(
+        self, kernels: Kernels, layer: LayerWeights, weight_D: Tensor | None, scratch: Scratch
+    ) -> Tensor:
+        """What a product reads of the residual. Routers of a mixture read float32."""
         if weight_D is None:
             return scratch.x_ND
-        self.norm(kernels, scratch.x_ND, weight_D, scratch.norm_ND)
-        return scratch.norm_ND
+        out_ND = scratch.normed if layer.mixture is None else scratch.norm_ND
+        self.norm(kernels, scratch.x_ND, weight_D, out_ND)
+        return out_ND
 
     def _attend(
         self,

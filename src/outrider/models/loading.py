@@ -21,7 +21,7 @@ from outrider.core.config import MORE_GPUS
 from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.core.spec import KV_GROUP, DecoderConfig, ModelSpec
-from outrider.kernels.kinds import for_kinds
+from outrider.kernels.kinds import for_kinds, tried
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
@@ -159,21 +159,23 @@ def load_model(
             held,
             options.kv_dtype,
         )
+        room, delta = options.room, None
         match config:
             case GPT2Config():
-                return GPT2Model(config, weights, kernels=kernels, place=place, room=options.room)
+                model = GPT2Model(config, weights, kernels=kernels, place=place, room=room)
             case QwenHybridConfig():
-                return QwenHybridModel(
-                    config, weights, kernels=kernels, place=place, room=options.room
-                )
+                model = QwenHybridModel(config, weights, kernels=kernels, place=place, room=room)
+                delta = config.delta
             case _:
                 if not comm.ordered:
-                    kernels = replace(kernels, exact=False)
+                    kernels = replace(kernels, exact=False, trial=None)
                 if config.attends_otherwise:
                     kernels = for_kinds(kernels)
-                return LlamaModel(
-                    config, weights, kernels=kernels, place=place, room=options.room, comm=comm
+                model = LlamaModel(
+                    config, weights, kernels=kernels, place=place, room=room, comm=comm
                 )
+        model.kernels = tried(model.kernels, config, delta)
+        return model
 
 
 def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:
@@ -212,10 +214,10 @@ def pick_device(name: str) -> torch.device:
         "mps": torch.backends.mps.is_available(),
         "cpu": True,
     }
-    if name == "auto":
-        return torch.device(next(device for device, there in present.items() if there))
     num_gpus = torch.cuda.device_count() if present["cuda"] else 0
     present |= {gpu: number < num_gpus for number, gpu in enumerate(MORE_GPUS, 1)}
+    if name == "auto":
+        return torch.device(next(device for device, there in present.items() if there))
     if name not in present:
         raise ConfigError(f"device: unknown value {name!r}.", hint=did_you_mean(name, present))
     if not present[name]:

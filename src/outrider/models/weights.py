@@ -239,8 +239,9 @@ EVERYTHING = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Precision of weights and KV, and where they live; reports call the model `name`. Matrices
-    are held as `quantise` says, blocks of a file that stay as they are take `stored_bytes`."""
+    """Precision of weights, KV and `activations` that linears alone read, and where all live;
+    reports call the model `name`. Matrices are held as `quantise` says, blocks of a file that stay
+    as they are take `stored_bytes`."""
 
     name: str
     dtype: torch.dtype
@@ -248,6 +249,7 @@ class Placement:
     quantise: str = "none"
     stored_bytes: int = 0
     kv_dtype: str = "auto"
+    activations: torch.dtype = torch.float32
 
     def spec(self, config: DecoderConfig) -> ModelSpec:
         width = self.dtype.itemsize
@@ -299,7 +301,8 @@ class WeightReader:
         """As in transformers, a head that is stored wins over tying. `rows` are those wanted."""
         vocab_size, hidden_size = embedding_VD.shape
         pack = self.kernels.pack_head or self.kernels.pack
-        is_tied, is_whole = tied and HEAD not in self, _is_all(rows, vocab_size)
+        every = range(vocab_size)
+        is_tied, is_whole = tied and HEAD not in self, every[rows] == every
         if not is_tied:
             stored = self._as_stored({HEAD: vocab_size}, hidden_size) if is_whole else None
             return stored or pack(self.table(HEAD, vocab_size, hidden_size)[rows])
@@ -319,7 +322,7 @@ class WeightReader:
     ) -> PackedLinear:
         """One matrix of the weights of `outputs`, in that order; then its rows in `order_O`, and
         of its inputs those in `columns`."""
-        if order_O is None and _is_all(columns, num_in):
+        if order_O is None and range(num_in)[columns] == range(num_in):
             names = {f"{name}.weight": num_out for name, num_out in outputs.items()}
             if (stored := self._as_stored(names, num_in)) is not None:
                 return stored
@@ -390,10 +393,6 @@ class WeightReader:
     def _copy(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Memory of our own: the file may change or vanish while the model runs."""
         return tensor.to(device=self._place.device, dtype=dtype, copy=True)
-
-
-def _is_all(part: slice, size: int) -> bool:
-    return range(size)[part] == range(size)
 
 
 def _ordered(rows: Tensor, order_O: Tensor | None) -> Tensor:

@@ -26,7 +26,7 @@ _NOWHERE = tl.constexpr(0x7FFFFFFF)
 _COVER = tl.constexpr(2.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_drafted"])
 def ratio_kernel(
     tokens_ptr, lengths_ptr, p_ptr, p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr,
     q_ptr, q_temperature_ptr, q_best_ptr, q_total_ptr, q_first_ptr, ratio_ptr,
@@ -82,7 +82,7 @@ def _weights(
     return tl.where(left < 0, 0.0, left), p
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_drafted"])
 def uncovered_kernel(
     lengths_ptr, p_ptr, p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr,
     q_ptr, q_temperature_ptr, q_best_ptr, q_total_ptr, q_first_ptr, ratio_ptr, left_ptr,
@@ -114,7 +114,7 @@ def uncovered_kernel(
         tl.store(left_ptr + at * num_pieces + piece, tl.sum(left, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_drafted"])
 def decide_kernel(
     lengths_ptr, seed_ptr, sample_ptr, start_ptr, ratio_ptr, left_ptr, kept_ptr, share_ptr,
     num_drafted, num_pieces, BLOCK_RULE: tl.constexpr, PIECES: tl.constexpr
@@ -164,7 +164,7 @@ def _at_kept(chain, kept_ptr, lengths_ptr, tokens_ptr, num_drafted, CHAINS: tl.c
         return tl.full((), 0, tl.int32), chain, chain * 0, none, chain * 0 - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_drafted"])
 def left_kernel(
     kept_ptr, share_ptr, lengths_ptr, tokens_ptr,
     p_ptr, p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr,
@@ -199,7 +199,7 @@ def left_kernel(
     tl.store(sums_ptr + at + 1, tl.sum(p, 0))
 
 
-@triton.jit(do_not_specialize=["node_word"])
+@triton.jit(do_not_specialize=["node_word", "num_drafted"])
 def pick_kernel(
     kept_ptr, share_ptr, lengths_ptr, tokens_ptr,
     p_ptr, p_temperature_ptr, p_best_ptr, p_total_ptr, p_first_ptr,

@@ -78,8 +78,13 @@ def _step(q, keys, values, valid, best, total, mixed, scale):
     return new_best, total, mixed
 
 
-# One binary whatever the rows and however many tokens share a tile.
-@triton.jit(do_not_specialize=["first_row", "end_row", "tokens", "num_parts", "num_columns"])
+# One binary whatever the rows, however many tokens share a tile, and wherever a plan's parts begin.
+@triton.jit(
+    do_not_specialize=["first_row", "end_row", "tokens", "num_parts", "num_columns", "page_size"],
+    do_not_specialize_on_alignment=[
+        "seq_ptr", "visible_ptr", "offsets_ptr", "extra_ptr", "pages_ptr"
+    ],
+)  # fmt: skip
 def attend_kernel(
     qkv_ptr, k_ptr, v_ptr, seq_ptr, visible_ptr, offsets_ptr, extra_ptr, pages_ptr,
     best_ptr, total_ptr, mixed_ptr, first_row, end_row, tokens, num_parts, num_columns, page_size,
@@ -152,36 +157,44 @@ def attend_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["first_row", "num_parts"])
+@triton.jit(
+    do_not_specialize=["first_row", "num_parts"],
+    do_not_specialize_on_alignment=["visible_ptr", "offsets_ptr"],
+)
 def merge_kernel(
     visible_ptr, offsets_ptr, best_ptr, total_ptr, mixed_ptr, out_ptr, first_row, num_parts,
     out_stride,
-    LISTED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PART: tl.constexpr
+    LISTED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PART: tl.constexpr,
+    PARTS: tl.constexpr
 ):  # fmt: skip
-    """One query head of one token."""
+    """One query head of one token. Sums are taken of PARTS neighbouring parts at once, each PARTS
+    apart: their order follows from the number of a part alone."""
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = first_row + index
-    dim = tl.arange(0, DIMS)
+    dim, lane = tl.arange(0, DIMS), tl.arange(0, PARTS)
     num_keys = _num_keys(visible_ptr, offsets_ptr, row, LISTED)
-    start = (index * tl.num_programs(1) + head) * num_parts
-    best = tl.full((), float("-inf"), tl.float32)
-    total = tl.zeros((), tl.float32)
-    mixed = tl.zeros((DIMS,), tl.float32)
-    for part in range(tl.cdiv(num_keys, PART)):
-        part_best = tl.load(best_ptr + start + part)
-        part_mixed = tl.load(
-            mixed_ptr + (start + part) * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0
-        )
-        new_best = tl.maximum(best, part_best)
-        base = tl.where(new_best == float("-inf"), 0.0, new_best)
-        shrink, part_shrink = tl.exp(best - base), tl.exp(part_best - base)
-        total = total * shrink + tl.load(total_ptr + start + part) * part_shrink
-        mixed = mixed * shrink + part_mixed * part_shrink
-        best = new_best
+    first = (index * tl.num_programs(1) + head) * num_parts + lane
+    end = tl.cdiv(num_keys, PART)
+    bests = tl.full((PARTS,), float("-inf"), tl.float32)
+    for part in range(0, end, PARTS):
+        live = part + lane < end
+        found = tl.load(best_ptr + first + part, mask=live, other=float("-inf"))
+        bests = tl.maximum(bests, found)
+    best = tl.max(bests, 0)
+    base = tl.where(best == float("-inf"), 0.0, best)
+    totals, mixed = tl.zeros((PARTS,), tl.float32), tl.zeros((PARTS, DIMS), tl.float32)
+    for part in range(0, end, PARTS):
+        live = part + lane < end
+        at = first + part
+        share = tl.exp(tl.load(best_ptr + at, mask=live, other=float("-inf")) - base)
+        totals += tl.load(total_ptr + at, mask=live, other=0.0) * share
+        offsets = at[:, None] * HEAD_DIM + dim[None, :]
+        mask = live[:, None] & (dim[None, :] < HEAD_DIM)
+        mixed += tl.load(mixed_ptr + offsets, mask=mask, other=0.0) * share[:, None]
     # A token of no keys gets zeros.
-    out = tl.div_rn(mixed, tl.where(num_keys > 0, total, 1.0))
+    total = tl.where(num_keys > 0, tl.sum(totals, 0), 1.0)
     tl.store(
         out_ptr + row * out_stride + head * HEAD_DIM + dim,
-        rounded(out, out_ptr.dtype.element_ty),
+        rounded(tl.div_rn(tl.sum(mixed, 0), total), out_ptr.dtype.element_ty),
         mask=dim < HEAD_DIM,
     )

@@ -1,5 +1,5 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""Triton kernels of norms, rotary positions, gated activations and the embedding.
+"""Triton kernels of norms, rotary positions and gated activations.
 
 One program computes one row, one head or one piece of a row, so rows cannot touch. Sums are
 float32, divisions and square roots are rounded as IEEE 754 says, and results are rounded to the
@@ -16,16 +16,6 @@ import triton.language as tl
 from outrider.kernels.triton.tiles import rounded
 
 BLOCK = 1024
-
-
-@triton.jit
-def embed_kernel(table_ptr, tokens_ptr, out_ptr, size, out_stride, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    token = tl.load(tokens_ptr + row).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    x = tl.load(table_ptr + token * size + place, mask=place < size, other=0.0)
-    out = rounded(x.to(tl.float32), out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * out_stride + place, out, mask=place < size)
 
 
 @triton.jit
@@ -55,17 +45,6 @@ def norm_kernel(
 
 
 @triton.jit
-def _scaled_halves(low, high, mask, half, weight_ptr, place, eps):
-    """The RMS norm of a head given as its two halves."""
-    # The halves are summed apart and then together, here and in `head_norm_kernel`.
-    mean = tl.div_rn(tl.sum(low * low, 0) + tl.sum(high * high, 0), (2 * half).to(tl.float32))
-    root = tl.sqrt_rn(mean + eps)
-    low_weight = tl.load(weight_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    high_weight = tl.load(weight_ptr + half + place, mask=mask, other=0.0).to(tl.float32)
-    return tl.div_rn(low, root) * low_weight, tl.div_rn(high, root) * high_weight
-
-
-@triton.jit
 def head_norm_kernel(
     qkv_ptr, q_weight_ptr, k_weight_ptr, half, num_heads, row_stride, eps, BLOCK: tl.constexpr
 ):
@@ -76,16 +55,20 @@ def head_norm_kernel(
     low = tl.load(head_ptr + place, mask=mask, other=0.0)
     high = tl.load(head_ptr + half + place, mask=mask, other=0.0)
     weight_ptr = q_weight_ptr if head < num_heads else k_weight_ptr
-    low, high = _scaled_halves(low, high, mask, half, weight_ptr, place, eps)
+    mean = tl.div_rn(tl.sum(low * low, 0) + tl.sum(high * high, 0), (2 * half).to(tl.float32))
+    root = tl.sqrt_rn(mean + eps)
+    low_weight = tl.load(weight_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    high_weight = tl.load(weight_ptr + half + place, mask=mask, other=0.0).to(tl.float32)
+    low, high = tl.div_rn(low, root) * low_weight, tl.div_rn(high, root) * high_weight
     tl.store(head_ptr + place, low, mask=mask)
     tl.store(head_ptr + half + place, high, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def rope_append_kernel(
-    qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr,
-    k_ptr, v_ptr, num_heads, num_kv_heads, row_stride, group_stride, slot_stride, eps,
-    NORM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
+    qkv_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, k_ptr, v_ptr,
+    num_heads, num_kv_heads, row_stride, group_stride, slot_stride,
+    HALF: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One head of one token: queries are rotated, keys rotated and written, values written."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -95,10 +78,6 @@ def rope_append_kernel(
     low = tl.load(head_ptr + place, mask=mask, other=0.0)
     high = tl.load(head_ptr + HALF + place, mask=mask, other=0.0)
     if head < num_heads + num_kv_heads:
-        if NORM:
-            weight_ptr = q_weight_ptr if head < num_heads else k_weight_ptr
-            half = tl.full((), HALF, tl.int32)
-            low, high = _scaled_halves(low, high, mask, half, weight_ptr, place, eps)
         position = tl.load(positions_ptr + row).to(tl.int64)
         cos = tl.load(cos_ptr + position * HALF + place, mask=mask, other=0.0)
         sin = tl.load(sin_ptr + position * HALF + place, mask=mask, other=0.0)

@@ -10,8 +10,8 @@
 Factors of padding are 0.
 
 Sizes of tiles are pure functions of the model's shapes, never of the number of rows, because tuning
-at run time would give other sums on another machine or run. They were chosen for sm_90: some 100
-programs at least, and some 20 kB of weights on their way to each multiprocessor.
+at run time would give other sums on another machine or run. They were chosen for sm_90: some 64
+programs at least, and 20 kB of weights or more on their way to each multiprocessor.
 
 Shapes:  O = outputs, I = inputs, G = groups, C = inputs of a group, J = pairs of groups,
          F = factors of a group, N = rows of a call, A = query heads, P = parts of the context,
@@ -34,7 +34,7 @@ from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.grouped import BITS, HEAD_BITS
 from outrider.kernels.reference.linear import GROUP, in_parts
 from outrider.kernels.reference.quantise import quantise
-from outrider.kernels.triton.scratch import Part
+from outrider.kernels.triton.scratch import PART
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
@@ -45,7 +45,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     it.
     """
     if 0 not in grid:
-        kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+        # Triton takes the thread's current device, which need not be that of the tensors.
+        with torch.cuda.device_of(arguments[0]):
+            kernel[grid](*arguments, **constants, enable_fp_fusion=False)
 
 
 def cdiv(number: int, step: int) -> int:
@@ -130,10 +132,23 @@ def dot(a, b, acc):
 
 
 @triton.jit
+def tf32(x):
+    """The float32 `x` cut off to the 11 significant bits of TF32."""
+    return (x.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def dot_whole(a, b, acc):
-    """acc + a b with all bits of the float32 `a`: where b is bfloat16, a is a sum of three of
-    them, and each product is exact."""
-    if INTERPRETED or b.dtype == tl.float32 or b.dtype == tl.float16:
+    """acc + a b with all bits of the float32 `a`, on the matrix units unless b is float32: `a` is a
+    sum of three numbers of bfloat16, or of TF32, which holds any float16. Each product is exact."""
+    if b.dtype == tl.float16:
+        b = b.to(tl.float32)
+        high = tf32(a)
+        middle = tf32(a - high)
+        acc = tl.dot(a - high - middle, b, acc, input_precision="tf32")
+        acc = tl.dot(middle, b, acc, input_precision="tf32")
+        acc = tl.dot(high, b, acc, input_precision="tf32")
+    elif INTERPRETED or b.dtype == tl.float32:
         acc = tl.dot(a, b.to(tl.float32), acc, input_precision="ieee")
     else:
         high = a.to(tl.bfloat16)
@@ -157,10 +172,12 @@ def fused(a, b, c):
     return c
 
 
+# Bytes of shared memory for the steps of a linear of floats: less than any device has. A program
+# that has a multiprocessor for itself needs 26 kB of weights on their way: its share of the rate of
+# memory times the time of a load (of an H200, 33 GB/s and 0.8 microseconds).
+MOST_SHARED = 80 << 10
 # Rows of every tile: the least that the matrix units of a GPU take, so 1 row costs what 16 do.
 ROWS = 16
-# Positions of a context that one program attends to; results are merged in the order of parts.
-PART = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +195,18 @@ def linear_shape(num_out: int, dtype: torch.dtype) -> LinearShape:
     outputs = 64 if num_out >= 16_384 else 32 if num_out >= 2_048 else 16
     if dtype == torch.float32:
         return LinearShape(outputs, 32, 4, 3)
-    if dtype == torch.int8:
+    if not dtype.is_floating_point:
         return LinearShape(outputs, 256, 4, 4)
-    return LinearShape(outputs, 256 if dtype == torch.uint8 else 128, 4, 4)
+    # Rows may be float32. One step is multiplied while the others are on their way.
+    step = 128 * (outputs * dtype.itemsize + ROWS * 4)
+    return LinearShape(outputs, 128, 4, 1 + MOST_SHARED // step)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """`shared` query heads read one key head. A tile holds `heads_of_a_tile` of them, a power of
     two, for several tokens; `head_tiles` tiles hold them all. `dims` is the head size padded,
-    `keys` how many keys one step takes."""
+    `keys` how many keys one step takes, `merged` how many parts are merged at once."""
 
     num_heads: int
     num_kv_heads: int
@@ -196,6 +215,7 @@ class AttentionShape:
     keys: int
     num_stages: int
     part: int = PART
+    merged: int = 32
 
     @property
     def shared(self) -> int:
@@ -214,15 +234,6 @@ class AttentionShape:
         read its keys together. A token's bits do not depend on it."""
         average = max(1, num_tokens // max(1, num_seqs))
         return min(ROWS // self.heads_of_a_tile, 1 << (average.bit_length() - 1))
-
-    def room(self, num_rows: int, num_parts: int) -> tuple[Part, Part, Part]:
-        """What a call needs: the maximum, the sum and the mixed values of each part."""
-        shape = (num_rows, self.num_heads, num_parts)
-        return (
-            (shape, torch.float32),
-            (shape, torch.float32),
-            ((*shape, self.head_dim), torch.float32),
-        )
 
 
 def attention_shape(

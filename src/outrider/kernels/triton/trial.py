@@ -1,8 +1,9 @@
-"""Trial of row-invariance on this device: are rows computed alike? Run when kernels are chosen.
+"""Trial of row-invariance on this device: are rows computed alike? Run when a model is loaded.
 
 The kernels are written to be row-invariant, but a compiler lays out sums as it likes. So
-`Kernels.exact` is the result of a short trial: every row of a linear, of an attention and of a
-gated delta rule alone against the same rows together.
+`Kernels.exact` is the result of a short trial of every binary that the model has for linears, of
+attention with its heads and of its gated delta rule: every row alone against the same rows
+together.
 
 Shapes:  N = rows, I = inputs, O = outputs, E = packed heads, G = key/value heads, S = slots,
          D = head size, P = outputs of a recurrent layer's first product.
@@ -11,62 +12,63 @@ Shapes:  N = rows, I = inputs, O = outputs, E = packed heads, G = key/value head
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from outrider.kernels.plan import PackedPlan
+from outrider.core.spec import DecoderConfig
+from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.ops import TritonOps
 
 # More than two tiles of rows, the last of them not full.
 _ROWS = 37
-_HEADS, _KV_HEADS, _DIM = 4, 2, 64
 _PAGE, _COMMITTED = 16, 290
-# Inputs and outputs.
-_SIZES = (512, 256)
-_STATE = StateShape(
-    num_layers=1,
-    num_taps=4,
-    num_channels=2 * 2 * 64 + 4 * 64,
-    num_key_heads=2,
-    num_heads=4,
-    key_dim=64,
-    value_dim=64,
-)
 
 
 def rows_alike(
-    ops: TritonOps, delta: TritonDelta, device: torch.device, dtype: torch.dtype
+    ops: TritonOps,
+    delta: TritonDelta,
+    device: torch.device,
+    dtype: torch.dtype,
+    config: DecoderConfig,
+    state: StateShape | None,
 ) -> bool:
-    """Compiles what it runs; waits for the device."""
-    return (
-        _linear_alike(ops, device, dtype)
-        and _attention_alike(ops, device, dtype)
-        and delta_alike(delta, device)
-    )
+    """The trial of the weights that `ops` packed, of attention with heads of `config` over keys of
+    `dtype`, and of recurrent layers of shape `state`. Waits for the device."""
+
+    if not all(_linear_alike(ops, packed, device) for packed in ops.forms.values()):
+        return False
+    layer = None if state is None else replace(state, num_layers=1)
+    attention = _attention_alike(ops, config, device, dtype)
+    return attention and (layer is None or delta_alike(delta, device, layer))
 
 
-def _linear_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
-    num_in, num_out = _SIZES
-    packed = ops.pack(_waves((num_out, num_in), device, dtype))
-    x_NI = _waves((_ROWS, num_in), device, torch.float32)
-    out_NO, alone_NO = (torch.zeros(_ROWS, num_out, device=device) for _ in range(2))
-    ops.linear(x_NI, packed, out_NO)
-    for row in range(_ROWS):
-        ops.linear(x_NI[row : row + 1], packed, alone_NO[row : row + 1])
+def _linear_alike(ops: TritonOps, packed: PackedLinear, device: torch.device) -> bool:
+    out_NO, alone_NO = torch.zeros(2, _ROWS, packed.num_out, device=device)
+    read = {torch.float32, torch.float32 if packed.scales is not None else packed.data.dtype}
+    for accumulate, dtype in product((False, True), read):
+        x_NI = _waves((_ROWS, packed.num_in), device, dtype)
+        ops.linear(x_NI, packed, out_NO, accumulate)
+        for row in range(_ROWS):
+            at = slice(row, row + 1)
+            ops.linear(x_NI[at], packed, alone_NO[at], accumulate)
     return torch.equal(out_NO, alone_NO)
 
 
-def _attention_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -> bool:
+def _attention_alike(
+    ops: TritonOps, config: DecoderConfig, device: torch.device, dtype: torch.dtype
+) -> bool:
     """A chain of new tokens behind a context of more than one part, and the same named key by key,
     as a tree's would be."""
     pages = -(-(_COMMITTED + _ROWS) // _PAGE)
-    shape = (_KV_HEADS, pages * _PAGE, _DIM)
+    shape = (config.num_kv_heads, pages * _PAGE, config.head_dim)
     k_GSD, v_GSD = _waves(shape, device, dtype), _waves(shape, device, dtype).flip(1)
-    qkv_NE = _waves((_ROWS, (_HEADS + 2 * _KV_HEADS) * _DIM), device, torch.float32)
-    whole_NO, listed_NO, alone_NO = torch.zeros(3, _ROWS, _HEADS * _DIM, device=device)
+    qkv_NE = _waves((_ROWS, config.qkv_size), device, torch.float32)
+    size = config.num_heads * config.head_dim
+    whole_NO, listed_NO, alone_NO = torch.zeros(3, _ROWS, size, device=device)
     chain, tree = _plan(0, _ROWS, pages, device), _listed(_ROWS, pages, device)
     ops.attention(qkv_NE, k_GSD, v_GSD, chain, 0.125, whole_NO)
     ops.attention(qkv_NE, k_GSD, v_GSD, tree, 0.125, listed_NO)
@@ -77,7 +79,7 @@ def _attention_alike(ops: TritonOps, device: torch.device, dtype: torch.dtype) -
 
 
 def delta_alike(
-    delta: TritonDelta, device: torch.device, shape: StateShape = _STATE, num_rows: int = _ROWS
+    delta: TritonDelta, device: torch.device, shape: StateShape, num_rows: int = _ROWS
 ) -> bool:
     """A text that is read at once, and the same row by row: all but the last from state to state,
     the last from the first state and the inputs of all that came between."""

@@ -27,6 +27,7 @@ from outrider.core.errors import CheckpointError, ConfigError, ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
+from outrider.kernels.kinds import tried
 from outrider.kernels.registry import Kernels, choose
 from outrider.models.adapter.attention import ArenaCache, RowByRow, attending, prepare, use_kernels
 from outrider.models.adapter.config import AdapterConfig, read_adapter_config
@@ -252,6 +253,7 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
     hf_config = read_hf_config(read_document(folder / "config.json"))
     model = load(hf_config, folder, dtype).to(device)
     foreign = prepare(model, kernels, dtype, transposed_linear())
+    kernels = tried(kernels, config)
     body = Body(model, _kernels(options, device, torch.float32), torch.float32, device)
     alike = _try(body, config, dtype)
     exact = kernels.exact and alike and not foreign

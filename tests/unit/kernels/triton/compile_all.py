@@ -24,7 +24,7 @@ from outrider.kernels.triton import delta_ops, filters, ops, trees
 from outrider.kernels.triton import launchers as distributions
 from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.launchers import Chains, ProbRows, TritonProbs, Verdicts
-from outrider.kernels.triton.ops import HeadNorms, TritonOps
+from outrider.kernels.triton.ops import TritonOps
 from outrider.kernels.triton.scratch import Workspace
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
@@ -99,7 +99,6 @@ def read_ops() -> None:
         one.layer_norm(out_NO, x_NI[0], x_NI[0], 1e-5, out_NO)
         one.silu_mul(torch.empty(2, 128), out_NO)
         one.gelu(out_NO, out_NO)
-        one.embed(weight_OI.to(dtype), torch.zeros(2, dtype=torch.int32), x_NI)
         for sequences, heads in (
             ([chain(5, 3)], Heads(8, 2, 64)),
             ([Sequenced(5, (-1, -1))], Heads(8, 1, 64)),
@@ -107,9 +106,7 @@ def read_ops() -> None:
             case = make_pass(sequences, heads=heads, dtype=dtype)
             arena, table_TH, norm_D = (case.k_GSD, case.v_GSD), x_NI[:, :32], torch.ones(64)
             one.head_norm(case.qkv_NE, norm_D, norm_D, heads.num_kv_heads, 1e-5)
-            for norms in (None, HeadNorms(norm_D, norm_D, 1e-5)):
-                tables = (table_TH, table_TH)
-                one.norm_rope_append(case.qkv_NE, norms, tables, case.plan, arena)
+            one.rope_append(case.qkv_NE, table_TH, table_TH, case.plan, *arena)
             out_NO = torch.empty(case.plan.num_tokens, 512)
             one.attention(case.qkv_NE, *arena, case.plan, 1.0, out_NO)
             out_NO = torch.empty(2, 64)

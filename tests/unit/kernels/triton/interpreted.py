@@ -61,6 +61,6 @@ def cut_attention_small(monkeypatch: pytest.MonkeyPatch, *, part: int, keys: int
         shape = attention_shape(
             num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype
         )
-        return replace(shape, part=part, keys=keys)
+        return replace(shape, part=part, keys=keys, merged=2)
 
     monkeypatch.setattr(ops_module, "attention_shape", small)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.kernels.triton import attention
+from outrider.kernels.triton.scratch import PART
+from outrider.kernels.triton.tiles import launch
 from unit.kernels.implementations import relative_error
 from unit.kernels.paged_cases import Heads, Pass, Sequenced, chain, make_pass
 from unit.kernels.test_attention import oracle
@@ -15,6 +22,7 @@ from unit.kernels.triton.interpreted import cut_attention_small, triton_ops
 
 pytestmark = pytest.mark.wide
 
+BUILDER: Any = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
 TREE = Sequenced(21, (-1, -1, 0, 0, 2))
 HEADS, SMALL = Heads(4, 2, 16), Heads(2, 1, 16)
 
@@ -100,6 +108,54 @@ def test_scores_of_any_size_are_finite() -> None:
     out_NO = run(case)
     assert relative_error(out_NO, oracle(case)) < 2e-3
     assert out_NO.isfinite().all()
+
+
+def test_float16_meets_numbers_that_tf32_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a product is exact on the matrix units, which read the first 11 bits of a number."""
+    dots: list[tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+    dot = BUILDER.create_dot
+
+    def watched(builder: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
+        dots.append((precision, a.data, b.data))
+        return dot(builder, a, b, d, precision, *rest)
+
+    monkeypatch.setattr(BUILDER, "create_dot", watched)
+    case = make_pass([chain(10, 2)], heads=SMALL, dtype=torch.float16)
+    assert relative_error(run(case), oracle(case)) < 2e-6
+    assert {str(precision) for precision, *_ in dots} == {"INPUT_PRECISION.TF32"}
+    for _, *operands in dots:
+        assert not any((one.view(np.uint32) & 0x1FFF).any() for one in operands)
+    # Queries and weights come in three parts, the last of which has what the first two left.
+    assert len(dots) % 3 == 0
+    assert any(low.any() for _, low, _ in dots[::3])
+
+
+def test_a_long_context_is_merged_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128k positions are 512 parts: one after the other they would wait for memory 512 times."""
+    num_parts, size, numbers = 512, 16, torch.Generator().manual_seed(3)
+    best_P = torch.randn(num_parts, generator=numbers)
+    total_P = torch.rand(num_parts, generator=numbers) + 1
+    mixed_PD = torch.randn(num_parts, size, generator=numbers)
+    out_ND = torch.full((1, size), torch.nan)
+    # The last part is not full.
+    visible_N = torch.tensor([num_parts * PART - 3], dtype=torch.int32)
+    num_loads, load = 0, BUILDER.create_masked_load
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal num_loads
+        num_loads += 1
+        return load(*arguments)
+
+    monkeypatch.setattr(BUILDER, "create_masked_load", counted)
+    merge: Any = vars(attention)["merge_kernel"]
+    launch(
+        merge, (1, 1), visible_N, visible_N, best_P, total_P, mixed_PD, out_ND, 0, num_parts, size,
+        LISTED=False, HEAD_DIM=size, DIMS=size, PART=PART, PARTS=32, num_warps=4,
+    )  # fmt: skip
+    share_P = (best_P - best_P.max()).double().exp()
+    expected_D = (mixed_PD * share_P[:, None]).sum(0) / (total_P * share_P).sum()
+    assert relative_error(out_ND[0], expected_D) < 2e-6
+    assert num_loads <= 1 + 4 * num_parts // 32
 
 
 def test_a_token_of_no_keys_gets_zeros() -> None:

@@ -6,7 +6,8 @@ Read from the source of every module of the wrappers, and watched while they run
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.core.rng import Role, RoundKeys
+from outrider.kernels.plan import PackedPlan
 from outrider.kernels.triton import launchers as distributions
 from outrider.kernels.triton import ops
 from outrider.kernels.triton.launchers import Chains, ProbRows, Verdicts
-from outrider.kernels.triton.ops import HeadNorms
-from outrider.kernels.triton.scratch import Workspace
+from outrider.kernels.triton.scratch import (
+    PART,
+    Workspace,
+    attention_scratch,
+    workspace_bytes,
+)
+from outrider.kernels.triton.tiles import launch
 from unit.kernels.implementations import randn
 from unit.kernels.paged_cases import Heads, Sequenced, make_pass
 from unit.kernels.triton.interpreted import triton_distributions, triton_ops
@@ -81,7 +88,6 @@ TOKENS_BK, LENGTHS_B = torch.zeros(1, 2).long(), torch.full((1,), 2).int()
 P, Q = ProbRows(randn(1, 3, 9), torch.ones(1)), ProbRows(randn(1, 2, 9), torch.ones(1))
 PACKED = {scheme: triton_ops(scheme).pack(randn(32, 32)) for scheme in ("none", "int8", "int4")}
 PACKED["head"] = triton_ops("int4").pack_head(randn(32, 32))
-HEAD_NORMS = HeadNorms(randn(16), randn(16), 1e-5)
 ARENA = (CASE.k_GSD, CASE.v_GSD)
 CALLS: dict[str, Callable[[], None]] = {
     "linear": lambda: triton_ops().linear(X_ND, PACKED["none"], OUT_ND),
@@ -90,9 +96,7 @@ CALLS: dict[str, Callable[[], None]] = {
     "head of int4": lambda: triton_ops("int4").linear(X_ND, PACKED["head"], OUT_ND),
     "rms_norm": lambda: triton_ops().rms_norm(X_ND, WEIGHT_D, 1e-5, OUT_ND),
     "layer_norm": lambda: triton_ops().layer_norm(X_ND, WEIGHT_D, WEIGHT_D, 1e-5, OUT_ND),
-    "rope": lambda: triton_ops().norm_rope_append(
-        CASE.qkv_NE, HEAD_NORMS, TABLES, CASE.plan, ARENA
-    ),
+    "rope": lambda: triton_ops().rope_append(CASE.qkv_NE, *TABLES, CASE.plan, *ARENA),
     "attention": lambda: triton_ops().attention(CASE.qkv_NE, *ARENA, CASE.plan, 1.0, OUT_ND),
     "gelu": lambda: triton_ops().gelu(X_ND, OUT_ND),
     "argmax": lambda: triton_distributions().argmax(DISTRIBUTION.rows_RV, TOKEN_1),
@@ -117,6 +121,49 @@ def test_a_call_runs_no_operator_of_pytorch(name: str, monkeypatch: pytest.Monke
         CALLS[name]()
     assert seen == set()
     assert len(launched) == 2 * num_launches > 0
+
+
+def test_a_kernel_runs_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton takes the thread's current device: of two GPUs, the first."""
+    calls: list[object] = []
+
+    @contextmanager
+    def device_of(tensor: object) -> Generator[None]:
+        calls.append(tensor)
+        yield
+        calls.append("left")
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *_, **__: calls.append(grid)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    launch(Kernel(), (2, 3), X_ND, 5)
+    launch(Kernel(), (0, 3), X_ND, 5)
+    assert calls == [X_ND, (2, 3), "left"]
+
+
+def test_attention_of_any_context_takes_what_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of an 8B model, texts that grow to 128k tokens: scratch stays below what memory was
+    planned for, and that below 256 MiB. Tensors have no data."""
+
+    def nothing(*_: object, **__: object) -> None:
+        """Tensors have no data."""
+
+    monkeypatch.setattr(ops, "launch", nothing)
+    meta, heads, page = torch.device("meta"), Heads(32, 8, 128), 32
+    room = Workspace(meta)
+    k_GSD = torch.empty(8, 64, 128, dtype=torch.bfloat16, device=meta)
+    for rows, positions in ((64, 1000), (5, 4000), (64, 20_000), (16, 131_072), (64, 131_072)):
+        zero_N = torch.zeros(rows, dtype=torch.int32, device=meta)
+        pages_BP = torch.zeros(rows, -(-positions // page), dtype=torch.int32, device=meta)
+        plan = PackedPlan(page, zero_N, zero_N, zero_N, zero_N, zero_N, pages_BP)
+        qkv_NE, out_NO = (torch.empty(rows, n * 128, device=meta) for n in (48, 32))
+        assert qkv_NE.shape[1] == heads.row_size
+        ops.TritonOps(room).attention(qkv_NE, k_GSD, k_GSD, plan, 1.0, out_NO)
+    held = sum(one.nbytes for one in (*room._kept, room._bytes))  # pyright: ignore[reportPrivateUsage]
+    planned = workspace_bytes(attention_scratch(64, 32, 128, -(-131_072 // PART)))
+    assert held <= planned <= 256 << 20
 
 
 def test_a_room_grows_and_keeps_what_captures_saw() -> None:

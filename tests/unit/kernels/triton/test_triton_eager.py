@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from doubles.tiny_checkpoints import random_llama, variant
 from outrider.core.errors import NumericsError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN
+from outrider.core.spec import DecoderConfig
 from outrider.kernels import registry
+from outrider.kernels.kinds import tried
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.registry import OPS, Kernels
 from outrider.kernels.triton import trial
@@ -31,22 +34,28 @@ from unit.kernels.triton.interpreted import CPU, cut_attention_small
 pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
+SMALL = DecoderConfig(
+    family="a test",
+    vocab_size=61,
+    hidden_size=32,
+    ffn_size=32,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    max_tokens=64,
+)
+
+
 @functools.cache
 def eager() -> EagerProbs:
     return EagerProbs(Workspace(CPU), CPU)
 
 
-def alike(*_: object) -> bool:
-    return True
-
-
 @pytest.fixture(autouse=True)
 def short_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_ROWS", 3)
+    monkeypatch.setattr(trial, "_ROWS", 2)
     monkeypatch.setattr(trial, "_COMMITTED", 17)
-    monkeypatch.setattr(trial, "_SIZES", (32, 16))
-    # test_triton_delta.py has the recurrence's part, which the interpreter takes half a minute for.
-    monkeypatch.setattr(trial, "delta_alike", alike)
     cut_attention_small(monkeypatch, part=16, keys=16)
 
 
@@ -60,7 +69,23 @@ def test_every_operator_is_tritons() -> None:
     assert [choice.op for choice in kernels.choices] == list(OPS)
     assert {choice.name for choice in kernels.choices} == {"triton"}
     assert {choice.refusals for choice in kernels.choices} == {("native: a test",)}
-    assert kernels.exact
+    assert not kernels.exact
+    assert alike(kernels).exact
+
+
+def alike(kernels: Kernels) -> Kernels:
+    """After the trial of two weights, of which the second has inputs that fill no step."""
+    for sizes in ((16, 32), (20, 24)):
+        kernels.pack(randn(*sizes))
+    return tried(kernels, SMALL)
+
+
+def test_the_answer_of_a_trial_is_that_of_every_lane() -> None:
+    kernels = alike(side())
+    assert kernels.trial is None
+    assert kernels.twin is not None
+    assert kernels.twin().exact
+    assert tried(kernels, SMALL) is kernels
 
 
 def test_quantised_linears_say_so() -> None:
@@ -72,11 +97,26 @@ def test_a_trial_finds_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> None
 
     def careless(self: TritonOps, x_NI: Tensor, packed: Any, out_NO: Tensor, *rest: bool) -> None:
         linear(self, x_NI, packed, out_NO, *rest)
-        if x_NI.shape[0] == 1:
+        if x_NI.shape[0] == 1 and packed.num_in == ragged:
             out_NO.mul_(1 + 2**-22)
 
     monkeypatch.setattr(TritonOps, "linear", careless)
-    assert not side().exact
+    ragged = 24
+    assert not alike(side()).exact
+    ragged = 25
+    assert alike(side()).exact
+
+
+def test_a_trial_has_the_models_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = TritonOps.attention
+
+    def careless(self: TritonOps, qkv_NE: Tensor, *rest: Any) -> None:
+        attention(self, qkv_NE, *rest)
+        if len(qkv_NE) == 1 and qkv_NE.shape[1] == SMALL.qkv_size:
+            rest[-1].mul_(1 + 2**-22)
+
+    monkeypatch.setattr(TritonOps, "attention", careless)
+    assert not alike(side()).exact
 
 
 def test_what_the_host_asks_is_what_the_definitions_say() -> None:
@@ -145,7 +185,8 @@ def test_a_model_gives_the_logits_of_the_reference(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(loading, "choose", chosen)
     model = random_llama(variant("qwen3"), room=space)
-    assert model.kernels is kernels
+    assert model.kernels.exact
+    assert model.kernels.linear == kernels.linear
     for one in (plain, model):
         one.state.open(1, ())
     together_MV = logits_of(model, [5, 9, 4], 1)
@@ -155,3 +196,19 @@ def test_a_model_gives_the_logits_of_the_reference(monkeypatch: pytest.MonkeyPat
     for place, token in enumerate([5, 9]):
         assert torch.equal(logits_of(model, [token], 2)[0], together_MV[place])
         model.state.commit({2: [0]})
+
+
+@pytest.mark.slow
+def test_activations_in_the_dtype_of_weights_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear rounds them anyway; so programs of it read half as much."""
+    kernels = vars(registry)["_triton"](CPU, torch.bfloat16, "none", (), exact=True)
+    other = replace(kernels, choices=(replace(kernels.choices[0], name="a test"),))
+    space, found = Space(num_slots=64, page_size=8, max_rows=8, max_logits=8), list[Tensor]()
+    for chosen, dtype in ((kernels, torch.bfloat16), (other, torch.float32)):
+        monkeypatch.setattr(loading, "choose", lambda chosen=chosen, **_: chosen)  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+        model = random_llama(variant("llama2"), dtype="bfloat16", room=space)
+        held = (model.scratch.normed, model.scratch.attended_NA, model.scratch.activated_NF)
+        assert {one.dtype for one in held} == {dtype}
+        model.state.open(1, ())
+        found.append(logits_of(model, [5, 9, 4], 1))
+    assert torch.equal(*found)

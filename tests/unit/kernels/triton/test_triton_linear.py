@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.kernels.reference.grouped import SCHEMES
-from outrider.kernels.triton.tiles import linear_shape, padded_inputs
+from outrider.kernels.triton.tiles import ROWS, linear_shape, padded_inputs
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.triton.interpreted import head, linear, reference, triton_ops
 
@@ -95,3 +95,14 @@ def test_tiles_know_the_weight_and_not_the_rows() -> None:
             shape = linear_shape(num_out, dtype)
             assert shape.outputs % 16 == 0
             assert padded_inputs(1) % shape.inputs == 0
+
+
+@pytest.mark.parametrize("num_out", [2048, 4096, 6144])
+def test_few_programs_have_enough_weights_on_their_way(num_out: int) -> None:
+    """As Little's law asks of one program a multiprocessor, of an H200 with its memory's full rate;
+    and all steps fit into the smallest device."""
+    shape = linear_shape(num_out, torch.bfloat16)
+    weights, rows = 2 * shape.outputs * shape.inputs, 4 * ROWS * shape.inputs
+    # The next step is asked for when one was multiplied: of one buffer half is on its way.
+    assert (shape.num_stages - 1.5) * weights >= 26_000
+    assert (shape.num_stages - 1) * (weights + rows) <= 99 * 1024

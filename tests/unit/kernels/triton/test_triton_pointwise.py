@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core.clock import host_ints
-from outrider.kernels.triton.ops import HeadNorms
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 from unit.kernels.triton.interpreted import reference, triton_ops
@@ -39,13 +38,6 @@ def test_norms_and_gates_are_those_of_the_reference(shape: tuple[int, int]) -> N
     assert relative_error(x_ND, expected_ND.double()) < 1e-6
 
 
-def test_an_embedding_is_widened() -> None:
-    table_VD = randn(7, 20).bfloat16()
-    tokens_N, out_ND = torch.tensor([6, 0, 3], dtype=torch.int32), torch.empty(3, 20)
-    triton_ops().embed(table_VD, tokens_N, out_ND)
-    assert torch.equal(out_ND, table_VD[tokens_N].float())
-
-
 def test_head_norms_leave_values_alone() -> None:
     qkv_NE, q_weight_D, k_weight_D = randn(3, 8 * 10), randn(10, seed=1), randn(10, seed=2)
     expected_NE = qkv_NE.clone()
@@ -73,17 +65,6 @@ def test_rope_has_the_bits_of_the_reference(dtype: torch.dtype) -> None:
     assert torch.equal(mine.qkv_NE, other.qkv_NE)
     assert torch.equal(mine.k_GSD.nan_to_num(9), other.k_GSD.nan_to_num(9))
     assert torch.equal(mine.v_GSD.nan_to_num(9), other.v_GSD.nan_to_num(9))
-
-
-def test_norm_rope_and_append_in_one_have_the_bits_of_two() -> None:
-    one, two = (make_pass([TREE], heads=HEADS) for _ in range(2))
-    tables, norms = turned(), HeadNorms(randn(12, seed=1), randn(12, seed=2), 1e-6)
-    arena = (one.k_GSD, one.v_GSD)
-    triton_ops().norm_rope_append(one.qkv_NE, norms, tables, one.plan, arena)
-    triton_ops().head_norm(two.qkv_NE, norms.q_weight_D, norms.k_weight_D, 1, norms.eps)
-    triton_ops().rope_append(two.qkv_NE, *tables, two.plan, two.k_GSD, two.v_GSD)
-    assert torch.equal(one.qkv_NE, two.qkv_NE)
-    assert torch.equal(one.k_GSD.nan_to_num(9), two.k_GSD.nan_to_num(9))
 
 
 def test_a_negative_slot_writes_nothing() -> None:
