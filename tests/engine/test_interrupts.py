@@ -196,6 +196,32 @@ def test_an_interrupt_while_a_stream_is_let_go_is_told_by_the_next_call(
     assert llm.free_tokens == free
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+def test_what_is_broken_off_in_a_tokenizer_is_no_fault_of_its_file(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
+    llm, num_asked = LLM(config=EngineConfig(k=2, batch_size=2)), 0
+
+    class Hanging:
+        """A library that hangs until it is broken off."""
+
+        def encode(self, *_: object, **_options: object) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+
+        encode_batch_fast = encode
+
+    monkeypatch.setattr(llm.tokenizer, "_backend", Hanging())
+    calls = (llm.generate, llm.stream, llm.submit, llm.encode)
+    for call in calls:
+        with raising(number), pytest.raises((KeyboardInterrupt, RungError)):
+            call(PROMPTS[0])
+    assert num_asked == len(calls)
+
+
 class _Holder:
     """A thread that keeps `llm` in a job. It sends Ctrl-C in each of the `num_waits` next waits of
     the main thread for a turn, which is then to hear it while it waits."""

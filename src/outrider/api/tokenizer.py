@@ -27,6 +27,7 @@ from outrider.api.tokenizer_patterns import Spelling, spelling_of, try_out
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import num_bytes
 from outrider.core.files import FileKind, parse_json, read_text
+from outrider.core.interrupts import is_interrupt
 from outrider.models.documents import read_document
 from outrider.models.gguf.ends import TURN_ENDS, has_messages
 from outrider.models.json_object import is_in_gguf, is_there
@@ -337,7 +338,7 @@ def _load_backend(path: Path) -> tuple[Backend, Growth]:
 def _failed(what: str, error: BaseException) -> CheckpointError:
     """What to raise for an exception of the library; one of the caller's own, or an interrupt,
     is raised again."""
-    if isinstance(error, _NOT_THE_LIBRARYS):
+    if isinstance(error, _NOT_THE_LIBRARYS) or is_interrupt(error):
         raise error
     reason = f"{error}".splitlines() or [type(error).__name__]
     return CheckpointError(

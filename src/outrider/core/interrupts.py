@@ -185,10 +185,12 @@ def deferred(*, told: bool = True) -> Generator[None]:
         _deferral.take_over()
         # From here on nothing can come between, and the handlers are put back whatever happens.
         _deferral.depth = 1
-        yield
-        # Some libraries, and masks that catch everything, lose what is raised within.
-        if _deferral.forced is not None:
-            raise _deferral.forced
+        try:
+            yield
+        finally:
+            # Masks that catch everything lose what is raised within; libraries raise another error.
+            if _deferral.forced is not None:
+                raise _deferral.forced
     except _Broken as broken:
         error = broken.error
         if told:

@@ -119,13 +119,19 @@ def test_what_waits_for_long_breaks_off_what_hangs(
     assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
 
 
-def test_what_broke_off_is_raised_where_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("instead", [None, OSError("of a library")])
+def test_what_broke_off_is_raised_where_it_was_lost(
+    instead: OSError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a library raises an error of its own instead."""
     monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.0)
 
     def lose() -> None:
         with suppress(BaseException), interrupts.breakable():
             while True:
                 signal.raise_signal(signal.SIGUSR1)
+        if instead is not None:
+            raise instead
 
     with pytest.raises(RungError), deferred():
         lose()
