@@ -81,7 +81,7 @@ def _options() -> argparse.Namespace:
         "--rounds",
         choices=("all", "few"),
         default="all",
-        help="few: one captured round of 1b with a draft model, and no engine",
+        help="few: two captured rounds of 1b, with a draft model and in float32, and no engine",
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
     parser.add_argument("--cache", type=Path, help="where Triton keeps the binaries")
@@ -89,7 +89,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-FEW = trace.Case("1b", "0.4b", 3, sampled=True)
+FEW = (trace.Case("1b", "0.4b", 3, sampled=True), trace.Case("1b", dtype="float32"))
 
 
 def _traced(
@@ -100,7 +100,8 @@ def _traced(
     rounds: dict[str, Any] = {}
     matrices: dict[str, list[Launch]] = {}
     if options.rounds == "few":
-        trace.rounds(FEW, recorder)
+        for case in FEW:
+            trace.rounds(case, recorder)
         return rounds, matrices
     for case in (*trace.TABLED, *trace.OTHERS):
         cost, made = trace.rounds(case, recorder)

@@ -292,8 +292,7 @@ class TritonOps:
             KEYS=shape.keys,
             PART=shape.part,
             ROWS=ROWS,
-            num_warps=4,
-            num_stages=shape.num_stages,
+            **shape.options(),
         )  # fmt: skip
         launch(
             attention.merge_kernel,

@@ -196,7 +196,7 @@ def linear_shape(num_out: int, dtype: torch.dtype) -> LinearShape:
     if dtype == torch.float32:
         return LinearShape(outputs, 32, 4, 3)
     if not dtype.is_floating_point:
-        return LinearShape(outputs, 256, 4, 4)
+        return LinearShape(outputs, 256, 2 if outputs == 16 and dtype == torch.uint8 else 4, 4)
     # Rows may be float32. One step is multiplied while the others are on their way.
     step = 128 * (outputs * dtype.itemsize + ROWS * 4)
     return LinearShape(outputs, 128, 4, 1 + MOST_SHARED // step)
@@ -214,6 +214,8 @@ class AttentionShape:
     dims: int
     keys: int
     num_stages: int
+    num_warps: int
+    most_registers: int
     part: int = PART
     merged: int = 32
 
@@ -229,6 +231,11 @@ class AttentionShape:
     def head_tiles(self) -> int:
         return cdiv(self.shared, self.heads_of_a_tile)
 
+    def options(self) -> dict[str, int]:
+        """Of a launch. Without a bound ptxas may spill registers, to have more programs at once."""
+        bound = {"maxnreg": self.most_registers} if self.most_registers else {}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **bound}
+
     def tokens_of_a_tile(self, num_tokens: int, num_seqs: int) -> int:
         """As many neighbours as a sequence has on average, a power of two: tokens of one sequence
         read its keys together. A token's bits do not depend on it."""
@@ -241,14 +248,17 @@ def attention_shape(
 ) -> AttentionShape:
     """`dtype` is the arena's."""
     dims = max(16, power_of_two(head_dim))
-    keys = (32 if dims <= 64 else 16) if dtype == torch.float32 else 64 if dims <= 128 else 32
+    is_whole = dtype == torch.float32
+    most_dims = 64 if dtype == torch.float16 else 128
     return AttentionShape(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         dims=dims,
-        keys=keys,
-        num_stages=2 if dtype == torch.float32 else 3,
+        keys=16 if is_whole else 64 if dims <= most_dims else 32,
+        num_stages=2 if is_whole else 3,
+        num_warps=8 if is_whole else 4,
+        most_registers={torch.float32: 128, torch.float16: 255}.get(dtype, 0),
     )
 
 

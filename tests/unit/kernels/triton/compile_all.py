@@ -42,6 +42,7 @@ TYPES = {
 }  # fmt: skip
 SEEN: set[tuple[object, ...]] = set()
 TARGET = GPUTarget("cuda", 90, 32)
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -63,7 +64,7 @@ def read(kernel: Any, _: tuple[int, ...], *arguments: Any, **constants: Any) -> 
     SEEN.add(form)
     backend: Any = make_backend(TARGET)
     options = backend.parse_options(
-        {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
+        {name: constants.pop(name) for name in OPTIONS if name in constants}
     )
     names = kernel.arg_names
     signature = dict(zip(names, map(type_of, arguments), strict=False))
