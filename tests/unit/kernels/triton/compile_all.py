@@ -193,7 +193,7 @@ class NoData(Weights):
 
 
 for module in (ops, distributions, filters, trees, delta_ops):
-    module.launch = read
+    vars(module)["launch"] = read
 read_ops()
 read_delta(some_text(3))
 read_delta(some_text(3, WIDE))
