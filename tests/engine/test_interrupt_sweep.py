@@ -125,18 +125,7 @@ def handing_in(llm: LLM) -> None:
             llm.cancel(ticket)
 
 
-def letting_go(llm: LLM) -> None:
-    first, second = llm.stream(PROMPTS[0], PARAMS), llm.stream(PROMPTS[1], PARAMS)
-    next(first)
-    next(second)
-    del first
-    next(second)
-    del second
-    # What came while a stream was let go is told by the next call.
-    llm.generate(PROMPTS[2], PARAMS)
-
-
-RUNS = (generating, streaming, handing_in, letting_go)
+RUNS = (generating, streaming, handing_in)
 
 
 @pytest.fixture(scope="module", params=SCHEDULES)
