@@ -70,7 +70,7 @@ class Count(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.host = self.nodes = self.graphs = 0
+        self.host = self.nodes = 0
         self._is_within, self._is_paused = False, False
 
     def add(self, *_: object, **__: object) -> None:
@@ -99,7 +99,6 @@ class Count(TorchDispatchMode):
 
         def launch() -> None:
             self.add()
-            self.graphs += 1
             self._is_within = True
             try:
                 program()
@@ -185,16 +184,16 @@ MODULES = (ops, launchers, filters, trees, delta_ops)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one request: rounds, tokens, and launches a round."""
+    """Of one request: its text, and behind its first round tokens, launches a round, rounds."""
 
     token_ids: tuple[int, ...]
-    num_rounds: int
+    num_tokens: int
     host: float
     nodes: float
-    graphs: int
+    num_rounds: int
 
     def told(self) -> dict[str, float]:
-        per_token = self.host * self.num_rounds / len(self.token_ids)
+        per_token = self.host * self.num_rounds / self.num_tokens
         return {
             "host": round(self.host, 1),
             "nodes": round(self.nodes),
@@ -221,13 +220,15 @@ def run(name: str, kind: str, *, captured: bool) -> Found:
             engine.executor.exchange(made)
         params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=1, **KINDS[kind])
         llm.generate([PROMPT], params)  # shapes are met once before
-        count.host = count.nodes = count.graphs = 0
         with count:
-            (result,) = llm.generate([PROMPT], params)
-    rounds = sum(trace.num_emitted > 0 for trace in result.rounds)
-    return Found(
-        tuple(result.token_ids), rounds, count.host / rounds, count.nodes / rounds, count.graphs
-    )
+            for index, _ in enumerate(llm.stream(PROMPT, params)):
+                if not index:
+                    # The prompt, and the first round, which reads the end of it.
+                    count.host = count.nodes = 0
+    result = llm.last_result
+    emitted = [trace.num_emitted for trace in result.rounds if trace.num_emitted]
+    rounds, tokens = len(emitted) - 1, sum(emitted[1:])
+    return Found(tuple(result.token_ids), tokens, count.host / rounds, count.nodes / rounds, rounds)
 
 
 def _captured(count: Count, config: EngineConfig, stages: Stages, llm: LLM) -> Any:
@@ -236,7 +237,8 @@ def _captured(count: Count, config: EngineConfig, stages: Stages, llm: LLM) -> A
         return Twice(count, triton_trees(CPU)(way, k), plain)
 
     def probs_of(probs_BKV: Tensor | None) -> Any:
-        plain = build.torch_distributions(config.sampler, config.most_k, probs_BKV)
+        k = 0 if config.drafter == "none" else config.most_k
+        plain = build.torch_distributions(config.sampler, k, probs_BKV)
         return Twice(count, triton_distributions(CPU, config.sampler)(probs_BKV), plain)
 
     draft = cast("Any", llm.models.get("draft"))
@@ -267,7 +269,7 @@ def launches(options: Namespace, report: Report) -> None:
             cell = {
                 "drafter": name,
                 "requests": kind,
-                "tokens_a_round": round(NUM_TOKENS / captured.num_rounds, 2),
+                "tokens_a_round": round(captured.num_tokens / captured.num_rounds, 2),
                 "same_text": same,
             }
             cell |= {f"stages_{key}": value for key, value in by_stages.told().items()}
