@@ -23,7 +23,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("deep", max_examples=1000, deadline=None, suppress_health_check=SLOW)
 settings.register_profile(
     "same",
-    max_examples=32,
+    max_examples=50,
     derandomize=True,
     deadline=None,
     database=None,

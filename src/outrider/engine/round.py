@@ -87,7 +87,8 @@ def settle(
     rows had to be copied."""
     paths = dict(chunks)
     for one in settled:
-        paths[one.seq.seq_id] = _kept(one)
+        nodes = _kept(one.num_fed, one.outcome)
+        paths[one.seq.seq_id] = range(len(nodes)) if one.in_order else nodes
     num_copied = state.commit(paths)
     # Text follows memory at once: nothing that may fail comes between the two.
     for one in settled:
@@ -175,9 +176,6 @@ def _append(seq: LiveSequence, outcome: Outcome, ending: FinishReason | None) ->
     seq.finish = ending
 
 
-def _kept(one: FinishedRow) -> Sequence[int]:
+def _kept(num_fed: int, outcome: Outcome) -> Sequence[int]:
     """Nodes of the pass that stay: all that was fed as text, then the accepted path."""
-    num_fed, path = one.num_fed, one.outcome.verdict.path
-    if one.in_order:
-        return range(num_fed + len(path))
-    return [*range(num_fed), *(num_fed + node for node in path)]
+    return [*range(num_fed), *(num_fed + node for node in outcome.verdict.path)]
