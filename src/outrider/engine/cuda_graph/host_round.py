@@ -49,13 +49,14 @@ class HostRound:
     def verify(
         self, batch: Batch, chunks: Chunks, *, num_waiting: int = 0, draft_seconds: float = 0.0
     ) -> list[Outcome]:
-        refusal = self.refusal(batch)
+        ways = self._ways(batch)
+        refusal = self.refusal(batch, ways)
         if batch and refusal is None:
             prompts = [*chunks, *unread_prompts(batch, self.target.state)]
             if prompts:
                 self.stages.verify([], prompts, num_waiting=num_waiting)
             chunks, began = (), perf_counter()
-            verdicts = self._decided(batch)
+            verdicts = self._decided(batch, ways[0])
             if verdicts is not None:
                 timing = RoundTiming(began - draft_seconds, draft_seconds, perf_counter() - began)
                 rows = [self._row(*pair) for pair in zip(batch, verdicts, strict=True)]
@@ -66,8 +67,9 @@ class HostRound:
             batch, chunks, num_waiting=num_waiting, draft_seconds=draft_seconds
         )
 
-    def refusal(self, batch: Batch) -> str | None:
-        """Why the drafts of this batch are verified by stages; None when they are not."""
+    def refusal(self, batch: Batch, ways: Sequence[Way]) -> str | None:
+        """Why the drafts of a batch that fits these ways are verified by stages; None when they are
+        not."""
         if self.refusals.failed is not None:
             return self.refusals.failed
         stages, most = self.stages, self.table.most
@@ -77,7 +79,7 @@ class HostRound:
             (any(len(seq.draft) > most for seq in batch), f"a draft has over {most} tokens"),
             (any(map(_is_odd, batch)), "distributions of a draft are not of float32"),
             (any(map(_is_masked, batch)), "a request has bans or a mask"),
-            (not self._ways(batch), "requests of a batch are judged in different ways"),
+            (not ways, "requests of a batch are judged in different ways"),
         )
         reason = next((reason for seq in batch if (reason := request_refusal(seq))), None)
         return reason or next((reason for stands, reason in obstacles if stands), None)
@@ -87,7 +89,7 @@ class HostRound:
         fit = [_ways_of(seq, seq.speculation.sampler or self.rule) for seq in batch]
         return [way for way in _WAYS if all(way in ways for ways in fit)]
 
-    def _decided(self, batch: Batch) -> Sequence[Verdict] | None:
+    def _decided(self, batch: Batch, way: Way) -> Sequence[Verdict] | None:
         """None where stages have to verify: they find out whose logits are no numbers, and whether
         there is really no memory. Whatever a compiler or a device cannot do is left to them, from
         now on."""
@@ -99,7 +101,7 @@ class HostRound:
         except CapacityError:
             return None
         try:
-            verdicts = self.table.run(batch, staged, width, self._ways(batch)[0])
+            verdicts = self.table.run(batch, staged, width, way)
         except Exception as error:  # noqa: BLE001 - of whatever kind, stages can go on
             self.refusals.fail(error)
         # Text follows below; what was staged is no more than space that the launch wrote to.
