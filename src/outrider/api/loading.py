@@ -28,6 +28,7 @@ from outrider.engine.compaction import history_note, keep_of
 from outrider.engine.drafter_builders import alone_for
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Decoder, Room, SharedWeights
+from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.heads import HeadsToLoad
 from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
 from outrider.verify.batched import rule_for
@@ -289,8 +290,10 @@ def _notes(plan: LoadPlan, target: Decoder, heads: HeadsToLoad | None) -> tuple[
     config = plan.settings
     # What a recurrent memory does not hold of the drafts that were asked for.
     cut = history_note(config, target) if plan.resolved.drafter.drafts else None
+    words = plan.tokenizer.folder
     return (
         *target.config.notes,
+        *(tokenizer_notes(words) if words is not None and words.is_file() else ()),
         *plan.notes,
         *_fallbacks(target, config),
         *idle_settings(plan.resolved),

@@ -13,11 +13,13 @@ import torch
 
 from doubles.gguf_writer import LLAMA, TOKENS, Gguf, from_checkpoint, small_llama
 from doubles.tiny_checkpoints import random_tensors, variant, write_checkpoint
+from outrider import LLM
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.gguf.blocks import TYPES, decode
+from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.gguf.splits import RULES
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
@@ -266,10 +268,23 @@ def test_wrong_vocabularies_are_told(tmp_path: Path, name: str) -> None:
         assert "--tokenizer" in str(caught.value.hint)
 
 
-def test_merges_that_make_no_token_are_left_out(tmp_path: Path) -> None:
-    merges = ["q r", "t a", "a b", "Ġ a"]
+def test_merges_that_make_no_token_are_left_out_with_a_note(tmp_path: Path) -> None:
+    merges = ["q r", "t a", "a b", "Ġ a", "ab q"]
     path = small_llama({"tokenizer.ggml.merges": merges}).write(tmp_path / "a.gguf")
     assert Tokenizer.load(path).encode("ab a") == [4, 6]
+    (note,) = tokenizer_notes(path)
+    assert note.startswith(f"3 merges of {path} name a text that is no token, such as 'q r': ")
+    with LLM(path, drafter="none", threads=1) as llm:
+        assert note in llm.notes
+    # Another tokenizer has none of them.
+    other = small_llama({}).write(tmp_path / "b.gguf")
+    with LLM(path, drafter="none", threads=1, tokenizer=str(other)) as llm:
+        assert llm.notes == ()
+
+
+def test_merges_of_sentence_piece_are_made_and_not_noted(tmp_path: Path) -> None:
+    keys = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.merges": ["q r"]}
+    assert tokenizer_notes(small_llama(keys).write(tmp_path / "a.gguf")) == ()
 
 
 def test_empty_tokens_have_names_of_their_own(tmp_path: Path) -> None:

@@ -91,15 +91,18 @@ def test_tokens_of_the_user_are_their_own_text(tmp_path: Path) -> None:
 
 
 def test_empty_tokens_and_merges_of_no_token_change_no_text(tmp_path: Path) -> None:
+    """A program that applies such merges writes a, b, c for `abc`, and nothing for `ö`."""
     found = letters(
         tmp_path,
         ("", NORMAL),
         ("", NORMAL),
-        ("ab", NORMAL),
-        tokenizer__ggml__merges=["z z", "a b", "ab zz"],
+        ("bc", NORMAL),
+        tokenizer__ggml__merges=["z z", "a b", "b c", "bc zz", "Ã ¶"],
     )
-    assert found.encode("zzab") == [ord("z"), ord("z"), 258]
+    assert found.encode("zzabc") == [ord("z"), ord("z"), ord("a"), 258]
     assert found.vocabulary[257] == "[EMPTY_257]"
+    assert found.encode("öbc") == [0xC3, 0xB6, 258]
+    assert found.decode(found.encode("zzabcö")) == "zzabcö"
 
 
 def test_gemma_4_merges_within_lines(tmp_path: Path) -> None:

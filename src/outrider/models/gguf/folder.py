@@ -33,7 +33,7 @@ from outrider.models.gguf.config import (
 )
 from outrider.models.gguf.names import Place, places
 from outrider.models.gguf.reader import MAGIC, Header, map_file, read_header
-from outrider.models.gguf.vocabulary import tokenizer_config_of, tokenizer_of
+from outrider.models.gguf.vocabulary import tokenizer_config_of, tokenizer_of, vocabulary_of
 from outrider.models.json_object import GGUF_DOCUMENTS
 
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -79,6 +79,18 @@ def document(path: Path) -> dict[str, Any]:
 def notes_on(path: Path) -> tuple[str, ...]:
     """Notes on the GGUF file `path` as a model."""
     return notes_of(header_of(path))
+
+
+def tokenizer_notes(path: Path) -> tuple[str, ...]:
+    """A note on merges that the tokenizer of the GGUF file `path` leaves out, if there are any."""
+    lost = vocabulary_of(header_of(path)).lost_merges
+    if not lost:
+        return ()
+    return (
+        f"{len(lost)} merges of {path} name a text that is no token, such as "
+        f"{' '.join(lost[0])!r}: they are left out, so a program that applies them may cut some "
+        "words into other tokens",
+    )
 
 
 def missing_tensor(path: Path) -> str | None:

@@ -8,7 +8,7 @@ is a merge, by falling score. Tokens that are unused have no place in tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -97,18 +97,28 @@ class Vocabulary:
         """Of each token; 0 in files that do not say."""
         return self._numbers("scores", "iuf", 0.0)
 
-    @cached_property
+    @property
     def merges(self) -> list[list[str]]:
-        """Pairs by rank. Those that make no token are left out: nothing could write what they
-        make."""
+        """Pairs by rank."""
+        return self._merges[True]
+
+    @property
+    def lost_merges(self) -> list[list[str]]:
+        """Pairs with a part, or a result, that is no token: nothing could write it."""
+        return [] if _kind(self) == "llama" else self._merges[False]
+
+    @cached_property
+    def _merges(self) -> dict[bool, list[list[str]]]:
         pairs = [merge.split(" ") for merge in self._list("merges", self.most_merges).read()]
         if any(len(pair) != 2 for pair in pairs):
             raise CheckpointError(
                 f"{self.raw.where}: {_PREFIX}merges has one that is no pair.", hint=_OWN
             )
         known = {self.tokens[place] for place, kind in enumerate(self.kinds) if kind != _UNUSED}
-        found = [pair for pair in pairs if known.issuperset((*pair, "".join(pair)))]
-        if not found:
+        found: dict[bool, list[list[str]]] = {True: [], False: []}
+        for pair in pairs:
+            found[known.issuperset((*pair, "".join(pair)))].append(pair)
+        if not found[True]:
             raise CheckpointError(
                 f"{self.raw.where}: {_PREFIX}merges has no pair that makes a token.", hint=_OWN
             )
@@ -180,10 +190,6 @@ def special_ids(header: Header) -> dict[str, Any]:
     return found if begin is None else {**found, "bos_token_id": begin}
 
 
-def _places(words: Vocabulary, kind: int) -> Iterator[int]:
-    return (place for place, found in enumerate(words.kinds) if found == kind)
-
-
 def _kind(words: Vocabulary) -> str:
     return words.raw.text(f"{_PREFIX}model", "none")
 
@@ -251,16 +257,10 @@ def _swallows_blanks(words: Vocabulary) -> bool:
 
 
 def _vocab(words: Vocabulary) -> dict[str, int]:
-    found = {
-        token: place
-        for place, (token, kind) in enumerate(zip(words.tokens, words.kinds, strict=True))
-        if kind != _UNUSED
-    }
-    num_used = sum(kind != _UNUSED for kind in words.kinds)
-    if len(found) < num_used:
-        seen: set[str] = set()
-        used = (token for token, k in zip(words.tokens, words.kinds, strict=True) if k != _UNUSED)
-        twice = next(token for token in used if token in seen or seen.add(token))
+    places = [place for place, kind in enumerate(words.kinds) if kind != _UNUSED]
+    found = {words.tokens[place]: place for place in places}
+    if len(found) < len(places):
+        twice = next(t for place in places if found[t := words.tokens[place]] != place)
         raise CheckpointError(f"{words.raw.where}: the token {twice!r:.60} has two ids.", hint=_OWN)
     return found
 
@@ -319,7 +319,7 @@ def _sentence_piece(words: Vocabulary) -> dict[str, Any]:
 
 
 def _fallback(words: Vocabulary) -> dict[str, Any]:
-    unknown = next(_places(words, _UNKNOWN), None)
+    unknown = words.kinds.index(_UNKNOWN) if _UNKNOWN in words.kinds else None
     return {
         "unk_token": None if unknown is None else words.tokens[unknown],
         "fuse_unk": True,
