@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 
 from outrider.api.tokenizer import Tokenizer, first_differences
-from outrider.core.drafter_kinds import KINDS, MODEL
+from outrider.core.config import EngineConfig
+from outrider.core.drafter_kinds import AUTO, KINDS, MODEL
 from outrider.core.errors import OutriderError
 from outrider.models.documents import read_document
 from outrider.models.draft_heads import has_own_mtp, heads_beside, own_mtp_depth
@@ -60,9 +61,39 @@ def found_draft(target: Path) -> FoundDraft | None:
     return None if model is None else FoundDraft(model, MODEL, _where(model))
 
 
+def is_searched(config: EngineConfig) -> bool:
+    """Whether drafts that nobody named are looked for: in one process, unless a drafter was named,
+    or a controller that never stops drafting."""
+    left_to_us = config.drafter == AUTO and config.controller in (AUTO, "goodput")
+    return left_to_us and config.most_k > 0 and config.tensor_parallel == 1
+
+
+def why_none(target: Path, config: EngineConfig) -> str:
+    """Why the model in `target` drafts with nothing that lies in or next to it, in words for the
+    note."""
+    if not is_searched(config):
+        return (
+            "MTP blocks, heads and draft models are looked for with --controller auto or goodput, "
+            "and in one process, only"
+        )
+    if _announces_mtp(target):
+        return (
+            "config.json announces an MTP block that is not in the files, and no heads or draft "
+            "model was found with the target"
+        )
+    return "no MTP block, heads or draft model was found with the target"
+
+
+def _announces_mtp(target: Path) -> bool:
+    try:
+        return reads_heads(target) and own_mtp_depth(target) > 0
+    except OutriderError:
+        return False
+
+
 def _has_own_mtp(target: Path) -> bool:
     try:
-        return reads_heads(target) and own_mtp_depth(target) > 0 and has_own_mtp(target)
+        return _announces_mtp(target) and has_own_mtp(target)
     except OutriderError:
         return False
 

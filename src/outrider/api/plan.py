@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.api.companions import FoundDraft, found_draft
+from outrider.api.companions import FoundDraft, found_draft, is_searched, why_none
 from outrider.api.named_templates import template_source
 from outrider.api.self_copy import why_no_copy
 from outrider.api.tokenizer import Tokenizer, first_differences, num_common_ids
@@ -188,7 +188,7 @@ def plan_pair(
     if config.drafter_device != AUTO:
         config = replace(config, device=pick_device(config.device).type)
     searches = search and draft is None and config.drafter == AUTO
-    found = _found(folder, config) if searches else None
+    found = found_draft(folder) if searches and is_searched(config) else None
     target = read_config(folder).for_context(config.context)
     no_copy = why_no_copy(folder, target, config) if searches and found is None else "-"
     copies = not no_copy
@@ -222,7 +222,7 @@ def plan_pair(
         draft_window=draft_config.for_context(window).max_tokens if draft_config else None,
         num_slots=0,
         notes=(
-            *_notes(resolved, found, no_copy, verifier, searches=searches),
+            *_notes(folder, resolved, found, no_copy, verifier, searches=searches),
             *template_notes,
             *(draft_notes(draft_folder) if has_draft and draft_folder is not None else ()),
         ),
@@ -255,14 +255,8 @@ def _target_of(heads: Path, verifier: str) -> Path:
         ) from error
 
 
-def _found(target: Path, config: EngineConfig) -> FoundDraft | None:
-    """For drafter auto in one process, unless a controller was named that never stops drafting."""
-    left_to_us = config.drafter == AUTO and config.controller in (AUTO, "goodput")
-    wanted = left_to_us and config.most_k > 0 and config.tensor_parallel == 1
-    return found_draft(target) if wanted else None
-
-
 def _notes(
+    folder: Path,
     resolved: ResolvedConfig,
     found: FoundDraft | None,
     no_copy: str,
@@ -283,10 +277,11 @@ def _notes(
             f"drafter auto: a copy of the target in {resolved.settings.self_quantise}, together "
             f"with look-ups in the text, {stops}; --drafter suffix makes no copy"
         )
-    elif searches and resolved.left_to_us:
+    elif searches and resolved.drafter.drafts and resolved.drafter.looks_up:
+        paying = ", as far as they pay" if resolved.left_to_us else ""
         notes.append(
-            "drafter auto: look-ups in the text (suffix), as far as they pay; no MTP block, heads "
-            f"or draft model was found with the target, and a copy in 4 bits {no_copy}"
+            f"drafter auto: look-ups in the text ({resolved.drafter.name}){paying}; "
+            f"{why_none(folder, resolved.settings)}, and a copy in 4 bits {no_copy}"
         )
     if verifier is not None:
         notes.append(f"the target is {verifier}, which the draft heads name")

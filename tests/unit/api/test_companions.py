@@ -7,15 +7,17 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api import loading
 from outrider.api.companions import companion_of, found_draft
 from outrider.api.memory import fitted
-from outrider.api.plan import LoadPlan
+from outrider.api.plan import LoadPlan, plan_pair
 from outrider.core.drafter_kinds import WITH_FOUND, WITHOUT_DRAFT
 from outrider.core.errors import CapacityError
 from outrider.drafters.portfolio import PortfolioDrafter
@@ -186,3 +188,28 @@ def test_with_look_ups_alone_the_note_says_why_there_is_nothing_else(target: Pat
     (note,) = [note for note in llm.notes if note.startswith("drafter auto")]
     assert "no MTP block, heads or draft model was found" in note
     assert "a copy in 4 bits would gain little" in note
+
+
+@pytest.mark.weights
+def test_an_mtp_block_that_is_left_out_has_a_reason(tmp_path: Path, cache: Path) -> None:
+    del cache
+    hybrid = copy_of("outrider/embedded-hybrid", tmp_path / "models" / "hybrid")
+
+    def said(**settings: Any) -> str:
+        config = EngineConfig(**settings)
+        notes = plan_pair(str(hybrid), None, config).notes
+        (note,) = [note for note in notes if note.startswith("drafter auto")]
+        return note
+
+    assert "the checkpoint's own MTP block, together with look-ups" in said()
+    for settings in ({"controller": "fixed"}, {"tensor_parallel": 2}):
+        note = said(**settings)
+        assert "are looked for with --controller auto or goodput, and in one process, only" in note
+        assert "was found" not in note
+    (weights,) = hybrid.glob("*.safetensors")
+    kept = {name: t for name, t in load_file(weights).items() if not name.startswith("mtp.")}
+    save_file(kept, weights, {"format": "pt"})
+    note = said()
+    assert "look-ups in the text (suffix), as far as they pay; config.json announces" in note
+    assert "an MTP block that is not in the files" in note
+    assert not plan_pair(str(hybrid), None, EngineConfig(k=0)).notes
