@@ -6,14 +6,16 @@ acceptance: a round without a draft could accept nothing and would look like a r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from itertools import groupby, zip_longest
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from outrider.core.budget import RoundTrace
+from outrider.core.drafter_kinds import OFF
 
 
 class SpecMetrics(TypedDict):
@@ -77,8 +79,9 @@ class Stats:
     `seconds` has the keys prefill (passes that read prompt tokens), draft, verify, accept and
     total (wall clock), to the nanosecond. Entry j of `acceptance_histogram` counts the rounds that
     drafted and kept j tokens. `num_hits` and `num_misses` count the drafts that were ready before
-    they were asked for, and that were not, where drafts are made ahead of verdicts. Invariants:
-    emitted = accepted + rounds; accepted <= drafted.
+    they were asked for, and that were not, where drafts are made ahead of verdicts. `rounds_by`
+    counts rounds by their drafter, those without a draft as "none". Invariants: emitted = accepted
+    + rounds; accepted <= drafted.
     """
 
     drafter: str
@@ -92,6 +95,7 @@ class Stats:
     acceptance_histogram: tuple[int, ...] = ()
     num_hits: int = 0
     num_misses: int = 0
+    rounds_by: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def p_hit(self) -> float | None:
@@ -133,6 +137,7 @@ class Stats:
             "acceptance_histogram": list(self.acceptance_histogram),
             "num_hits": self.num_hits,
             "num_misses": self.num_misses,
+            "rounds_by": dict(self.rounds_by),
         }
 
     @classmethod
@@ -203,6 +208,7 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
         acceptance_histogram=acceptance_histogram(records, k),
         num_hits=sum(trace.hit is True for trace in rounds),
         num_misses=sum(trace.hit is False for trace in rounds),
+        rounds_by=Counter(one.drafter if one.num_drafted else OFF for one in rounds),
     )
 
 
@@ -228,6 +234,7 @@ def together(parts: Sequence[Stats], *, total_seconds: float) -> Stats:
         acceptance_histogram=tuple(map(sum, rows)),
         num_hits=added("num_hits"),
         num_misses=added("num_misses"),
+        rounds_by=sum((Counter(part.rounds_by) for part in parts), Counter[str]()),
     )
 
 

@@ -223,6 +223,11 @@ def test_what_was_counted_is_told_when_asked(outrider: Command) -> None:
     assert "tokens a round" not in brief.out
     assert "tokens a round" in whole.out
     assert "time: prefill" in whole.out
+    told = " ".join(whole.out.split())
+    counted = re.search(r"rounds: (\d+) with drafter \S+ \(([^)]+)\); with 0", told)
+    assert counted is not None
+    by = [int(part.split()[0]) for part in counted[2].split(", ")]
+    assert sum(by) == int(counted[1])
 
 
 def test_one_message_that_is_cut_names_the_flag(outrider: Command) -> None:

@@ -68,6 +68,7 @@ def test_json_has_the_promised_shape(outrider: Command) -> None:
         "acceptance_histogram",
         "num_hits",
         "num_misses",
+        "rounds_by",
     ]
     assert list(stats["seconds"]) == ["prefill", "draft", "verify", "accept", "total"]
     assert (stats["drafter"], stats["k"]) == ("model", 3)

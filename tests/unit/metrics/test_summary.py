@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.budget import RoundTrace
-from outrider.metrics.summary import PassShapes, Stats, pass_shapes, summarise
+from outrider.metrics.summary import PassShapes, Stats, pass_shapes, summarise, together
 
 ROUND = RoundTrace(
     seq_id=0,
@@ -87,6 +87,18 @@ def test_hits_and_misses_are_counted_of_rounds_that_could_have_been_foreseen() -
     assert (found.num_hits, found.num_misses) == (2, 1)
     assert found.p_hit == pytest.approx(2 / 3)
     assert stats(ROUND).p_hit is None
+
+
+def test_rounds_are_counted_by_their_drafter() -> None:
+    """A round without a draft has the name of the whole drafter in its trace."""
+    mtp, suffix = replace(ROUND, drafter="mtp"), replace(ROUND, drafter="suffix")
+    empty = replace(ROUND, drafter="portfolio", num_drafted=0, num_accepted=0, num_emitted=1)
+    found = stats(mtp, replace(suffix, pass_index=1), replace(mtp, pass_index=2), empty, READ)
+    assert found.rounds_by == {"mtp": 2, "suffix": 1, "none": 1}
+    assert sum(found.rounds_by.values()) == found.num_rounds
+    both = together([found, stats(mtp)], total_seconds=1.0)
+    assert both.rounds_by == {"mtp": 3, "suffix": 1, "none": 1}
+    assert Stats.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_as_a_dictionary() -> None:
