@@ -165,6 +165,7 @@ _TABLES_SHARE = 1 / 32
 # An arena that shrank leaves a tenth of what is free to others; what is advised leaves more, for it
 # has to fit when it is tried.
 _HEADROOM, _ADVISED = 0.9, 0.8
+_OTHERWISE = "a smaller model, or a machine with more memory"
 # The least arena that is worth having: a short prompt and its answer.
 _LEAST_TOKENS = 256
 
@@ -350,5 +351,6 @@ def _refusal(
     return CapacityError(
         f"the models and their memory need {size(total)}, and {size(limit.free)} are left "
         f"({limit.name}):\n{table_of(loading)}",
-        hint=way or "a smaller model, or a machine with more memory",
+        hint=way
+        or ("raise the limit, or use a smaller model" if limit.of_addresses else _OTHERWISE),
     )

@@ -92,11 +92,11 @@ def _run(arguments: Sequence[str]) -> int:
         _drop_stdout()
         return PIPE_CLOSED
     except Exception as error:  # noqa: BLE001 - raised again unless a disk or a memory ended
-        return _explained(error)
+        return _explained(error, debug=_wants_debug(arguments))
     return code
 
 
-def _explained(error: Exception) -> int:
+def _explained(error: Exception, *, debug: bool) -> int:
     """Report what a disk or a memory that ended means; the exit code. Others are raised again."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
         _drop_stdout()
@@ -105,6 +105,8 @@ def _explained(error: Exception) -> int:
     ended = out_of_memory(error, "working")
     if ended is None:
         raise error
+    if debug:
+        traceback.print_exception(error)
     report(str(ended), ended.hint)
     return ended.exit_code
 

@@ -205,7 +205,8 @@ def read_private(path: Path, max_bytes: int) -> bytes:
         _check_owner(path, found)
         if found.st_size > max_bytes:
             raise NotPrivateError(f"{path} has {found.st_size} bytes, more than {max_bytes}")
-        return file.read(max_bytes)
+        # A buffer of as much as is asked for is made first.
+        return file.read(found.st_size)
 
 
 def write_private(path: Path, data: bytes) -> None:

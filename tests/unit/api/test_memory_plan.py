@@ -6,6 +6,7 @@ import errno
 import json
 import mmap
 import re
+import resource
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -338,6 +339,26 @@ def test_memory_that_ended_has_one_name(error: Exception) -> None:
     assert "memory ended while loading" in str(found)
     assert "  weights  1 GB" in str(found)
     assert "--batch-size" in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("limits", "said", "hint"),
+    [
+        ((-1, -1), "while loading.", "lower"),
+        ((1 << 61, -1), "while loading.", "lower"),
+        ((600_000_000, -1), "while loading under `ulimit -v` of 600 MB.", "raise the limit, or"),
+        ((-1, 2_000_000_000), "under `ulimit -d` of 2000 MB.", "raise the limit, or"),
+    ],
+)
+def test_a_limit_of_addresses_is_named_where_memory_ends(
+    limits: tuple[int, int], said: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    by_name = dict(zip(names, limits, strict=True))
+    monkeypatch.setattr(resource, "getrlimit", lambda one: (by_name[one], -1))
+    found = out_of_memory(MemoryError(), "loading")
+    assert str(found).endswith(said)
+    assert str(getattr(found, "hint", "")).startswith(hint)
 
 
 def test_other_errors_are_no_want_of_memory() -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import tracemalloc
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FrameType
@@ -30,6 +31,7 @@ from outrider.core.files import (
     open_regular,
     parse_json,
     read_bytes,
+    read_private,
     read_text,
 )
 from outrider.models.hf_config import read_config
@@ -271,3 +273,15 @@ def test_nobody_else_reads_files() -> None:
     }
     assert found - EXCEPTIONS.keys() == set()
     assert EXCEPTIONS.keys() - found == set(), "an exception that nobody needs"
+
+
+def test_a_private_file_takes_the_memory_of_its_bytes(tmp_path: Path) -> None:
+    """Not that of the most that it may have, which little address space has no room for."""
+    path = tmp_path / "library"
+    path.write_bytes(b"x" * 1000)
+    tracemalloc.start()
+    try:
+        assert read_private(path, 1 << 26) == b"x" * 1000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -24,6 +24,7 @@ from doubles.posing_compiler import (
     names,
     num_builds,
 )
+from outrider.core.errors import CapacityError
 from outrider.kernels.native import build
 
 pytestmark = pytest.mark.wide
@@ -120,6 +121,19 @@ def test_a_library_that_is_not_as_it_was_built_is_built_again(tmp_path: Path) ->
     # In a process of its own: this one has the whole libraries loaded already.
     assert later_process(compiler, *cache_dirs) == "loaded"
     assert num_builds(tmp_path) == before + len(damages)
+
+
+def test_memory_that_ends_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, cache_dir = empty_library(tmp_path), tmp_path / "cache"
+    attempt(compiler, cache_dir)
+
+    def full(name: str) -> ctypes.CDLL:
+        raise OSError(f"{name}: failed to map segment from shared object")
+
+    monkeypatch.setattr(ctypes, "CDLL", full)
+    with pytest.raises(CapacityError, match="memory ended while loading kernels"):
+        attempt(compiler, cache_dir)
+    assert num_builds(tmp_path) == 1
 
 
 def planted(tmp_path: Path, cache_dir: Path, compiler: str) -> Path:

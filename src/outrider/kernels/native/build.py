@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 
 from outrider.core import env
-from outrider.core.errors import MachineError
+from outrider.core.errors import MachineError, out_of_memory
 from outrider.core.files import NotPrivateError, locked, private_folder, read_private, write_private
 from outrider.kernels.native.cpu import ENDINGS, cpu_identity, num_physical_cores
 from outrider.kernels.native.levels import (
@@ -215,6 +215,8 @@ def _kept(path: Path) -> ctypes.CDLL | None:
     try:
         return _loaded(path)
     except (NotPrivateError, OSError) as error:
+        if (ended := out_of_memory(error, "loading kernels")) is not None:
+            raise ended from error
         _log.warning("Making %s again: %s.", path, error)
         return None
 
