@@ -37,7 +37,8 @@ class Peer:
         if self._model is not None:
             lib.llama_model_free(self._model)
         params = lib.llama_model_default_params()
-        params.vocab_only, params.use_mmap = vocabulary, False
+        # The next file may be written under the same name.
+        params.vocab_only, params.load_mode = vocabulary, lib.LLAMA_LOAD_MODE_NONE
         self._model = lib.llama_model_load_from_file(path.encode(), params)
         self._vocab = None if self._model is None else lib.llama_model_get_vocab(self._model)
         return self._model is not None

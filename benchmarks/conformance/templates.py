@@ -8,6 +8,8 @@ from typing import Any
 
 from conformance.counts import Suite
 
+from outrider.api.chat_forms import left_out
+from outrider.api.chat_messages import switched
 from outrider.api.chat_template import ChatTemplate
 from outrider.api.tools_in_text import must_be_in_text
 from outrider.core.errors import CheckpointError
@@ -88,7 +90,7 @@ def suites(folder: Path) -> Iterator[Suite]:
                     chat_template=source,
                     add_generation_prompt=True,
                     **_NAMES,
-                    **variables,
+                    **switched(source, variables)[0],
                 )
                 theirs: str | None = rendered[0][0]
             except Exception:  # noqa: BLE001 - a template may raise anything
@@ -103,6 +105,8 @@ def suites(folder: Path) -> Iterator[Suite]:
                 reason = "tools: written in text, for the template leaves them out"
             elif theirs is None:
                 reason = "refused by the template as it is, adapted here"
+            elif left_out(theirs, messages):
+                reason = "texts that the template leaves out as it is, adapted here"
             suite.count(
                 path.stem, ours == theirs, f"{name}: {ours!r:.200} not {theirs!r:.200}", reason
             )
