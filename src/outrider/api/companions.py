@@ -10,6 +10,7 @@ compared first, since a tokenizer takes a moment to read.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -72,38 +73,30 @@ def why_none(target: Path, config: EngineConfig) -> str:
     """Why the model in `target` drafts with nothing that lies in or next to it, in words for the
     note."""
     if not is_searched(config):
-        return (
-            "MTP blocks, heads and draft models are looked for with --controller auto or goodput, "
-            "and in one process, only"
-        )
-    if _announces_mtp(target):
-        return (
-            "config.json announces an MTP block that is not in the files, and no heads or draft "
-            "model was found with the target"
-        )
-    return "no MTP block, heads or draft model was found with the target"
+        only = "are looked for with --controller auto or goodput, and in one process, only"
+        return f"MTP blocks, heads and draft models {only}"
+    lacks = "config.json announces an MTP block that is not in the files, and no"
+    own = lacks if _announces_mtp(target) else "no MTP block,"
+    return f"{own} heads or draft model was found with the target"
 
 
 def _announces_mtp(target: Path) -> bool:
-    try:
+    with suppress(OutriderError):
         return reads_heads(target) and own_mtp_depth(target) > 0
-    except OutriderError:
-        return False
+    return False
 
 
 def _has_own_mtp(target: Path) -> bool:
-    try:
+    with suppress(OutriderError):
         return _announces_mtp(target) and has_own_mtp(target)
-    except OutriderError:
-        return False
+    return False
 
 
 def reads_heads(target: Path) -> bool:
     """Whether the model in `target` shares its tables with heads: one of our own decoders does."""
-    try:
+    with suppress(OutriderError):
         return not target.is_file() and read_model_type(target) in _WITH_HEADS
-    except OutriderError:
-        return False
+    return False
 
 
 def _where(found: Path) -> str:
@@ -150,10 +143,9 @@ def num_weight_bytes(folder: Path) -> int:
 
 
 def _scheme_of(folder: Path) -> Scheme | None:
-    try:
+    with suppress(OutriderError):
         return scheme_in(folder)
-    except OutriderError:
-        return None
+    return None
 
 
 def _vocab_size(folder: Path) -> int:
@@ -162,10 +154,9 @@ def _vocab_size(folder: Path) -> int:
 
 def _runs(folder: Path) -> bool:
     """Whether one of our own decoders takes it."""
-    try:
+    with suppress(OutriderError):
         return read_config(folder).family in FAMILIES
-    except OutriderError:
-        return False
+    return False
 
 
 def models_beside(target: Path) -> list[Path]:

@@ -165,7 +165,6 @@ _TABLES_SHARE = 1 / 32
 # An arena that shrank leaves a tenth of what is free to others; what is advised leaves more, for it
 # has to fit when it is tried.
 _HEADROOM, _ADVISED = 0.9, 0.8
-_OTHERWISE = "a smaller model, or a machine with more memory"
 # The least arena that is worth having: a short prompt and its answer.
 _LEAST_TOKENS = 256
 
@@ -347,10 +346,10 @@ def _refusal(
     parts: Sequence[Part], lacking: tuple[int, MemoryLimit], way: str | None
 ) -> CapacityError:
     total, limit = lacking
+    other = "higher limit" if limit.of_addresses else "machine with more memory"
     loading = [part for part in parts if part.when != "loading"]
     return CapacityError(
         f"the models and their memory need {size(total)}, and {size(limit.free)} are left "
         f"({limit.name}):\n{table_of(loading)}",
-        hint=way
-        or ("raise the limit, or use a smaller model" if limit.of_addresses else _OTHERWISE),
+        hint=way or f"a smaller model, or a {other}",
     )

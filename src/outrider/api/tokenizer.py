@@ -26,7 +26,7 @@ from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
 from outrider.api.tokenizer_patterns import Spelling, spelling_of, try_out
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import num_bytes
-from outrider.core.files import FileKind, parse_json, read_text
+from outrider.core.files import FileKind, file_identity, parse_json, read_text
 from outrider.core.interrupts import is_interrupt
 from outrider.models.documents import read_document
 from outrider.models.gguf.ends import TURN_ENDS, has_messages
@@ -94,7 +94,7 @@ class Tokenizer:
         Raises CheckpointError for a missing or damaged file.
         """
         files = (folder,) if folder.is_file() else tuple(folder / name for name in _FILES)
-        return _load(folder.resolve(), tuple(map(_identity, files)))
+        return _load(folder.resolve(), tuple(map(file_identity, files)))
 
     def with_template(self, source: str) -> Tokenizer:
         """The same with another chat template. Ends of turns that it writes end texts, where the
@@ -296,15 +296,6 @@ def _load(folder: Path, identity: tuple[object, ...]) -> Tokenizer:
     if template.exists():
         config = {**config, "chat_template": _read_text(template, FileKind.TEMPLATE)}
     return Tokenizer(backend, config, _stop_ids(folder, backend, config), growth, folder=folder)
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file does; None if there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _load_backend(path: Path) -> tuple[Backend, Growth]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from outrider.core.errors import CapacityError
+from outrider.core.errors import CapacityError, address_limits
 from outrider.core.fields import size
 from outrider.core.files import FileKind, read_bytes, read_text
 from outrider.core.spec import ModelSpec, RecurrentCapacity, StateSizes
@@ -27,10 +26,6 @@ ARENA_SHARE = 0.25
 # What a size is not taken for a limit from: version 1 says "none" so.
 _NO_LIMIT = 1 << 60
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-_ADDRESS_LIMITS = (
-    ("RLIMIT_AS", "ulimit -v", b"VmSize"),
-    ("RLIMIT_DATA", "ulimit -d", b"VmData"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +50,9 @@ def limits(device: torch.device, share: float = 1.0) -> tuple[MemoryLimit, ...]:
     found.append(MemoryLimit("free memory of this machine", _available_bytes()))
     for limit, used in _group_limits():
         found.append(MemoryLimit(f"memory limit of the control group, {size(limit)}", limit - used))
-    for name, command, counted in _ADDRESS_LIMITS:
-        limit = resource.getrlimit(getattr(resource, name))[0]
+    for name, command, counted, limit in address_limits():
         used = _own_bytes(counted)
-        if limit != resource.RLIM_INFINITY and limit < _NO_LIMIT and used is not None:
+        if used is not None:
             told = f"{name} ({command}), {size(limit)}"
             found.append(MemoryLimit(told, limit - used, of_addresses=True))
     return tuple(replace(one, free=max(0, one.free)) for one in found)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.cli.output import say
-from outrider.core.drafter_kinds import OFF
 from outrider.core.fields import size
 from outrider.models.loading import ALIASES
 from outrider.pairs.catalog import FIRST_MODEL
@@ -58,17 +57,13 @@ def _details(result: GenerationResult) -> Iterator[str]:
     if stats.acceptance_histogram:
         right = ", ".join(map(str, range(len(stats.acceptance_histogram))))
         rounds = ", ".join(map(str, stats.acceptance_histogram))
-        by = ", ".join(_drafted(*one) for one in sorted(stats.rounds_by.items()))
+        by = ", ".join(f"{name} {count}" for name, count in sorted(stats.rounds_by.items()))
         yield (
             f"rounds: {stats.num_rounds} with drafter {stats.drafter}{by and f' ({by})'}; with "
             f"{right} guesses right: {rounds}"
         )
     if result.peak_memory_bytes is not None:
         yield f"memory: {size(result.peak_memory_bytes)} at most"
-
-
-def _drafted(name: str, num_rounds: int) -> str:
-    return f"{num_rounds} {'without a draft' if name == OFF else f'by {name}'}"
 
 
 def say_toy(target: str) -> None:

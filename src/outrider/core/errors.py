@@ -27,8 +27,7 @@ _NO_MEMORY = (
     "failed to map segment",
     "can't start new thread",
 )
-# Limits of a process's addresses, and how shells set them.
-_ADDRESS_LIMITS = ((resource.RLIMIT_AS, "ulimit -v"), (resource.RLIMIT_DATA, "ulimit -d"))
+_ADDRESS_LIMITS = (("RLIMIT_AS", "ulimit -v", b"VmSize"), ("RLIMIT_DATA", "ulimit -d", b"VmData"))
 # RLIM_INFINITY is negative in Python; some shells set a number that no process reaches.
 _NO_LIMIT = 1 << 60
 # Scratch of kernels, texts of a tokenizer and a round's lists grow by less at a time.
@@ -83,17 +82,17 @@ def out_of_memory(
     lines = _text_of(error).strip().splitlines()
     told = f" ({lines[0][:200]})" if lines else ""
     planned = f" Planned were:\n{parts}" if parts else ""
-    limit = next((f"`{command}` of {limit / 1e6:.0f} MB" for command, limit in _limits()), None)
-    bounds, hint = (f" under {limit}", "raise the limit, or ") if limit else ("", "")
-    return CapacityError(
-        f"memory ended while {doing}{bounds}{told}.{planned}", hint=f"{hint}{_LESS_MEMORY}"
-    )
+    limits = [f" under `{name}` of {most / 1e6:.0f} MB" for _, name, _, most in address_limits()]
+    bounds = "".join(limits[:1])
+    hint = f"raise the limit, or {_LESS_MEMORY}" if bounds else _LESS_MEMORY
+    return CapacityError(f"memory ended while {doing}{bounds}{told}.{planned}", hint=hint)
 
 
-def _limits() -> list[tuple[str, int]]:
-    """Commands and bytes of the limits of addresses that are set."""
-    found = [(command, resource.getrlimit(one)[0]) for one, command in _ADDRESS_LIMITS]
-    return [one for one in found if 0 <= one[1] < _NO_LIMIT]
+def address_limits() -> list[tuple[str, str, bytes, int]]:
+    """Limits of the process's addresses that are set: the name, how shells set it, the field of
+    /proc/self/status that counts against it, and bytes."""
+    found = [(*one, resource.getrlimit(getattr(resource, one[0]))[0]) for one in _ADDRESS_LIMITS]
+    return [one for one in found if 0 <= one[-1] < _NO_LIMIT]
 
 
 @contextmanager
@@ -111,7 +110,7 @@ def within_memory(doing: str, *, parts: str = "") -> Generator[None]:
 def require_spare(num_bytes: int = _SPARE_BYTES) -> None:
     """Raises OSError (ENOMEM) where addresses are limited and so many bytes of them are not left:
     kernels, and libraries in Rust, end the process where they get no memory."""
-    if _limits():
+    if address_limits():
         mmap(-1, num_bytes).close()
 
 

@@ -100,6 +100,14 @@ def read_bytes(path: Path, kind: FileKind) -> bytes:
     )
 
 
+def file_identity(path: Path) -> tuple[int, int, int] | None:
+    """What changes when the file does; None if there is none."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return None
+
+
 def read_text(path: Path, kind: FileKind) -> str:
     """All of a text in UTF-8, line ends as in every text file. Raises OSError, and
     UnicodeDecodeError for other bytes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import groupby, zip_longest
 from typing import Any, NotRequired, TypedDict
 
@@ -125,18 +125,9 @@ class Stats:
         return self.seconds["draft"] / total if total > 0 else 0.0
 
     def to_dict(self) -> dict[str, object]:
-        return {
-            "drafter": self.drafter,
-            "k": self.k,
-            "num_rounds": self.num_rounds,
-            "num_target_passes": self.num_target_passes,
-            "num_drafted": self.num_drafted,
-            "num_accepted": self.num_accepted,
-            "num_emitted": self.num_emitted,
+        return {item.name: getattr(self, item.name) for item in fields(self)} | {
             "seconds": dict(self.seconds),
             "acceptance_histogram": list(self.acceptance_histogram),
-            "num_hits": self.num_hits,
-            "num_misses": self.num_misses,
             "rounds_by": dict(self.rounds_by),
         }
 
@@ -214,26 +205,16 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
 
 def together(parts: Sequence[Stats], *, total_seconds: float) -> Stats:
     """Of one request whose rounds ran in several engines, one after another."""
-
-    def added(name: str) -> int:
-        return sum(getattr(part, name) for part in parts)
-
     last = parts[-1]
+    counts = [item.name for item in fields(Stats) if item.name.startswith("num_")]
     rows = zip_longest(*(part.acceptance_histogram for part in parts), fillvalue=0)
     seconds = {name: sum(part.seconds[name] for part in parts) for name in last.seconds}
     seconds["total"] = total_seconds
-    return Stats(
-        drafter=last.drafter,
-        k=last.k,
-        num_rounds=added("num_rounds"),
-        num_target_passes=added("num_target_passes"),
-        num_drafted=added("num_drafted"),
-        num_accepted=added("num_accepted"),
-        num_emitted=added("num_emitted"),
+    return replace(
+        last,
+        **{name: sum(getattr(part, name) for part in parts) for name in counts},
         seconds={name: round(value, 9) for name, value in seconds.items()},
         acceptance_histogram=tuple(map(sum, rows)),
-        num_hits=added("num_hits"),
-        num_misses=added("num_misses"),
         rounds_by=sum((Counter(part.rounds_by) for part in parts), Counter[str]()),
     )
 

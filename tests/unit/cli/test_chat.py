@@ -226,7 +226,7 @@ def test_what_was_counted_is_told_when_asked(outrider: Command) -> None:
     told = " ".join(whole.out.split())
     counted = re.search(r"rounds: (\d+) with drafter \S+ \(([^)]+)\); with 0", told)
     assert counted is not None
-    by = [int(part.split()[0]) for part in counted[2].split(", ")]
+    by = [int(part.split()[1]) for part in counted[2].split(", ")]
     assert sum(by) == int(counted[1])
 
 

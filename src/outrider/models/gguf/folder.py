@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import CheckpointError
-from outrider.core.files import open_regular
+from outrider.core.files import file_identity, open_regular
 from outrider.kernels.plan import BlockRows
 from outrider.models.gguf.blocks import decode, held_bytes
 from outrider.models.gguf.config import (
@@ -127,7 +127,7 @@ def gguf_in(folder: Path) -> Path | None:
 def header_of(path: Path) -> Header:
     """Of a model in one file, or in several of which `path` is one. Raises CheckpointError."""
     files = parts_of(path)
-    return _header(files, tuple(_identity(file) for file in files))
+    return _header(files, tuple(map(file_identity, files)))
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
@@ -180,14 +180,6 @@ def _header(files: tuple[Path, ...], identity: tuple[object, ...]) -> Header:
             hint="download all files of the model again",
         )
     return replace(first, entries=entries)
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class GgufTensors:
