@@ -125,11 +125,9 @@ class Stats:
         return self.seconds["draft"] / total if total > 0 else 0.0
 
     def to_dict(self) -> dict[str, object]:
-        return {item.name: getattr(self, item.name) for item in fields(self)} | {
-            "seconds": dict(self.seconds),
-            "acceptance_histogram": list(self.acceptance_histogram),
-            "rounds_by": dict(self.rounds_by),
-        }
+        found: dict[str, object] = {item.name: getattr(self, item.name) for item in fields(self)}
+        copies = {"seconds": dict(self.seconds), "rounds_by": dict(self.rounds_by)}
+        return found | copies | {"acceptance_histogram": list(self.acceptance_histogram)}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Stats:

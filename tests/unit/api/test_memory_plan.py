@@ -355,7 +355,11 @@ def test_a_limit_of_addresses_is_named_where_memory_ends(
 ) -> None:
     names = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     by_name = dict(zip(names, limits, strict=True))
-    monkeypatch.setattr(resource, "getrlimit", lambda one: (by_name[one], -1))
+
+    def limit_of(name: int) -> tuple[int, int]:
+        return by_name[name], -1
+
+    monkeypatch.setattr(resource, "getrlimit", limit_of)
     found = out_of_memory(MemoryError(), "loading")
     assert str(found).endswith(said)
     assert str(getattr(found, "hint", "")).startswith(hint)
