@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -85,6 +86,27 @@ def test_a_capture_starts_from_a_state_that_warm_ups_have_not_moved() -> None:
     # What `prepare` launches lies before the warm-ups on their own stream.
     before = ["prepare", "order", "run", "run", "order", "wait"]
     assert device.calls == [*before, "capture", "run", "captured", "prepare", "replay", "replay"]
+
+
+class Owner:
+    """A program with memory of its own."""
+
+    def __call__(self) -> None:
+        """Nothing is asked of the device."""
+
+
+def test_memory_of_a_program_stays_as_long_as_its_graph_is_launched() -> None:
+    """A graph has addresses. What is freed after its capture is given to others."""
+    with pytest.MonkeyPatch.context() as patch:
+        Pretended(patch)
+        launcher, program = GraphLauncher(torch.device("cuda")), Owner()
+        owner = weakref.ref(program)
+        launch = launcher.make(program, lambda: None)
+        del program
+        launch()
+        assert owner() is not None
+        del launch
+        assert owner() is None
 
 
 def test_other_devices_run_operator_by_operator() -> None:

@@ -9,8 +9,7 @@
 Shapes follow from (rows, K) alone and every tensor that outlives the round has a fixed address, so
 the eager run is the definition of the captured one.
 
-Shapes:  B = rows, R = numbers of a report, K = drafted tokens, W = K + 1, V = vocabulary, M = B,
-         S = stop tokens.
+Shapes:  B = M = rows, R = numbers of a report, K = drafts, W = K + 1, V = vocabulary, S = stops.
 """
 
 from __future__ import annotations
@@ -80,7 +79,12 @@ class GraphLauncher:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             program()
         prepare()
-        return graph.replay
+
+        def launch(_program: object = program) -> None:
+            """A graph has addresses alone: its program keeps what lies there."""
+            graph.replay()
+
+        return launch
 
 
 def launcher_for(device: torch.device) -> Launcher:
@@ -232,7 +236,6 @@ class RoundSizes:
 # (rooms for probs_BKV) -> what draws and judges; None: of batches without a sampled row.
 MakeProbs: TypeAlias = Callable[[Tensor | None], RoundProbs]
 
-
 # How many rows, pages of tables, whether rows are sampled, and whether some keep not all tokens.
 Bucket: TypeAlias = tuple[int, int, bool, bool]
 
@@ -295,15 +298,12 @@ class GraphCache:
         num_pages = self._num_pages([entry.seq for entry in entries])
         self._current = (bucket, num_pages, sampled, filtered)
         buffers = self._buffers = self._static().buffers.first(bucket, num_pages)
-
-        def write() -> None:
-            buffers.write(entries)
-
         if self._current in self._launches:
-            write()
-            return
-        program = self.program(bucket, num_pages, sampled=sampled, filtered=filtered)
-        self._launches[self._current] = self.launcher.make(program, write)
+            buffers.write(entries)
+        else:
+            program = self.program(bucket, num_pages, sampled=sampled, filtered=filtered)
+            launch = self.launcher.make(program, lambda: buffers.write(entries))
+            self._launches[self._current] = launch
 
     def reaches(self, batch: Sequence[LiveSequence]) -> bool:
         """True if page tables hold what `batch` may write in a round behind an unread one."""

@@ -6,6 +6,7 @@ Read from the source of every module of the wrappers, and watched while they run
 from __future__ import annotations
 
 import ast
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,9 +171,12 @@ def test_a_room_grows_and_keeps_what_captures_saw() -> None:
     room = Workspace(torch.device("cpu"), 1 << 20)
     (small,) = room.carve(((3, 5), torch.float32))
     small.fill_(7)
+    seen = weakref.ref(room._bytes)  # pyright: ignore[reportPrivateUsage]
     (big,) = room.carve(((1 << 19,), torch.float32))
     # Both begin where the device's allocator put a room, which is aligned enough on CUDA.
     assert all(one.data_ptr() == one.untyped_storage().data_ptr() for one in (big, small))
     assert small.eq(7).all()
+    del small
+    assert seen() is not None
     first, second = room.carve(((3,), torch.int8), ((2, 2), torch.float64))
     assert second.data_ptr() - first.data_ptr() == 256
