@@ -91,7 +91,8 @@ def edge_kernel(
         place = tl.arange(0, _PLACES)
         candidate = edge + ((place + 1).to(tl.int64) << ((_TURNS - 1 - turn) * _BITS))
         sums = tl.zeros((BLOCK, _PLACES), tl.int64)
-        for block in tl.static_range(PIECE // BLOCK):
+        # No loop of the compiler: unrolled, sums of many blocks would not stay in registers.
+        for block in range(PIECE // BLOCK):
             index = piece * PIECE + block * BLOCK + tl.arange(0, BLOCK)
             mask = index < size
             value = tl.load(rows_ptr + row * size + index, mask=mask, other=0.0)

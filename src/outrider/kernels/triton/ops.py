@@ -304,7 +304,7 @@ class TritonOps:
             DIMS=shape.dims,
             PART=shape.part,
             PARTS=shape.merged,
-            num_warps=4,
+            **shape.merge_options(),
         )  # fmt: skip
 
     def silu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:

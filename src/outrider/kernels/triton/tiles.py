@@ -236,6 +236,10 @@ class AttentionShape:
         bound = {"maxnreg": self.most_registers} if self.most_registers else {}
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, **bound}
 
+    def merge_options(self) -> dict[str, int]:
+        """The same of a merge, whose sums are short where heads are small."""
+        return {"num_warps": 4} | ({"maxnreg": 128} if self.dims <= 64 else {})
+
     def tokens_of_a_tile(self, num_tokens: int, num_seqs: int) -> int:
         """As many neighbours as a sequence has on average, a power of two: tokens of one sequence
         read its keys together. A token's bits do not depend on it."""
