@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.kernels.triton.launchers import Pieces
 from outrider.kernels.triton.scratch import Workspace
-from outrider.kernels.triton.tiles import launch
+from outrider.kernels.triton.tiles import MOST_REGISTERS, launch
 
 # A probability of one, as an integer.
 _ONE = tl.constexpr(2.0**62)
@@ -228,7 +228,7 @@ class TritonFilters:
         float32, and 0 does."""
         grid, tensors, sizes, constants = self._search(probs_RV, top_p_B, mass=True)
         kept_RC = tensors[-1]
-        launch(equals_kernel, grid, *tensors[:-1], *sizes, **constants)
+        launch(equals_kernel, grid, *tensors[:-1], *sizes, **constants, maxnreg=MOST_REGISTERS)
         launch(keep_kernel, grid, *tensors, min_p_B, *sizes, **constants)
         launch(rescale_kernel, grid, probs_RV, min_p_B, kept_RC, *sizes[1:], **constants)
 

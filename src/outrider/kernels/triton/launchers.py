@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.core.rng import Role, RoundKeys
 from outrider.kernels.triton import accept, sampling
 from outrider.kernels.triton.scratch import Part, Workspace
-from outrider.kernels.triton.tiles import cdiv, launch, power_of_two
+from outrider.kernels.triton.tiles import MOST_REGISTERS, cdiv, launch, power_of_two
 
 # Kernels have no types.
 # pyright: reportUnknownMemberType=false
@@ -215,6 +215,7 @@ class TritonProbs:
                 accept.uncovered_kernel,
                 (num * drafted, cut.count),
                 lengths_B, *seen, ratio_BK, left_BKC, *sizes, **flags, **cut.constants(),
+                maxnreg=MOST_REGISTERS,
             )  # fmt: skip
         numbers = (keys.seed_B, keys.sample_B, keys.start_B)
         launch(

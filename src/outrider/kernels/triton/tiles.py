@@ -202,6 +202,10 @@ def linear_shape(num_out: int, dtype: torch.dtype) -> LinearShape:
     return LinearShape(outputs, 128, 4, 1 + MOST_SHARED // step)
 
 
+# A bound for kernels of few warps: ptxas, left alone, spills to have more programs at once.
+MOST_REGISTERS = 128
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """`shared` query heads read one key head. A tile holds `heads_of_a_tile` of them, a power of
@@ -232,13 +236,13 @@ class AttentionShape:
         return cdiv(self.shared, self.heads_of_a_tile)
 
     def options(self) -> dict[str, int]:
-        """Of a launch. Without a bound ptxas may spill registers, to have more programs at once."""
+        """Warps, stages and registers of a launch."""
         bound = {"maxnreg": self.most_registers} if self.most_registers else {}
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, **bound}
 
     def merge_options(self) -> dict[str, int]:
-        """The same of a merge, whose sums are short where heads are small."""
-        return {"num_warps": 4} | ({"maxnreg": 128} if self.dims <= 64 else {})
+        """Those of a merge, whose sums are short where heads are small."""
+        return {"num_warps": 4} | ({"maxnreg": MOST_REGISTERS} if self.dims <= 64 else {})
 
     def tokens_of_a_tile(self, num_tokens: int, num_seqs: int) -> int:
         """As many neighbours as a sequence has on average, a power of two: tokens of one sequence
@@ -262,7 +266,7 @@ def attention_shape(
         keys=16 if is_whole else 64 if dims <= most_dims else 32,
         num_stages=2 if is_whole else 3,
         num_warps=8 if is_whole else 4,
-        most_registers={torch.float32: 128, torch.float16: 255}.get(dtype, 0),
+        most_registers={torch.float32: MOST_REGISTERS, torch.float16: 255}.get(dtype, 0),
     )
 
 
