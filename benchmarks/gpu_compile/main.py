@@ -2,6 +2,7 @@
 
     scripts/gpu_compile                                everything, compared with the table
     scripts/gpu_compile --write                        writes the table anew
+    scripts/gpu_compile --write --kernels NAME ...     writes the rows of these kernels anew
     scripts/gpu_compile --targets sm_90 --cache DIR    leaves binaries for a machine with such a GPU
 
 Engines and captured rounds run on PyTorch's meta device, which has shapes and no numbers. Every
@@ -26,7 +27,7 @@ import torch
 import triton
 from gpu_compile import trace
 from gpu_compile.binaries import CUDA, TARGETS, Binary, compiled, resident
-from gpu_compile.meta import Launch, Recorder, pretend
+from gpu_compile.meta import Launch, Recorder, pretend, source_of
 from triton import knobs
 
 TABLE = Path(__file__).with_name("table.json")
@@ -46,11 +47,13 @@ def main() -> int:
     recorder = pretend()
     rounds, matrices = _traced(recorder, options)
     launches = list(recorder.forms.values())
+    sources = {one.name: source_of(one.kernel) for one in launches}
     if options.kernels:
         launches = [one for one in launches if one.name in options.kernels]
     results = _compiled(launches, options)
     found = {
         "triton": triton.__version__,
+        "sources": dict(sorted(sources.items())),
         "kernels": kernel_rows(launches, results),
         "rounds": rounds,
         "matrices": {} if options.rounds == "few" else dict(_matrices(matrices)),
@@ -60,11 +63,14 @@ def main() -> int:
     faults = list(_faults(launches, results))
     for line in faults:
         print(line)
+    table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    is_part = bool(options.kernels) or options.rounds == "few"
     if options.write:
-        TABLE.write_text(written(found), encoding="utf-8")
-    elif not options.kernels and options.rounds == "all":
-        faults += differences(json.loads(TABLE.read_text(encoding="utf-8")), found)
-        print(*faults[-40:], sep="\n")
+        TABLE.write_text(written(merged(table, found, is_part=is_part)), encoding="utf-8")
+    else:
+        others = differences(table, found, is_part=is_part)
+        print(*others[-40:], sep="\n")
+        faults += others
     wrong = [line for line in faults if not line.startswith("reported")]
     done = {"benchmark": "gpu_compile", "binaries": len(results), "passed": not wrong}
     print(json.dumps(done))
@@ -81,12 +87,15 @@ def _options() -> argparse.Namespace:
         "--rounds",
         choices=("all", "few"),
         default="all",
-        help="few: two captured rounds of 1b, with a draft model and in float32, and no engine",
+        help="few: three captured rounds of 1b, one of which the table has, and no engine",
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
     parser.add_argument("--cache", type=Path, help="where Triton keeps the binaries")
     parser.add_argument("--write", action="store_true", help="write the table anew")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.write and options.rounds == "few":
+        parser.error("the table is of all rounds: --write needs --rounds all")
+    return options
 
 
 FEW = (trace.Case("1b", "0.4b", 3, sampled=True), trace.Case("1b", dtype="float32"))
@@ -102,6 +111,8 @@ def _traced(
     if options.rounds == "few":
         for case in FEW:
             trace.rounds(case, recorder)
+        shown = trace.TABLED[0]
+        rounds[shown.name] = asdict(trace.rounds(shown, recorder)[0])
         return rounds, matrices
     for case in (*trace.TABLED, *trace.OTHERS):
         cost, made = trace.rounds(case, recorder)
@@ -111,6 +122,7 @@ def _traced(
             matrices[case.name] = made
     trace.gpt2_round(recorder)
     trace.hybrid()
+    trace.verdicts()
     runs = list(trace.engines())
     seconds = perf_counter() - started
     _say(f"{len(runs)} runs of engines, {len(recorder.forms)} forms, {seconds:.0f} s")
@@ -229,33 +241,85 @@ def report(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: {cells}"
 
 
-def differences(table: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """A line for each number that is not as in the table. Registers and shared memory are those of
-    one version of Triton; of targets that were not compiled nothing is said."""
+def differences(
+    table: Mapping[str, Any], found: Mapping[str, Any], *, is_part: bool = False
+) -> list[str]:
+    """A line for each number that is not as in the table. Lines of what cannot be compared begin
+    with "reported": kernels whose source has changed since, and registers and shared memory of
+    another version of Triton. Of targets that were not compiled nothing is said. If `found` has but
+    a part of the forms, its numbers may be less than the table's."""
     same = table["triton"] == found["triton"]
-    lines = [] if same else [
-        f"reported: the table is of Triton {table['triton']}, this is {found['triton']}: "
-        "registers and shared memory are not compared"
-    ]  # fmt: skip
+    changed = dict(found["sources"].items() - table["sources"].items()).keys()
+    lines = [
+        f"reported: {name} has changed since the table was written; --write --kernels {name} "
+        "renews its rows"
+        for name in sorted(changed)
+    ]
+    if not same:
+        lines.append(
+            f"reported: the table is of Triton {table['triton']}, this is {found['triton']}: "
+            "registers and shared memory are not compared"
+        )
     for part in ("kernels", "rounds", "matrices"):
         before, now = table[part], found[part]
         if not before and now:
             lines.append(f"reported: the table has no {part}; --write adds them")
             continue
-        lines += [f"{part}: {name} is not in the table" for name in now if name not in before]
-        lines += [f"{part}: {name} is no longer there" for name in before if name not in now]
+        rows = [name for name in before | now if name.split()[0] not in changed]
+        lines += [f"{part}: {name} is not in the table" for name in rows if name not in before]
+        if not is_part:
+            lines += [f"{part}: {name} is no longer there" for name in rows if name not in now]
         for name in sorted(set(before) & set(now)):
+            if changed & _kernels_of(part, name, now[name]):
+                continue
             for key in sorted(set(before[name]) & set(now[name])):
+                was, is_now = before[name][key], now[name][key]
                 compared = same or (key not in TARGETS and part != "matrices")
-                if compared and before[name][key] != now[name][key]:
-                    was, is_now = before[name][key], now[name][key]
+                less = is_part and part == "kernels" and _is_less(is_now, was)
+                if compared and is_now != was and not less:
                     lines.append(f"{part}: {name}: {key} is {is_now}, was {was}")
     return lines
 
 
+def _kernels_of(part: str, name: str, row: Mapping[str, Any]) -> set[str]:
+    """The kernels whose source the row called `name` depends on."""
+    if part == "matrices":
+        return {"linear_kernel", "int8_kernel", "groups_kernel"}
+    return set(row["launches"]) if part == "rounds" else {name.split()[0]}
+
+
+def _is_less(number: int | list[int], most: int | list[int]) -> bool:
+    one, other = ([cell] if isinstance(cell, int) else cell for cell in (number, most))
+    return all(left <= right for left, right in zip(one, other, strict=True))
+
+
+def merged(
+    table: Mapping[str, Any], found: Mapping[str, Any], *, is_part: bool = False
+) -> dict[str, Any]:
+    """`found`, and what only the table has: rows of other kernels, if a part of them was compiled,
+    and numbers of other targets of the same source. Another version of Triton has a table of its
+    own."""
+    new = dict(found)
+    if table["triton"] != found["triton"]:
+        return new
+    rows, made = dict[str, Any](), {name.split()[0] for name in found["kernels"]}
+    for name, row in table["kernels"].items():
+        kernel = name.split()[0]
+        is_same = table["sources"].get(kernel) == found["sources"].get(kernel)
+        if is_same and name in found["kernels"]:
+            rows[name] = row | found["kernels"][name]
+        elif is_part and kernel not in made:
+            rows[name] = row
+    new["kernels"] = dict(sorted((found["kernels"] | rows).items()))
+    if is_part:
+        own = {name: digest for name, digest in found["sources"].items() if name in made}
+        new["sources"] = dict(sorted((table["sources"] | own).items()))
+    return new
+
+
 def written(found: Mapping[str, Any]) -> str:
     """JSON with a line for each row."""
-    parts = [f'"triton": {json.dumps(found["triton"])}']
+    parts = [f'"{part}": {json.dumps(found[part])}' for part in ("triton", "sources")]
     for part in ("kernels", "rounds", "matrices"):
         rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in found[part].items()]
         parts.append(f'"{part}": {{\n' + ",\n".join(rows) + "\n}")

@@ -8,9 +8,11 @@ Shapes:  O = outputs, I = inputs, F = factors of a group, G = groups, B = rows, 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, cast
 
 import torch
@@ -66,6 +68,21 @@ class Launch:
             *(_form(one, plain=name in plain) for name, one in named),
             *sorted(self.constants.items()),
         )
+
+
+def source_of(kernel: Any) -> str:
+    """A digest of the source of a kernel and of all functions that it calls."""
+    texts: dict[str, str] = {}
+    unread = [kernel.fn]
+    while unread:
+        function = unread.pop()
+        name = f"{function.__module__}.{function.__name__}"
+        if name not in texts:
+            texts[name] = inspect.getsource(function)
+            named = (function.__globals__.get(word) for word in function.__code__.co_names)
+            unread += [found.fn for found in named if hasattr(found, "fn")]
+    text = "\n".join(texts[name] for name in sorted(texts))
+    return sha256(text.encode()).hexdigest()[:12]
 
 
 def _type(tensor: Tensor) -> str:

@@ -1,7 +1,8 @@
 """Which launches engines and captured rounds make: drafters, requests, dtypes, schemes, windows.
 
 `engines` runs the embedded models as `LLM` does, with captured rounds and stage by stage. `rounds`
-runs captured rounds of models of real sizes, and counts what a round launches and reads.
+runs captured rounds of models of real sizes, and counts what a round launches and reads. `verdicts`
+judges host drafts over real vocabularies.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from itertools import product
+from typing import Any, cast, get_args
 
 import torch
 from gpu_check import models
@@ -23,6 +25,10 @@ from torch import Tensor
 from outrider.api.llm import LLM
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
+from outrider.core.rng import RoundKeys
+from outrider.engine.cuda_graph.sampling import Filters, Rows
+from outrider.engine.cuda_graph.trees import DRAWN_WAYS, Way
+from outrider.engine.cuda_graph.triton import RoundKernels, TritonTreeProbs
 from outrider.kernels import registry
 from outrider.lab.inflate import ModelShape
 from outrider.models.families import GPT2Config, LlamaConfig
@@ -30,6 +36,7 @@ from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import DTYPES
 from outrider.models.weights import Placement
+from outrider.verify.batched import TreeDrafts
 
 PROMPT = "def f(x):"
 # 11 drafters.
@@ -280,6 +287,27 @@ def gpt2_round(recorder: Recorder) -> None:
     weights = no_weights(torch.bfloat16)
     target = GPT2Model(config, weights, **_built(case, "gpt2", room))
     _counted(case, recorder, cast("LlamaModel", target), None)
+
+
+# Tokens of GPT-2, Llama 3 and Gemma.
+VOCABULARIES = (50_257, 128_256, 262_144)
+_NODES = 7
+
+
+def verdicts() -> None:
+    """On host drafts, of every way, filtered and not, over vocabularies that no engine here has."""
+    ints_2 = torch.ones(2, dtype=torch.int64, device=META)
+    floats_2, masses_2 = ints_2.float(), ints_2.double()
+    depths_2W = ints_2[:, None].expand(2, _NODES + 1).contiguous()
+    nodes_2K = depths_2W[:, 1:].contiguous()
+    for size, way, filtered in product(VOCABULARIES, get_args(Way), (False, True)):
+        judge = TritonTreeProbs(RoundKernels(META), way)
+        filters = Filters(ints_2, masses_2, floats_2) if filtered else None
+        rows = Rows(floats_2, ints_2, RoundKeys(ints_2, ints_2, ints_2), filters)
+        q_2KV = torch.empty(2, _NODES, size, device=META)
+        for q in (None, q_2KV) if way in DRAWN_WAYS else (None,):
+            drafts = TreeDrafts(nodes_2K, nodes_2K, ints_2 != 0, q)
+            judge.judge(torch.empty(2, _NODES + 1, size, device=META), drafts, depths_2W, rows)
 
 
 def _counted(

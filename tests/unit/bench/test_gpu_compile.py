@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +27,8 @@ def imported() -> Any:
 @pytest.mark.wide
 @pytest.mark.slow
 def test_kernels_of_a_round_become_machine_code_without_a_stack() -> None:
-    """Those of rounds, sampled and in float32, whose types or registers did not fit before."""
+    """Those of rounds, sampled and in float32, whose types or registers did not fit before. What
+    the table has of them is compared: a round's launches always, registers by the same Triton."""
     kernels = ("decide_kernel", "attend_kernel")
     words = ["--rounds", "few", "--targets", "sm_90", "--kernels", *kernels]
     done = subprocess.run(
@@ -39,6 +42,7 @@ def test_kernels_of_a_round_become_machine_code_without_a_stack() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = {line.split()[0] for line in done.stdout.splitlines() if " sm_90 " in line}
     assert found == set(kernels)
+    assert "\n1b, greedy: " in done.stdout
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["passed"]
     assert last["binaries"] >= len(kernels)
@@ -117,27 +121,97 @@ def test_what_must_not_be_is_a_fault(module: Any) -> None:
     assert "CompilationError" in binaries.Binary(error="CompilationError: at 3").fault(target)
 
 
+TABLE: dict[str, Any] = {
+    "triton": "3.6.0",
+    "sources": {"a_kernel": "1f", "c_kernel": "3d"},
+    "kernels": {
+        "a_kernel float32": {"forms": 2, "sm_80": [32, 512], "sm_90": [40, 1024]},
+        "c_kernel int8": {"forms": 1, "sm_90": [16, 0]},
+    },
+    "rounds": {"1b": {"launches": {"a_kernel": 3}, "operators": 5}},
+    "matrices": {},
+}
+
+
+def found(**changes: Any) -> dict[str, Any]:
+    return copy.deepcopy(TABLE) | changes
+
+
 def test_what_differs_from_the_table_is_said(module: Any) -> None:
     main = module("gpu_compile.main")
-    table: dict[str, Any] = {
-        "triton": "3.6.0",
-        "kernels": {"a_kernel float32": {"forms": 2, "sm_90": [40, 1024]}},
-        "rounds": {"1b": {"launches": {"a_kernel": 3}, "operators": 5}},
-        "matrices": {},
-    }
-    again = json.loads(main.written(table))
-    assert again == table
-    assert main.differences(table, again) == []
+    again = json.loads(main.written(TABLE))
+    assert again == TABLE
+    assert main.differences(TABLE, again) == []
     again["kernels"]["a_kernel float32"]["sm_90"] = [48, 1024]
     again["rounds"]["1b"]["operators"] = 6
     again["kernels"]["b_kernel float32"] = {"forms": 1}
-    assert main.differences(table, again) == [
+    assert main.differences(TABLE, again) == [
         "kernels: b_kernel float32 is not in the table",
         "kernels: a_kernel float32: sm_90 is [48, 1024], was [40, 1024]",
         "rounds: 1b: operators is 6, was 5",
     ]
     again["triton"] = "3.7.1"
-    assert not any("sm_90" in line for line in main.differences(table, again))
+    assert not any("sm_90" in line for line in main.differences(TABLE, again))
+
+
+def test_a_kernel_that_has_changed_since_is_reported_and_not_compared(module: Any) -> None:
+    main = module("gpu_compile.main")
+    row = {"a_kernel float32 int64": {"forms": 9, "sm_90": [99, 0]}}
+    rounds = {"1b": {"launches": {"a_kernel": 4}, "operators": 5}}
+    again = found(kernels=row, rounds=rounds, sources={"a_kernel": "2e"})
+    lines = main.differences(TABLE, again, is_part=True)
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        "reported: a_kernel has changed since the table was written; --write"
+    )
+
+
+def test_a_part_of_the_forms_may_take_less_than_the_table_says(module: Any) -> None:
+    main = module("gpu_compile.main")
+    again = found(kernels={"a_kernel float32": {"forms": 1, "sm_90": [24, 1024]}})
+    assert main.differences(TABLE, again, is_part=True) == []
+    again["kernels"]["a_kernel float32"] = {"forms": 1, "sm_90": [24, 1025]}
+    assert len(main.differences(TABLE, again, is_part=True)) == 1
+    assert len(main.differences(TABLE, again)) == 3
+
+
+def test_a_part_is_written_among_the_rows_that_stay(module: Any) -> None:
+    main = module("gpu_compile.main")
+    row: dict[str, Any] = {"a_kernel float32": {"forms": 3, "sm_90": [48, 1024]}}
+    part = main.merged(TABLE, found(kernels=row), is_part=True)
+    assert part["kernels"] == TABLE["kernels"] | {
+        "a_kernel float32": {"forms": 3, "sm_80": [32, 512], "sm_90": [48, 1024]}
+    }
+    both = {"a_kernel": "2e", "c_kernel": "4c"}
+    part = main.merged(TABLE, found(kernels=row, sources=both), is_part=True)
+    assert part["kernels"] == TABLE["kernels"] | row
+    # The other kernel has changed too, and its rows have not.
+    assert part["sources"] == {"a_kernel": "2e", "c_kernel": "3d"}
+    assert main.merged(TABLE, found(kernels=row))["kernels"].keys() == row.keys()
+    other = found(kernels=row, triton="3.7.1")
+    assert main.merged(TABLE, other) == other
+
+
+HELPER: Any = None
+
+
+def called_once(number: int) -> int:
+    return number
+
+
+def test_the_source_of_a_kernel_is_that_of_all_that_it_calls(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source_of = module("gpu_compile.meta").source_of
+
+    def kernel() -> int:
+        return HELPER.fn(HELPER)
+
+    monkeypatch.setitem(globals(), "HELPER", SimpleNamespace(fn=called_once))
+    before = source_of(SimpleNamespace(fn=kernel))
+    assert source_of(SimpleNamespace(fn=kernel)) == before
+    monkeypatch.setitem(globals(), "HELPER", SimpleNamespace(fn=linear))
+    assert source_of(SimpleNamespace(fn=kernel)) != before
 
 
 def test_the_table_has_numbers_for_every_target_and_round(module: Any) -> None:
