@@ -5,22 +5,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from doubles.drafters import RowDrafter, random_chains, random_trees, row_random
+from doubles.drafters import RowDrafter, random_chains, random_trees
 from doubles.eagle_heads import EagleFolder
 from doubles.graphs import PAGE, WINDOW, GraphRig, requests, tiny
 from doubles.head_files import medusa_tensors, write_medusa
-from doubles.rig import Request, exchange_round, round_of
+from doubles.host_drafts import VOCAB, Counting, DoubleRig, soft_trees
+from doubles.rig import Request, round_of
 from doubles.tiny_checkpoints import random_model, variant
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
-from outrider.control.heuristics import FixedController
-from outrider.core.budget import Budget
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Draft
 from outrider.core.logits import LogitsProcessor
@@ -30,33 +29,13 @@ from outrider.drafters.medusa import MedusaConfig
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.host_round import HostRound
 from outrider.engine.cuda_graph.program import EagerLauncher
-from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 
-VOCAB = 96
 # The last layer, which all heads here read.
 ROOM = Room(num_slots=512, page_size=PAGE, max_rows=128, max_logits=64, hidden_layers=(2,))
-
-
-@dataclass(slots=True)
-class Counting(EagerLauncher):
-    """Counts launches of graphs, and the graphs."""
-
-    num_launched: int = 0
-    num_graphs: int = 0
-
-    def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
-        launch = EagerLauncher.make(self, program, prepare)
-        self.num_graphs += 1
-
-        def counted() -> None:
-            self.num_launched += 1
-            launch()
-
-        return counted
 
 
 @cache
@@ -150,43 +129,6 @@ def test_other_families(family: str) -> None:
     config = EngineConfig(drafter="model", k=3, tree_nodes=7, batch_size=4, controller="fixed")
     rigged = GraphRig(tiny(family, 3), tiny(family, 4, "draft"), config, Counting())
     check_host(rigged, requests((0, 0.8, 0), filtered=True))
-
-
-def soft_trees(salt: int) -> RowDrafter:
-    """Trees and chains of any size that were drawn, and some that were chosen."""
-    drawn, chains = random_trees(VOCAB, num_nodes=6), random_chains(VOCAB)
-
-    def draft(row: DraftRow) -> Draft:
-        choice = row_random(row, salt).randrange(4)
-        if choice == 0:
-            return chains.draft(row)
-        made = drawn.draft(row)
-        assert made.probs_NV is not None
-        size = row_random(row, salt + 1).randint(0, len(made))
-        probs_NV = made.probs_NV.float() if choice > 1 else None
-        return Draft(made.tokens, made.parents, probs_NV).first(size)
-
-    return RowDrafter(draft, num_nodes=6)
-
-
-@dataclass(slots=True)
-class DoubleRig(GraphRig):
-    """With a drafter of the tests' own."""
-
-    drafter: RowDrafter = field(default_factory=lambda: soft_trees(0))
-
-    def engine(self, *, captured: bool) -> Engine:
-        engine = GraphRig.engine(self, captured=False)
-        stages = round_of(engine)
-        assert isinstance(stages, Stages)
-        budget = Budget(self.config.most_k, num_nodes=self.config.tree_nodes)
-        stages = replace(stages, drafter=self.drafter, controller=FixedController(budget))
-        exchange_round(engine, stages)
-        engine.residents.drafting.drafter = self.drafter
-        if captured:
-            self.made = self.captured(stages)
-            exchange_round(engine, self.made)
-        return engine
 
 
 @pytest.mark.parametrize("salt", range(3))

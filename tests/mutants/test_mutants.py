@@ -12,6 +12,7 @@ import pytest
 
 from mutants import (
     ahead,
+    captured,
     drafters,
     fourteen,
     grammars,
@@ -37,6 +38,7 @@ MUTANTS = (
     *drafters.MUTANTS,
     *lookups.MUTANTS,
     *ahead.MUTANTS,
+    *captured.MUTANTS,
     *grammars.MUTANTS,
 )
 CHECKS = dict.fromkeys(mutant.caught_by for mutant in MUTANTS)
@@ -54,6 +56,9 @@ PASSES_IN = {
     "check_keys_do_not_meet": "distribution/test_rng.py",
     "check_no_number_is_used_twice": "engine/test_invariance.py",
     "check_admission": "engine/test_admission.py",
+    "check_rows_in_turn": "engine/test_graph_rows.py",
+    "check_memory_of_host_rounds": "engine/test_graph_rows.py",
+    "check_numbers_of_a_request": "engine/test_graph_rows.py",
     "check_cancelling": "engine/test_admission.py",
     "histories": "state/test_machine.py",
     "rollback": "state/test_rollback.py",
