@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import outrider
+from checks.sources import PACKAGE, nodes, trees
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "outrider"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 400
 FORBIDDEN = {"pickle", "marshal", "dill", "cloudpickle", "shelve"}
@@ -26,28 +26,23 @@ def names(paths: Iterable[Path]) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in paths]
 
 
-@pytest.fixture(scope="module")
-def trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
-
-
 def test_files_stay_short() -> None:
     long = [p for p in SOURCES if len(p.read_text(encoding="utf-8").splitlines()) > MAX_LINES]
     assert names(long) == []
 
 
-def test_a_folder_says_what_it_offers(trees: dict[Path, ast.Module]) -> None:
+def test_a_folder_says_what_it_offers() -> None:
     """A top folder has a docstring in its `__init__`; that of a folder in it may be empty."""
     inits = [path for path in SOURCES if path.name == "__init__.py"]
     must = [path for path in inits if path.stat().st_size or path.parent.parent == PACKAGE]
-    assert names(path for path in must if ast.get_docstring(trees[path]) is None) == []
+    assert names(path for path in must if ast.get_docstring(trees()[path]) is None) == []
 
 
-def test_an_init_imports_only_what_its_package_offers(trees: dict[Path, ast.Module]) -> None:
+def test_an_init_imports_only_what_its_package_offers() -> None:
     bad: list[Path] = []
     for path in (path for path in SOURCES if path.name == "__init__.py"):
         package = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
-        for node in trees[path].body:
+        for node in trees()[path].body:
             match node:
                 case ast.Import():
                     bad.append(path)
@@ -58,11 +53,11 @@ def test_an_init_imports_only_what_its_package_offers(trees: dict[Path, ast.Modu
     assert names(bad) == []
 
 
-def test_nothing_is_unpickled_and_nothing_swallowed(trees: dict[Path, ast.Module]) -> None:
+def test_nothing_is_unpickled_and_nothing_swallowed() -> None:
     """No module that can run a file's code, and no `except:` that hides what went wrong."""
     bad: list[Path] = []
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
+    for path, found in nodes().items():
+        for node in found:
             match node:
                 case ast.Import(names=aliases):
                     modules = {alias.name.split(".")[0] for alias in aliases}
@@ -76,22 +71,22 @@ def test_nothing_is_unpickled_and_nothing_swallowed(trees: dict[Path, ast.Module
     assert names(bad) == []
 
 
-def test_only_one_module_reads_the_environment(trees: dict[Path, ast.Module]) -> None:
+def test_only_one_module_reads_the_environment() -> None:
     readers = {
         path
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
+        for path, found in nodes().items()
+        for node in found
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     }
     assert names(readers) == names([PACKAGE / "core" / "env.py"])
 
 
-def test_only_the_command_line_prints(trees: dict[Path, ast.Module]) -> None:
+def test_only_the_command_line_prints() -> None:
     printing = {
         path
-        for path, tree in trees.items()
+        for path, found in nodes().items()
         if not path.is_relative_to(PACKAGE / "cli")
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         if node.func.id == "print"
     }
@@ -150,12 +145,12 @@ IDLE = {
 }
 
 
-def test_a_pair_starts_without_what_it_does_not_run(trees: dict[Path, ast.Module]) -> None:
+def test_a_pair_starts_without_what_it_does_not_run() -> None:
     met, left = set[str](), ["outrider.api.llm"]
     while left:
         name = left.pop()
         path = PACKAGE.parent.joinpath(*name.split("."))
-        found = trees.get(path.with_suffix(".py")) or trees.get(path / "__init__.py")
+        found = trees().get(path.with_suffix(".py")) or trees().get(path / "__init__.py")
         if name in met or found is None:
             continue
         met.add(name)

@@ -21,7 +21,8 @@ from types import FrameType
 
 import pytest
 
-import outrider
+from checks import sources
+from checks.sources import PACKAGE
 from doubles.asgi_client import Client
 from doubles.scripted_site import app_of
 from outrider import LLM, EngineConfig, SamplingParams
@@ -34,7 +35,6 @@ from outrider.server.site import Site
 
 pytestmark = pytest.mark.filterwarnings("default:ratchets.toml")
 ROOT = Path(__file__).parents[2]
-PACKAGE = Path(outrider.__file__).parent
 LIMITS: dict[str, dict[str, int]] = tomllib.loads(
     Path(__file__).with_name("ratchets.toml").read_text(encoding="utf-8")
 )
@@ -50,24 +50,18 @@ NOUNLESS = (
 )
 
 
-@pytest.fixture(scope="module")
-def texts() -> dict[str, str]:
-    """The source of every module that is not empty."""
-    found: dict[str, str] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        found[name.removesuffix(".__init__")] = path.read_text(encoding="utf-8")
-    return {name: text for name, text in found.items() if text.strip()}
+def module_name(path: Path) -> str:
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
 
 
-@pytest.fixture(scope="module")
-def trees(texts: dict[str, str]) -> dict[str, ast.Module]:
-    return {name: ast.parse(text) for name, text in texts.items()}
-
-
-def test_the_source_stays_within_its_limits(
-    texts: dict[str, str], trees: dict[str, ast.Module]
-) -> None:
+def test_the_source_stays_within_its_limits() -> None:
+    # Of every module that is not empty.
+    paths = {path: path.read_text(encoding="utf-8") for path in sources.trees()}
+    texts = {module_name(path): text for path, text in paths.items() if text.strip()}
+    trees = {
+        name: tree for path, tree in sources.trees().items() if (name := module_name(path)) in texts
+    }
     check(
         "source",
         files=len(texts),

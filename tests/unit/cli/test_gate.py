@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-import outrider
 from doubles.command_line import Command
 from doubles.json_server import Answer, serving
 from doubles.terminal import Terminal
@@ -99,7 +97,6 @@ OBEYED = CONTROLS | set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 FOREIGN = [*PAYLOADS, *MARKUP]
 ALL = " ".join(FOREIGN)
 SEVERAL = [" ".join(FOREIGN[start : start + 12]) for start in range(0, len(FOREIGN), 12)]
-SOURCE = Path(outrider.__file__).parent
 
 
 def check(shown: str, *, some: str = "") -> None:
@@ -360,42 +357,3 @@ def test_a_defect_is_told_without_sequences(
         sys.excepthook(ValueError, caught.value, caught.tb)
     check(terminal.getvalue(), some="a defect in outrider")
     assert ("Traceback" in terminal.getvalue()) == debug
-
-
-# The only modules that may write to a stream around the gate, or draw with rich.
-BEHIND = {"cli/gate.py", "cli/paint.py"}
-# Whose stdout is a pipe to the process that started them.
-PIPES = {
-    "api/grammar_helper.py",
-    "api/template_helper.py",
-    "models/parallel/ranks.py",
-    "bench/peers/sides.py",
-}
-DRAWING = {"print", "Console", "Live", "Status", "Prompt", "TextColumn", "Text", "Markdown"}
-AROUND = {"write", "writev", "buffer", "__stdout__", "__stderr__"}
-STREAMS = ("sys.stdout", "sys.stderr", "sys.__std")
-
-
-def _around(path: Path) -> list[str]:
-    found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Attribute) and node.attr in AROUND:
-            written = ast.unparse(node)
-            if written in ("os.write", "os.writev") or written.startswith(STREAMS):
-                found.append(written)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rich"):
-            names = {alias.name for alias in node.names}
-            found += sorted(names & DRAWING)
-        if isinstance(node, ast.ImportFrom) and node.module == "outrider.cli.gate":
-            found += sorted({"behind", "Gate"} & {alias.name for alias in node.names})
-    return found
-
-
-def test_nobody_writes_around_the_gate() -> None:
-    found = {
-        f"{name}: {call}"
-        for path in SOURCE.rglob("*.py")
-        if (name := path.relative_to(SOURCE).as_posix()) not in BEHIND | PIPES
-        for call in _around(path)
-    }
-    assert found == set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import shutil
@@ -15,7 +14,6 @@ from types import FrameType
 
 import pytest
 
-import outrider
 import outrider.pairs as pairs
 from outrider.api.loading import read_corpus
 from outrider.api.tokenizer import Tokenizer
@@ -39,7 +37,6 @@ from outrider.models.weights import Weights
 from outrider.planner.devices import device_sheet
 from outrider.train.data import find_files, read_documents
 
-SOURCE = Path(outrider.__file__).parent
 TARGET = Path(pairs.__path__[0]) / "tiny" / "target"
 
 
@@ -196,58 +193,6 @@ def test_hostile_json_is_refused(text: str, reason: str) -> None:
         parse_json(text)
 
 
-# Who reads without `core/files.py`, and why.
-EXCEPTIONS = {
-    ("api/rounds.py", "read_text"): "a script and a style of this package",
-    ("bench/reference.py", "read_text"): "figures of this package",
-    ("bench/studies/sweep_recipes.py", "read_text"): "figures of this package",
-    ("bench/workload.py", "read_text"): "prompts of this package",
-    ("cli/simulate_setup.py", "read_text"): "sizes of this package",
-    ("kernels/native/build.py", "read_bytes"): "what it compiled",
-    ("kernels/native/levels.py", "read_bytes"): "sources of this package",
-    ("kernels/native/levels.py", "read_text"): "the RECORD of this package",
-    ("models/parallel/meeting.py", "open"): "memory that it made",
-    ("models/weight_files.py", "safe_open"): "behind check_header",
-    ("pairs/catalog.py", "read_text"): "names of this package",
-    ("planner/devices.py", "read_text"): "sheets of this package",
-    ("server/numerics.py", "open"): "4 MiB at most of files that loading has read",
-    ("server/web.py", "read_bytes"): "pages of this package",
-    ("train/checkpoint.py", "safe_open"): "behind check_header",
-    ("train/losses.py", "memmap"): "made by this run",
-    ("train/data.py", "read_text"): "what a package says it has",
-    ("train/tokens.py", "memmap"): "made by this run",
-    ("train/session.py", "memmap"): "made by this run",
-}
-READERS = {
-    *("read_text", "read_bytes", "safe_open", "load_file", "from_file"),
-    *("memmap", "fromfile", "loadtxt", "genfromtxt"),
-}
-LIBRARIES = {"os", "io", "codecs", "gzip", "lzma", "bz2", "zipfile", "tarfile"}
-
-
-def _readers(path: Path) -> list[str]:
-    """Of every call in a file that may read another, its name."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if not isinstance(node, ast.Call):
-            continue
-        called = node.func
-        if isinstance(called, ast.Name) and called.id in {"open", *READERS}:
-            if ast.unparse(node.func) in ("read_text", "read_bytes"):
-                continue  # ours
-            found.append(called.id)
-        elif isinstance(called, ast.Attribute) and called.attr in READERS:
-            found.append(called.attr)
-        elif isinstance(called, ast.Attribute) and called.attr in ("open", "fdopen"):
-            words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
-            modes = [word for word in words if isinstance(word, str)]
-            owner = ast.unparse(called.value)
-            in_library = owner in LIBRARIES and "devnull" not in ast.unparse(node)
-            if any("r" in mode for mode in modes) or (in_library and not modes):
-                found.append("open")
-    return found
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
 def test_a_file_that_cannot_grow_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> None:
@@ -262,17 +207,6 @@ def test_a_file_that_cannot_grow_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(OSError, match="no space"):
         anonymous_file("test", 9)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_nobody_else_reads_files() -> None:
-    found = {
-        (path.relative_to(SOURCE).as_posix(), name)
-        for path in SOURCE.rglob("*.py")
-        if path != SOURCE / "core" / "files.py"
-        for name in _readers(path)
-    }
-    assert found - EXCEPTIONS.keys() == set()
-    assert EXCEPTIONS.keys() - found == set(), "an exception that nobody needs"
 
 
 def test_a_private_file_takes_the_memory_of_its_bytes(tmp_path: Path) -> None:
