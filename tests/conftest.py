@@ -9,7 +9,7 @@ import ctypes
 import gc
 import signal
 import tomllib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +56,24 @@ def native_library() -> ctypes.CDLL:
     if built.library is None:
         pytest.skip(f"no native kernels: {built.refusal}")
     return built.library
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_engines() -> Iterator[None]:
+    """Processes of engines begin as forks of one that has imported PyTorch."""
+    from doubles.warm_python import warm_engines
+
+    with warm_engines():
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_python() -> Iterator[None]:
+    """So do all others that the module's tests start."""
+    from doubles.warm_python import warm
+
+    with warm():
+        yield
 
 
 def pytest_collection() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from doubles import warm_python
+
 SECONDS = 120
 
 
@@ -55,7 +57,9 @@ class Served:
         """The processes of its engines as they were started: its children, as Linux tells it."""
         parent = f"PPid:\t{self.process.pid}\n"
         found = [
-            file.parent.name for file in Path("/proc").glob("[0-9]*/status") if parent in told(file)
+            file.parent.name
+            for file in Path("/proc").glob("[0-9]*/status")
+            if parent in (status := told(file)) and f"Name:\t{warm_python.NAME}\n" not in status
         ]
         if not Path("/proc/self/status").exists():
             pytest.skip("only Linux tells whose child a process is")
@@ -85,12 +89,14 @@ def events(got: httpx.Response) -> Iterator[Any]:
 
 
 @contextmanager
-def served(*flags: str, model: str = "outrider/embedded") -> Generator[Served]:
-    """A server, of the embedded pair where no model is named, until the end of the block."""
+def served(*flags: str, model: str = "outrider/embedded", anew: bool = False) -> Generator[Served]:
+    """A server, of the embedded pair where no model is named, until the end of the block. It begins
+    as a fork of an interpreter that has imported its modules, or anew."""
     words = ("serve", model, "--port", "0", "--json", "--threads", "1", *flags)
-    with subprocess.Popen(
-        [sys.executable, "-m", "outrider", *words], stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-m", "outrider", *words]
+    with warm_python.anew() if anew else warm_python.warm():
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with started as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

@@ -29,6 +29,7 @@ from outrider.proof.certificate import SAMPLED, MakeDrafter
 from outrider.testing import GREEDY, VOCAB, check_memory, row
 
 pytestmark = [
+    pytest.mark.usefixtures("warm_python"),
     pytest.mark.wide,
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX signals"),

@@ -25,6 +25,7 @@ from outrider.kernels.native.build import built_kernels
 from outrider.testing import row
 
 pytestmark = [
+    pytest.mark.usefixtures("warm_python"),
     pytest.mark.wide,
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX signals"),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.wide
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide]
 
 # The end of the process comes while `BUSY` seconds of matrix products run in a lane, whose engine
 # is gone by then or not.

@@ -20,7 +20,7 @@ from outrider.models.decoder import Room
 from outrider.models.loading import LoadOptions
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
 
-pytestmark = [pytest.mark.wide, pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.slow]
 
 OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
 

@@ -39,7 +39,7 @@ from outrider.models.parallel.meeting import Meeting
 from outrider.models.parallel.ranks import RankGroup
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
 
-pytestmark = [pytest.mark.wide, pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.slow]
 
 PROMPTS = [
     "def quicksort(items):",

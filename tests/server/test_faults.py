@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from doubles.live_server import Client, Live, live_server, until
+from doubles.warm_python import anew
 from outrider import LLM, SamplingParams
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Draft
@@ -82,6 +83,14 @@ async def status_of(live: Live, path: str = "/ready") -> int:
     return int((await rest_of(client)).split()[1])
 
 
+async def first_text(client: Client) -> bytes:
+    """What comes up to the first text: on a busy machine headers, or a comment, come before it."""
+    found = b""
+    while b"data: " not in found:
+        found += await client.piece()
+    return found
+
+
 def test_an_engine_that_dies_costs_no_text_that_can_go_on(llm: LLM) -> None:
     """Others end with one error, and before the engine is there again."""
     num_tokens = 96
@@ -96,7 +105,7 @@ def test_an_engine_that_dies_costs_no_text_that_can_go_on(llm: LLM) -> None:
                 for prompt in PROMPTS
             ]
             lost = await live.ask(PATH, body_of(PROMPTS[0], FREE, 1_000))
-            begun = [await client.piece() for client in (*going, lost)]
+            begun = [await first_text(client) for client in (*going, lost)]
             assert await status_of(live) == 200
             assert port.process_id is not None
             os.kill(port.process_id, signal.SIGSEGV)
@@ -113,7 +122,9 @@ def test_an_engine_that_dies_costs_no_text_that_can_go_on(llm: LLM) -> None:
             await until(lambda: port.status.state == "ready")
             assert await status_of(live) == 200
 
-    asyncio.run(work())
+    # An engine that begins as a fork is there again before anybody sees that it was not.
+    with anew():
+        asyncio.run(work())
 
 
 @pytest.mark.parametrize("is_hurried", [False, True], ids=["once", "twice"])

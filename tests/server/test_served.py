@@ -28,7 +28,7 @@ SEEDED = {"temperature": 0.8, "seed": 7, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served() as found:
+    with served(anew=True) as found:
         yield found
         assert found.end() == 0
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from doubles.warm_python import warm
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
@@ -21,10 +24,20 @@ EXAMPLES = {
 }
 
 
+# Imports that warn fail here too: the interpreter that all begin as forks of has the flag.
+FLAGS = ("-W", "error")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_python() -> Iterator[None]:
+    with warm(*FLAGS):
+        yield
+
+
 @pytest.mark.parametrize("code", EXAMPLES.values(), ids=EXAMPLES.keys())
 def test_an_example_runs(tmp_path: Path, code: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, *FLAGS, "-c", code],
         capture_output=True,
         text=True,
         check=False,

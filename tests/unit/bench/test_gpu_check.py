@@ -64,8 +64,16 @@ def test_every_section_runs_or_says_why_not(tmp_path: Path) -> None:
             assert all(keys), one["name"]
 
 
+@pytest.fixture(name="main")
+def imported(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    return importlib.import_module("gpu_check.main")
+
+
 @pytest.mark.slow
-def test_a_run_goes_on_where_another_ended(tmp_path: Path) -> None:
+def test_a_run_goes_on_where_another_ended(
+    main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "found.json"
     kept: dict[str, object] = {
         "name": "environment",
@@ -76,16 +84,11 @@ def test_a_run_goes_on_where_another_ended(tmp_path: Path) -> None:
     }
     output.write_text(json.dumps({"sections": [kept]}), encoding="utf-8")
     words = ("--device", "cpu", "--quick", "--output", str(output), "--resume", "--only")
-    assert run(*words, "environment", "bandwidth").returncode == 0
+    monkeypatch.setattr(sys, "argv", ["gpu_check", *words, "environment", "bandwidth"])
+    assert main.main() == 0
     sections = json.loads(output.read_text(encoding="utf-8"))["sections"]
     assert sections[0] == kept
     assert [section["name"] for section in sections] == ["environment", "bandwidth"]
-
-
-@pytest.fixture(name="main")
-def imported(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    return importlib.import_module("gpu_check.main")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from doubles.warm_python import warm
 from outrider.bench.drawing import why_not
 
 pytestmark = pytest.mark.wide
@@ -50,13 +51,14 @@ def test_all_cells_run(name: str, tmp_path: Path) -> None:
     unseen = "import matplotlib\n\nmatplotlib.use('agg')"
     parts = [unseen, *("".join(cell["source"]) for cell in code_cells(name))]
     script.write_text("\n".join(parts), "utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=EXAMPLES,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    with warm():
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            cwd=EXAMPLES,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     assert [said for said in SAID[name] if said not in done.stdout] == []

@@ -14,7 +14,7 @@ import pytest
 from doubles.command_line import Command
 from outrider.cli.batch import duration
 
-pytestmark = [pytest.mark.wide, pytest.mark.weights]
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.weights]
 
 NUM_LINES, NUM_KILLS = 800, 2
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from doubles.command_line import Command, nothing
+from doubles.warm_python import warm
 from outrider import __version__
 from outrider.cli import call
 from outrider.cli.options import Verb
@@ -267,9 +268,10 @@ def test_an_interrupt_ends_quietly_with_130() -> None:
         "from outrider.cli.main import main\n"
         "main(['generate', 'x', '--quiet', '--log-level', 'error', '--max-tokens', '1900'])\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    with warm():
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
     assert process.stdout is not None
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)

@@ -14,6 +14,7 @@ import pytest
 
 from doubles.clocks import FakeClock
 from doubles.command_line import Command
+from doubles.warm_python import warm
 from outrider.api.llm import LLM
 from outrider.cli.train import Preparation
 from outrider.core.config import EngineConfig
@@ -116,7 +117,7 @@ def test_a_killed_run_goes_on(outrider: Command, texts: Path, tmp_path: Path) ->
     words = ["train", "draft", "made", str(texts), *DRAFT, "--save-seconds", "0.2"]
     command = [sys.executable, "-m", "outrider", *words, "--steps", "100000"]
     state = tmp_path / "made" / WORK / STATE
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+    with warm(), subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         try:
             deadline = time.monotonic() + 60
             while not state.exists() and time.monotonic() < deadline:

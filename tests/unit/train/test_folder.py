@@ -15,6 +15,8 @@ from outrider.train import folder as run_folder
 from outrider.train.folder import WORK, claim, fill
 from outrider.train.loop import Export
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 NET = Export({"weight": torch.zeros(2)}, {"model_type": "none"})
 
 
