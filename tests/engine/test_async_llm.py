@@ -75,7 +75,7 @@ async def leave(owner: AsyncLLM, number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.deep)])
 def test_many_requests_at_once_of_which_a_fifth_leaves(
     llm: LLM, owner: AsyncLLM, count: int
 ) -> None:

@@ -69,6 +69,7 @@ def plain() -> tuple[list[list[int]], list[tuple[int, ...]]]:
     return prompts, texts
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.wide if "process" in way else ()) for way in WAYS]
 )

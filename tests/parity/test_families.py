@@ -47,6 +47,7 @@ def texts(results: list[GenerationResult]) -> list[tuple[int, ...]]:
     return [result.token_ids for result in results]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_greedy_text_is_the_same_with_every_draft(name: str, dtype: str, tmp_path: Path) -> None:

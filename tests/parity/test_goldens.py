@@ -93,6 +93,8 @@ def test_hidden_states(golden: Golden) -> None:
     _close(hidden_NKD[-1], golden.hidden_KD)
 
 
+# The logits of each are compared above, however the text is cut.
+@pytest.mark.sample(12)
 def test_greedy_text_one_token_at_a_time(golden: Golden) -> None:
     """Logits within the tolerance cannot turn a choice with such a lead, whatever the CPU."""
     assert golden.lead >= LEAST_LEAD

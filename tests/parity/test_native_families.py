@@ -73,6 +73,8 @@ def test_logits_and_hidden_states_are_those_of_transformers(
         torch.testing.assert_close(out.hidden_NKD, hidden_NKD[:, :2], atol=1e-4, rtol=1e-5)
 
 
+# The logits of each family are those of transformers, however rows are fed: tests above and below.
+@pytest.mark.sample(8)
 @every_family
 def test_greedy_text_is_that_of_transformers(name: str, folder_of: Callable[[str], Path]) -> None:
     expected, lead = Oracle(folder_of(name)).greedy(TEXT[:9], 40)

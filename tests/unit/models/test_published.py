@@ -113,6 +113,8 @@ def test_codes_are_to_be_had_without_their_numbers(tmp_path: Path) -> None:
     assert torch.equal(groups_I[codes.order], groups_I.sort().values)
 
 
+# The numbers of each format, matrix by matrix, are compared above.
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_a_model_is_that_of_its_numbers(tmp_path: Path, form: Format) -> None:
     """Bit by bit: both folders hold the same model."""
