@@ -25,12 +25,7 @@ from outrider.core.rng import DrawNode, draw_for, pick_node
 from outrider.core.sampling import PLAIN, Sampling, empty_probs, processed_probs
 from outrider.core.tree import ROOT
 from outrider.core.tree_nodes import Level
-from outrider.drafters.tree_drafts import (
-    SampledNodes,
-    chosen_draft,
-    settled_shape,
-    tree_limits,
-)
+from outrider.drafters.tree_drafts import SampledNodes, chosen_draft, settled_shape, tree_limits
 
 # The highest that a request may ask for.
 MAX_TEMPERATURE = 100.0

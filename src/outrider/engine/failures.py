@@ -12,13 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from outrider.core.draft import Draft, Outcome
-from outrider.core.errors import (
-    CapacityError,
-    DrafterError,
-    SequenceError,
-    ordinary,
-    out_of_memory,
-)
+from outrider.core.errors import CapacityError, DrafterError, SequenceError, ordinary, out_of_memory
 from outrider.core.interrupts import is_interrupt
 from outrider.core.sequence import LiveSequence
 from outrider.engine.lanes import LaneResult, LaneTask

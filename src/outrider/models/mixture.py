@@ -103,9 +103,7 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
     return out_ND.add_(shared_ND.mul_(by_row(torch.sigmoid, scores_NO[:, -1:])))
 
 
-def _by_expert(
-    chosen: Sequence[Sequence[int]],
-) -> tuple[list[tuple[int, slice]], list[int]]:
+def _by_expert(chosen: Sequence[Sequence[int]]) -> tuple[list[tuple[int, slice]], list[int]]:
     """Experts by number, with their part of the places; a place is that of a choice among all."""
     flat = [expert for experts in chosen for expert in experts]
     places = sorted(range(len(flat)), key=flat.__getitem__)
@@ -163,11 +161,7 @@ def _experts(
         down = reader.stacked({f"{prefix}down_proj": hidden_size}, count, ffn)
         return [DenseWeights(*pair) for pair in zip(gate_up, down, strict=True)]
     return [
-        _dense(
-            reader,
-            *(f"{prefix}{number}.{part}" for part in parts),
-            sizes=(ffn, hidden_size),
-        )
+        _dense(reader, *(f"{prefix}{number}.{part}" for part in parts), sizes=(ffn, hidden_size))
         for number in range(count)
     ]
 

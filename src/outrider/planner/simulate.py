@@ -12,13 +12,7 @@ from collections import deque
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
 from outrider.planner.simulate_engine import LABEL_END, Records, SimulatedEngine
-from outrider.planner.simulate_events import (
-    Chance,
-    JobCosts,
-    Running,
-    Simulated,
-    SimulatedResult,
-)
+from outrider.planner.simulate_events import Chance, JobCosts, Running, Simulated, SimulatedResult
 from outrider.planner.simulate_fleet import Fleet, Router
 from outrider.planner.simulate_load import SimulatedLoad
 

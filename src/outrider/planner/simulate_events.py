@@ -119,12 +119,7 @@ class Running:
 
     def served(self, replica: int) -> SimulatedResult:
         return SimulatedResult(
-            self.seq_id,
-            self.arrived,
-            tuple(self.moments),
-            replica,
-            self.num_moves,
-            self.num_cached,
+            self.seq_id, self.arrived, tuple(self.moments), replica, self.num_moves, self.num_cached
         )
 
 

@@ -155,11 +155,7 @@ def chain(
     """One more target distribution than proposals: the bonus token's."""
     parents = tuple(range(ROOT, len(proposals) - 1))
     return RuleCase(
-        name=name,
-        parents=parents,
-        target=tuple(targets),
-        proposal=tuple(proposals),
-        params=params,
+        name=name, parents=parents, target=tuple(targets), proposal=tuple(proposals), params=params
     )
 
 
@@ -223,10 +219,7 @@ FIXED = (
     _shaped(
         "penalties",
         SamplingParams(
-            temperature=0.9,
-            repetition_penalty=1.4,
-            frequency_penalty=0.3,
-            presence_penalty=0.5,
+            temperature=0.9, repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=0.5
         ),
     ),
     _shaped(

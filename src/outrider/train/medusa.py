@@ -110,11 +110,7 @@ class MedusaRecipe(DrafterRecipe[MedusaHeads]):
 
     @property
     def choices(self) -> Mapping[str, object]:
-        return {
-            "heads": self.config.num_heads,
-            "blocks": self.config.num_layers,
-            "init": self.init,
-        }
+        return {"heads": self.config.num_heads, "blocks": self.config.num_layers, "init": self.init}
 
     def build(self, generator: torch.Generator) -> MedusaHeads:
         last_VD = None
@@ -227,7 +223,5 @@ def medusa_recipe(
     session: Session, *, num_heads: int, num_layers: int, init: HeadInit, dtype: str
 ) -> MedusaRecipe:
     return MedusaRecipe(
-        **of_session(session, dtype),
-        config=MedusaConfig(num_heads, num_layers),
-        init=init,
+        **of_session(session, dtype), config=MedusaConfig(num_heads, num_layers), init=init
     )

@@ -29,15 +29,7 @@ from outrider.core.files import FileKind, read_text, writing
 from outrider.core.params import SamplingParams
 from outrider.models.loading import pick_device, prepare_torch, resolve
 from outrider.train.data import Heard, find_files, unheard
-from outrider.train.folder import (
-    STATE,
-    Claimed,
-    Made,
-    claim,
-    fill,
-    model_card,
-    provenance_record,
-)
+from outrider.train.folder import STATE, Claimed, Made, claim, fill, model_card, provenance_record
 from outrider.train.loop import Trainer, TrainJob, TrainPlan, TrainRecipe
 from outrider.train.target import Exam, FrozenTarget, HeldOut, read_decoder_config
 from outrider.train.tokens import TokenFiles, TokenOptions, Windows, tokenised

@@ -101,12 +101,7 @@ def opened(so_far: Answer, watch: Watch) -> Generator[TimedEngines]:
         prefill_chunk=min(asked.engine.prefill_chunk, extent.chunk),
     )
     engines = open_engines(
-        asked.contestants,
-        asked.target,
-        asked.drafts,
-        base,
-        most_k=extent.deepest,
-        admit=admit,
+        asked.contestants, asked.target, asked.drafts, base, most_k=extent.deepest, admit=admit
     )
     try:
         if so_far.pass_seconds is None:
@@ -200,12 +195,7 @@ def _prompts(asked: Asked, so_far: Answer, engines: TimedEngines) -> list[list[i
 
 
 def _time(
-    so_far: Answer,
-    engines: TimedEngines,
-    watch: Watch,
-    *,
-    cache: Path | None,
-    keep_in: Path | None,
+    so_far: Answer, engines: TimedEngines, watch: Watch, *, cache: Path | None, keep_in: Path | None
 ) -> None:
     """Costs of rounds; what `cache` has of the same question is taken as it is. Those of a large
     target were timed while texts were written."""

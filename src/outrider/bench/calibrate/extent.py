@@ -69,12 +69,7 @@ class Extent:
 
 
 def extent_of(
-    spec: ModelSpec,
-    *,
-    batch: int,
-    num_engines: int,
-    left_bytes: int | None,
-    alone: bool = False,
+    spec: ModelSpec, *, batch: int, num_engines: int, left_bytes: int | None, alone: bool = False
 ) -> Extent:
     """Of engines that will write `batch` texts at once; `left_bytes` is the memory for all of them
     beside the weights, None for no limit."""

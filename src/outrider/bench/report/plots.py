@@ -112,12 +112,7 @@ def pareto(series: Mapping[str, Sequence[Setting]], foot: str) -> Chart:
     best = frontier(one for own in series.values() for one in own)
     drafting = [name for name in series if name not in BASELINES]
     lines = [
-        Line(
-            points=[(one.each, one.total) for one in best],
-            color="faint",
-            width=6,
-            steps=True,
-        )
+        Line(points=[(one.each, one.total) for one in best], color="faint", width=6, steps=True)
     ]
     for number, (name, own) in enumerate(series.items()):
         plain = name in BASELINES
@@ -183,10 +178,7 @@ def scatter_figure(
         y=Axis(label=f"measured, {what}", low=low, high=high, scale=far),
     )
     chart = Chart(
-        title=title,
-        panels=[[panel]],
-        foot=f"on the line both are equal; {foot}",
-        height=5.2,
+        title=title, panels=[[panel]], foot=f"on the line both are equal; {foot}", height=5.2
     )
     words = (
         f"{title}: measured over predicted {what}, a dot a cell, beside the line on which both are "

@@ -30,13 +30,7 @@ from outrider.drafters.ahead.table import (
     fork,
     rank,
 )
-from outrider.drafters.ahead.tree import (
-    DraftPrefix,
-    DraftPrefixes,
-    FusedBranches,
-    Tree,
-    grow_all,
-)
+from outrider.drafters.ahead.tree import DraftPrefix, DraftPrefixes, FusedBranches, Tree, grow_all
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import fused_model_drafts

@@ -19,22 +19,10 @@ from typing import BinaryIO
 from outrider.core.clock import patience
 from outrider.core.errors import DrafterError, OutriderError
 from outrider.core.files import anonymous_file
-from outrider.drafters.process.frames import (
-    TICK_SECONDS,
-    Frame,
-    Kind,
-    Pipe,
-    receive,
-    send,
-)
+from outrider.drafters.process.frames import TICK_SECONDS, Frame, Kind, Pipe, receive, send
 from outrider.drafters.process.messages import Hello, read_failure
 from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.shared import (
-    MemoryPipe,
-    SharedProbs,
-    message_memory,
-    num_bytes,
-)
+from outrider.drafters.process.shared import MemoryPipe, SharedProbs, message_memory, num_bytes
 
 # -P: the folder in which the user works is no place to import from.
 CHILD = (sys.executable, "-P", "-m", "outrider.drafters.process")

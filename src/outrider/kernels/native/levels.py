@@ -67,12 +67,7 @@ LEVELS = (
         ),
         _AVX512 | {"avx512_vnni", "avx512_bf16"},
     ),
-    Level(
-        "avx512-vnni",
-        "x86_64",
-        ("-march=x86-64-v4", "-mavx512vnni"),
-        _AVX512 | {"avx512_vnni"},
-    ),
+    Level("avx512-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
     Level("avx512", "x86_64", ("-march=x86-64-v4",), _AVX512),
     Level("avx2-vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
     Level("avx2", "x86_64", ("-march=x86-64-v3",), _AVX2),

@@ -31,15 +31,7 @@ from outrider.core.tree_nodes import (
     rank,
 )
 from outrider.kernels.native.ops import function, struct_fields
-from outrider.kernels.native.rounds import (
-    MOST_NODES,
-    CacheSpan,
-    Draws,
-    Lane,
-    RoundModel,
-    Row,
-    tell,
-)
+from outrider.kernels.native.rounds import MOST_NODES, CacheSpan, Draws, Lane, RoundModel, Row, tell
 
 # As in csrc/trees.h.
 MOST_WIDTH = 16
@@ -138,9 +130,7 @@ class Drawing(Structure):
     """As in csrc/tree_drafts.cpp."""
 
     _fields_ = struct_fields(
-        (c_void_p, "row shape"),
-        (c_int32, "num_places num_done"),
-        (c_int32 * MOST_NODES, "nodes"),
+        (c_void_p, "row shape"), (c_int32, "num_places num_done"), (c_int32 * MOST_NODES, "nodes")
     )
 
 
@@ -148,8 +138,7 @@ class TreeRow(Structure):
     """As in csrc/tree_drafts.cpp."""
 
     _fields_ = struct_fields(
-        (c_void_p, "tree drawing tokens parents"),
-        (c_int32, "length num_unread num_staged unused"),
+        (c_void_p, "tree drawing tokens parents"), (c_int32, "length num_unread num_staged unused")
     )
 
 
@@ -157,8 +146,7 @@ class TreeDrafts(Structure):
     """As in csrc/tree_drafts.cpp."""
 
     _fields_ = struct_fields(
-        (c_void_p, "team memory rows unread"),
-        (c_int32, "num_rows vocab_size"),
+        (c_void_p, "team memory rows unread"), (c_int32, "num_rows vocab_size")
     )
 
 

@@ -101,12 +101,7 @@ class AdapterTrial:
             ]
         )
         found_NV = torch.cat(
-            [
-                begin_NV,
-                together_NV[: len(rest)],
-                begin_NV,
-                together_NV[len(rest) :],
-            ]
+            [begin_NV, together_NV[: len(rest)], begin_NV, together_NV[len(rest) :]]
         )
         _compare(found_NV, expected_NV, _TOLERANCE[weights], model.spec.name)
         return torch.equal(together_NV[: len(rest)], alone_NV)
@@ -283,10 +278,7 @@ def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> bool:
 
 def _kernels(options: LoadOptions, device: torch.device, dtype: torch.dtype) -> Kernels:
     return choose(
-        device=device,
-        dtype=dtype,
-        force_reference=options.force_reference,
-        threads=options.threads,
+        device=device, dtype=dtype, force_reference=options.force_reference, threads=options.threads
     )
 
 

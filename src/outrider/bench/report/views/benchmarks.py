@@ -7,14 +7,7 @@ from dataclasses import asdict
 
 from outrider.bench.charts import Axis, Chart, Line, Lines, Point
 from outrider.bench.pages import Section, plain_table, shown
-from outrider.bench.predictions import (
-    Accuracy,
-    Result,
-    accuracy,
-    by_kind,
-    of_unseen,
-    results_of,
-)
+from outrider.bench.predictions import Accuracy, Result, accuracy, by_kind, of_unseen, results_of
 from outrider.bench.report.parts import (
     Figure,
     Part,
@@ -37,10 +30,7 @@ from outrider.core.files import FileKind, read_text
 TITLES: Mapping[str, tuple[str, str]] = {
     "accept_cost": ("Acceptance", "Microseconds of judging a draft, native against PyTorch."),
     "batch": ("Batches", "Plain decoding of several sequences at once."),
-    "careless": (
-        "Careless callers",
-        "Requests cancelled, let go, raising, interrupted.",
-    ),
+    "careless": ("Careless callers", "Requests cancelled, let go, raising, interrupted."),
     "drafter_cost": ("Drafting", "Microseconds of a draft, beside the bare passes in it."),
     "lookup_cost": ("Look-ups", "Microseconds of a round by the length of the text."),
     "interrupts": ("Interrupts", "Ctrl-C at every line of a short run: what it broke."),
