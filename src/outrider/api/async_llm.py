@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from outrider.api.engine_thread import AsyncRequest, EngineThread
@@ -251,13 +250,7 @@ class AsyncLLM(OfOneProcess):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        del kind, error, trace
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def encoded(self, encode: Callable[[], _Found]) -> _Found:

@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from outrider.api.batch_lines import answered
@@ -100,13 +99,7 @@ class AnswerFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        del kind, error, trace
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def has(self, line: RawLine) -> bool:

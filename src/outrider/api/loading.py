@@ -222,7 +222,7 @@ def _load_target(
     other = None if there is None else there.beside(room)
     if other is not None:
         return other, None
-    options = replace(_options(config, room), quantise=config.quantise, kv_dtype=config.kv_dtype)
+    options = replace(options_for(config, room), quantise=config.quantise, kv_dtype=config.kv_dtype)
     if config.tensor_parallel == 1:
         return load_model(plan.folder, options, name=name), None
     # Imported here: few use it, and it brings PyTorch's communication along.
@@ -237,7 +237,7 @@ def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
     config, folder = plan.settings, plan.model_folder
     if folder is None:
         return None, None
-    options = _options(config, draft_room(plan.resolved, plan.num_slots, plan.window))
+    options = options_for(config, draft_room(plan.resolved, plan.num_slots, plan.window))
     if config.drafter_device != "auto":
         options = replace(options, device=config.drafter_device)
     if config.drafter_home == "process":
@@ -275,7 +275,8 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
     )
 
 
-def _options(config: EngineConfig, room: Room) -> LoadOptions:
+def options_for(config: EngineConfig, room: Room) -> LoadOptions:
+    """Those that a draft model has too: its weights are not quantised."""
     return LoadOptions(
         room=room,
         dtype=config.dtype,

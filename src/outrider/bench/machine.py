@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, fields
 from importlib import import_module, metadata
 from pathlib import Path
 from threading import Event, Thread
-from types import TracebackType
 
 from outrider.bench.store import Plain
 from outrider.core.clock import HOST_CLOCK, Clock
@@ -332,12 +331,7 @@ class Monitor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leaving.set()
         self._thread.join()
         self._read()

@@ -10,12 +10,13 @@ Shapes:  V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
 from torch import Tensor
 
+from outrider.api.loading import options_for
 from outrider.api.tokenizer import spellings
 from outrider.core.logits import LogitsProcessor
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
@@ -301,14 +302,7 @@ def _options(job: ParityTask) -> LoadOptions:
         max_rows=BATCH * longest,
         max_logits=BATCH * (job.largest_k + 1),
     )
-    return LoadOptions(
-        room=room,
-        dtype=config.dtype,
-        device=config.device,
-        force_reference=config.force_reference,
-        threads=config.threads,
-        quantise=config.quantise,
-    )
+    return replace(options_for(config, room), quantise=config.quantise)
 
 
 def _found(model: CausalLM, job: ParityTask, difference: TokenDifference, text: Ids) -> NearTie:

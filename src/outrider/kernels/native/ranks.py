@@ -12,7 +12,6 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from ctypes import c_char, c_int64, string_at
-from types import TracebackType
 
 from torch import Tensor
 
@@ -109,11 +108,5 @@ class NativeRanks:
         """Held by a thread of rank 0 while it tells the others of a pass and runs it."""
         self._turn(self.address, True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        del kind, error, trace
+    def __exit__(self, *_: object) -> None:
         self._turn(self.address, False)
