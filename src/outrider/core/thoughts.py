@@ -18,8 +18,6 @@ from outrider.core.constraint import TokenConstraint
 
 # No round drafts deeper (`k` of core/settings.py is at most 64).
 _DEEPEST = 128
-# Ids by which a text is known to go on with that of the call before.
-_KNOWN_IDS = 8
 
 
 class ThoughtTags(NamedTuple):
@@ -106,14 +104,15 @@ class ThoughtBudget:
         return at.num, None if self._limit is None else at.cut
 
     def _after(self, text: Sequence[int]) -> _Position:
-        """The position after `text`, from that of the call before, whose text it goes on with."""
+        """The position after `text`, from that of the call before, if its text goes on with that
+        one's. Texts of a request part in a draft at the earliest, so no more is compared."""
         num, last = self._num, self._last
         if list(text[num - len(last) : num]) != last:
             self._at, num = self._start, 0
         for token in text[num:]:
             self._at = self._next(self._at, token)
         self._num = len(text)
-        self._last = list(text[-_KNOWN_IDS:])
+        self._last = list(text[-_DEEPEST:])
         return self._at
 
     def _is_near(self, at: _Position, depth: int) -> bool:

@@ -109,9 +109,19 @@ def test_a_long_text_is_not_read_again_at_each_call() -> None:
         assert constraint.count(text) == (len(text) - 3, False)
         constraint.masks(text, [[]], VOCAB)
         assert constraint.is_idle(text)
-    assert max(num_read[-30:]) <= 8
+    assert max(num_read[-30:]) <= 128 < len(text) / 2
     # The same length and another end.
     assert constraint.count([*ids("<t>ab</t>"), *ids("c") * (len(text) - 9)]) == (2, False)
+
+
+@pytest.mark.parametrize("size", [8, 100])
+def test_texts_that_part_and_then_agree_are_told_apart(size: int) -> None:
+    """As a draft that was looked at, and the text after it was refused."""
+    constraint = budget(200)
+    assert constraint.count(ids("<t>ab" + size * "c")) == (2 + size, False)
+    for other in ("<tx>b", "<t>ab", "the t"):
+        num = 2 + size if other == "<t>ab" else 0
+        assert constraint.count(ids(other + size * "c")) == (num, False)
 
 
 def test_tokens_of_the_closing_sequence_are_drafts() -> None:
