@@ -24,6 +24,7 @@ from doubles.tiny_checkpoints import random_model, variant
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Outcome
+from outrider.core.errors import NumericsError
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
@@ -120,6 +121,22 @@ class GraphRig:
         found = [seq.error for seq in self.sequences if seq.error is not None]
         assert len(found) == errors, found
         return [seq.tokens[seq.prompt_length :] for seq in self.sequences]
+
+    def check_poison(self, wanted: Sequence[Request]) -> None:
+        """Logits that are no numbers cost one request: the first of `wanted`, beside one that reads
+        a token of such a state, has its text."""
+        expected = self.run(wanted, captured=True)
+        table_VD = self.target._tables.embeddings  # pyright: ignore[reportPrivateUsage]
+        poison = next(t for t in range(len(table_VD)) if t not in [*wanted[0].prompt, *expected[0]])
+        kept_D = table_VD[poison].clone()
+        table_VD[poison] = torch.nan
+        try:
+            bad = Request([1, poison], wanted[1].params)
+            outputs = self.run([wanted[0], bad], captured=True, errors=1)
+        finally:
+            table_VD[poison] = kept_D
+        assert outputs[0] == expected[0]
+        assert isinstance(self.sequences[1].error, NumericsError)
 
     def submit(self, engine: Engine, requests: Sequence[Request]) -> list[LiveSequence]:
         self.sequences = [live(seq_id, request) for seq_id, request in enumerate(requests)]

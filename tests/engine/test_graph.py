@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from checks.effort import examples
 from doubles.graphs import PAGE, WINDOW, GraphRig, requests, rig, tiny
 from doubles.rig import Request, round_of
 from outrider.core.config import EngineConfig
-from outrider.core.errors import CapacityError, MachineError, NumericsError
+from outrider.core.errors import CapacityError, MachineError
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.drafters.catalog import LoadedModels
@@ -197,20 +196,7 @@ def test_traces_add_up() -> None:
 
 def test_logits_that_are_no_numbers_cost_one_request() -> None:
     """The others of its batch run the round again, with the same numbers."""
-    rigged = rig(2, batch_size=2)
-    wanted = requests((0.8, 0.8))
-    expected = rigged.run(wanted, captured=True)
-    table_VD = rigged.target._tables.embeddings  # pyright: ignore[reportPrivateUsage]
-    poison = next(t for t in range(VOCAB) if t not in [*wanted[0].prompt, *expected[0]])
-    kept_D = table_VD[poison].clone()
-    table_VD[poison] = torch.nan
-    try:
-        bad = Request([1, poison], wanted[1].params)
-        outputs = rigged.run([wanted[0], bad], captured=True, errors=1)
-    finally:
-        table_VD[poison] = kept_D
-    assert outputs[0] == expected[0]
-    assert isinstance(rigged.sequences[1].error, NumericsError)
+    rig(2, batch_size=2).check_poison(requests((0.8, 0.8)))
 
 
 class CompilationError(Exception):

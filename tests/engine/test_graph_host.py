@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from doubles.drafters import RowDrafter, random_chains, random_trees
 from doubles.eagle_heads import EagleFolder
@@ -25,10 +25,13 @@ from outrider.core.draft import Draft
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
+from outrider.core.sequence import LiveSequence
 from outrider.drafters.medusa import MedusaConfig
+from outrider.engine.cuda_graph import verify
 from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.host_round import HostRound
 from outrider.engine.cuda_graph.program import EagerLauncher
+from outrider.engine.cuda_graph.shaping import write_shaping
 from outrider.engine.stages import Stages
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
@@ -281,19 +284,7 @@ def test_stages_take_over_where_a_capture_fails(
 
 
 def test_logits_that_are_no_numbers_cost_one_request(heads: Mapping[str, HeadsToLoad]) -> None:
-    rigged = host_rig("ngram", heads, batch_size=2)
-    wanted = requests((0.8, 0.8))
-    expected = rigged.run(wanted, captured=True)
-    table_VD = rigged.target._tables.embeddings  # pyright: ignore
-    poison = next(t for t in range(VOCAB) if t not in [*wanted[0].prompt, *expected[0]])
-    kept_D = table_VD[poison].clone()
-    table_VD[poison] = torch.nan
-    try:
-        bad = Request([1, poison], wanted[1].params)
-        outputs = rigged.run([wanted[0], bad], captured=True, errors=1)
-    finally:
-        table_VD[poison] = kept_D
-    assert outputs[0] == expected[0]
+    host_rig("ngram", heads, batch_size=2).check_poison(requests((0.8, 0.8)))
 
 
 def test_memory_that_is_scarce_loses_no_text(heads: Mapping[str, HeadsToLoad]) -> None:
@@ -315,3 +306,23 @@ def test_greedy_params_keep_all_tokens() -> None:
     rigged = GraphRig(tiny("llama2", 3), None, config, Counting())
     made = check_host(rigged, [Request([1, 5, 9], params), Request([3], params)])
     assert not any(shape.filtered for shape in made.table.shapes)
+
+
+def test_rows_that_round_a_batch_up_have_no_lists_of_their_own(
+    heads: Mapping[str, HeadsToLoad], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three requests in four rows: the lists of penalties are made for three."""
+    rows: list[int] = []
+
+    def noted(fields: Mapping[str, Any], row: int, seq: LiveSequence) -> None:
+        rows.append(row)
+        write_shaping(fields, row, seq)
+
+    monkeypatch.setattr(verify, "write_shaping", noted)
+    rigged, (first, *others) = host_rig("ngram", heads), requests((0.9,) * 3, max_tokens=24)
+    params = replace(first.params, repetition_penalty=1.3)
+    shaped = [replace(first, params=params, shaper=LogitsProcessor(params, len(first.prompt)))]
+    rigged.run([*shaped, *others], captured=True)
+    assert isinstance(rigged.made, HostRound)
+    assert 4 in {shape.rows for shape in rigged.made.table.shapes if shape.num_ids}
+    assert set(rows) == {0, 1, 2}

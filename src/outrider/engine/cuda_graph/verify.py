@@ -344,7 +344,7 @@ def _write_rows(fields: Mapping[str, NDArray[Any]], batch: Batch, shape: Shape) 
         depths[:] = 0
         for node, parent in enumerate(draft.parents):
             depths[node + 1] = depths[parent + 1] + 1
-        if shape.num_ids:
+        if shape.num_ids and row < len(batch):
             write_shaping(fields, row, seq)
 
 
