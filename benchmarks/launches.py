@@ -23,9 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.cache import pages
 from outrider.engine.cuda_graph import build
-from outrider.engine.cuda_graph.build import captured_round, triton_distributions, triton_trees
+from outrider.engine.cuda_graph.build import captured_round
 from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.cuda_graph.trees import TorchTreeProbs
+from outrider.engine.cuda_graph.triton import RoundKernels
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
 from outrider.kernels import registry
@@ -232,14 +233,16 @@ def run(name: str, kind: str, *, captured: bool) -> Found:
 
 
 def _captured(count: Count, config: EngineConfig, stages: Stages, llm: LLM) -> Any:
+    kernels = RoundKernels(CPU)
+
     def trees_of(way: Any, k: int) -> Any:
         plain = TorchTreeProbs(CPU, way, k)
-        return Twice(count, triton_trees(CPU)(way, k), plain)
+        return Twice(count, kernels.make_trees(way, k), plain)
 
     def probs_of(probs_BKV: Tensor | None) -> Any:
         k = 0 if config.drafter == "none" else config.most_k
         plain = build.torch_distributions(config.sampler, k, probs_BKV)
-        return Twice(count, triton_distributions(CPU, config.sampler)(probs_BKV), plain)
+        return Twice(count, kernels.make_probs(config.sampler, probs_BKV), plain)
 
     draft = cast("Any", llm.models.get("draft"))
     made = captured_round(config, stages, draft=draft, window=lambda: 256, launcher=count)

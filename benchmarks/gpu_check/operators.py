@@ -21,7 +21,7 @@ from gpu_check.setting import Setting, cell, check
 from torch import Tensor
 
 from outrider.core.rng import RoundKeys
-from outrider.engine.cuda_graph.build import torch_distributions, triton_distributions
+from outrider.engine.cuda_graph.build import torch_distributions
 from outrider.engine.cuda_graph.memory import PageTables, chains_plan
 from outrider.engine.cuda_graph.sampling import Judged, RoundProbs
 from outrider.engine.cuda_graph.sampling import Rows as DraftRows
@@ -246,6 +246,9 @@ K = 3
 def _verdicts(setting: Setting, record: dict[str, Any], name: str, what: tuple[str, float]) -> None:
     """All rows as the definition has them, or all but one in a hundred where distributions are sums
     in another order."""
+    # Imported here: Triton comes with PyTorch for CUDA alone.
+    from outrider.engine.cuda_graph.triton import RoundKernels
+
     sampler, temperature = what
     batch, size = (3, 32) if setting.quick else (256, 4096)
     generator = torch.Generator(setting.device).manual_seed(3)
@@ -260,9 +263,8 @@ def _verdicts(setting: Setting, record: dict[str, Any], name: str, what: tuple[s
     )
     room_BKV = torch.zeros_like(q_BKV) if temperature else None
     other_BKV = torch.zeros_like(q_BKV) if temperature else None
-    ours = _judged(
-        triton_distributions(setting.device, sampler)(other_BKV), logits_BWV, q_BKV, rows
-    )
+    kernels = RoundKernels(setting.device)
+    ours = _judged(kernels.make_probs(sampler, other_BKV), logits_BWV, q_BKV, rows)
     wanted = _judged(torch_distributions(sampler, K, room_BKV), logits_BWV, q_BKV, rows)
     same_B = (ours[0] == wanted[0]).all(-1)
     same_B &= (ours[1].kept_B == wanted[1].kept_B) & (ours[1].next_B == wanted[1].next_B)

@@ -17,7 +17,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import RoundKeys
 from outrider.core.sequence import LiveSequence
-from outrider.engine.cuda_graph.build import torch_distributions, triton_distributions
+from outrider.engine.cuda_graph.build import torch_distributions
 from outrider.engine.cuda_graph.program import launcher_for
 from outrider.engine.cuda_graph.sampling import RoundProbs, Rows
 from outrider.kernels.registry import choose
@@ -156,7 +156,10 @@ def accept(setting: Setting, record: dict[str, Any]) -> None:
 
         sides: dict[str, RoundProbs] = {"torch": torch_distributions("block", ACCEPT_K, room())}
         if setting.on_cuda:
-            sides["triton"] = triton_distributions(device, "block")(room())
+            # Imported here: Triton comes with PyTorch for CUDA alone.
+            from outrider.engine.cuda_graph.triton import RoundKernels
+
+            sides["triton"] = RoundKernels(device).make_probs("block", room())
         for side, distributions in sides.items():
             seconds = _accept_seconds(
                 setting, distributions, (logits_BWV, q_BKV, tokens_BK), temperature

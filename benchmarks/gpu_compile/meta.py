@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -25,49 +25,25 @@ from outrider.kernels import registry
 from outrider.kernels.reference.linear import GROUP
 from outrider.kernels.reference.quantise import Groups, quantise
 from outrider.kernels.registry import AS_STORED, Kernels
-from outrider.kernels.triton import tiles
+from outrider.kernels.triton import tiles, trial
 from outrider.models.loading import pick_device
 from outrider.models.weights import HEAD, Weights
 
 META = torch.device("meta")
-# Wide loads need it; allocations on a device begin at such addresses.
-ALIGNMENT = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(tiles.Launch):
     """One launch as `tiles.launch` was called. Its tensors have no data."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    constants: Mapping[str, Any]
 
     @property
     def name(self) -> str:
         return self.kernel.__name__
 
     @property
-    def by_name(self) -> dict[str, Any]:
-        return dict(zip(self.kernel.arg_names, self.arguments, strict=False))
-
-    @property
     def types(self) -> str:
         """The dtypes of its pointers, each once, in the order of the arguments."""
         found = dict.fromkeys(_type(one) for one in self.arguments if isinstance(one, Tensor))
         return " ".join(found)
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        """What Triton makes a binary for: types, constants, which numbers are 1 or multiples of 16
-        and which pointers are aligned."""
-        plain = self.kernel.do_not_specialize
-        named = self.by_name.items()
-        return (
-            self.name,
-            *(_form(one, plain=name in plain) for name, one in named),
-            *sorted(self.constants.items()),
-        )
 
 
 def source_of(kernel: Any) -> str:
@@ -89,24 +65,20 @@ def _type(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _form(argument: object, *, plain: bool) -> object:
-    if isinstance(argument, Tensor):
-        return _type(argument), argument.data_ptr() % ALIGNMENT == 0
-    if isinstance(argument, bool) or not isinstance(argument, int):
-        return type(argument).__name__
-    width = "i32" if -(2**31) <= argument < 2**31 else "i64"
-    return width if plain else (width, argument == 1, argument % ALIGNMENT == 0)
+Form: TypeAlias = tuple[object, ...]
 
 
 @dataclass(slots=True)
 class Recorder:
     """Stands for `tiles.launch`: keeps the first launch of each form, and all of them in `last`
-    while that is a list."""
+    while that is a list. What is compiled ahead goes to `ahead`. `seen` has the forms of both until
+    it is cleared."""
 
-    forms: dict[tuple[object, ...], Launch] = field(
-        default_factory=dict[tuple[object, ...], Launch]
-    )
+    forms: dict[Form, Launch] = field(default_factory=dict[Form, Launch])
     last: list[Launch] | None = None
+    ahead: dict[Form, Launch] = field(default_factory=dict[Form, Launch])
+    seen: set[Form] = field(default_factory=set[Form])
+    is_ahead: bool = False
 
     def __call__(
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
@@ -117,9 +89,21 @@ class Recorder:
         if devices != {"meta"}:
             raise AssertionError(f"{kernel.__name__} is launched with tensors of {devices}")
         one = Launch(kernel, grid, arguments, constants)
+        self.seen.add(one.form)
+        if self.is_ahead:
+            self.ahead.setdefault(one.form, one)
+            return
         self.forms.setdefault(one.form, one)
         if self.last is not None:
             self.last.append(one)
+
+    def compile_launches(self, _: torch.device, work: Callable[[], object]) -> None:
+        """Stands for `trial.compile_launches`."""
+        self.is_ahead = True
+        try:
+            work()
+        finally:
+            self.is_ahead = False
 
 
 def pretend() -> Recorder:
@@ -131,6 +115,7 @@ def pretend() -> Recorder:
     _read("nonzero", lambda one: torch.zeros(1, one.ndim, dtype=torch.int64, device=META))
     recorder = Recorder()
     _everywhere(tiles.launch, recorder)
+    _everywhere(trial.compile_launches, recorder.compile_launches)
     _everywhere(registry.choose, _choose)
     _everywhere(pick_device, _device)
     _everywhere(quantise, _quantise)

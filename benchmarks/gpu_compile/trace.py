@@ -19,7 +19,7 @@ from gpu_check import models
 from gpu_check.counting import Operators
 from gpu_check.rounds import Bench, Launches, text
 from gpu_check.setting import Setting
-from gpu_compile.meta import META, Launch, Recorder, no_weights
+from gpu_compile.meta import META, Form, Launch, Recorder, no_weights
 from torch import Tensor
 
 from outrider.api.llm import LLM
@@ -91,15 +91,16 @@ class Fallbacks(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-def engines(chosen: tuple[How, ...] = ENGINES) -> Iterator[str]:
+def engines(recorder: Recorder, chosen: tuple[How, ...] = ENGINES) -> Iterator[str]:
     """A name for each engine and kind of request that ran to its end. Raises AssertionError for one
-    that did not, or that went another way."""
+    that did not, that went another way, or that launched what no load had compiled."""
     fallbacks = Fallbacks()
     logging.getLogger("outrider").addHandler(fallbacks)
     for dtype, scheme, context, drafters, requests in chosen:
         for drafter in drafters:
             for fused in (True, False):
                 way = "captured" if fused else "by stages"
+                recorder.seen.clear()
                 llm = LLM(
                     device="cuda",
                     dtype=dtype,
@@ -110,11 +111,13 @@ def engines(chosen: tuple[How, ...] = ENGINES) -> Iterator[str]:
                     **DRAFTERS[drafter],
                 )
                 fallbacks.messages.clear()
+                loaded = set(recorder.seen)
                 for kind in requests:
                     name = f"{drafter}, {kind}, {dtype}, {scheme}, context {context}, {way}"
                     _request(llm, kind, name)
                     if fallbacks.messages:
                         raise AssertionError(f"{name}: {fallbacks.messages[0]}")
+                    _check_ahead(recorder, loaded, name)
                     yield name
 
 
@@ -134,10 +137,11 @@ def _request(llm: LLM, kind: str, name: str) -> None:
             raise AssertionError(f"{name}: {results[0].error}")
 
 
-def hybrid() -> None:
+def hybrid(recorder: Recorder) -> None:
     """The embedded hybrid, with each memory of its states."""
     for rollback in ("ring", "replay"):
         for drafter in ("none", "ngram"):
+            recorder.seen.clear()
             llm = LLM(
                 "outrider/embedded-hybrid",
                 config=EngineConfig(
@@ -149,9 +153,16 @@ def hybrid() -> None:
                     **DRAFTERS[drafter],
                 ),
             )
+            loaded = set(recorder.seen)
             llm.generate(
                 [PROMPT, PROMPT * 4], SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
             )
+            _check_ahead(recorder, loaded, f"hybrid, {rollback}, {drafter}")
+
+
+def _check_ahead(recorder: Recorder, loaded: set[Form], name: str) -> None:
+    if late := recorder.seen - loaded:
+        raise AssertionError(f"{name}: compiled within a request: {late}")
 
 
 # Sizes of Llama 3 of these names, with heads of 64 (1b, 0.4b) and 128.

@@ -25,7 +25,7 @@ from outrider.core.drafter_kinds import AUTO, OFF, drafter_named
 from outrider.core.env import variables_with
 from outrider.core.errors import ConfigError
 from outrider.core.foreign import VARIABLES_OF_OTHERS, notes_on
-from outrider.core.logs import Wordless
+from outrider.core.logs import Wordless, hear_compilers
 from outrider.core.params import ADVISED
 from outrider.core.settings import DEFAULT, Chosen, ProgramConfig, Resolved
 
@@ -52,9 +52,8 @@ def start_logging(program: ProgramConfig, *, wordless: bool = False) -> None:
     text = logging.Formatter("outrider: %(message)s")
     handler.setFormatter(JsonLines() if program.log_format == "json" else text)
     logging.basicConfig(level=program.log_level.upper(), handlers=[handler])
-    # The first run compiles, which takes a while; whoever waits is told.
     if program.log_level != "error":
-        logging.getLogger("outrider.kernels.native.build").setLevel(logging.INFO)
+        hear_compilers()
     for note in notes_on(variables_with(VARIABLES_OF_OTHERS)):
         logging.getLogger(__name__).warning(note)
 

@@ -11,6 +11,16 @@ from typing import Any
 _MOST_CAUSES = 8
 
 
+# Loggers of what is compiled at the first use.
+COMPILERS = ("outrider.kernels.native.build", "outrider.kernels.triton.trial")
+
+
+def hear_compilers() -> None:
+    """Log their progress, whatever else is logged: compiling takes a while."""
+    for name in COMPILERS:
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
 class Wordless(logging.Filter):
     """On a handler: leaves of each record's error its kind, its causes and their places in code."""
 

@@ -22,6 +22,7 @@ from outrider.core.errors import ContractError, given
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.drafters.native import HeadPass, head_pass
+from outrider.kernels.kinds import compile_ahead
 from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardParts, LayerWeights
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels
@@ -187,6 +188,11 @@ class EntranceNet:
         )
         self.hidden_layers = block.states.layers
         self.native = self._native()
+        compile_ahead(kernels, config.vocab_size, self.state, self._rehearse)
+
+    def _rehearse(self, row: StepRow) -> None:
+        states_ND = self._block.entrance.states_ND
+        self.step([row], torch.zeros_like(states_ND[: len(row.tokens)]))
 
     @property
     def state(self) -> HeadMemory:

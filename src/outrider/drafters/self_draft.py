@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from outrider.core.spec import ModelSpec
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import FusedDrafts
+from outrider.kernels.kinds import compile_ahead
 from outrider.kernels.native.forward import LayerWeights
 from outrider.kernels.plan import PackedLinear, PackedTable
 from outrider.kernels.registry import Kernels, choose
@@ -192,9 +194,11 @@ class SelfDraftSpec:
                 hint=f"choose another --drafter, or a target of: {', '.join(LLAMA_FAMILIES)}",
             )
         depths = [d for d in range(target.config.num_layers) if d not in self.skipped]
-        if self.quantise == "none":
-            return target.cheaper(_fewer_layers(target, depths))
-        return target.cheaper(self._quantised(target, depths))
+        parts = _fewer_layers if self.quantise == "none" else self._quantised
+        made = target.cheaper(parts(target, depths))
+        step = partial(made.step, needs=DraftNeeds())
+        compile_ahead(made.kernels, made.spec.vocab_size, made.state, lambda row: step([row]))
+        return made
 
     def _quantised(self, target: LlamaModel, depths: Sequence[int]) -> CheaperParts:
         config, states = target.config, target.state.hidden_SKD

@@ -128,7 +128,8 @@ class Kernels:
     bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
     operator is row-invariant: a row's bits depend on that row alone; with a `trial` that is unknown
     before the device answered (kinds.py). `threads` is how many of them native operators use; they
-    never change a bit. `lookups`, if there are some, serve drafters.
+    never change a bit. `lookups`, if there are some, serve drafters. `compile_ahead(work, size)`
+    compiles what `work`, which has no effect, would launch, and what a vocabulary of `size` needs.
 
     For lanes that run at once: `twin` makes operators over the same packed weights that share no
     scratch memory with these, and `join_lane(number, threads)` has the native calls of the calling
@@ -163,6 +164,7 @@ class Kernels:
     join_lane: Callable[[int, int], None] | None = None
     lookups: NativeLookups | None = None
     trial: Callable[[DecoderConfig, StateShape | None], bool] | None = None
+    compile_ahead: Callable[[Callable[[], object], int], None] | None = None
 
     def verify_prefix(self, logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
         return verify_prefix(logits_BKV, draft_ids_BK, self.argmax)
@@ -250,13 +252,13 @@ def _measured(
         linear = replace(linear, kind=kind, why=why, timings=answer.timings)
         return replace(kernels, choices=(linear, *others), threads=team)
 
-    return _changed(kernels, described)
+    return changed(kernels, described)
 
 
-def _changed(kernels: Kernels, change: Callable[[Kernels], Kernels]) -> Kernels:
+def changed(kernels: Kernels, change: Callable[[Kernels], Kernels]) -> Kernels:
     """`change` done to these and to their twins."""
     make = given(kernels.twin, "maker of such kernels")
-    return replace(change(kernels), twin=lambda: _changed(make(), change))
+    return replace(change(kernels), twin=lambda: changed(make(), change))
 
 
 def _team(library: ctypes.CDLL, threads: int, folder: Path | None) -> Choice:
@@ -273,7 +275,7 @@ def _quantised(kernels: Kernels, side: _Quantised) -> Kernels:
     own["choices"] = (replace(linear, name=f"{linear.name} {side.scheme}"), *others)
     if isinstance(side, NativeInt4 | TorchGrouped):
         own |= {"pack_head": side.pack_head, "table": side.table}
-    return _changed(kernels, lambda kernels: replace(kernels, **own))
+    return changed(kernels, lambda kernels: replace(kernels, **own))
 
 
 def _grouped(kernels: Kernels, library: ctypes.CDLL, quantise: str) -> Kernels:
@@ -286,7 +288,7 @@ def _grouped(kernels: Kernels, library: ctypes.CDLL, quantise: str) -> Kernels:
     grouped = NativeGrouped(library, threads)
     own: dict[str, Any] = {"pack_blocks": grouped.pack, "table": grouped.table}
     own["choices"] = (replace(linear, name=f"{linear.name} blocks"), *others)
-    return _changed(kernels, lambda one: replace(one, linear=grouped.beside(one.linear), **own))
+    return changed(kernels, lambda one: replace(one, linear=grouped.beside(one.linear), **own))
 
 
 def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) -> str | None:
@@ -335,7 +337,10 @@ def _why_not_triton(device: torch.device) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if major < LEAST_CAPABILITY:
         return f"it needs compute capability {LEAST_CAPABILITY}.0, not {major}.{minor}"
-    return None
+    # Imported here: most machines lack Triton.
+    from outrider.kernels.triton.tiles import why_not
+
+    return why_not()
 
 
 def _triton(
@@ -350,11 +355,10 @@ def _triton(
     from outrider.kernels.triton.eager import EagerProbs
     from outrider.kernels.triton.ops import TritonOps
     from outrider.kernels.triton.scratch import Workspace
-    from outrider.kernels.triton.trial import rows_alike
+    from outrider.kernels.triton.trial import compile_ahead, rows_alike
 
     room = Workspace(device)
-    ops, delta = TritonOps(room, quantise), TritonDelta(room)
-    distributions = EagerProbs(room, device)
+    ops, delta, probs = TritonOps(room, quantise), TritonDelta(room), EagerProbs(room, device)
     linear, *others = (Choice(op, "triton", refusals) for op in OPS)
     if quantise != "none":
         linear = replace(linear, name=f"triton {quantise}")
@@ -362,12 +366,13 @@ def _triton(
         **_of_decoder(ops),
         pack_head=ops.pack_head,
         delta=delta,
-        argmax=distributions.argmax,
-        sampling=distributions.sampling,
+        argmax=probs.argmax,
+        sampling=probs.sampling,
         choices=(linear, *others),
         exact=bool(exact),
         twin=lambda: _triton(device, dtype, quantise, refusals, bool(exact)),
         trial=partial(rows_alike, ops, delta, device, dtype) if exact is None else None,
+        compile_ahead=partial(compile_ahead, device, probs),
     )
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,8 +20,9 @@ import torch
 from outrider.core.config import MORE_GPUS
 from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
+from outrider.core.protocols import DraftNeeds
 from outrider.core.spec import KV_GROUP, DecoderConfig, ModelSpec
-from outrider.kernels.kinds import for_kinds, tried
+from outrider.kernels.kinds import compile_ahead, for_kinds, tried
 from outrider.kernels.registry import AS_STORED, choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
@@ -174,6 +175,9 @@ def load_model(
                 model = LlamaModel(
                     config, weights, kernels=kernels, place=place, room=room, comm=comm
                 )
+        if comm is ALONE:
+            step = partial(model.step, needs=DraftNeeds())
+            compile_ahead(kernels, config.vocab_size, model.state, lambda row: step([row]))
         model.kernels = tried(model.kernels, config, delta)
         return model
 

@@ -23,7 +23,7 @@ from outrider.api.prompts import ChatIds
 from outrider.api.result import GenerationResult
 from outrider.api.structure import StructureOptions
 from outrider.core.errors import MachineError, OutriderError
-from outrider.core.logs import Wordless, tell_of_task
+from outrider.core.logs import Wordless, hear_compilers, tell_of_task
 from outrider.core.params import SamplingParams
 from outrider.server.frames import (
     COMMANDS,
@@ -215,6 +215,7 @@ def main() -> None:
     handler = logging.StreamHandler()
     handler.addFilter(Wordless())
     logging.basicConfig(handlers=[handler], format="outrider: %(message)s")
+    hear_compilers()
     status = 0
     try:
         asyncio.run(_run(int(sys.argv[1])))

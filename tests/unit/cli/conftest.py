@@ -14,14 +14,13 @@ import pytest
 from doubles.command_line import Command, Finished
 from outrider.cli.main import run
 from outrider.cli.session import TOLD_BY_NOTES
+from outrider.core.logs import COMPILERS
 
 
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """What commands change of it, as on a terminal, is put back."""
-    loggers = [
-        logging.getLogger(name) for name in (*TOLD_BY_NOTES, "outrider.kernels.native.build")
-    ]
+    loggers = [logging.getLogger(name) for name in (*TOLD_BY_NOTES, *COMPILERS)]
     levels = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, levels, strict=True):

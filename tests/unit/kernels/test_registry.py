@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -82,6 +83,27 @@ def test_why_triton_is_passed_over(
     monkeypatch.setattr(torch.cuda, "get_device_capability", its_capability)
     told = refusal_of(torch.device("cuda"), torch.float32)
     assert told == f"native: it runs on cpu, not on cuda; triton: {refusal}"
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_triton_that_does_not_start_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here there is no device, as on others there is no compiler."""
+
+    def capability(_: torch.device) -> tuple[int, int]:
+        return 9, 0
+
+    def no_driver() -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(registry, "find_spec", str)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    monkeypatch.setattr("outrider.kernels.triton.tiles.current_device", no_driver)
+    reason = (
+        "triton: it does not start, which takes a C compiler and Python's headers "
+        "(Failed to find C compiler)"
+    )
+    assert refusal_of(torch.device("cuda"), torch.bfloat16).endswith(reason)
 
 
 def test_rocm_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

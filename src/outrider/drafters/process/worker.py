@@ -187,12 +187,12 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class RestartBackoff:
     """Seconds: the pause before the first restart and the longest one, how long a process must have
-    lived for the pauses to start over, and how long one may take to load."""
+    lived for the pauses to start over, and how long one may take to load and to compile."""
 
     first: float = 0.25
     longest: float = 60.0
     steady: float = 60.0
-    start: float = 120.0
+    start: float = 300.0
 
 
 class WorkerKeeper:

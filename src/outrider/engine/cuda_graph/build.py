@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
@@ -62,10 +61,11 @@ def captured_round(
         return refused
     device = target.scratch.x_ND.device
     launcher = launcher or launcher_for(device)
-    others = _host_round(config, stages, target, launcher)
+    k = 0 if drafting is None else config.most_k
+    make_probs, make_trees = _makers(target, config.sampler, k)
+    others = _host_round(config, stages, target, launcher, make_trees)
     if isinstance(others, str) or (drafting is None and stages.drafter.name != OFF):
         return others
-    k = 0 if drafting is None else config.most_k
     sizes = RoundSizes(
         k=k,
         batch_size=config.most_batch,
@@ -78,9 +78,7 @@ def captured_round(
         target=target,
         draft=None if drafting is None else drafting.model,
         launcher=launcher,
-        make_distributions=triton_distributions(device, config.sampler)
-        if _attention(target) == "triton"
-        else partial(torch_distributions, config.sampler, k),
+        make_distributions=make_probs,
     )
     memory = RoundMemory(target, drafting, k)
     made = GraphRound(stages, table, memory, others, others.refusals)
@@ -91,9 +89,13 @@ def captured_round(
 
 
 def _host_round(
-    config: EngineConfig, stages: Stages, target: StackModel, launcher: Launcher
+    config: EngineConfig,
+    stages: Stages,
+    target: StackModel,
+    launcher: Launcher,
+    make_trees: MakeTrees,
 ) -> HostRound | str:
-    needs, device = stages.drafter.needs, target.scratch.x_ND.device
+    needs = stages.drafter.needs
     if needs.num_likely:
         return f"drafter {stages.drafter.name!r} reads what the target finds likely"
     if len(needs.hidden_layers) != target.state.hidden_SKD.shape[1]:
@@ -104,9 +106,7 @@ def _host_round(
         most=max(config.most_k, config.tree_nodes),
         batch_size=config.most_batch,
         launcher=launcher,
-        make_trees=triton_trees(device)
-        if _attention(target) == "triton"
-        else partial(TorchTreeProbs, device),
+        make_trees=make_trees,
     )
     return HostRound(stages, target, table, config.sampler, Refusals())
 
@@ -173,24 +173,15 @@ def torch_distributions(sampler: str, k: int, probs_BKV: Tensor | None) -> Round
     return TorchRoundProbs(RULES[sampler], decisions, probs_BKV)
 
 
-def triton_distributions(device: torch.device, sampler: str) -> MakeProbs:
-    """Fused kernels, with scratch memory of their own: the graph's stream is theirs."""
+def _makers(target: StackModel, sampler: str, k: int) -> tuple[MakeProbs, MakeTrees]:
+    """What draws and judges: fused kernels over scratch memory of the graphs' stream, which are
+    compiled here, or the definitions."""
+    device = target.scratch.x_ND.device
+    if _attention(target) != "triton":
+        return partial(torch_distributions, sampler, k), partial(TorchTreeProbs, device)
     # Imported here: Triton comes with PyTorch for CUDA alone.
-    from outrider.engine.cuda_graph.triton import RoundKernels, TritonRoundProbs
+    from outrider.engine.cuda_graph.triton import RoundKernels
 
     kernels = RoundKernels(device)
-
-    def make(logits_BKV: Tensor | None) -> RoundProbs:
-        if logits_BKV is None:
-            return GreedyProbs(kernels.best)
-        return TritonRoundProbs(kernels, logits_BKV, block=sampler == "block")
-
-    return make
-
-
-def triton_trees(device: torch.device) -> MakeTrees:
-    """The same for drafts that the host made."""
-    from outrider.engine.cuda_graph.triton import RoundKernels, TritonTreeProbs
-
-    kernels = RoundKernels(device)
-    return lambda way, _: TritonTreeProbs(kernels, way)
+    kernels.compile_ahead(target.spec.vocab_size)
+    return partial(kernels.make_probs, sampler), kernels.make_trees

@@ -8,17 +8,29 @@ Shapes:  B = rows, K = drafted tokens, W = K + 1, V = vocabulary, R = B times W.
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
+from typing import get_args
+
 import torch
 from torch import Tensor
 
-from outrider.core.rng import Role
+from outrider.core.rng import Role, RoundKeys
 from outrider.core.tree import ROOT
-from outrider.engine.cuda_graph.sampling import Judged, Rows, within
+from outrider.engine.cuda_graph.sampling import (
+    Filters,
+    GreedyProbs,
+    Judged,
+    RoundProbs,
+    Rows,
+    within,
+)
 from outrider.engine.cuda_graph.trees import Way, chain_path, spread_keys
 from outrider.kernels.triton.filters import TritonFilters
 from outrider.kernels.triton.launchers import Chains, ProbRows, TritonProbs, Verdicts
 from outrider.kernels.triton.scratch import Workspace
 from outrider.kernels.triton.trees import TritonTrees
+from outrider.kernels.triton.trial import compile_launches
 from outrider.verify.batched import TreeDrafts, TreeVerdicts
 
 
@@ -26,12 +38,43 @@ class RoundKernels:
     """Kernels of one stream, over scratch memory of their own."""
 
     def __init__(self, device: torch.device) -> None:
-        room = Workspace(device)
-        self.probs, self.filters, self.trees = (
-            TritonProbs(room),
-            TritonFilters(room),
-            TritonTrees(room),
-        )
+        room, self._device = Workspace(device), device
+        self.probs, self.filters = TritonProbs(room), TritonFilters(room)
+        self.trees = TritonTrees(room)
+
+    def make_probs(self, sampler: str, logits_BKV: Tensor | None) -> RoundProbs:
+        """For device drafts; without space for logits, of greedy rows."""
+        if logits_BKV is None:
+            return GreedyProbs(self.best)
+        return TritonRoundProbs(self, logits_BKV, block=sampler == "block")
+
+    def make_trees(self, way: Way, k: int) -> TritonTreeProbs:
+        """For drafts of the host."""
+        del k
+        return TritonTreeProbs(self, way)
+
+    def compile_ahead(self, vocab_size: int) -> None:
+        """Compile all that rounds may launch of these, so that no request waits for it."""
+        compile_launches(self._device, partial(self._rehearse, vocab_size))
+
+    def _rehearse(self, vocab_size: int) -> None:
+        """One row of one drafted token and of none, in every way."""
+        logits_12V = torch.zeros(1, 2, vocab_size, device=self._device)
+        token_11 = torch.zeros(1, 1, dtype=torch.int64, device=self._device)
+        q_11V, zero_1 = torch.zeros_like(logits_12V[:, 1:]), token_11[0]
+        keys, limits = RoundKeys(zero_1, zero_1, zero_1), (zero_1.double(), zero_1.float())
+        self.best(logits_12V)
+        for filters in (None, Filters(zero_1, *limits)):
+            rows = Rows(zero_1.float(), zero_1, keys, filters)
+            for block in (True, False):
+                probs = TritonRoundProbs(self, q_11V, block=block)
+                probs.draft(logits_12V[:, 0], rows, 0)
+                probs.judge(logits_12V, token_11, rows)
+                probs.judge(logits_12V[:, :1], token_11[:, :0], rows)
+            for way, q_BKV in product(get_args(Way), (None, q_11V)):
+                drafts = TreeDrafts(token_11, token_11, zero_1 > 0, q_BKV)
+                depths_12 = token_11.expand(1, 2).contiguous()
+                TritonTreeProbs(self, way).judge(logits_12V, drafts, depths_12, rows)
 
     def best(self, logits: Tensor) -> Tensor:
         """The `torch_best` of sampling.py."""

@@ -115,8 +115,15 @@ class TritonProbs:
 
     def argmax(self, logits_RV: Tensor, out_R: Tensor) -> None:
         """The first largest of each row, -1 for a NaN; `out` is of any integer dtype."""
-        cut = Pieces(logits_RV.shape[-1])
-        _argmax(logits_RV, cut, self._room.carve(*cut.room(out_R.numel())), out_R)
+        assert logits_RV.is_contiguous()
+        assert out_R.is_contiguous()
+        cut, num_rows = Pieces(logits_RV.shape[-1]), out_R.numel()
+        best_RC, total_RC, first_RC = self._room.carve(*cut.room(num_rows))
+        _fill(logits_RV, None, 1, (best_RC, total_RC, first_RC))
+        launch(
+            sampling.argmax_kernel, (num_rows,), best_RC, first_RC, out_R, cut.count,
+            PIECES=power_of_two(cut.count), num_warps=1,
+        )  # fmt: skip
 
     def draw(
         self, distributions: ProbRows, keys: RoundKeys, node: int, role: Role, out_B: Tensor
@@ -272,18 +279,4 @@ def _fill(
         sampling.pieces_kernel, (rows_RV.numel() // size, cut.count), rows_RV, temperature_B if
         tempered else rows_RV, *views, size, cut.count, rows_per_distribution, TEMPERED=tempered,
         PIECE=cut.piece, num_warps=cut.num_warps,
-    )  # fmt: skip
-
-
-def _argmax(logits_RV: Tensor, cut: Pieces, views: Sequence[Tensor], out_R: Tensor) -> None:
-    assert logits_RV.is_contiguous()
-    assert out_R.is_contiguous()
-    _fill(logits_RV, None, 1, views)
-    best_RC, _, first_RC = views
-    launch(
-        sampling.argmax_kernel,
-        (out_R.numel(),),
-        best_RC, first_RC, out_R, cut.count,
-        PIECES=power_of_two(cut.count),
-        num_warps=1,
     )  # fmt: skip

@@ -309,27 +309,22 @@ class TritonOps:
 
     def silu_mul(self, gate_up_N2F: Tensor, out_NF: Tensor) -> None:
         """silu(gate) * up."""
-        num_rows, size = out_NF.shape
-        launch(
-            pointwise.silu_mul_kernel,
-            (num_rows, cdiv(size, pointwise.BLOCK)),
-            gate_up_N2F, out_NF, size, gate_up_N2F.stride(0), out_NF.stride(0),
-            BLOCK=pointwise.BLOCK,
-            num_warps=4,
-        )  # fmt: skip
+        _activate(pointwise.silu_mul_kernel, gate_up_N2F, out_NF)
 
     def gelu(self, x_NF: Tensor, out_NF: Tensor) -> None:
         """With tanh; `out` may be x."""
-        num_rows, size = out_NF.shape
-        launch(
-            pointwise.gelu_kernel,
-            (num_rows, cdiv(size, pointwise.BLOCK)),
-            x_NF, out_NF, size, x_NF.stride(0), out_NF.stride(0),
-            BLOCK=pointwise.BLOCK,
-            num_warps=4,
-        )  # fmt: skip
+        _activate(pointwise.gelu_kernel, x_NF, out_NF)
 
     # Each row by itself, whatever the number of rows.
     sigmoid_mul = staticmethod(plain.sigmoid_mul)
     gelu_mul = staticmethod(plain.gelu_mul)
     soft_cap = staticmethod(plain.soft_cap)
+
+
+def _activate(kernel: Any, x: Tensor, out_NF: Tensor) -> None:
+    num_rows, size = out_NF.shape
+    launch(
+        kernel,
+        (num_rows, cdiv(size, pointwise.BLOCK)),
+        x, out_NF, size, x.stride(0), out_NF.stride(0), BLOCK=pointwise.BLOCK, num_warps=4,
+    )  # fmt: skip

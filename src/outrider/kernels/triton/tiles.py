@@ -20,6 +20,8 @@ Shapes:  O = outputs, I = inputs, G = groups, C = inputs of a group, J = pairs o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 from triton import knobs
+from triton.runtime.driver import driver
 
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.grouped import BITS, HEAD_BITS
@@ -44,10 +47,62 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     a kernel and its definition, agree bit for bit only if none is fused, so every launch forbids
     it.
     """
-    if 0 not in grid:
-        # Triton takes the thread's current device, which need not be that of the tensors.
-        with torch.cuda.device_of(arguments[0]):
-            kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+    if 0 in grid:
+        return
+    if (found := _NOTED.get()) is not None:
+        one = Launch(kernel, grid, arguments, constants)
+        found.setdefault(one.form, one)
+        return
+    # Triton takes the thread's current device, which need not be that of the tensors.
+    with torch.cuda.device_of(arguments[0]):
+        kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch as `launch` was called."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        return dict(zip(self.kernel.arg_names, self.arguments, strict=False))
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """All that Triton makes another binary for: types, constants, which numbers are 1 or
+        multiples of 16 and which pointers are aligned."""
+        # The interpreter has no such lists.
+        plain = getattr(self.kernel, "do_not_specialize", ())
+        anywhere = getattr(self.kernel, "do_not_specialize_on_alignment", ())
+        parts = [_form(one, name in plain, name in anywhere) for name, one in self.by_name.items()]
+        return (self.kernel.__name__, *parts, *sorted(self.constants.items()))
+
+
+def _form(argument: Any, plain: bool, anywhere: bool) -> object:
+    if isinstance(argument, Tensor):
+        return argument.dtype, anywhere or argument.data_ptr() % _ALIGNMENT == 0
+    if isinstance(argument, bool) or not isinstance(argument, int):
+        return type(argument)
+    is_wide = argument.bit_length() > 31
+    return is_wide if plain else (is_wide, argument == 1, argument % _ALIGNMENT == 0)
+
+
+_ALIGNMENT = 16
+_NOTED: ContextVar[dict[object, Launch] | None] = ContextVar("_NOTED", default=None)
+
+
+def noted(work: Callable[[], object]) -> Sequence[Launch]:
+    """Launches of `work`, the first of each form; `work` is called and none of them is made."""
+    token = _NOTED.set(found := {})
+    try:
+        work()
+    finally:
+        _NOTED.reset(token)
+    return list(found.values())
 
 
 def cdiv(number: int, step: int) -> int:
@@ -105,7 +160,23 @@ def _grouped(weight_OI: Tensor, bits: int) -> PackedLinear:
 # pyright: basic, reportGeneralTypeIssues=false
 
 
-INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+IS_INTERPRETED: bool = knobs.runtime.interpret
+INTERPRETED = tl.constexpr(IS_INTERPRETED)
+
+
+def current_device() -> int:
+    """The number of this thread's device. Triton starts, and raises what that does."""
+    active: Any = driver.active
+    return active.get_current_device()
+
+
+def why_not() -> str | None:
+    """Why Triton does not start; None where it does."""
+    try:
+        current_device()
+    except Exception as error:  # noqa: BLE001 whatever its start raises is the reason
+        return f"it does not start, which takes a C compiler and Python's headers ({error})"
+    return None
 
 
 @triton.jit

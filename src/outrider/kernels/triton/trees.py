@@ -27,7 +27,7 @@ _ACCEPT = tl.constexpr(int(Role.ACCEPT))
 _COVER = tl.constexpr(2.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_nodes"])
 def follow_kernel(own_ptr, tokens_ptr, parents_ptr, path_ptr, kept_ptr, next_ptr, num_nodes):
     """Down the tree as long as a child is the target's own token after its parent."""
     tree = tl.program_id(0).to(tl.int64)
@@ -57,7 +57,7 @@ def _rest(row_ptr, q_ptr, piece, token, size, is_drawn, DRAWN: tl.constexpr, PIE
     return tl.where(left < 0, 0.0, left), index, mask
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_nodes"])
 def walk_kernel(
     tokens_ptr, parents_ptr, drawn_ptr, p_ptr, q_ptr, seed_ptr, sample_ptr, start_ptr,
     path_ptr, kept_ptr, row_ptr, share_ptr, num_nodes, size,

@@ -1,4 +1,4 @@
-"""Trial of row-invariance on this device: are rows computed alike? Run when a model is loaded.
+"""Before the first request: kernels are compiled, and rows are tried: are they computed alike?
 
 The kernels are written to be row-invariant, but a compiler lays out sums as it likes. So
 `Kernels.exact` is the result of a short trial of every binary that the model has for linears, of
@@ -11,8 +11,13 @@ Shapes:  N = rows, I = inputs, O = outputs, E = packed heads, G = key/value head
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import product
+from time import monotonic
 
 import torch
 from torch import Tensor
@@ -21,11 +26,57 @@ from outrider.core.spec import DecoderConfig
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
 from outrider.kernels.triton.delta_ops import TritonDelta
+from outrider.kernels.triton.eager import EagerProbs
 from outrider.kernels.triton.ops import TritonOps
+from outrider.kernels.triton.tiles import IS_INTERPRETED, Launch, current_device, noted
 
 # More than two tiles of rows, the last of them not full.
 _ROWS = 37
 _PAGE, _COMMITTED = 16, 290
+# Kernels that are compiled at once; the assembler of each is a process of its own.
+_COMPILERS = min(8, os.cpu_count() or 1)
+_PATIENCE_SECONDS = 2.0
+_log = logging.getLogger(__name__)
+
+
+def compile_launches(device: torch.device, work: Callable[[], object]) -> None:
+    """Compile what `work` launches, several kernels at a time; `work` is called, and launches
+    nothing. The log says how far that is. A kernel that does not compile fails where it is
+    launched."""
+    launches, began, said = noted(work), monotonic(), 0.0
+    if IS_INTERPRETED or not launches:
+        return
+    with torch.cuda.device(device if device.type == "cuda" else -1):
+        number = current_device()
+        for one in launches:
+            # A kernel's first use makes a table of its binaries; two threads would each make one.
+            one.kernel.device_caches[number]
+    pool = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="compiler")
+    try:
+        waited = as_completed([pool.submit(_compile, one, device) for one in launches])
+        for count, _ in enumerate(waited, 1):
+            seconds = monotonic() - began
+            if seconds - said > _PATIENCE_SECONDS:
+                said = seconds
+                _log.info("Compiled %d of %d kernels in %.0f s.", count, len(launches), seconds)
+    finally:
+        # An interrupt waits for those that are being compiled and no others.
+        pool.shutdown(cancel_futures=True)
+
+
+def compile_ahead(
+    device: torch.device, distributions: EagerProbs, work: Callable[[], object], size: int
+) -> None:
+    """The same, and what chooses tokens from a vocabulary of `size`."""
+    compile_launches(device, lambda: (work(), distributions.rehearse(size)))
+
+
+def _compile(one: Launch, device: torch.device) -> None:
+    with torch.cuda.device(device if device.type == "cuda" else -1):
+        constants = one.constants | {"enable_fp_fusion": False}
+        made = one.kernel.warmup(*one.arguments, grid=one.grid, **constants)
+        # What launches it, and the device's copy of it, are made when they are first asked for.
+        getattr(made, "run", None)
 
 
 def rows_alike(
@@ -39,11 +90,15 @@ def rows_alike(
     """The trial of the weights that `ops` packed, of attention with heads of `config` over keys of
     `dtype`, and of recurrent layers of shape `state`. Waits for the device."""
 
-    if not all(_linear_alike(ops, packed, device) for packed in ops.forms.values()):
-        return False
     layer = None if state is None else replace(state, num_layers=1)
-    attention = _attention_alike(ops, config, device, dtype)
-    return attention and (layer is None or delta_alike(delta, device, layer))
+
+    def alike() -> bool:
+        linears = [_linear_alike(ops, packed, device) for packed in ops.forms.values()]
+        attention = _attention_alike(ops, config, device, dtype)
+        return all(linears) and attention and (layer is None or delta_alike(delta, device, layer))
+
+    compile_launches(device, alike)
+    return alike()
 
 
 def _linear_alike(ops: TritonOps, packed: PackedLinear, device: torch.device) -> bool:

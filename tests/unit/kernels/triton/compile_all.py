@@ -5,18 +5,19 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any, get_args
 
-sys.path.insert(0, sys.argv[1])
-
 import torch
+from gpu_compile.meta import META, no_weights
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime.jit import mangle_type
 
 from outrider.core.rng import Role, RoundKeys
-from outrider.engine.cuda_graph.build import triton_distributions, triton_trees
 from outrider.engine.cuda_graph.program import EagerLauncher, GraphCache, RoundSizes
 from outrider.engine.cuda_graph.trees import Way
+from outrider.engine.cuda_graph.triton import RoundKernels
 from outrider.engine.cuda_graph.verify import Shape, VerifyCache
 from outrider.kernels import registry
 from outrider.kernels.reference.delta import TokenRun
@@ -26,39 +27,28 @@ from outrider.kernels.triton.delta_ops import TritonDelta
 from outrider.kernels.triton.launchers import Chains, ProbRows, TritonProbs, Verdicts
 from outrider.kernels.triton.ops import TritonOps
 from outrider.kernels.triton.scratch import Workspace
+from outrider.kernels.triton.tiles import Launch
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
-from outrider.models.llama_weights import EMBEDDING
 from outrider.models.loading import resolve
-from outrider.models.weights import Placement, Weights
+from outrider.models.weights import Placement
 from unit.kernels.delta_cases import WIDE, Text, layer_of, nothing, some_cells, some_text
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 
-TYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
-    torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
-}  # fmt: skip
 SEEN: set[tuple[object, ...]] = set()
 TARGET = GPUTarget("cuda", 90, 32)
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU = torch.device("cpu")
 
 
-def type_of(argument: object) -> str:
-    if isinstance(argument, torch.Tensor):
-        return "*" + TYPES[argument.dtype]
-    return "fp32" if isinstance(argument, float) else "i32"
-
-
-def read(kernel: Any, _: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+def read(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Instead of `launch`: to Triton's intermediate form, which is checked, once for each set of
     types and constants."""
     from triton._C.libtriton import ir
 
-    form = (kernel.__name__, *map(type_of, arguments), *constants.items())
-    form += tuple(one == 1 for one in arguments if type(one) is int)
+    form = Launch(kernel, grid, arguments, constants).form
     if form in SEEN:
         return
     SEEN.add(form)
@@ -66,13 +56,12 @@ def read(kernel: Any, _: tuple[int, ...], *arguments: Any, **constants: Any) -> 
     options = backend.parse_options(
         {name: constants.pop(name) for name in OPTIONS if name in constants}
     )
-    names = kernel.arg_names
-    signature = dict(zip(names, map(type_of, arguments), strict=False))
-    signature |= dict.fromkeys(names[len(arguments) :], "constexpr")
-    for name, argument in zip(names, arguments, strict=False):
-        # What a launch does with a 1, unless it is told not to.
-        if type(argument) is int and argument == 1 and name not in kernel.do_not_specialize:
-            signature[name], constants[name] = "constexpr", 1
+    signature = dict.fromkeys(kernel.arg_names, "constexpr")
+    for name, argument in zip(kernel.arg_names, arguments, strict=False):
+        # As a launch does, which makes a constant of a 1 unless it must not.
+        signature[name] = mangle_type(argument, name not in kernel.do_not_specialize)
+        if signature[name] == "constexpr":
+            constants[name] = argument
     source = ASTSource(kernel, signature, constants)
     context = ir.context()
     ir.load_dialects(context)
@@ -148,7 +137,7 @@ def model_without_data() -> LlamaModel:
     assert isinstance(config, LlamaConfig)
     room = Room(num_slots=512, page_size=4, max_rows=128, max_logits=64, hidden_layers=(2,))
     place = Placement("no data", torch.bfloat16, META)
-    return LlamaModel(config, NoData(), kernels=kernels, place=place, room=room)
+    return LlamaModel(config, no_weights(torch.bfloat16), kernels=kernels, place=place, room=room)
 
 
 def read_round(k: int, sampler: str) -> None:
@@ -158,7 +147,7 @@ def read_round(k: int, sampler: str) -> None:
         target=model_without_data(),
         draft=model_without_data() if k else None,
         launcher=EagerLauncher(),
-        make_distributions=triton_distributions(META, sampler),
+        make_distributions=partial(RoundKernels(META).make_probs, sampler),
     )
     for rows in (1, 4):
         for sampled, filtered in ((False, False), (True, False), (True, True)):
@@ -167,29 +156,12 @@ def read_round(k: int, sampler: str) -> None:
 
 def read_verification(way: Way) -> None:
     """The same of rounds whose drafts the host makes."""
-    target, made = model_without_data(), triton_trees(META)
+    target, made = model_without_data(), RoundKernels(META).make_trees
     table = VerifyCache(target, (2,), 9, 4, EagerLauncher(), made)
     for rows, width in ((1, 1), (1, 2), (4, 8)):
         for listed, drawn, filtered in ((False, False, False), (True, True, True)):
             some_drawn = drawn and way in ("token", "block") and width > 1
             table.program(Shape(rows, width, 16, way, listed, some_drawn, filtered))()
-
-
-class NoData(Weights):
-    """Weights of any name and shape without a value."""
-
-    def __init__(self) -> None:
-        pass
-
-    def __contains__(self, name: str) -> bool:
-        return name == EMBEDDING
-
-    def take(self, name: str, *shape: int, **_: object) -> torch.Tensor:
-        del name
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-    def check_all_taken(self, **_: object) -> None:
-        pass
 
 
 for module in (ops, distributions, filters, trees, delta_ops):
