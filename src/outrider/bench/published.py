@@ -62,9 +62,7 @@ PUBLISHED: Mapping[str, Published] = {
         max_tokens=MAX_ARTICLE_TOKENS,
     ),
     "maths": Published(
-        "openai/gsm8k",
-        "main/test-*.parquet",
-        lambda row: f"Question: {row['question']}\nAnswer:",
+        "openai/gsm8k", "main/test-*.parquet", lambda row: f"Question: {row['question']}\nAnswer:"
     ),
     "translation": Published("wmt/wmt14", "de-en/test-*.parquet", _translation),
     "retrieval": Published("rajpurkar/squad", "plain_text/validation-*.parquet", _with_context),

@@ -294,10 +294,7 @@ class DraftersOptions(JsonOption):
         "itself; adversarial repeats nothing, and is sampled unless --temperature is given.",
     )
     prompts: int = setting(
-        8,
-        "Prompts of each domain; below 5 runs nothing is concluded.",
-        minimum=1,
-        maximum=10_000,
+        8, "Prompts of each domain; below 5 runs nothing is concluded.", minimum=1, maximum=10_000
     )
     repeats: int = setting(1, "Measure every prompt this often.", minimum=1, maximum=1000)
     max_tokens: int = setting(64, "Write at most this many tokens.", minimum=1)

@@ -233,11 +233,7 @@ class ResolvedConfig:
 
 
 def resolve(
-    config: EngineConfig,
-    given: str | None,
-    known: Measured | None = None,
-    *,
-    found: bool = False,
+    config: EngineConfig, given: str | None, known: Measured | None = None, *, found: bool = False
 ) -> ResolvedConfig:
     """What `config` means where there is a draft model, heads or a copy of the target, of the kind
     `given`, or none of them. `known` is what was measured of that, and `found` says that nobody

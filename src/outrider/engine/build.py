@@ -92,11 +92,7 @@ def build_engine(
         )
     schedule = schedule_for(config)
     lanes = build_lanes(
-        config,
-        schedule.lanes,
-        stages,
-        lambda own: _round(resolved, models, own),
-        models.machine,
+        config, schedule.lanes, stages, lambda own: _round(resolved, models, own), models.machine
     )
     return Engine(
         residents=_residents(resolved, models, stages, limit, num_slots),

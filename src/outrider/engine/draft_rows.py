@@ -63,10 +63,7 @@ def ahead_row(seq: LiveSequence, window: float = 0.0) -> AheadRow:
 
 
 def trimmed(
-    batch: Sequence[LiveSequence],
-    drafts: Mapping[int, Draft],
-    trim: Trim | None,
-    most: int | None,
+    batch: Sequence[LiveSequence], drafts: Mapping[int, Draft], trim: Trim | None, most: int | None
 ) -> Mapping[int, Draft]:
     """The `drafts` of `batch` by sequence, cut to what pays by `trim`, and to `most` tokens in all,
     where these are given. The choice of each budget is known only now."""

@@ -155,11 +155,7 @@ def _pooled(
     left: tuple[tuple[float, ...], float, float], right: tuple[tuple[float, ...], float, float]
 ) -> tuple[tuple[float, ...], float, float]:
     weight = left[2] + right[2]
-    return (
-        (*left[0], *right[0]),
-        (left[1] * left[2] + right[1] * right[2]) / weight,
-        weight,
-    )
+    return ((*left[0], *right[0]), (left[1] * left[2] + right[1] * right[2]) / weight, weight)
 
 
 WINDOW = 64

@@ -23,11 +23,7 @@ from outrider.models.families import (
     parse_llama,
 )
 from outrider.models.json_object import JsonObject, is_there, no_config
-from outrider.models.qwen_hybrid_config import (
-    HYBRID_FAMILIES,
-    QwenHybridConfig,
-    parse_qwen_hybrid,
-)
+from outrider.models.qwen_hybrid_config import HYBRID_FAMILIES, QwenHybridConfig, parse_qwen_hybrid
 
 NativeConfig = LlamaConfig | GPT2Config | QwenHybridConfig
 

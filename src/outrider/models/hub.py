@@ -25,10 +25,7 @@ from huggingface_hub import (
     snapshot_download,  # pyright: ignore[reportUnknownVariableType]
     try_to_load_from_cache,
 )
-from huggingface_hub.errors import (
-    HFValidationError,
-    LocalEntryNotFoundError,
-)
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.file_download import http_get  # pyright: ignore[reportUnknownVariableType]
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import (

@@ -234,10 +234,7 @@ def _usual(drafters: Sequence[DrafterCosts], batch: int) -> tuple[DraftOption, .
 
 
 def _why_not(
-    name: str,
-    drafters: Mapping[str, DrafterCosts],
-    calibration: Calibration,
-    question: Question,
+    name: str, drafters: Mapping[str, DrafterCosts], calibration: Calibration, question: Question
 ) -> str | None:
     if name not in drafters:
         raise ConfigError(

@@ -324,10 +324,7 @@ class SimulatedStudy:
     def _outcomes(self) -> Sequence[float]:
         """P(n) for n = 0..K kept tokens."""
         reached = [1.0, *prefix_products(Chance(self.rates).rates_of(self.k))]
-        return [
-            *(here - further for here, further in pairwise(reached)),
-            reached[-1],
-        ]
+        return [*(here - further for here, further in pairwise(reached)), reached[-1]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,7 @@ def ahead_of(traces: Sequence[CountedRound], *, deepest: int) -> list[Ahead]:
         whole = cut and trace.num_accepted == trace.num_drafted
         more = Ahead(1 + follows.drafted, 1 + follows.kept) if whole else Ahead(0, 0)
         found += [
-            Ahead(
-                trace.num_drafted - place + more.drafted,
-                trace.num_accepted - place + more.kept,
-            )
+            Ahead(trace.num_drafted - place + more.drafted, trace.num_accepted - place + more.kept)
             for place in range(trace.num_emitted - 1, -1, -1)
         ]
         end = start

@@ -187,9 +187,7 @@ def sections(found: DraftersEvidence) -> Iterator[Section]:
     yield Section(title="What this run shows", points=findings(found))
     if found.skipped:
         yield Section(
-            title="Not measured",
-            header=("drafter", "why"),
-            rows=list(found.skipped.items()),
+            title="Not measured", header=("drafter", "why"), rows=list(found.skipped.items())
         )
 
 

@@ -80,10 +80,7 @@ class LinearStruct(Structure):
 class WeightsStruct(Structure):
     """What a linear is told of its matrix (csrc/linear.cpp, csrc/quantised.cpp)."""
 
-    _fields_ = struct_fields(
-        (c_void_p, "team packed"),
-        (c_int32, "num_in num_out"),
-    )
+    _fields_ = struct_fields((c_void_p, "team packed"), (c_int32, "num_in num_out"))
 
 
 _TYPES = {"p": c_void_p, "i": c_int, "l": c_int64, "u": c_uint64, "f": c_float, "d": c_double}

@@ -269,10 +269,7 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> TunedKernel:
     candidates = {str(n): n for n in numbers}
     if len(candidates) == 1:
         return TunedKernel(str(num_physical_cores()))
-    question = about_machine(library) | {
-        "choice": "threads",
-        "candidates": ",".join(candidates),
-    }
+    question = about_machine(library) | {"choice": "threads", "candidates": ",".join(candidates)}
 
     def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
         kinds = {name: NativeOps(library, torch.bfloat16, n) for name, n in candidates.items()}

@@ -105,11 +105,7 @@ class TorchAttention:
 
 
 def _attend(
-    q_nO: Tensor,
-    k_GUD: Tensor,
-    v_GUD: Tensor,
-    mask_nU: Tensor | None,
-    kind: AttentionKind,
+    q_nO: Tensor, k_GUD: Tensor, v_GUD: Tensor, mask_nU: Tensor | None, kind: AttentionKind
 ) -> Tensor:
     """A row's query heads that share keys count as further rows of one head."""
     num_rows, (num_kv_heads, _, head_dim) = q_nO.shape[0], k_GUD.shape

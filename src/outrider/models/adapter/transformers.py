@@ -276,10 +276,7 @@ def survey(config: Any) -> Anatomy:
     with calling(f"{family}: a pass without its weights fails"), attending(seen), torch.no_grad():
         try:
             model(
-                input_ids=tokens_1N,
-                position_ids=positions_1N,
-                past_key_values=seen,
-                use_cache=True,
+                input_ids=tokens_1N, position_ids=positions_1N, past_key_values=seen, use_cache=True
             )
         except AttributeError as error:
             if error.obj is not seen:

@@ -182,10 +182,7 @@ def _scales_and_offsets(blocks_NB: Bytes) -> tuple[Floats, Floats]:
     first, second, third = (blocks_NB[:, at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     offsets = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
-    return (
-        (_half(blocks_NB, 0) * scales)[:, :, None],
-        (_half(blocks_NB, 2) * offsets)[:, :, None],
-    )
+    return ((_half(blocks_NB, 0) * scales)[:, :, None], (_half(blocks_NB, 2) * offsets)[:, :, None])
 
 
 def _q4_k(blocks_NB: Bytes, out_NX: Floats) -> None:

@@ -150,11 +150,7 @@ RULES: Mapping[str, Rule] = {
     "spark2_5": Rule(_cut(_THREES, _HAN_AND_KANA, _marks("|[\r\n]"), r"\p{N}")),
     "youtu": Rule(_cut(_YOUTU_SCRIPTS, _GPT4O.replace("{1,3}", "")), ignore_merges=True),
     "afmoe": Rule(
-        _cut(
-            r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
-            _AFMOE_SCRIPTS,
-            _marks("[\r\n]*|\\s*[\r\n]+"),
-        )
+        _cut(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _AFMOE_SCRIPTS, _marks("[\r\n]*|\\s*[\r\n]+"))
     ),
     **_named(Rule(_cut(_BAILING)), "bailingmoe bailingmoe2 llada-moe"),
     "seed-coder": Rule(_cut(_SEED_CODER)),
