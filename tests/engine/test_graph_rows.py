@@ -4,6 +4,7 @@ own."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 from checks.captured import (
     check_memory_of_host_rounds,
@@ -11,10 +12,14 @@ from checks.captured import (
     check_rows_in_turn,
     double,
 )
-from doubles.graphs import GraphRig, requests, tiny
+from doubles.graphs import GraphRig, requests, rig, tiny
 from doubles.host_drafts import Counting
 from outrider.core.config import EngineConfig
+from outrider.core.params import SamplingParams
+from outrider.core.rng import RoundKeys
+from outrider.core.sampling import processed_probs
 from outrider.engine.cuda_graph.host_round import HostRound
+from outrider.engine.cuda_graph.sampling import Filters, Rows, distributions
 
 
 @pytest.mark.parametrize("salt", range(2))
@@ -44,6 +49,41 @@ def test_a_text_is_remembered_by_its_own_tokens() -> None:
             if seq.seq_id in engine.residents.live and seq.num_emitted:
                 assert list(rigged.target.state.tokens(seq.seq_id)) == seq.tokens[:-1]
     assert any(trace.num_accepted > 1 for trace in rigged.traces)
+
+
+def test_rows_of_whole_rounds_serve_one_text_after_another() -> None:
+    """A greedy row, which keeps all tokens, comes first or last in a batch with filtered ones."""
+    rigged, wanted = rig(2), requests((0, 1.5, 1.5, 0.9, 0.9), filtered=True)
+    by_stages = rigged.run(wanted, captured=False)
+    assert rigged.run(wanted, captured=True) == by_stages
+    assert rigged.made is not None
+    assert rigged.made.refusals.failed is None
+
+
+# Temperature, top-k, top-p and min-p of each row, all that chat checkpoints ask for.
+LIMITS = (
+    (0.7, 0, 0.5, 0.3),
+    (1.3, 3, 1.0, 0.0),
+    (2.0, 0, 1.0, 0.2),
+    (0.9, 9, 0.8, 0.05),
+    (1.0, 0, 1.0, 0.0),
+)
+
+
+def test_each_row_has_the_distributions_of_its_own_filters() -> None:
+    """Temperature first; min-p is a share of what top-p leaves of the likeliest token."""
+    logits_BWV = 3 * torch.randn(len(LIMITS), 3, 40, generator=torch.Generator().manual_seed(5))
+    temperature_B, top_k_B, top_p_B, min_p_B = torch.tensor(LIMITS, dtype=torch.float64).unbind(1)
+    zero_B = torch.zeros(len(LIMITS), dtype=torch.int64)
+    filters = Filters(top_k_B.long(), top_p_B, min_p_B.float())
+    rows = Rows(temperature_B.float(), zero_B, RoundKeys(zero_B, zero_B, zero_B), filters)
+    for (heat, top_k, top_p, min_p), logits_WV, probs_WV in zip(
+        LIMITS, logits_BWV, distributions(logits_BWV, rows), strict=True
+    ):
+        params = SamplingParams(temperature=heat, top_k=top_k, top_p=top_p, min_p=min_p)
+        wanted_WV = processed_probs(logits_WV.clone(), params)
+        assert torch.equal(probs_WV > 0, wanted_WV > 0)
+        torch.testing.assert_close(probs_WV, wanted_WV, rtol=1e-6, atol=0)
 
 
 def test_page_tables_grow_with_the_text() -> None:
