@@ -378,7 +378,19 @@ def test_an_answer_that_nobody_can_read_is_an_error(words: str) -> None:
 @pytest.mark.weights
 @pytest.mark.parametrize("words", ["generate - --max-tokens 2", "chat", "chat --json"])
 def test_a_closed_standard_input_is_an_empty_one(words: str) -> None:
-    closed, empty = (_in_shell(f"{words} {place}") for place in ("<&-", "</dev/null"))
+    """Closed before anything of ours is run: Python has None for it then."""
+    script = "import os, sys\n{}from outrider.cli.main import main\nmain(sys.argv[1:])\n"
+    with warm():
+        closed, empty = (
+            subprocess.run(
+                [sys.executable, "-c", script.format(begin), *words.split()],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            for begin in ("os.close(0)\nsys.stdin = None\n", "")
+        )
     assert "defect" not in closed.stderr
     assert (closed.returncode, closed.stderr) == (empty.returncode, empty.stderr)
 
