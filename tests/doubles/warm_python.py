@@ -47,8 +47,12 @@ _MODULES = (
     *("outrider.drafters.process.child", "outrider.models.parallel.sharded", "granian"),
 )
 _OWN = {"outrider.server.placed", "outrider.drafters.process", "outrider.models.parallel.ranks"}
-# No import reads these.
-_FREE = ("OUTRIDER_", "PYTEST_", "PATH", "PWD", "COLUMNS", "NO_COLOR", "NOTIFY_SOCKET")
+# Beginnings of variables that an import, or a library when it is loaded, may read.
+_READ = (
+    *("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "GLIBC_", "CUDA_"),
+    *("TORCH_", "PYTORCH_", "TRITON_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OTEL_"),
+    *("HOME", "XDG_", "TMPDIR", "LANG", "LC_", "TZ"),
+)
 _MOST_BYTES, _MOST_FILES = 1 << 17, 64
 _SET_NAME, _SET_SUBREAPER = 15, 36
 _DONE = 7
@@ -154,7 +158,7 @@ def _files(asked: Mapping[str, Any]) -> dict[int, int]:
 
 
 def _read_by_imports(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if not name.startswith(_FREE)}
+    return {name: value for name, value in variables.items() if name.startswith(_READ)}
 
 
 def _prctl(*words: Any) -> None:
