@@ -87,8 +87,10 @@ def _announces_mtp(target: Path) -> bool:
 
 
 def _has_own_mtp(target: Path) -> bool:
+    """A hybrid may have one that its config.json does not announce."""
     with suppress(OutriderError):
-        return _announces_mtp(target) and has_own_mtp(target)
+        may = _announces_mtp(target) or read_model_type(target) in HYBRID_FAMILIES
+        return may and has_own_mtp(target)
     return False
 
 

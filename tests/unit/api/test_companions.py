@@ -194,7 +194,9 @@ def test_with_look_ups_alone_the_note_says_why_there_is_nothing_else(target: Pat
 
 
 @pytest.mark.weights
-def test_an_mtp_block_that_is_left_out_has_a_reason(tmp_path: Path, cache: Path) -> None:
+def test_an_mtp_block_is_taken_unannounced_too_or_its_lack_has_a_reason(
+    tmp_path: Path, cache: Path
+) -> None:
     del cache
     hybrid = copy_of("outrider/embedded-hybrid", tmp_path / "models" / "hybrid")
 
@@ -209,6 +211,12 @@ def test_an_mtp_block_that_is_left_out_has_a_reason(tmp_path: Path, cache: Path)
         note = said(**settings)
         assert "are looked for with --controller auto or goodput, and in one process, only" in note
         assert "was found" not in note
+    announced = (hybrid / "config.json").read_text()
+    config = json.loads(announced)
+    del (config.get("text_config") or config)["mtp_num_hidden_layers"]
+    (hybrid / "config.json").write_text(json.dumps(config))
+    assert "the checkpoint's own MTP block, together with look-ups" in said()
+    (hybrid / "config.json").write_text(announced)
     (weights,) = hybrid.glob("*.safetensors")
     kept = {name: t for name, t in load_file(weights).items() if not name.startswith("mtp.")}
     save_file(kept, weights, {"format": "pt"})
