@@ -29,9 +29,10 @@ from torch import Tensor
 from outrider.bench.machine import Neighbours
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
+from outrider.kernels.kinds import pick_device
 from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
 from outrider.models.hf_config import read_config
-from outrider.models.loading import pick_device, resolve
+from outrider.models.loading import resolve
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.meeting import Meeting
 from outrider.models.parallel.ranks import Link, RankGroup

@@ -16,7 +16,8 @@ from common import TARGET, Report, fill, first_prompts, step_pass, study
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 
 FORWARD_BAND = (3.0, 60.0)
 # More than K + 1 tokens a pass cannot be.

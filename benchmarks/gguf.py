@@ -31,7 +31,8 @@ from outrider.bench.workload import builtin_texts
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import StepRow
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 THREADS = (1, 2)
 NUM_PROMPT, NUM_LONG_PROMPT, NUM_WRITTEN = 512, 2000, 64

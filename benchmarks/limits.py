@@ -42,7 +42,8 @@ from outrider.lab.gemm import GemmShape
 from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 SCHEMES = ("none", "int8", "int4")
 CONTEXT = 256

@@ -46,7 +46,8 @@ from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.weights import Placement
 

@@ -45,7 +45,8 @@ from outrider.lab.gemm import GemmShape
 from outrider.lab.inflate import shape_called
 from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Decoder, Room
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 
 BAR, TIMED_SEQ = 0.92, -2
 TIERS_BAR, WINDOW = 0.03, 2048

@@ -40,7 +40,8 @@ from outrider.engine.engine import Engine
 from outrider.kernels.native.rounds import Decided, NativeRounds
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 
 KS, CONTEXT, BARE_SEQ = (1, 2, 4, 8), 256, -1
 OVERHEAD_CELLS = (("none", 0), ("ngram", 4), ("ngram", 8), ("model", 4), ("model", 8))

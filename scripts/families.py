@@ -21,7 +21,8 @@ from doubles.tiny_families import WRAPPERS, write_wrapper
 from outrider.core.errors import CheckpointError
 from outrider.models.adapter.model import AdapterModel
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from parity.feeding import feed
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"

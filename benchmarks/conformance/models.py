@@ -16,7 +16,8 @@ from torch import Tensor
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import OutriderError
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from parity.feeding import feed, greedy
 
 _OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=16), dtype="float32", device="cpu")

@@ -26,6 +26,7 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES
 from outrider.core.tree import ROOT
 from outrider.kernels.bandwidth import ceilings
+from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels, choose
@@ -43,7 +44,7 @@ from outrider.lab.gemm import (
 )
 from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Decoder, Room
-from outrider.models.loading import DTYPES, LoadOptions, pick_device
+from outrider.models.load_options import LoadOptions
 from outrider.models.parallel.shard import check_split
 from outrider.models.weights import Placement
 

@@ -31,8 +31,8 @@ from outrider.cli.page import verb_page
 from outrider.cli.paint import Meter
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.fields import numbers_of, setting, split
+from outrider.kernels.kinds import pick_device
 from outrider.lab.gemm import NonGemmCosts
-from outrider.models.loading import pick_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,11 @@ from outrider.engine import drafting
 from outrider.engine.cuda_graph import build
 from outrider.engine.cuda_graph.program import Mailbox, Ticket
 from outrider.kernels import registry
+from outrider.kernels.kinds import pick_device
 from outrider.kernels.reference.linear import GROUP
 from outrider.kernels.reference.quantise import Groups, quantise
 from outrider.kernels.registry import AS_STORED, Kernels
 from outrider.kernels.triton import tiles, trial
-from outrider.models.loading import pick_device
 from outrider.models.weights import HEAD, Weights
 
 META = torch.device("meta")

@@ -30,11 +30,11 @@ from outrider.engine.cuda_graph.sampling import Filters, Rows
 from outrider.engine.cuda_graph.trees import DRAWN_WAYS, Way
 from outrider.engine.cuda_graph.triton import RoundKernels, TritonTreeProbs
 from outrider.kernels import registry
+from outrider.kernels.kinds import DTYPES
 from outrider.lab.inflate import ModelShape
 from outrider.models.families import GPT2Config, LlamaConfig
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import DTYPES
 from outrider.models.weights import Placement
 from outrider.verify.batched import TreeDrafts
 

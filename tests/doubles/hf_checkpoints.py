@@ -17,7 +17,7 @@ import torch
 
 from outrider.models.adapter.model import AdapterModel, load_adapter
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions
+from outrider.models.load_options import LoadOptions
 
 VOCAB = 96
 _COMMON: Mapping[str, Any] = {

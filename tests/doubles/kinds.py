@@ -18,7 +18,8 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import CausalLM
 from outrider.lab.scripted import Script, ScriptedLM
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 
 def scripted(*, vocab_size: int = 11, seed: int = 0, num_slots: int = 256) -> CausalLM:

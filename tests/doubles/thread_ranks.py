@@ -24,7 +24,8 @@ from outrider.core.protocols import CausalLM
 from outrider.kernels.registry import is_native
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.models.parallel.comm import Comm, RankError
 from outrider.models.parallel.meeting import Meeting, join
 from outrider.models.parallel.messages import apply

@@ -18,9 +18,11 @@ import torch
 from safetensors import torch as safetensors_torch
 from torch import Tensor
 
+from outrider.kernels.kinds import DTYPES
 from outrider.models.decoder import Decoder, Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import DTYPES, LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 COMMON: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -21,7 +21,8 @@ from torch import Tensor
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.spec import RecurrentCapacity
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
 
 _COMMON: Mapping[str, Any] = {

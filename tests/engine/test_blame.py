@@ -17,7 +17,8 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError, NumericsError
 from outrider.core.rng import KeyedRng
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 CONFIG = EngineConfig(k=3, batch_size=4)
 PARAMS = SamplingParams(max_tokens=24)

@@ -27,7 +27,8 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.process.options import ChildOptions
 from outrider.models.decoder import Decoder, Room
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 from outrider.testing import GREEDY, row
 
 pytestmark = [

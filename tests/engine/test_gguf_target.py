@@ -17,7 +17,8 @@ from outrider.kernels.plan import PackedTable
 from outrider.lab.gguf_export import GgufOptions, export
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef add("
 GREEDY = SamplingParams(max_tokens=24)

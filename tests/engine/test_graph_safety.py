@@ -32,7 +32,8 @@ from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 REFERENCE = choose(device=torch.device("cpu"), dtype=torch.float32, force_reference=True)
 

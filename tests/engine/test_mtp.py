@@ -25,7 +25,8 @@ from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 
 ROOM = Room(num_slots=512, page_size=4, max_rows=64, max_logits=64, hidden_layers=(2,))
 SAMPLER = DraftSampler(first_maximum, "the MTP block")

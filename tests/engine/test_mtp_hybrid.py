@@ -23,7 +23,8 @@ from outrider.drafters.growth import DraftSampler
 from outrider.drafters.mtp import load_mtp, mtp_drafter, read_mtp_config
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad, hidden_layers_of
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 
 HEADS_ROOM = Room(num_slots=256, page_size=4, max_rows=64, max_logits=64)

@@ -17,7 +17,7 @@ from doubles.kinds import stored
 from outrider.core.errors import MachineError, given
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions
+from outrider.models.load_options import LoadOptions
 from outrider.models.parallel.sharded import ShardedLM, load_sharded
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.slow]
@@ -82,7 +82,7 @@ import os, sys, time
 from pathlib import Path
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions
+from outrider.models.load_options import LoadOptions
 from outrider.models.parallel import sharded
 
 sharded.SILENT_SECONDS = 3.0

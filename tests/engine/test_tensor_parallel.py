@@ -31,7 +31,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.models.parallel import comm as torch_comm
 from outrider.models.parallel import sharded
 from outrider.models.parallel.comm import RankError
@@ -273,7 +274,7 @@ import os, sys, tempfile
 from pathlib import Path
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions
+from outrider.models.load_options import LoadOptions
 from outrider.models.parallel.sharded import load_sharded
 tempfile.tempdir = sys.argv[3]
 options = LoadOptions(room=Room(num_slots=64), device="cpu")

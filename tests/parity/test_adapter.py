@@ -26,7 +26,8 @@ from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, StepRow
 from outrider.drafters.ngram import NgramDrafter
 from outrider.models.adapter.model import AdapterModel, load_adapter
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from parity.feeding import feed, greedy
 from parity.oracle import Oracle
 

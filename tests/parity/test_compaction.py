@@ -28,7 +28,8 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 KEEP = Keep(budget=20, window=6)
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(47)]

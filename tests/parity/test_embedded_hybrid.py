@@ -15,7 +15,8 @@ from safetensors.torch import (
 
 from doubles.hf_checkpoints import hushed
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 from outrider.pairs.catalog import EMBEDDED_HYBRID
 from parity.feeding import feed
 from parity.oracle import Oracle

@@ -14,7 +14,8 @@ from torch import Tensor
 from doubles.tiny_checkpoints import VARIANTS, checksum, random_tensors, variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Decoder, Room
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 from parity.feeding import feed, greedy
 
 pytestmark = pytest.mark.golden

@@ -17,7 +17,8 @@ from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, stored_hybrid, tiny_hybrid
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
 
 pytestmark = pytest.mark.wide

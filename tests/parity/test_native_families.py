@@ -22,7 +22,8 @@ from doubles.tiny_families import FAMILIES, WRAPPERS, write_family, write_wrappe
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Decoder, Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from parity.feeding import feed, greedy
 from parity.oracle import Oracle
 

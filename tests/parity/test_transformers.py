@@ -12,7 +12,8 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Decoder, Room
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_config
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 from outrider.models.rope import frequencies
 from parity.feeding import feed, greedy
 from parity.oracle import Oracle

@@ -18,7 +18,8 @@ from outrider.core.env import cache_folder
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_native_config
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.models.weights import Weights
 
 CACHE = (cache_folder() or Path()) / "real"

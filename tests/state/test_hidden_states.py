@@ -10,9 +10,9 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import random_llama, variant
 from outrider.core.protocols import DraftNeeds, HiddenStore, StepRow
+from outrider.kernels.kinds import DTYPES
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import DTYPES
 
 LAYERS = (2, 0, 1)
 NEEDS = DraftNeeds(hidden_layers=LAYERS)

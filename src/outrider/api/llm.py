@@ -33,8 +33,8 @@ from outrider.core.protocols import Controller
 from outrider.core.spec import ModelSpec
 from outrider.engine.build import build_engine
 from outrider.engine.requests import Counts
+from outrider.kernels.kinds import pick_device
 from outrider.kernels.registry import Kernels
-from outrider.models.loading import pick_device
 
 EMBEDDED = "outrider/embedded"
 

@@ -26,11 +26,13 @@ from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.drafters.process.options import ChildOptions
 from outrider.engine.compaction import history_note, keep_of
 from outrider.engine.drafter_builders import alone_for
+from outrider.kernels.kinds import pick_device
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Decoder, Room, SharedWeights
 from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.heads import HeadsToLoad
-from outrider.models.loading import LoadOptions, load_model, pick_device, prepare_torch
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, prepare_torch
 from outrider.verify.batched import rule_for
 
 # Bytes of text for a token at the most; what is beyond is not even read.

@@ -18,18 +18,21 @@ from outrider.core.spec import HEAD_BYTES, QUANTISED_BYTES, DecoderConfig, Model
 from outrider.drafters.model import LEAST_SHARE
 from outrider.engine.drafter_builders import draft_capacity, most_staged, room_of, whole_pages
 from outrider.engine.prompt_logprobs import SCORED_ROWS
+from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.registry import is_native
 from outrider.kernels.triton.scratch import PART, attention_scratch, workspace_bytes
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_config
-from outrider.models.loading import DTYPES, pick_device, spec_of_config
+from outrider.models.loading import spec_of_config
 from outrider.models.weight_files import StoredWeights
 from outrider.models.weights import stored_in
 
 # What Python holds of one page, and of tokens in it once a text is remembered.
 _PAGE_BYTES = 256
+# Beginning of the names of parts that are weights.
+WEIGHTS = "weights of the "
 # Temporary tensors and libraries; where addresses count also stacks and pools of threads.
 _WORKING_BYTES, _WORKING_ADDRESSES = 64 << 20, 192 << 20
 # Weights that are quantised at once, and the bytes each takes meanwhile (kernels/linear).
@@ -176,7 +179,7 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
     if plan.own is not None and plan.own.quantise != "none":
         copy = replace(target, spec=replace(target.spec, quantise=plan.own.quantise))
         taken = _matrices_bytes(copy)
-        parts.append(Part("copy of the target that drafts", taken, device, is_weights=True))
+        parts.append(Part(f"{WEIGHTS}copy that drafts", taken, device, is_weights=True))
     extra = _WORKING_ADDRESSES if device == "cpu" else 0
     return (
         *parts,
@@ -203,7 +206,7 @@ def _stored_bytes(
 def _model_parts(model: _Model) -> Iterator[Part]:
     spec, room, device = model.spec, model.room, model.device
     of = f"of the {model.role}"
-    yield Part(f"weights {of}", _weights_bytes(model), device, is_weights=True)
+    yield Part(WEIGHTS + model.role, _weights_bytes(model), device, is_weights=True)
     yield Part(f"loading {of}", _loading_bytes(model), device, "loading")
     if device == "cpu":
         # Files are mapped while they are read, and every matrix begins in a page of 2 MB.
@@ -246,7 +249,7 @@ def _heads_parts(
     weights = stored.num_bytes * spec.bytes_per_weight // 2
     if heads.folder == plan.folder:
         weights = spec.num_parameters * spec.bytes_per_weight // spec.num_layers
-    yield Part("weights of the heads", weights, target.device, is_weights=True)
+    yield Part(f"{WEIGHTS}heads", weights, target.device, is_weights=True)
     num_layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
     if heads.format.arena:
         arena = room.num_slots * spec.kv_bytes_per_token // max(1, num_layers) * heads.num_layers

@@ -25,6 +25,7 @@ from outrider.core.tree import MAX_WIDTH
 from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import DRAFT_CONTEXT, resolve_window
 from outrider.engine.drafter_builders import most_staged, own_copy, room_of, states_of, whole_pages
+from outrider.kernels.kinds import pick_device
 from outrider.models.families import LlamaConfig
 from outrider.models.gguf.ends import TURN_ENDS
 from outrider.models.heads import (
@@ -36,8 +37,8 @@ from outrider.models.heads import (
     worth_of,
 )
 from outrider.models.hf_config import FAMILIES, read_config
-from outrider.models.loading import pick_device, spec_of_config
 from outrider.models.loading import resolve as find_model
+from outrider.models.loading import spec_of_config
 from outrider.models.weights import stored_in
 from outrider.pairs.catalog import draft_of
 from outrider.sched.jobs import OPEN_TOKENS

@@ -11,19 +11,16 @@ another run of the same seed, which does the same work.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, TimerError
 from outrider.kernels.registry import OPS, Kernels
-
-if TYPE_CHECKING:
-    from outrider.api.llm import LLM
 
 Device = torch.device | str | None
 
@@ -248,8 +245,15 @@ class HasKernels(Protocol):
     def kernels(self, kernels: Kernels, /) -> None: ...
 
 
+class HasModels(Protocol):
+    @property
+    def models(self) -> Mapping[str, HasKernels]: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
 @contextmanager
-def kernel_times(llm: LLM) -> Generator[DeviceTimers]:
+def kernel_times(llm: HasModels) -> Generator[DeviceTimers]:
     """Timers named "target linear", "draft attention" and so on, that run inside the block."""
     models = llm.models
     untimed = {role: model.kernels for role, model in models.items()}

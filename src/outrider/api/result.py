@@ -30,8 +30,8 @@ from outrider.metrics.summary import (
 
 # Events of a reader that does not ask for them; more become one.
 MOST_EVENTS = 16
-# Beginning of the note of a request whose drafter failed; its end is the reason.
-DRAFTER_FAILED = "speculation was turned off: "
+# Parts of notes: a drafter failed, and the reason follows; max_tokens lies beyond the window.
+DRAFTER_FAILED, IS_CAPPED = "speculation was turned off: ", " tokens fit the window"
 _OPTIONAL = ("seed", "stop", "error", "thought_tokens", "thoughts_cut")
 _TRACED = {item.name for item in fields(RoundTrace)}
 _NODE = [item.name for item in fields(NodeTrace)]

@@ -15,10 +15,10 @@ import torch
 from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, COPY, KINDS
 from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.cpu import last_cache_bytes, num_physical_cores
 from outrider.kernels.registry import is_native
 from outrider.models.families import LlamaConfig
-from outrider.models.loading import DTYPES, pick_device
 from outrider.models.published.scheme import scheme_in
 
 # Of a target's weights that caches hold in part, or that are read in no time, a copy gains little.

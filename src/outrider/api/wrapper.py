@@ -27,17 +27,12 @@ from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
+from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.kv_rows import floats
 from outrider.models.decoder import Room
 from outrider.models.hf_config import read_config
-from outrider.models.loading import (
-    DTYPES,
-    LoadOptions,
-    load_model,
-    pick_device,
-    resolve,
-    spec_of_config,
-)
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve, spec_of_config
 
 _NEEDS = DraftNeeds()
 # Logits of a whole prompt are kept, unlike in the engine; this bounds what one pass computes.

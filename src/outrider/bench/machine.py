@@ -29,6 +29,8 @@ from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import CheckpointError
 from outrider.core.files import FileKind, open_regular, read_bytes, read_text
 
+# Beginning of the sentence on other programs of the machine.
+OTHERS_USED = "Other programs used"
 PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 
 
@@ -131,7 +133,7 @@ def machine(device: str) -> dict[str, Plain]:
     """What seconds depend on; `device` is the setting, of which the answer has what it means."""
     import torch
 
-    from outrider.models.loading import pick_device
+    from outrider.kernels.kinds import pick_device
 
     kind = pick_device(device).type
     return {
@@ -156,7 +158,7 @@ def said_of(share: float | None) -> str | None:
     if share is None:
         return None
     warning = ": do not rely on these times" if is_busy(share) else ""
-    return f"Other programs used {100 * share:.1f} % of the CPUs meanwhile{warning}."
+    return f"{OTHERS_USED} {100 * share:.1f} % of the CPUs meanwhile{warning}."
 
 
 class Neighbours:

@@ -29,7 +29,8 @@ from outrider.core.fields import size, words_of
 from outrider.core.params import SamplingParams
 from outrider.core.spec import ModelSpec
 from outrider.estimate.calibration import Calibration
-from outrider.models.loading import pick_device, resolve
+from outrider.kernels.kinds import pick_device
+from outrider.models.loading import resolve
 from outrider.planner.suppose import Candidate, sheet_like, supposed
 
 AUTO = "auto"

@@ -34,11 +34,12 @@ from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
 from outrider.kernels.arithmetic import ArithmeticCeiling, arithmetic_ceilings
 from outrider.kernels.bandwidth import Ceiling, ceilings
+from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
 from outrider.kernels.native.cpu import hardware_threads, memory_nodes, pinned_threads
 from outrider.kernels.native.tuning import forget
 from outrider.kernels.registry import Choice, Kernels, choose
-from outrider.models.loading import ALIASES, DTYPES, pick_device, resolve
+from outrider.models.loading import ALIASES, resolve
 
 T = TypeVar("T")
 _INSTALL = "`apt install g++`, `dnf install gcc-c++` or `xcode-select --install` gives one"

@@ -38,7 +38,7 @@ from outrider.core.drafter_kinds import drafter_named
 from outrider.core.env import cache_folder
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
-from outrider.models.loading import pick_device
+from outrider.kernels.kinds import pick_device
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import Option, PlannedJob
 from outrider.planner.suppose import ESTIMATED

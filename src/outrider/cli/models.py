@@ -30,12 +30,13 @@ from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.fields import size
 from outrider.core.files import new_folder
 from outrider.core.spec import ModelSpec
+from outrider.kernels.kinds import DTYPES
 from outrider.models.documents import read_document
 from outrider.models.gguf.folder import gguf_in
 from outrider.models.gguf.stores import stored_models
 from outrider.models.hf_config import read_config
 from outrider.models.hub_cache import cached_models
-from outrider.models.loading import ALIASES, DTYPES, HEAD_ALIASES, made_models, resolve
+from outrider.models.loading import ALIASES, HEAD_ALIASES, made_models, resolve
 from outrider.models.weights import stored_in
 
 LOADER_PROMPT = "The quick brown fox"

@@ -24,7 +24,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.settings import ProgramConfig
 from outrider.estimate.calibration import Calibration, PassCosts
 from outrider.estimate.cost import Curve
-from outrider.models.loading import pick_device
+from outrider.kernels.kinds import pick_device
 from outrider.planner.advise import Question, advise, must_fit
 from outrider.planner.candidates import PlannedJob
 from outrider.planner.replicas import ReplicaPlan, replica_plans

@@ -131,7 +131,7 @@ def together(
     """What all engines of the largest models that may be loaded at once hold of the memory that
     they share, and what of it is free."""
     from outrider.cache.capacity import free_bytes
-    from outrider.models.loading import pick_device
+    from outrider.kernels.kinds import pick_device
 
     device = pick_device(plans[0][0].settings.device)
     number = 1 if device.type == "cuda" else len(engines)

@@ -32,7 +32,7 @@ from outrider.cli.call import Call
 from outrider.core.errors import ConfigError
 from outrider.core.fields import numbers_of
 from outrider.core.settings import DEFAULT, SETTINGS, Chosen, Given, Resolved, typed
-from outrider.models.loading import pick_device
+from outrider.kernels.kinds import pick_device
 
 DOMAINS = "code,maths,conversation"
 KS = "1,2,4,8"

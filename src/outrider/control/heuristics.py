@@ -69,10 +69,6 @@ class SloStats:
     num_samples: int
     temperature: float = 1.0
 
-    @property
-    def num_adjustments(self) -> int:
-        return self.num_increases + self.num_decreases
-
 
 class SloController:
     """One draft length from max(2, `min_k`) to `k`, at first 4; it has no state a sequence. With

@@ -32,9 +32,9 @@ from outrider.drafters.parallel_heads import ParallelHeadSampler, TreeKind
 from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayScored
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, gain_notes, skipped_layers
+from outrider.kernels.kinds import pick_device
 from outrider.models.decoder import Room
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
-from outrider.models.loading import pick_device
 
 if TYPE_CHECKING:
     from outrider.drafters.ngram import NgramDrafter

@@ -10,73 +10,73 @@ Shapes:  N = rows of a pass, V = vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import NumericsError, SequenceError
-from outrider.core.protocols import StepRow
+from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.sampling import log_probs, token_logprobs
 from outrider.core.sequence import LiveSequence
 from outrider.engine.round import Batch, Chunk, Chunks, RoundTiming
-
-if TYPE_CHECKING:
-    from outrider.engine.stages import Stages
 
 # Rows of logits in a pass over such a prompt. Any target has room for so many (memory_parts).
 SCORED_ROWS = 16
 
 
-def score_prompts(stages: Stages, batch: Batch, chunks: Chunks, *, num_waiting: int) -> Chunks:
-    """Read what is unread of the prompts in `batch`, but for pending tokens, and those of `chunks`,
-    and tell their sequences of log-probabilities. What is left of the chunks."""
-    if not any(seq.is_unscored for seq in (*batch, *(chunk.seq for chunk in chunks))):
-        return chunks
-    length = stages.target.state.length
-    left: list[Chunk] = []
-    for seq in batch:
-        _score(stages, Chunk(seq, len(seq.tokens) - 1 - length(seq.seq_id)), num_waiting)
-    for chunk in chunks:
-        num_left = chunk.num_tokens - _score(stages, chunk, num_waiting)
-        if num_left:
-            left.append(Chunk(chunk.seq, num_left))
-    return left
+@dataclass(frozen=True, slots=True)
+class PromptScorer:
+    """Passes that score prompts. `finish` ends a pass as any other that emits no token."""
+
+    target: CausalLM
+    needs: DraftNeeds
+    finish: Callable[..., object]
+
+    def score(self, batch: Batch, chunks: Chunks) -> Chunks:
+        """Read what is unread of the prompts in `batch`, but for pending tokens, and those of
+        `chunks`, and give their sequences the log-probabilities. The chunks that are left."""
+        if not any(seq.is_unscored for seq in (*batch, *(chunk.seq for chunk in chunks))):
+            return chunks
+        left: list[Chunk] = []
+        for seq in batch:
+            self._score(Chunk(seq, len(seq.tokens) - 1 - self.target.state.length(seq.seq_id)))
+        for chunk in chunks:
+            num_left = chunk.num_tokens - self._score(chunk)
+            if num_left:
+                left.append(Chunk(chunk.seq, num_left))
+        return left
+
+    def _score(self, chunk: Chunk) -> int:
+        """The number of tokens of `chunk` that were read: 0 unless its prompt is to be scored."""
+        seq, length = chunk.seq, self.target.state.length
+        start = length(seq.seq_id)
+        end = min(start + chunk.num_tokens, seq.prompt_length - 1)
+        while seq.is_unscored and length(seq.seq_id) < end:
+            at = length(seq.seq_id)
+            self._read(seq, at, min(at + SCORED_ROWS, end))
+        return length(seq.seq_id) - start
+
+    def _read(self, seq: LiveSequence, start: int, end: int) -> None:
+        """A pass over tokens `start` to `end`. Of a text that is read again after a pre-emption,
+        some are known."""
+        began = perf_counter()
+        known = min(len(seq.prompt_logprobs) - 1, end)
+        row = StepRow.chain(seq.seq_id, seq.tokens[start:end], logits_from=known - start)
+        out = self.target.step([row], self.needs)
+        # Before memory is committed: what fails between the two is read again, and then known.
+        seq.prompt_logprobs += _logprobs(seq, out.logits_MV, seq.tokens[known + 1 : end + 1])
+        timing = RoundTiming(began, 0.0, perf_counter() - began)
+        self.finish([row], timing=timing, num_target_passes=out.num_passes)
 
 
-def _score(stages: Stages, chunk: Chunk, num_waiting: int) -> int:
-    """How many tokens of `chunk` were read: none unless its prompt is to be scored."""
-    seq, length = chunk.seq, stages.target.state.length
-    start = length(seq.seq_id)
-    end = min(start + chunk.num_tokens, seq.prompt_length - 1)
-    while seq.is_unscored and length(seq.seq_id) < end:
-        at = length(seq.seq_id)
-        _read(stages, seq, at, min(at + SCORED_ROWS, end), num_waiting)
-    return length(seq.seq_id) - start
-
-
-def _read(stages: Stages, seq: LiveSequence, start: int, end: int, num_waiting: int) -> None:
-    """A pass over tokens `start` to `end`. Of a text that is read again after a pre-emption, some
-    are known."""
-    began = perf_counter()
-    known = min(len(seq.prompt_logprobs) - 1, end)
-    row = StepRow.chain(seq.seq_id, seq.tokens[start:end], logits_from=known - start)
-    out = stages.target.step([row], stages.drafter.needs)
-    # Before memory is committed: what fails between the two is read again, and then known.
-    seq.prompt_logprobs += _told(seq, out.logits_MV, seq.tokens[known + 1 : end + 1])
-    timing = RoundTiming(began, 0.0, perf_counter() - began)
-    stages.finish_round(
-        [], [row], timing=timing, num_waiting=num_waiting, num_target_passes=out.num_passes
-    )
-
-
-def _told(seq: LiveSequence, logits_NV: Tensor, tokens: Sequence[int]) -> list[TokenLogprobs]:
+def _logprobs(seq: LiveSequence, logits_NV: Tensor, tokens: Sequence[int]) -> list[TokenLogprobs]:
     if not tokens:
         return []
     num_top = seq.params.prompt_logprobs or 0
-    told = token_logprobs(log_probs(logits_NV), range(len(tokens)), tokens, num_top)
-    if any(math.isnan(one.logprob) for one in told):
+    found = token_logprobs(log_probs(logits_NV), range(len(tokens)), tokens, num_top)
+    if any(math.isnan(one.logprob) for one in found):
         raise SequenceError(seq.seq_id) from NumericsError("the target")
-    return list(told)
+    return list(found)

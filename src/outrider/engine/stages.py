@@ -47,7 +47,7 @@ from outrider.engine.compaction import Compaction
 from outrider.engine.draft_rows import draft_row, trimmed, with_forced
 from outrider.engine.drafting import Proposals, check_numbers, guarded_drafts
 from outrider.engine.node_traces import node_traces
-from outrider.engine.prompt_logprobs import score_prompts
+from outrider.engine.prompt_logprobs import PromptScorer
 from outrider.engine.request_drafters import RequestDrafters
 from outrider.engine.round import (
     Batch,
@@ -243,7 +243,8 @@ class Stages:
         """One target pass over drafts and prompt chunks; then accept, clamp, commit, append.
 
         Prompts that lose keys have a pass before it."""
-        chunks = score_prompts(self, batch, chunks, num_waiting=num_waiting)
+        finish = partial(self.finish_round, [], num_waiting=num_waiting)
+        chunks = PromptScorer(self.target, self.drafter.needs, finish).score(batch, chunks)
         if self.compaction is not None:
             read = partial(self._pass, [], num_waiting=num_waiting)
             chunks = self.compaction.before(self.target, batch, chunks, read)

@@ -1,18 +1,64 @@
-"""Kernels that follow from the model: for layers that attend in their own way (windows, soft caps,
-sinks: AttentionKind), `exact` after a trial of the model's shapes, and binaries."""
+"""Device, dtype and kernels that a model and the options of its load ask for.
+
+Some layers attend in their own way (windows, soft caps, sinks: AttentionKind), kernels are known to
+be `exact` after a trial of the model's shapes, and their binaries are compiled ahead of requests.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from outrider.core.config import MORE_GPUS
+from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.core.protocols import CacheStore, StepRow
 from outrider.core.spec import DecoderConfig
 from outrider.core.tree import ROOT
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.reference.delta import StateShape
 from outrider.kernels.registry import OPS, Choice, Kernels, changed
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises MachineError if this machine lacks the device."""
+    present = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    num_gpus = torch.cuda.device_count() if present["cuda"] else 0
+    present |= {gpu: number < num_gpus for number, gpu in enumerate(MORE_GPUS, 1)}
+    if name == "auto":
+        return torch.device(next(device for device, there in present.items() if there))
+    if name not in present:
+        raise ConfigError(f"device: unknown value {name!r}.", hint=did_you_mean(name, present))
+    if not present[name]:
+        usable = ", ".join(device for device, there in present.items() if there)
+        raise MachineError(
+            f"the device {name} was asked for, but PyTorch {torch.__version__} sees none.",
+            hint=f"usable here: {usable}; or leave --device at auto",
+        )
+    return torch.device(name)
+
+
+def pick_dtype(name: str, own: str, folder: Path) -> torch.dtype:
+    """What `name` means for a checkpoint of type `own`."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise ConfigError(f"dtype: unknown value {name!r}.", hint=did_you_mean(name, DTYPES))
+        return DTYPES[name]
+    if own not in DTYPES:
+        raise CheckpointError(
+            f"{folder} has weights of type {own}, which no kernel takes.",
+            hint=f"choose one with --dtype: {', '.join(DTYPES)}",
+        )
+    return DTYPES[own]
 
 
 def for_kinds(kernels: Kernels) -> Kernels:

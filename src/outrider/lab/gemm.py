@@ -23,13 +23,13 @@ from torch import Tensor
 
 from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
-from outrider.kernels.kinds import tried
+from outrider.kernels.kinds import DTYPES, pick_device, tried
 from outrider.kernels.native.forward import Forward
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import Kernels, choose
 from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
-from outrider.models.loading import DTYPES, LoadOptions, pick_device
+from outrider.models.load_options import LoadOptions
 from outrider.models.rope import turns_of
 from outrider.models.weights import Placement
 

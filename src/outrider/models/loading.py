@@ -10,21 +10,27 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
 import torch
 
-from outrider.core.config import MORE_GPUS
 from outrider.core.env import cache_folder, make_cublas_deterministic
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
 from outrider.core.protocols import DraftNeeds
 from outrider.core.spec import KV_GROUP, DecoderConfig, ModelSpec
-from outrider.kernels.kinds import compile_ahead, for_kinds, tried
+from outrider.kernels.kinds import (
+    DTYPES,
+    compile_ahead,
+    for_kinds,
+    pick_device,
+    pick_dtype,
+    tried,
+)
 from outrider.kernels.registry import AS_STORED, choose
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder
 from outrider.models.families import LLAMA_FAMILIES, GPT2Config, LlamaConfig
 from outrider.models.gguf.folder import gguf_in, header_of, is_gguf, parts_of
 from outrider.models.gpt2 import GPT2Model
@@ -32,6 +38,7 @@ from outrider.models.hf_config import FAMILIES, read_model_type, read_native_con
 from outrider.models.hub_cache import cached_models
 from outrider.models.llama import LlamaModel
 from outrider.models.llama_layers import ALONE
+from outrider.models.load_options import LoadOptions
 from outrider.models.parallel.comm import Comm
 from outrider.models.parallel.shard import check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -62,25 +69,6 @@ _SHORTEST_FAMILY = 3
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 # Weights in another layout, and subfolders: a second copy of the model that nothing would read.
 HUB_NOISE = ["consolidated*", "*/*"]
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
-    """`auto` is the checkpoint's own dtype, and the first device of cuda, mps and cpu. `quantise`
-    is none, int8 or int4, for the matrices that are multiplied by; other weights keep their dtype.
-    `kv_dtype` is that of keys and values: auto, which is `dtype`, or int8.
-    """
-
-    room: Room
-    dtype: str = "auto"
-    device: str = "auto"
-    force_reference: bool = False
-    threads: int = 0
-    quantise: str = "none"
-    kv_dtype: str = "auto"
 
 
 def prepare_torch(*, deterministic: bool, threads: int) -> None:
@@ -209,42 +197,6 @@ def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:
             hint="lower --tensor-parallel, or use --device cpu",
         )
     check_split(config, size)
-
-
-def pick_device(name: str) -> torch.device:
-    """Raises MachineError if this machine lacks the device."""
-    present = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    num_gpus = torch.cuda.device_count() if present["cuda"] else 0
-    present |= {gpu: number < num_gpus for number, gpu in enumerate(MORE_GPUS, 1)}
-    if name == "auto":
-        return torch.device(next(device for device, there in present.items() if there))
-    if name not in present:
-        raise ConfigError(f"device: unknown value {name!r}.", hint=did_you_mean(name, present))
-    if not present[name]:
-        usable = ", ".join(device for device, there in present.items() if there)
-        raise MachineError(
-            f"the device {name} was asked for, but PyTorch {torch.__version__} sees none.",
-            hint=f"usable here: {usable}; or leave --device at auto",
-        )
-    return torch.device(name)
-
-
-def pick_dtype(name: str, own: str, folder: Path) -> torch.dtype:
-    """What `name` means for a checkpoint of type `own`."""
-    if name != "auto":
-        if name not in DTYPES:
-            raise ConfigError(f"dtype: unknown value {name!r}.", hint=did_you_mean(name, DTYPES))
-        return DTYPES[name]
-    if own not in DTYPES:
-        raise CheckpointError(
-            f"{folder} has weights of type {own}, which no kernel takes.",
-            hint=f"choose one with --dtype: {', '.join(DTYPES)}",
-        )
-    return DTYPES[own]
 
 
 def spec_of_config(config: DecoderConfig, dtype: str, kv_dtype: str = "auto") -> ModelSpec:

@@ -28,10 +28,11 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import Role
 from outrider.drafters.catalog import BuildContext, LoadedModels
+from outrider.kernels.kinds import pick_device
 from outrider.kernels.reference.pointwise import argmax
 from outrider.lab.scripted import ScriptedLM
 from outrider.models.documents import read_document
-from outrider.models.loading import pick_device, resolve
+from outrider.models.loading import resolve
 from outrider.proof.algebra import DEFECTS, algebra
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.distributions import EveryBranch, Tokens, runs

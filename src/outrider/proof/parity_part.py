@@ -24,7 +24,8 @@ from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 from outrider.proof.check import Check, Part
 from outrider.proof.parity import BATCH, CellTexts, Ids, ParityTask, TokenDifference, differences
 from outrider.verify.batched import rule_for

@@ -16,7 +16,7 @@ from typing import Any, Self, cast
 
 from msgspec import Struct
 
-from outrider.api.result import GenerationResult, TextEvent
+from outrider.api.result import IS_CAPPED, GenerationResult, TextEvent
 from outrider.api.rounds import round_of
 from outrider.api.stream import TokenDecoder
 from outrider.api.structure import StructureOptions
@@ -144,7 +144,7 @@ class Answer(AsyncIterator[Step]):
         reason = cast("EndReason", result.finish_reason or "stop")
         if self._ask.only_prompt:
             reason = "length"
-        notes = [note for note in result.notes if " tokens fit the window" not in note]
+        notes = [note for note in result.notes if IS_CAPPED not in note]
         if not all(call.whole for call in self._calls):
             notes.append("calls: the arguments of one are no JSON object, or not the whole of it")
         elif self._calls and reason == "stop":

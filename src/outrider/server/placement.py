@@ -32,7 +32,7 @@ class Placement(Struct, frozen=True, kw_only=True):
         """`config` with this engine's share of the memory, unless its device is its own. Raises
         MachineError for a device that is not there."""
         # Imported here: the server's front end needs no PyTorch.
-        from outrider.models.loading import pick_device
+        from outrider.kernels.kinds import pick_device
 
         self.check_device(config.device, is_alone=True)
         if pick_device(config.device).type == "cuda":

@@ -21,14 +21,15 @@ _CONTEXT, _NEW_TOKENS = 128, 128
 def promise_of(llm: LLM) -> Promise | None:
     """Of the drafter and K in use; None where nothing is drafted, or the planner knows no figures
     of this device."""
+    from outrider.api.memory_parts import WEIGHTS
     from outrider.planner.advise import Question, advise
     from outrider.planner.candidates import DraftOption, Engines, PlannedJob
     from outrider.planner.suppose import Candidate, sheet_like, supposed
 
     if not llm.k:
         return None
-    weights = {name: held for name, held in llm.memory.items() if name.startswith("weights of ")}
-    of_drafter = sum(weights.values()) - weights.get("weights of the target", 0)
+    weights = {name: held for name, held in llm.memory.items() if name.startswith(WEIGHTS)}
+    of_drafter = sum(weights.values()) - weights.get(f"{WEIGHTS}target", 0)
     candidate = Candidate.of(llm.drafter, llm.drafter, llm.spec, of_drafter)
     question = Question(
         job=PlannedJob(batch=1, context=_CONTEXT, new_tokens=_NEW_TOKENS),

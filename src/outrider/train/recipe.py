@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.spec import ModelSpec
-from outrider.models.loading import DTYPES
+from outrider.kernels.kinds import DTYPES
 from outrider.train.llama_module import as_dtype
 from outrider.train.loop import Batch, Export
 from outrider.train.session import Session

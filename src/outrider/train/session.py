@@ -27,7 +27,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.files import FileKind, read_text, writing
 from outrider.core.params import SamplingParams
-from outrider.models.loading import pick_device, prepare_torch, resolve
+from outrider.kernels.kinds import pick_device
+from outrider.models.loading import prepare_torch, resolve
 from outrider.train.data import Heard, find_files, unheard
 from outrider.train.folder import STATE, Claimed, Made, claim, fill, model_card, provenance_record
 from outrider.train.loop import Trainer, TrainJob, TrainPlan, TrainRecipe

@@ -16,9 +16,10 @@ from outrider.api.tokenizer import Tokenizer, first_differences
 from outrider.core.clock import host_rows
 from outrider.core.errors import ConfigError, VocabularyError
 from outrider.core.params import SamplingParams
+from outrider.kernels.kinds import DTYPES
 from outrider.models.documents import read_document
 from outrider.models.families import LlamaConfig
-from outrider.models.loading import DTYPES, resolve
+from outrider.models.loading import resolve
 from outrider.train.draft_model import DraftRecipe, PretrainRecipe
 from outrider.train.folder import fill, tokenizer_files
 from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher

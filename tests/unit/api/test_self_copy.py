@@ -133,8 +133,8 @@ def test_the_copy_takes_what_is_planned(target: Path, scheme: str) -> None:
     assert pair.own is not None
     copy = pair.own.of(pair.target)
     held = sum(one.nbytes for one in copy.streamed)
-    assert held <= 1.05 * told["copy of the target that drafts"] + 200_000
-    assert held >= 0.7 * told["copy of the target that drafts"]
+    assert held <= 1.05 * told["weights of the copy that drafts"] + 200_000
+    assert held >= 0.7 * told["weights of the copy that drafts"]
     assert copy.logits.nbytes <= told["scratch and logits of the copy"]
 
 

@@ -123,4 +123,3 @@ def test_the_account() -> None:
     controller.observe(trace(0, 4, 4))
     stats = controller.stats()
     assert stats == SloStats(3, 0.5, pytest.approx(2.0), 1, 2, 1)  # pyright: ignore[reportArgumentType]
-    assert stats.num_adjustments == 3

@@ -24,7 +24,8 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_drafts
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.testing import GREEDY
 
 BATCH, K, FAN_OUT = 3, 4, 6

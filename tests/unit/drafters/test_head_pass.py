@@ -45,7 +45,8 @@ from outrider.drafters.native import (
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.testing import check_same
 
 SIZE, VOCAB = 64, 96

@@ -40,7 +40,8 @@ from outrider.kernels.native.trees import PlannedTree
 from outrider.kernels.plan import PackedPlan
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.proof.certificate import SAMPLED
 from outrider.testing import GREEDY
 from unit.drafters.test_chain_pass import check_alike

@@ -27,7 +27,8 @@ from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.linear import TorchInt8
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from unit.kernels.implementations import (
     library_of,
     randn,

@@ -23,7 +23,7 @@ from outrider.models.adapter.attention import ArenaCache, RowByRow, RowLinear
 from outrider.models.adapter.config import read_adapter_config
 from outrider.models.adapter.model import AdapterModel, load_adapter
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions
+from outrider.models.load_options import LoadOptions
 from state.test_zero_copy import Watch
 
 pytest.importorskip("transformers")

@@ -16,7 +16,8 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
 from outrider.models.decoder import Decoder, Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 PLAIN = DraftNeeds()
 NAMES = [

@@ -15,7 +15,7 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.plan import PackedLinear
 from outrider.lab.gemm import GEMM_SHAPES, GemmModel, NonGemmCosts, gemm_shape, make_gemm, products
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions
+from outrider.models.load_options import LoadOptions
 
 NEEDS = DraftNeeds()
 SHAPE = gemm_shape("64x160x3x4x2x16")

@@ -23,7 +23,8 @@ from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.gguf.splits import RULES
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.models.rope import frequencies
 from outrider.models.weights import Weights
 

@@ -24,7 +24,8 @@ from outrider.lab.inflate_files import write_inflated
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 from outrider.models.weights import Weights
 
 # Widths of 4 and of 2 times the embedded target's, which are treated differently.

@@ -30,7 +30,8 @@ from outrider.models.draft_heads import heads_beside
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_native_config
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 
 pytestmark = pytest.mark.wide
 

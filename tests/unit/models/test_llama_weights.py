@@ -11,7 +11,8 @@ from doubles.tiny_checkpoints import random_tensors, save_tensors, variant, writ
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Decoder, Room
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 
 def load(folder: Path) -> Decoder:

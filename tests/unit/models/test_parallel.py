@@ -32,7 +32,8 @@ from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.tree import ROOT
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
-from outrider.models.loading import LoadOptions, load_model, refuse_split
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, refuse_split
 from outrider.models.parallel import comm
 from outrider.models.parallel.comm import Alone, Comm, RankError
 from outrider.models.parallel.messages import RankCall

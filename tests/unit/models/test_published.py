@@ -30,7 +30,8 @@ from outrider.kernels.native.quantised import NativeGrouped
 from outrider.kernels.plan import BlockRows
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.models.published.codes import Codes
 from outrider.models.weights import Weights, stored_in
 from unit.kernels.implementations import kernels_named

@@ -21,7 +21,8 @@ from outrider.kernels.plan import PackedTable
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model, resolve
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, resolve
 from parity.feeding import feed
 
 PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]][:5]

@@ -31,7 +31,8 @@ from outrider.lab.synthetic import (
 )
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 
 NEEDS = DraftNeeds()
 VOCAB = 97

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.errors import ConfigError
+from outrider.kernels.kinds import DTYPES
 from outrider.models.draft_heads import has_own_mtp, heads_beside
 from outrider.models.hf_config import read_config
-from outrider.models.loading import DTYPES, resolve
+from outrider.models.loading import resolve
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.pairs.catalog import (
     EMBEDDED_DRAFT,

@@ -20,7 +20,8 @@ from outrider.drafters.mtp import mtp_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_native_config
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.train.folder import fill

@@ -14,7 +14,8 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.train.folder import fill
 from outrider.train.llama_module import as_dtype, fresh_llama, read_llama
 from outrider.train.loop import Export

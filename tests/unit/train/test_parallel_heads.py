@@ -25,7 +25,8 @@ from outrider.drafters.medusa import MedusaConfig, load_medusa, read_medusa_conf
 from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, ParallelHeadSampler
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.train.block import BlockRecipe, block_sizes, check_window
 from outrider.train.folder import fill
 from outrider.train.loop import Batch

@@ -29,7 +29,8 @@ from outrider.drafters.mtp import mtp_drafter
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.train.eagle import EagleRecipe, fused_layers
 from outrider.train.folder import fill
 from outrider.train.loop import Trainer, TrainJob, TrainPlan

@@ -29,9 +29,10 @@ from outrider.bench.store import write_text
 from outrider.core.errors import ConfigError
 from outrider.core.files import FileKind, read_text
 from outrider.estimate.calibration import Calibration, DrafterCosts
+from outrider.kernels.kinds import DTYPES
 from outrider.models.heads import kind_of
 from outrider.models.hf_config import read_config
-from outrider.models.loading import DTYPES, resolve
+from outrider.models.loading import resolve
 
 FOLDER = "calibrations"
 _FORMAT = 4

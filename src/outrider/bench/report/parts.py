@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from outrider.bench.charts import Chart
 from outrider.bench.frame import MIN_PAIRS, Ratio
-from outrider.bench.machine import is_busy, said_of
+from outrider.bench.machine import OTHERS_USED, is_busy, said_of
 from outrider.bench.pages import Picture, Section
 from outrider.bench.store import RecordError, fits
 from outrider.core.files import FileKind, read_bytes
@@ -212,7 +212,7 @@ def doubts(record: Record, claims: Sequence[Claim], origins: Sequence[Origin]) -
 
 def own_words(findings: Sequence[str]) -> list[str]:
     """Without the sentence about a busy machine, which is among the warnings."""
-    return [text for text in findings if not text.startswith("Other programs used")]
+    return [text for text in findings if not text.startswith(OTHERS_USED)]
 
 
 def tables_of(sections: Iterable[Section]) -> list[Section]:

@@ -44,7 +44,8 @@ from outrider.drafters.process.messages import (
 from outrider.drafters.process.options import ChildOptions
 from outrider.drafters.process.shared import MemoryPipe, SharedProbs
 from outrider.models.decoder import Room
-from outrider.models.loading import LoadOptions, load_model, prepare_torch
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, prepare_torch
 
 
 @dataclass(frozen=True, slots=True)

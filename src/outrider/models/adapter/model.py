@@ -27,7 +27,7 @@ from outrider.core.errors import CheckpointError, ConfigError, ContractError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
-from outrider.kernels.kinds import tried
+from outrider.kernels.kinds import pick_device, pick_dtype, tried
 from outrider.kernels.registry import Kernels, choose
 from outrider.models.adapter.attention import ArenaCache, RowByRow, attending, prepare, use_kernels
 from outrider.models.adapter.config import AdapterConfig, read_adapter_config
@@ -41,7 +41,7 @@ from outrider.models.adapter.transformers import (
 from outrider.models.decoder import Room, wanted_tokens
 from outrider.models.documents import read_document
 from outrider.models.json_object import OTHER_CHECKPOINT
-from outrider.models.loading import LoadOptions, pick_device, pick_dtype
+from outrider.models.load_options import LoadOptions
 from outrider.models.weights import Weights
 
 _MOST_TOKENS = 8

@@ -31,10 +31,12 @@ import torch
 
 from outrider.core.errors import ContractError, given
 from outrider.core.spec import RecurrentCapacity
+from outrider.kernels.kinds import pick_device
 from outrider.kernels.native.rounds import RoundModel
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model, pick_device
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
 from outrider.models.parallel.comm import Comm, RankError
 from outrider.models.parallel.meeting import Meeting, join
 from outrider.models.parallel.messages import apply

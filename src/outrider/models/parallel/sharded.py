@@ -23,12 +23,14 @@ from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import ContractError, MachineError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.kernels.kinds import pick_device
 from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.native.forward import Forward
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.registry import Kernels
 from outrider.models.llama import LlamaModel
-from outrider.models.loading import LoadOptions, load_model, pick_device, refuse_split
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, refuse_split
 from outrider.models.parallel import messages
 from outrider.models.parallel.comm import Comm, RankError
 from outrider.models.parallel.meeting import Meeting
