@@ -3,6 +3,8 @@ own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,10 +14,13 @@ from checks.captured import (
     check_rows_in_turn,
     double,
 )
+from doubles.drafters import RowDrafter
 from doubles.graphs import GraphRig, requests, rig, tiny
-from doubles.host_drafts import Counting
+from doubles.host_drafts import VOCAB, Counting, DoubleRig
 from outrider.core.config import EngineConfig
+from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
+from outrider.core.protocols import DraftRow
 from outrider.core.rng import RoundKeys
 from outrider.core.sampling import processed_probs
 from outrider.engine.cuda_graph.host_round import HostRound
@@ -84,6 +89,32 @@ def test_each_row_has_the_distributions_of_its_own_filters() -> None:
         wanted_WV = processed_probs(logits_WV.clone(), params)
         assert torch.equal(probs_WV > 0, wanted_WV > 0)
         torch.testing.assert_close(probs_WV, wanted_WV, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("tree", [0, 1])
+def test_trees_go_with_chains_that_need_no_padding(tree: int) -> None:
+    """A tree's nodes see their own path alone, though no row before lists what it sees. Drafts know
+    the text, so the deepest nodes are accepted."""
+    config = EngineConfig(drafter="ngram", k=3, tree_nodes=3, batch_size=2)
+    plain = GraphRig(tiny("llama2", 3), None, replace(config, drafter="none", k=0, tree_nodes=0))
+    wanted = requests((0, 0), max_tokens=24)
+    known = plain.run(wanted, captured=False)
+
+    def draft(row: DraftRow) -> Draft:
+        number = int(list(row.tokens[: len(wanted[1].prompt)]) == list(wanted[1].prompt))
+        text = known[number][len(row.tokens) - len(wanted[number].prompt) :]
+        if row.budget.depth < 3 or len(text) < 4:
+            return Draft.empty()
+        if number == tree:
+            return Draft(((text[0] + 1) % VOCAB, *text[:2]), (-1, -1, 1))
+        return Draft.chain(text[:3])
+
+    drafter = RowDrafter(draft, num_nodes=3)
+    rigged = DoubleRig(tiny("llama2", 3), None, config, Counting(), drafter=drafter)
+    assert rigged.run(wanted, captured=True) == known
+    assert isinstance(rigged.made, HostRound)
+    assert rigged.made.refusals.failed is None
+    assert sum(trace.num_accepted for trace in rigged.traces) > 20
 
 
 def test_page_tables_grow_with_the_text() -> None:
