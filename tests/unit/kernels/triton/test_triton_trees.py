@@ -22,7 +22,7 @@ from outrider.engine.cuda_graph.sampling import Filters, Rows
 from outrider.engine.cuda_graph.trees import TorchTreeProbs, TreeProbs, Way
 from outrider.engine.cuda_graph.triton import RoundKernels, TritonTreeProbs
 from outrider.kernels.triton import launchers
-from outrider.verify.batched import TreeDrafts
+from outrider.verify.batched import TreeDrafts, follow_trees
 from outrider.verify.exact import BlockRule, MatchRule, TokenRule
 from unit.kernels.implementations import randn
 
@@ -146,6 +146,27 @@ def test_kernels_decide_as_the_rules_do(
     monkeypatch.setattr(launchers, "MOST_OF_A_PIECE", 8 if seed else 16)
     case = Case(way, seed, filtered=False)
     assert case.found(TritonTreeProbs(RoundKernels(CPU), way), way) == case.expected(way)
+
+
+def test_a_walk_skips_what_hangs_elsewhere() -> None:
+    """Three tokens, so nodes of other branches have the target's own token too; some trees lack
+    their last nodes."""
+    rng = torch.Generator().manual_seed(3)
+    tokens_BK = torch.randint(3, (12, 6), generator=rng)
+    own_BW = torch.randint(3, (12, 7), generator=rng)
+    columns = [torch.randint(-1, node, (12,), generator=rng) for node in range(1, 6)]
+    parents_BK = torch.stack([torch.full((12,), -1), *columns], dim=1)
+    parents_BK[::2, 4:] = -2
+    wanted = follow_trees(TreeDrafts(tokens_BK, parents_BK, tokens_BK[:, 0] < 0), own_BW)
+    path_BK = torch.empty_like(tokens_BK)
+    kept_B, next_B = torch.empty_like(own_BW[:, 0]), torch.empty_like(own_BW[:, 0])
+    out = (path_BK, kept_B, next_B)
+    RoundKernels(CPU).trees.follow((tokens_BK, parents_BK), own_BW, out)
+    assert torch.equal(kept_B, wanted.num_accepted_B)
+    assert torch.equal(next_B, wanted.next_B)
+    assert kept_B.max() > 1
+    for path_K, wanted_K, kept in zip(path_BK, wanted.path_BK, host_ints(kept_B), strict=True):
+        assert torch.equal(path_K[:kept], wanted_K[:kept])
 
 
 @pytest.mark.slow
