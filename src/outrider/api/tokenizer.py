@@ -24,7 +24,7 @@ from outrider.api.chat_messages import ChatOptions
 from outrider.api.chat_template import ChatTemplates, Rendered, token_text
 from outrider.api.tokenizer_guard import NO_GROWTH, Growth, check
 from outrider.api.tokenizer_patterns import Spelling, spelling_of, try_out
-from outrider.core.errors import CheckpointError, ConfigError
+from outrider.core.errors import CheckpointError, ConfigError, out_of_memory
 from outrider.core.fields import num_bytes
 from outrider.core.files import FileKind, file_identity, parse_json, read_text
 from outrider.core.interrupts import is_interrupt
@@ -342,7 +342,9 @@ def _read_text(path: Path, kind: FileKind) -> str:
         return read_text(path, kind)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{path}: cannot be read: {reason}.", hint=_FILE_HINT) from None
+        raise out_of_memory(error, f"reading {path}") or CheckpointError(
+            f"{path}: cannot be read: {reason}.", hint=_FILE_HINT
+        ) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

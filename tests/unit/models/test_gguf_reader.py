@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import struct
 import tracemalloc
 from pathlib import Path
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from doubles.gguf_writer import Gguf, Stored, small_llama, text, typed
 from outrider.api.tokenizer import Tokenizer
-from outrider.core.errors import CheckpointError, OutriderError
+from outrider.core.errors import CapacityError, CheckpointError, OutriderError
 from outrider.models.gguf.folder import header_of, is_gguf
 from outrider.models.gguf.reader import Texts, read_header
 from outrider.models.hf_config import read_config
@@ -333,3 +335,14 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     assert read_config(path).num_layers == 1
     small_llama({"llama.context_length": 128, "general.name": "another"}).write(path)
     assert read_config(path).max_tokens == 128
+
+
+def test_memory_that_ends_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small_llama({}).write(tmp_path / "a.gguf")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", full)
+    with pytest.raises(CapacityError, match="memory ended while mapping"):
+        read_header(path)

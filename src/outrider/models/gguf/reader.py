@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.errors import CheckpointError
+from outrider.core.errors import CheckpointError, out_of_memory
 from outrider.core.files import open_regular
 from outrider.models.gguf.blocks import SUPPORTED, TYPES, TensorType
 
@@ -133,7 +133,9 @@ def map_file(path: Path) -> mmap.mmap:
     except (OSError, ValueError) as error:
         # An empty file cannot be mapped, which is a ValueError.
         reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{path}: cannot be read: {reason}.", hint=_AGAIN) from None
+        raise out_of_memory(error, f"mapping {path}") or CheckpointError(
+            f"{path}: cannot be read: {reason}.", hint=_AGAIN
+        ) from None
 
 
 def not_gguf(path: Path, first: bytes) -> CheckpointError:
