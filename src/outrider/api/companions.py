@@ -123,13 +123,11 @@ def companion_of(target: Path) -> Path | None:
 def same_ids(target: Path, draft: Path) -> bool:
     """Whether `draft` holds a model to which every id means what it means to the target; their
     tables may be padded differently."""
-    try:
+    with suppress(OutriderError):
         small, large = sorted(_vocab_size(folder) for folder in (target, draft))
-        if kind_of(draft) != MODEL or large - small > _MOST_PADDING * large:
-            return False
-        return not first_differences(Tokenizer.load(target), Tokenizer.load(draft), limit=1)
-    except OutriderError:
-        return False
+        if kind_of(draft) == MODEL and large - small <= _MOST_PADDING * large:
+            return not first_differences(Tokenizer.load(target), Tokenizer.load(draft), limit=1)
+    return False
 
 
 def num_weight_bytes(folder: Path) -> int:
@@ -172,9 +170,7 @@ def _cached() -> list[Path]:
 
 
 def _models_in(folders: Iterable[Path]) -> list[Path]:
-    try:
-        return sorted(
-            folder for folder in islice(folders, _MOST_FOLDERS) if (folder / _CONFIG).is_file()
-        )
-    except OSError:
-        return []
+    with suppress(OSError):
+        some = islice(folders, _MOST_FOLDERS)
+        return sorted(folder for folder in some if (folder / _CONFIG).is_file())
+    return []

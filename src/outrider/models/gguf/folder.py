@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -101,11 +102,9 @@ def missing_tensor(path: Path) -> str | None:
 def is_gguf(path: Path) -> bool:
     """Whether a file is of that format, whatever its name: stores of other programs name files by
     their hash."""
-    try:
-        with open_regular(path) as stream:
-            return stream.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
+    with suppress(OSError), open_regular(path) as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+    return False
 
 
 def gguf_in(folder: Path) -> Path | None:
