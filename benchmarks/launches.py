@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from common import DRAFT, TARGET, Report, note, study
+from gpu_check.counting import launches_kernel
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -57,13 +58,6 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "filtered": {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
     "penalised": {"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05},
 }
-# These launch nothing.
-VIEWS = {
-    "view", "reshape", "_unsafe_view", "slice", "select", "unbind", "expand", "permute",
-    "transpose", "t", "detach", "alias", "as_strided", "squeeze", "unsqueeze", "split",
-    "split_with_sizes", "empty", "empty_like", "empty_strided", "new_empty", "resize_",
-    "_local_scalar_dense", "unfold", "diagonal", "_reshape_alias", "view_as",
-}  # fmt: skip
 
 
 class Count(TorchDispatchMode):
@@ -90,9 +84,11 @@ class Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        if str(func).split(".")[1] not in VIEWS:
+        made = func(*args, **(kwargs or {}))
+        # Numbers of the host that become a tensor are copied, where there is a device.
+        if launches_kernel(func, args, made) or func.overloadpacket.__name__ == "lift_fresh":
             self.add()
-        return func(*args, **(kwargs or {}))
+        return made
 
     def make(self, program: Callable[[], None], prepare: Callable[[], None]) -> Callable[[], None]:
         """A launcher: a run of a program is one launch."""
@@ -165,19 +161,15 @@ def counted_kernels(count: Count, **_: object) -> Kernels:
 @contextmanager
 def counting(count: Count) -> Generator[None]:
     """Models that are loaded within have counted operators, and kernels are not launched."""
-    with mock.patch("outrider.models.loading.choose", partial(counted_kernels, count)):
-        patched = [mock.patch.object(one, "launch", count.add) for one in MODULES]
-        for patch in patched:
-            patch.start()
-        # Copies to a device that a CPU does not make.
-        tensor = pages._tensor  # pyright: ignore[reportPrivateUsage]
-        copied = mock.patch.object(pages, "_tensor", count.twice(count.add, tensor))
-        try:
-            with copied:
-                yield
-        finally:
-            for patch in patched:
-                patch.stop()
+    # Copies to a device that a CPU does not make.
+    copied = count.twice(count.add, pages._tensor)  # pyright: ignore[reportPrivateUsage]
+    with ExitStack() as patches:
+        choose = partial(counted_kernels, count)
+        patches.enter_context(mock.patch("outrider.models.loading.choose", choose))
+        patches.enter_context(mock.patch.object(pages, "_tensor", copied))
+        for module in MODULES:
+            patches.enter_context(mock.patch.object(module, "launch", count.add))
+        yield
 
 
 MODULES = (ops, launchers, filters, trees, delta_ops)

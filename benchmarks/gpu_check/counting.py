@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Operators(TorchDispatchMode):
@@ -26,17 +27,34 @@ class Operators(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        name, made = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
-        results = made if isinstance(made, tuple | list) else (made,)
-        away = any(isinstance(one, Tensor) and one.device.type != "cpu" for one in results)
-        if away and not (is_view(func) or name in _SILENT):
-            self.counts[name] += 1
+        made = func(*args, **(kwargs or {}))
+        if launches_kernel(func, args, made) and any(
+            one.device.type != "cpu" for one in _tensors(made)
+        ):
+            self.counts[func.overloadpacket.__name__] += 1
         return made
 
 
 _SILENT = frozenset(
     ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view")
 )
+
+
+def launches_kernel(operator: Any, given: Any, made: Any) -> bool:
+    """Whether a device launches a kernel for `operator`, which was given such arguments and made
+    such results: not for allocations, what the host reads, and views. Some are views only where
+    they need not copy, as `to` and `reshape` are."""
+    results = _tensors(made)
+    if not results or operator.overloadpacket.__name__ in _SILENT:
+        return False
+    memory = {one.untyped_storage()._cdata for one in _tensors(given)}
+    return not is_view(operator) or any(
+        one.untyped_storage()._cdata not in memory for one in results
+    )
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def is_view(operator: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.wide
 
@@ -221,3 +222,38 @@ def test_kernels_are_summed_by_name_and_gaps_are_idle() -> None:
         {"kernel": "b", "calls": 1, "us": 3.0},
     ]
     assert list(tools.by_kernel([])) == []
+
+
+class Seen(TorchDispatchMode):
+    """Names of operators that would launch a kernel."""
+
+    def __init__(self, launches_kernel: Any) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self.launches_kernel, self.names = launches_kernel, list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        made = func(*args, **(kwargs or {}))
+        if self.launches_kernel(func, args, made):
+            self.names.append(func.overloadpacket.__name__)
+        return made
+
+
+def test_views_allocations_and_reads_of_the_host_launch_nothing() -> None:
+    x, out = torch.ones(4, 6), torch.empty(4, 6)
+    with Seen(importlib.import_module("gpu_check.counting").launches_kernel) as seen:
+        assert x.view(6, 4)[1:, ::2].t().unbind(0)[1].expand(2, 5).detach().shape == (2, 5)
+        torch.empty_like(x).new_empty(3)
+        x.diagonal().unsqueeze(0).squeeze()
+        assert x[0, 0].item() == 1
+        assert seen.names == []
+        x.add_(1)
+        out.copy_(x)
+        torch.cat([x, out])
+        torch.mul(x, 2, out=out)
+        x.t().contiguous()
+        with torch.inference_mode():
+            assert x.to(torch.float32) is x
+            x.to(torch.int32)
+    assert seen.names[:5] == ["add_", "copy_", "cat", "mul", "clone"]
+    assert seen.names[5:] in (["to"], ["_to_copy"])
