@@ -67,7 +67,7 @@ def test_rows_of_whole_rounds_serve_one_text_after_another() -> None:
 
 # Temperature, top-k, top-p and min-p of each row, all that chat checkpoints ask for.
 LIMITS = (
-    (0.7, 0, 0.5, 0.3),
+    (0.7, 0, 0.5, 0.6),
     (1.3, 3, 1.0, 0.0),
     (2.0, 0, 1.0, 0.2),
     (0.9, 9, 0.8, 0.05),
@@ -77,7 +77,7 @@ LIMITS = (
 
 def test_each_row_has_the_distributions_of_its_own_filters() -> None:
     """Temperature first; min-p is a share of what top-p leaves of the likeliest token."""
-    logits_BWV = 3 * torch.randn(len(LIMITS), 3, 40, generator=torch.Generator().manual_seed(5))
+    logits_BWV = torch.randn(len(LIMITS), 3, 40, generator=torch.Generator().manual_seed(5))
     temperature_B, top_k_B, top_p_B, min_p_B = torch.tensor(LIMITS, dtype=torch.float64).unbind(1)
     zero_B = torch.zeros(len(LIMITS), dtype=torch.int64)
     filters = Filters(top_k_B.long(), top_p_B, min_p_B.float())
