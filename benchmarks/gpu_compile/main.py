@@ -49,6 +49,7 @@ def main() -> int:
     launches = list(recorder.forms.values())
     sources = {one.name: source_of(one.kernel) for one in launches}
     if options.kernels:
+        check_names(options.kernels, {one.name for one in (*launches, *recorder.ahead.values())})
         launches = [one for one in launches if one.name in options.kernels]
     results = _compiled(launches, options)
     found = {
@@ -79,6 +80,13 @@ def main() -> int:
     done = {"benchmark": "gpu_compile", "binaries": len(results), "passed": not wrong}
     print(json.dumps(done))
     return 1 if wrong else 0
+
+
+def check_names(names: Sequence[str], known: set[str]) -> None:
+    """Exits with 1 where a name is that of no kernel: then nothing of it would be checked."""
+    if unknown := sorted(set(names) - known):
+        listed = ", ".join(sorted(known))
+        sys.exit(f"error: no round launches {', '.join(unknown)}\n  try: one of {listed}")
 
 
 def _options() -> argparse.Namespace:

@@ -112,6 +112,13 @@ def test_registers_and_stack_are_read_and_bound_what_is_resident(module: Any) ->
     assert binaries.resident(binaries.Binary(32, 0, 0, 0, 1), target) == 32
 
 
+def test_a_name_of_no_kernel_is_no_pass(module: Any) -> None:
+    main = module("gpu_compile.main")
+    main.check_names(["judge_kernel"], {"judge_kernel", "pick_kernel"})
+    with pytest.raises(SystemExit, match="launches juge_kernel\n  try: one of judge_kernel, pick"):
+        main.check_names(["judge_kernel", "juge_kernel"], {"judge_kernel", "pick_kernel"})
+
+
 def test_what_must_not_be_is_a_fault(module: Any) -> None:
     binaries = module("gpu_compile.binaries")
     target = binaries.TARGETS["sm_120"]
