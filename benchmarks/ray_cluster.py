@@ -22,8 +22,14 @@ import yaml
 START_SECONDS, END_SECONDS = 300.0, 180.0
 CONFIG = "serve.yaml"
 _ENGINE = "ServeReplica:outrider:Engine"
-# A busy machine may take minutes for what Ray gives 30 seconds.
-_OWN = {"RAY_AUTH_MODE": "token", "RAY_raylet_start_wait_time_s": "300"}
+# A busy machine may take minutes to start what Ray gives 30 seconds (a raylet) or 15 (a proxy).
+_OWN = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_worker_niceness": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300",
+}
 _VARIABLES = os.environ | _OWN  # noqa: TID251 - a child's
 
 
