@@ -14,8 +14,8 @@ from time import perf_counter
 from common import Report, note, real_folder, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.turns import rotated
-from outrider.bench.workload import builtin_texts
+from outrider.measure.turns import rotated
+from outrider_lab.bench.workload import builtin_texts
 
 # What a server is asked in each cell, and the shipped texts that it is made of.
 CHATS: Mapping[str, tuple[str, str]] = {

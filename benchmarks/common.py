@@ -29,17 +29,17 @@ from typing import Any, TypeVar, cast
 import torch
 
 from outrider import LLM
-from outrider.bench.machine import Neighbours, provenance
-from outrider.bench.store import write_json
-from outrider.bench.turns import rotated
-from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.env import cache_folder
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.kernels.registry import Choice, Kernels
-from outrider.lab.inflate import ModelShape, shape_called
-from outrider.lab.inflate_files import write_inflated
+from outrider.measure.machine import Neighbours, provenance
+from outrider.measure.store import write_json
+from outrider.measure.turns import rotated
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
+from outrider_lab.bench.workload import WORKLOADS, load_prompts
+from outrider_lab.models.inflate import ModelShape, shape_called
+from outrider_lab.models.inflate_files import write_inflated
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

@@ -25,14 +25,14 @@ from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.memory import ProcessGauge
-from outrider.bench.frame import medians, paired_ratio
-from outrider.bench.store import write_json
-from outrider.bench.workload import builtin_texts
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import StepRow
+from outrider.measure.frame import medians, paired_ratio
+from outrider.measure.store import write_json
 from outrider.models.decoder import Room
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
+from outrider_lab.bench.workload import builtin_texts
 
 THREADS = (1, 2)
 NUM_PROMPT, NUM_LONG_PROMPT, NUM_WRITTEN = 512, 2000, 64

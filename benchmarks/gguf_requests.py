@@ -13,14 +13,14 @@ from common import Report, cells_before, note, study
 from gguf_sides import OURS, PLAIN, Side, Turn, sides_of
 
 from outrider import LLM
-from outrider.bench.frame import Ratio, paired_ratio
-from outrider.bench.peers.contestants import LLAMA, TRANSFORMERS
-from outrider.bench.peers.match import HOPELESS
-from outrider.bench.peers.process import Cpu
-from outrider.bench.store import write_json
-from outrider.bench.turns import rotated
-from outrider.bench.workload import ECHO, builtin_texts
 from outrider.core.errors import ConfigError, OutriderError
+from outrider.measure.frame import Ratio, paired_ratio
+from outrider.measure.store import write_json
+from outrider.measure.turns import rotated
+from outrider_lab.bench.peers.contestants import LLAMA, TRANSFORMERS
+from outrider_lab.bench.peers.match import HOPELESS
+from outrider_lab.bench.peers.process import Cpu
+from outrider_lab.bench.workload import ECHO, builtin_texts
 
 BEST = "best"
 # Each with what its best speculation should have over llama.cpp's best.

@@ -17,11 +17,11 @@ from typing import Any
 from common import real_folder
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.peers.contestants import LLAMA, TRANSFORMERS, command_of
-from outrider.bench.peers.process import Peer, PeerError
-from outrider.bench.peers.sides import Setup
 from outrider.cli.models import read_spec
 from outrider.core.errors import ConfigError, OutriderError
+from outrider_lab.bench.peers.contestants import LLAMA, TRANSFORMERS, command_of
+from outrider_lab.bench.peers.process import Peer, PeerError
+from outrider_lab.bench.peers.sides import Setup
 
 OURS, PLAIN = "ours", "none"
 CONTEXT = 1024

@@ -15,12 +15,12 @@ from common import Report, cells_before, note, study
 from gguf_sides import CONTEXT, peer_of
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.peers.contestants import LLAMA
-from outrider.bench.peers.sides import Setup
-from outrider.bench.store import write_json
-from outrider.bench.turns import in_turns
-from outrider.bench.workload import builtin_texts
 from outrider.core.errors import ConfigError
+from outrider.measure.store import write_json
+from outrider.measure.turns import in_turns
+from outrider_lab.bench.peers.contestants import LLAMA
+from outrider_lab.bench.peers.sides import Setup
+from outrider_lab.bench.workload import builtin_texts
 
 DOMAINS = ("code", "maths", "conversation", "translation")
 NUM_TOKENS, THREADS = 64, 1

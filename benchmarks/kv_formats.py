@@ -22,8 +22,8 @@ from common import (
 )
 
 from outrider import LLM
-from outrider.bench.frame import paired_ratio
-from outrider.bench.machine import Neighbours
+from outrider.measure.frame import paired_ratio
+from outrider.measure.machine import Neighbours
 
 FORMATS = ("auto", "int8")
 ROWS = (1, 5, 16)

@@ -38,12 +38,12 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.kernels.bandwidth import BandwidthReader, ceilings
 from outrider.kernels.native.cpu import hardware_threads
-from outrider.lab.gemm import GemmShape
-from outrider.lab.synthetic import write_random
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
+from outrider_lab.models.gemm import GemmShape
+from outrider_lab.models.synthetic import write_random
 
 SCHEMES = ("none", "int8", "int4")
 CONTEXT = 256

@@ -28,9 +28,9 @@ from matrices.settings import features as all_features
 from vs_transformers import HfPeer
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.studies.drafters_lineup import Drafts, available
 from outrider.core.errors import ConfigError
 from outrider.models.loading import resolve
+from outrider_lab.bench.studies.drafters_lineup import Drafts, available
 
 # `prompts` are of each workload (0: all); `max_tokens` of each text.
 FLAGS: dict[str, Any] = {"hybrid": None, "no_transformers": False}

@@ -29,13 +29,13 @@ from plan_study.record import Study, record_of
 from plan_study.study import HOT, Setup, run_rows_of_k, run_study
 
 from outrider import EngineConfig
-from outrider.bench.calibrate.engines import TimedEngines, open_engines
-from outrider.bench.calibrate.session import assembled
-from outrider.bench.calibrate.timing import SECONDS, Timing, Wanted
-from outrider.bench.machine import Neighbours, new_run_id, provenance
-from outrider.bench.studies.drafters_lineup import Drafts, contestants_named
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration
+from outrider.measure.machine import Neighbours, new_run_id, provenance
+from outrider_lab.bench.calibrate.engines import TimedEngines, open_engines
+from outrider_lab.bench.calibrate.session import assembled
+from outrider_lab.bench.calibrate.timing import SECONDS, Timing, Wanted
+from outrider_lab.bench.studies.drafters_lineup import Drafts, contestants_named
 
 # Drawn anew with every digit of it; committed before anything was measured.
 SEED = 20261217

@@ -37,16 +37,16 @@ from round_cost import KS, Growing, bare_drafts
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.frame import ratio_of_medians
-from outrider.bench.workload import load_prompts
 from outrider.drafters.ngram import NgramDrafter
 from outrider.estimate.theory import expected_tokens
-from outrider.lab.gemm import GemmShape
-from outrider.lab.inflate import shape_called
-from outrider.lab.synthetic import write_random
+from outrider.measure.frame import ratio_of_medians
 from outrider.models.decoder import Decoder, Room
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
+from outrider_lab.bench.workload import load_prompts
+from outrider_lab.models.gemm import GemmShape
+from outrider_lab.models.inflate import shape_called
+from outrider_lab.models.synthetic import write_random
 
 BAR, TIMED_SEQ = 0.92, -2
 TIERS_BAR, WINDOW = 0.03, 2048

@@ -15,10 +15,10 @@ import torch
 from common import QUICK_SHAPE, TARGET, Report, first_prompts, in_turns, note, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.frame import ratio_of_medians
-from outrider.lab.inflate import shape_called
-from outrider.lab.inflate_files import write_inflated
+from outrider.measure.frame import ratio_of_medians
 from outrider.models.loading import resolve
+from outrider_lab.models.inflate import shape_called
+from outrider_lab.models.inflate_files import write_inflated
 
 SIDES = {
     "1 process of 1 thread": {"threads": 1},

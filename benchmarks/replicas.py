@@ -25,15 +25,15 @@ from common import TARGET, Report, note, real_folder, study, tier_folders
 from killed_engine import Findings, Fleet, asks, examine, gap_for
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.frame import paired_ratio
-from outrider.bench.turns import rotated
-from outrider.bench.workload import builtin_texts
+from outrider.measure.frame import paired_ratio
+from outrider.measure.turns import rotated
 from outrider.sched.routing import KnownBlocks, best_known, blocks_of
 from outrider.server.frames import Load
 from outrider.server.placement import placements
 from outrider.server.port import EngineRequest
 from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
+from outrider_lab.bench.workload import builtin_texts
 
 # By arm: how many engines, and threads of each.
 ARMS: Mapping[str, tuple[int, int]] = {"1x1": (1, 1), "1x2": (1, 2), "2x1": (2, 1)}

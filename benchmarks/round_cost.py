@@ -29,7 +29,6 @@ from common import (
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.workload import load_prompts
 from outrider.core.budget import Budget
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng
@@ -42,6 +41,7 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
+from outrider_lab.bench.workload import load_prompts
 
 KS, CONTEXT, BARE_SEQ = (1, 2, 4, 8), 256, -1
 OVERHEAD_CELLS = (("none", 0), ("ngram", 4), ("ngram", 8), ("model", 4), ("model", 8))

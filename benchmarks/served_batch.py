@@ -11,8 +11,8 @@ from pathlib import Path
 from common import TARGET, Report, first_prompts, note, study
 from serving import ask_all, served
 
-from outrider.bench.frame import medians, paired_ratio
-from outrider.bench.turns import rotated
+from outrider.measure.frame import medians, paired_ratio
+from outrider.measure.turns import rotated
 
 CLIENTS = 32
 # More than CLIENTS would be CLIENTS again.

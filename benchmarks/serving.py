@@ -27,7 +27,7 @@ from common import TARGET, Report, first_prompts, note, study
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.bench.frame import medians, paired_ratio
+from outrider.measure.frame import medians, paired_ratio
 from outrider.metrics.summary import percentile, summarise
 
 NUM_STREAMS = 16

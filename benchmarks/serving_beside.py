@@ -20,14 +20,14 @@ from typing import Any
 
 from common import Report, note, study
 
-from outrider.bench.frame import paired_ratio
-from outrider.bench.peers.contestants import LLAMA
-from outrider.bench.peers.servers import LlamaSide
-from outrider.bench.peers.sides import Setup
-from outrider.bench.store import write_json
-from outrider.bench.turns import rotated
-from outrider.bench.workload import builtin_texts
 from outrider.core.errors import ConfigError
+from outrider.measure.frame import paired_ratio
+from outrider.measure.store import write_json
+from outrider.measure.turns import rotated
+from outrider_lab.bench.peers.contestants import LLAMA
+from outrider_lab.bench.peers.servers import LlamaSide
+from outrider_lab.bench.peers.sides import Setup
+from outrider_lab.bench.workload import builtin_texts
 
 OURS, PLAIN, BEST = "ours", "none", "best"
 IN_FLIGHT = (1, 4, 8, 16)

@@ -12,9 +12,9 @@ from typing import Any
 from common import TARGET, Report, note, real_folder, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.frame import medians, paired_ratio
-from outrider.bench.machine import Neighbours
-from outrider.bench.turns import rotated
+from outrider.measure.frame import medians, paired_ratio
+from outrider.measure.machine import Neighbours
+from outrider.measure.turns import rotated
 
 GOAL = 0.9
 DRAFTERS = ("none", "ngram", "suffix")

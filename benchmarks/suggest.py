@@ -16,12 +16,12 @@ from typing import Any
 from common import TARGET, Report, cells_before, real_folder, study, tier_folders
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.frame import Ratio, medians, paired_ratio
-from outrider.bench.machine import Neighbours
-from outrider.bench.store import write_json
-from outrider.bench.turns import rotated
-from outrider.bench.workload import builtin_texts
 from outrider.core.errors import OutriderError
+from outrider.measure.frame import Ratio, medians, paired_ratio
+from outrider.measure.machine import Neighbours
+from outrider.measure.store import write_json
+from outrider.measure.turns import rotated
+from outrider_lab.bench.workload import builtin_texts
 
 # Prompts of a domain by which the command counts acceptance; speed is measured on later ones.
 RANKED_ON = 8

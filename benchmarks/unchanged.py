@@ -19,8 +19,8 @@ from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
-from outrider.bench.machine import resident_bytes
-from outrider.bench.quality import (
+from outrider.measure.machine import resident_bytes
+from outrider_lab.bench.quality import (
     QUANTISED,
     FormatRow,
     Judge,

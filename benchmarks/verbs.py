@@ -15,12 +15,15 @@ import torch
 from common import DRAFT, TARGET, Report, study, tier_folders
 
 from outrider import EngineConfig, SamplingParams
-from outrider.bench.requests import texts_of
-from outrider.bench.studies import drafters_report as told
-from outrider.bench.studies.drafters import Race, RacePlan, pieces_of
-from outrider.bench.studies.drafters_lineup import Drafts, contestants_named, line_up
-from outrider.bench.studies.engines_cells import EngineSample
-from outrider.bench.studies.engines_plan import (
+from outrider.models.families import LlamaConfig
+from outrider.models.hf_config import read_native_config
+from outrider.models.loading import resolve
+from outrider_lab.bench.requests import texts_of
+from outrider_lab.bench.studies import drafters_report as told
+from outrider_lab.bench.studies.drafters import Race, RacePlan, pieces_of
+from outrider_lab.bench.studies.drafters_lineup import Drafts, contestants_named, line_up
+from outrider_lab.bench.studies.engines_cells import EngineSample
+from outrider_lab.bench.studies.engines_plan import (
     ENGINES,
     LEVELS,
     OFF,
@@ -29,20 +32,17 @@ from outrider.bench.studies.engines_plan import (
     Prompts,
     levels_named,
 )
-from outrider.bench.studies.engines_report import (
+from outrider_lab.bench.studies.engines_report import (
     LOW_BAR,
     MEDIAN_BAR,
     evidence_record,
     findings,
     meets_bar,
 )
-from outrider.bench.studies.engines_run import Models, evidence_of, load_engines, run
-from outrider.bench.workload import ADVERSARIAL, builtin_texts
-from outrider.lab.inflate import ModelShape
-from outrider.lab.inflate_files import INFLATABLE, write_inflated_heads
-from outrider.models.families import LlamaConfig
-from outrider.models.hf_config import read_native_config
-from outrider.models.loading import resolve
+from outrider_lab.bench.studies.engines_run import Models, evidence_of, load_engines, run
+from outrider_lab.bench.workload import ADVERSARIAL, builtin_texts
+from outrider_lab.models.inflate import ModelShape
+from outrider_lab.models.inflate_files import INFLATABLE, write_inflated_heads
 
 FEW, MANY, GROWTH_BAR = 1, 8, 4.0
 NUM_TO_GROW = 32

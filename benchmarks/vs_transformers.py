@@ -12,9 +12,9 @@ import torch
 from common import TARGET, Report, first_prompts, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.machine import Neighbours
-from outrider.bench.turns import Score, best, race
 from outrider.core.errors import MachineError
+from outrider.measure.machine import Neighbours
+from outrider.measure.turns import Score, best, race
 from outrider.models.loading import resolve
 
 

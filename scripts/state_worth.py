@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from outrider.bench.requests import texts_of
-from outrider.train.worth import state_worth
+from outrider_lab.bench.requests import texts_of
+from outrider_lab.train.worth import state_worth
 
 _NUM_PROMPTS = 18
 

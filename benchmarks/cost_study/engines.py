@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cost_study.pair import CostPair
-from outrider.bench.cost_record import Method, Study
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.config import EngineConfig
@@ -20,11 +19,12 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.kernels.registry import Kernels
-from outrider.lab.bare_engine import BareEngine, BareModels, bare_rooms
-from outrider.lab.synthetic import Agreement, SyntheticLM, WordScript
 from outrider.metrics.summary import percentile, token_latencies
 from outrider.metrics.timeline import window_use
 from outrider.models.decoder import Room
+from outrider_lab.bench.cost_record import Method, Study
+from outrider_lab.models.bare_engine import BareEngine, BareModels, bare_rooms
+from outrider_lab.models.synthetic import Agreement, SyntheticLM, WordScript
 
 PAGE_SIZE = 32
 CHUNK = 64

@@ -30,7 +30,11 @@ from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels, choose
-from outrider.lab.gemm import (
+from outrider.models.decoder import Decoder, Room
+from outrider.models.load_options import LoadOptions
+from outrider.models.parallel.shard import check_split
+from outrider.models.weights import Placement
+from outrider_lab.models.gemm import (
     FULL_VOCABULARY,
     GEMM_SHAPES,
     MAX_TOKENS,
@@ -42,11 +46,7 @@ from outrider.lab.gemm import (
     make_gemm,
     products,
 )
-from outrider.lab.synthetic import write_random
-from outrider.models.decoder import Decoder, Room
-from outrider.models.load_options import LoadOptions
-from outrider.models.parallel.shard import check_split
-from outrider.models.weights import Placement
+from outrider_lab.models.synthetic import write_random
 
 Role = Literal["target", "draft"]
 # Names that pairs of known shapes have in the reference tables.

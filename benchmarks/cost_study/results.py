@@ -34,7 +34,15 @@ from cost_study.units import (
     engine_name,
     product_name,
 )
-from outrider.bench.cost_record import (
+from outrider.estimate.theory import (
+    AheadTimes,
+    estimated_beta,
+    expected_tokens,
+    measured_speed_up,
+    speed_up,
+)
+from outrider.measure.frame import paired_ratio, ratio_of_medians
+from outrider_lab.bench.cost_record import (
     SCHEMA,
     Ceilings,
     Cell,
@@ -46,16 +54,8 @@ from outrider.bench.cost_record import (
     findings,
     warnings,
 )
-from outrider.bench.frame import paired_ratio, ratio_of_medians
-from outrider.bench.reference import draft_shares as published_shares
-from outrider.estimate.theory import (
-    AheadTimes,
-    estimated_beta,
-    expected_tokens,
-    measured_speed_up,
-    speed_up,
-)
-from outrider.lab.gemm import GemmShape, products
+from outrider_lab.bench.reference import draft_shares as published_shares
+from outrider_lab.models.gemm import GemmShape, products
 
 _FLOAT_BYTES = 4
 # The values of a contestant, by number of the visit.

@@ -26,12 +26,12 @@ from cost_study.units import (
     passes_unit,
     products_unit,
 )
-from outrider.bench.cost_record import Study
-from outrider.bench.frame import grouped
-from outrider.bench.machine import machine
 from outrider.core.errors import ConfigError, did_you_mean
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
-from outrider.lab.gemm import GemmShape
+from outrider.measure.frame import grouped
+from outrider.measure.machine import machine
+from outrider_lab.bench.cost_record import Study
+from outrider_lab.models.gemm import GemmShape
 
 STUDIES: tuple[Study, ...] = ("alpha", "hits", "fan_out", "batch")
 _ONE_LAYER = Fraction(0)

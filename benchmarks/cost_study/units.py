@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 from cost_study.engines import Bed, CostEngine
 from cost_study.pair import Make, PairShape, PassTimer, ProductTimer, pass_names, pass_room
-from outrider.bench.cost_record import SAMPLES, SCHEMA
-from outrider.bench.machine import Neighbours
-from outrider.bench.store import RecordError, Store, difference, made
-from outrider.bench.turns import Attempt, attempt, rotated
-from outrider.lab.gemm import GemmShape
+from outrider.measure.machine import Neighbours
+from outrider.measure.store import RecordError, Store, difference, made
+from outrider.measure.turns import Attempt, attempt, rotated
+from outrider_lab.bench.cost_record import SAMPLES, SCHEMA
+from outrider_lab.models.gemm import GemmShape
 
 BRANCHES = (1, 2, 4, 8, 16, 32)
 ROWS = (1, 2, 4, 8, 16, 32, 64)

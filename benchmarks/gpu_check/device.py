@@ -11,8 +11,8 @@ import torch
 from gpu_check.models import kernels_of, small_config
 from gpu_check.setting import Setting, seconds_of
 
-from outrider.bench.machine import provenance
 from outrider.kernels.kinds import tried
+from outrider.measure.machine import provenance
 
 
 def environment(setting: Setting, record: dict[str, Any]) -> None:

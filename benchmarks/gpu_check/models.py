@@ -20,7 +20,6 @@ from outrider.kernels.kinds import tried
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import StateShape
 from outrider.kernels.registry import Kernels, choose
-from outrider.lab.inflate import Inflation, ModelShape, inflated_config
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
@@ -31,6 +30,7 @@ from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope_config import Rope
 from outrider.models.weights import HEAD, Placement, Weights
+from outrider_lab.models.inflate import Inflation, ModelShape, inflated_config
 
 TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"
 PAGE = 32

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from outrider.api.profile import DeviceTimer, synced_seconds
-from outrider.bench.turns import Texts, rotated
 from outrider.kernels.kinds import DTYPES
-from outrider.lab.inflate import SHAPES, ModelShape
+from outrider.measure.turns import Texts, rotated
+from outrider_lab.models.inflate import SHAPES, ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
 # Llama 3 has so many tokens; the accept step is measured at this size.

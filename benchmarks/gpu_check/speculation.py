@@ -30,10 +30,10 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
 from outrider.engine.cuda_graph.program import launcher_for
 from outrider.engine.cuda_graph.sampling import GreedyProbs, Judged, Rows
-from outrider.lab.inflate import ModelShape
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.verify.batched import kept_prefix
+from outrider_lab.models.inflate import ModelShape
 
 ALPHA, LEAST = 0.8, 0.95
 

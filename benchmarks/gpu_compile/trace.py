@@ -31,12 +31,12 @@ from outrider.engine.cuda_graph.trees import DRAWN_WAYS, Way
 from outrider.engine.cuda_graph.triton import RoundKernels, TritonTreeProbs
 from outrider.kernels import registry
 from outrider.kernels.kinds import DTYPES
-from outrider.lab.inflate import ModelShape
 from outrider.models.families import GPT2Config, LlamaConfig
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
 from outrider.models.weights import Placement
 from outrider.verify.batched import TreeDrafts
+from outrider_lab.models.inflate import ModelShape
 
 PROMPT = "def f(x):"
 # 11 drafters.

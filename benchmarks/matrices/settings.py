@@ -17,9 +17,9 @@ import torch
 from matrices.matrix import Allowed, Cell, Factors, Matrix, Row
 from torch import Tensor
 
-from outrider.bench.studies.drafters_lineup import known
 from outrider.core.config import ROLLBACKS, EngineConfig
 from outrider.core.params import SamplingParams
+from outrider_lab.bench.studies.drafters_lineup import known
 
 PAIR: Factors = {
     "dtype": ("float32", "bfloat16"),

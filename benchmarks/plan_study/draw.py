@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from random import Random
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.workload import ADVERSARIAL, DOMAINS, ECHO, builtin_texts
 from outrider.core.errors import ConfigError
+from outrider_lab.bench.workload import ADVERSARIAL, DOMAINS, ECHO, builtin_texts
 
 MOST_K = 16
 MOST_BATCH = 16

@@ -20,11 +20,11 @@ from itertools import count
 from time import perf_counter
 
 from outrider.api.request import RequestHandle
-from outrider.bench.calibrate.engines import TimedEngine
-from outrider.bench.calibrate.rounds import WARM_SECONDS
-from outrider.bench.machine import Neighbours
-from outrider.bench.turns import rotated
 from outrider.core.params import SamplingParams
+from outrider.measure.machine import Neighbours
+from outrider.measure.turns import rotated
+from outrider_lab.bench.calibrate.engines import TimedEngine
+from outrider_lab.bench.calibrate.rounds import WARM_SECONDS
 
 Prompts = Sequence[Sequence[int]]
 # Drafts of the round in which drafters read prompts.

@@ -27,9 +27,9 @@ from types import FrameType
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.request import RequestHandle
-from outrider.bench.machine import provenance
-from outrider.bench.store import write_json
 from outrider.core.errors import OutriderError
+from outrider.measure.machine import provenance
+from outrider.measure.store import write_json
 
 SCHEDULES = ("single", "pd", "pdv", "ssd")
 PROMPTS = (

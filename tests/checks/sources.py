@@ -1,4 +1,4 @@
-"""The package's source, parsed once in a process: all rules of design look at the same trees."""
+"""The source of both packages, parsed once in a process for all rules of design."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from functools import cache
 from pathlib import Path
 
 import outrider
+import outrider_lab
 
-PACKAGE = Path(outrider.__file__).parent
+PACKAGE, LAB = Path(outrider.__file__).parent, Path(outrider_lab.__file__).parent
+
+
+def files() -> list[Path]:
+    return sorted(path for home in (PACKAGE, LAB) for path in home.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """The path within `outrider`; that of a file of the lab begins with its package."""
+    return path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else LAB.parent).as_posix()
 
 
 @cache
@@ -18,10 +28,7 @@ def trees() -> dict[Path, ast.Module]:
     # A million nodes that stay, and that each collection would look at.
     gc.disable()
     try:
-        return {
-            path: ast.parse(path.read_text(encoding="utf-8"))
-            for path in sorted(PACKAGE.rglob("*.py"))
-        }
+        return {path: ast.parse(path.read_text(encoding="utf-8")) for path in files()}
     finally:
         (gc.enable if was else gc.disable)()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from outrider.cli.simulate_setup import spec_named
 from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import RoundStats, expected_tokens, prefix_products
 from outrider.planner import rounds
@@ -26,6 +25,7 @@ from outrider.planner.roofline import (
     row_seconds,
 )
 from outrider.planner.rounds import DecodeLoad
+from outrider_lab.cli.simulate_setup import spec_named
 
 
 @dataclass(frozen=True)

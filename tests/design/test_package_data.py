@@ -7,20 +7,30 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "outrider"
+SOURCE = ROOT / "src"
+PACKAGES = ("outrider", "outrider_lab")
 _MOST_BYTES = 45_000_000
 
 
 def _data() -> set[Path]:
     return {
-        path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+        path
+        for name in PACKAGES
+        for path in (SOURCE / name).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
     }
 
 
 def test_every_data_file_is_in_the_wheel() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    patterns = project["tool"]["setuptools"]["package-data"]["outrider"]
-    named = {path for pattern in patterns for path in PACKAGE.glob(pattern) if path.is_file()}
+    patterns = project["tool"]["setuptools"]["package-data"]
+    named = {
+        path
+        for name in PACKAGES
+        for pattern in patterns[name]
+        for path in (SOURCE / name).glob(pattern)
+        if path.is_file()
+    }
     assert _data() == named
 
 

@@ -26,12 +26,12 @@ from checks.sources import PACKAGE
 from doubles.asgi_client import Client
 from doubles.scripted_site import app_of
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.lab.gguf_export import GgufOptions, export
 from outrider.models.loading import resolve
 from outrider.server.engine_process import EngineProcess
 from outrider.server.frames import Load
 from outrider.server.process_port import ProcessPort
 from outrider.server.site import Site
+from outrider_lab.models.gguf_export import GgufOptions, export
 
 pytestmark = pytest.mark.filterwarnings("default:ratchets.toml")
 ROOT = Path(__file__).parents[2]

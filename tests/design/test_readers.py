@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from checks.sources import PACKAGE, nodes
+from checks.sources import PACKAGE, name_of, nodes
 
 # Who reads without `core/files.py`, and why.
 EXCEPTIONS = {
@@ -61,7 +61,7 @@ def _readers(nodes_of: Iterable[ast.AST]) -> list[str]:
 
 def test_nobody_else_reads_files() -> None:
     found = {
-        (path.relative_to(PACKAGE).as_posix(), name)
+        (name_of(path), name)
         for path, nodes_of in nodes().items()
         if path != PACKAGE / "core" / "files.py"
         for name in _readers(nodes_of)
@@ -77,7 +77,7 @@ PIPES = {
     "api/grammar_helper.py",
     "api/template_helper.py",
     "models/parallel/ranks.py",
-    "bench/peers/sides.py",
+    "outrider_lab/bench/peers/sides.py",
 }
 DRAWING = {"print", "Console", "Live", "Status", "Prompt", "TextColumn", "Text", "Markdown"}
 AROUND = {"write", "writev", "buffer", "__stdout__", "__stderr__"}
@@ -103,7 +103,7 @@ def test_nobody_writes_around_the_gate() -> None:
     found = {
         f"{name}: {call}"
         for path, nodes_of in nodes().items()
-        if (name := path.relative_to(PACKAGE).as_posix()) not in BEHIND | PIPES
+        if (name := name_of(path)) not in BEHIND | PIPES
         for call in _around(nodes_of)
     }
     assert found == set()

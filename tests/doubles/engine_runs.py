@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 
 from doubles.clocks import FakeClock
 from outrider.api.result import GenerationResult
-from outrider.bench.load import Time
-from outrider.bench.studies.engines_cells import (
+from outrider.core.budget import JobTrace, RoundTrace
+from outrider.core.config import EngineConfig
+from outrider.core.errors import QueueFullError
+from outrider.core.params import SamplingParams
+from outrider.metrics.summary import summarise
+from outrider_lab.bench.load import Time
+from outrider_lab.bench.studies.engines_cells import (
     BareReads,
     EnginesEvidence,
     Taken,
@@ -18,13 +23,8 @@ from outrider.bench.studies.engines_cells import (
     comparisons,
     lane_bounds,
 )
-from outrider.bench.studies.engines_plan import Contestant, EnginePlan, Levels, Prompts
-from outrider.bench.studies.engines_run import run
-from outrider.core.budget import JobTrace, RoundTrace
-from outrider.core.config import EngineConfig
-from outrider.core.errors import QueueFullError
-from outrider.core.params import SamplingParams
-from outrider.metrics.summary import summarise
+from outrider_lab.bench.studies.engines_plan import Contestant, EnginePlan, Levels, Prompts
+from outrider_lab.bench.studies.engines_run import run
 
 
 @dataclass(slots=True)

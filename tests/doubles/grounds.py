@@ -20,7 +20,6 @@ from doubles.head_files import block_tensors, medusa_tensors, write_block, write
 from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, write_hybrid
 from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
-from outrider.bench.studies.drafters_lineup import available, known
 from outrider.core.spec import ModelSpec
 from outrider.drafters.block import BlockConfig
 from outrider.drafters.medusa import MedusaConfig
@@ -28,6 +27,7 @@ from outrider.models.draft_heads import heads_beside
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_config
 from outrider.models.weights import Weights
+from outrider_lab.bench.studies.drafters_lineup import available, known
 
 TARGET, DRAFT = "outrider/embedded", "outrider/embedded-draft"
 TINY = Path(pairs.__path__[0]) / "tiny"

@@ -16,10 +16,10 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from doubles.tiny_hybrids import hybrid_kind
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import CausalLM
-from outrider.lab.scripted import Script, ScriptedLM
 from outrider.models.decoder import Room
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
+from outrider.proof.scripted import Script, ScriptedLM
 
 
 def scripted(*, vocab_size: int = 11, seed: int = 0, num_slots: int = 256) -> CausalLM:

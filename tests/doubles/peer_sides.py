@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.bench.peers.process import PeerError
-from outrider.bench.peers.sides import Ask, RefusedError, Setup, answer
+from outrider_lab.bench.peers.process import PeerError
+from outrider_lab.bench.peers.sides import Ask, RefusedError, Setup, answer
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.train.loop import Batch
+from outrider_lab.train.loop import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,16 @@ from doubles.engine_runs import all_contestants, evidence_of, measured, plan
 from doubles.study_results import PROVENANCE, Record, head, plain, study
 from doubles.sweeps import small_sweep
 from outrider.api.result import GenerationResult
-from outrider.bench.frame import Ratio
-from outrider.bench.quality import FormatRow, Quality, RuleRow
-from outrider.bench.studies import drafters_report as drafters_record
-from outrider.bench.studies.drafters import Race, RacePlan, pieces_of
-from outrider.bench.studies.drafters_lineup import Lineup, Runner
-from outrider.bench.studies.engines_plan import Prompts, closed_case, load_plan, scenario
-from outrider.bench.studies.engines_report import evidence_record, load_record
 from outrider.core.budget import RoundTrace
 from outrider.core.params import SamplingParams
+from outrider.measure.frame import Ratio
 from outrider.metrics.summary import summarise
+from outrider_lab.bench.quality import FormatRow, Quality, RuleRow
+from outrider_lab.bench.studies import drafters_report as drafters_record
+from outrider_lab.bench.studies.drafters import Race, RacePlan, pieces_of
+from outrider_lab.bench.studies.drafters_lineup import Lineup, Runner
+from outrider_lab.bench.studies.engines_plan import Prompts, closed_case, load_plan, scenario
+from outrider_lab.bench.studies.engines_report import evidence_record, load_record
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from outrider.bench.cost_record import (
+from outrider_lab.bench.cost_record import (
     SCHEMA,
     Ceilings,
     Cell,

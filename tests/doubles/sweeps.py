@@ -8,16 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from outrider.api.result import GenerationResult
-from outrider.bench.studies.sweep_record import (
+from outrider.core.config import EXACT_SAMPLERS, EngineConfig
+from outrider.core.params import SamplingParams
+from outrider.metrics.summary import Stats
+from outrider_lab.bench.studies.sweep_record import (
     BenchmarkConfig,
     Circumstances,
     ResultsFolder,
     SweepNumbers,
     SweepSample,
 )
-from outrider.core.config import EXACT_SAMPLERS, EngineConfig
-from outrider.core.params import SamplingParams
-from outrider.metrics.summary import Stats
 
 SETTINGS = {"temperature": 0.0, "max_tokens": 8, "batch_size": 1, "sampler": "block"}
 

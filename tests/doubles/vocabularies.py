@@ -27,8 +27,8 @@ from doubles.tiny_checkpoints import (
     write_checkpoint,
 )
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.workload import load_prompts
 from outrider.models.loading import resolve
+from outrider_lab.bench.workload import load_prompts
 
 EMBEDDED = resolve("outrider/embedded")
 EMBEDDED_DRAFT = resolve("outrider/embedded-draft")

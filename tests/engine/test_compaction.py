@@ -29,10 +29,10 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.compaction import Compaction, compaction_of
 from outrider.engine.stepwise import StepwiseLM
-from outrider.lab.scripted import Script, ScriptedLM
 from outrider.models.decoder import Room
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import CheaperParts, LlamaModel
+from outrider.proof.scripted import Script, ScriptedLM
 from outrider.sched.jobs import LaneSizes
 from outrider.verify.exact import MatchRule
 

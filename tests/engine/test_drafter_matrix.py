@@ -12,7 +12,7 @@ from matrices.matrix import Cell, Matrix, Row, Runner, all_pairs
 from matrices.settings import drafters
 
 from doubles.grounds import dense_ground, hybrid_ground
-from outrider.bench.studies.drafters_lineup import available, known
+from outrider_lab.bench.studies.drafters_lineup import available, known
 
 pytestmark = pytest.mark.weights
 

@@ -12,9 +12,9 @@ import torch
 
 from doubles.eagle_heads import EagleFolder, save_tensors
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workload import load_prompts
 from outrider.core.errors import CheckpointError, ConfigError, VocabularyError
 from outrider.models.loading import resolve
+from outrider_lab.bench.workload import load_prompts
 
 # For the embedded target.
 EAGLE3 = EagleFolder(

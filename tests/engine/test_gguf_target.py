@@ -14,11 +14,11 @@ from doubles.tiny_checkpoints import random_tensors, variant
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.kernels.plan import PackedTable
-from outrider.lab.gguf_export import GgufOptions, export
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
+from outrider_lab.models.gguf_export import GgufOptions, export
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef add("
 GREEDY = SamplingParams(max_tokens=24)

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workload import load_prompts
 from outrider.core.config import DEFAULT_K
 from outrider.models.heads import worth_of
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_HYBRID
+from outrider_lab.bench.workload import load_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights]
 COMMON = EngineConfig(device="cpu", batch_size=2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workload import load_prompts
+from outrider_lab.bench.workload import load_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights]
 FORTY_EIGHT = SamplingParams(max_tokens=48)

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workload import load_prompts
+from outrider_lab.bench.workload import load_prompts
 
 pytestmark = pytest.mark.weights
 

@@ -9,10 +9,10 @@ from contextlib import closing
 import pytest
 
 from outrider import LLM, AsyncLLM, EngineConfig, SamplingParams
-from outrider.bench.workload import load_prompts
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_HYBRID
 from outrider.sched.jobs import Job, Stage
 from outrider.sched.pace import LEAST_CHUNK, SHARE_BESIDE, PromptPace
+from outrider_lab.bench.workload import load_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights]
 

@@ -10,7 +10,6 @@ import pytest
 from doubles.rig import round_of
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.drafters.self_draft import SelfDraftSpec, skipped_layers
@@ -19,6 +18,7 @@ from outrider.engine.native_round import NativeRound
 from outrider.engine.stages import Stages
 from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
+from outrider_lab.bench.workload import WORKLOADS, load_prompts
 
 pytestmark = pytest.mark.weights
 

@@ -7,7 +7,7 @@ from matrices.matrix import Runner, first_difference, num_equal
 from matrices.settings import PAIR, pair
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workload import WORKLOADS, load_prompts
+from outrider_lab.bench.workload import WORKLOADS, load_prompts
 
 PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]]
 # Any two of a length of drafts and a batch meet under one drafter or another, and all of them in

@@ -16,13 +16,13 @@ import pytest
 
 from doubles.head_files import block_tensors, medusa_tensors, write_block, write_medusa
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workload import load_prompts
 from outrider.core.errors import ConfigError
 from outrider.core.spec import ModelSpec
 from outrider.drafters.block import BlockConfig
 from outrider.drafters.medusa import MedusaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.loading import resolve
+from outrider_lab.bench.workload import load_prompts
 
 PROMPTS = [*load_prompts("humaneval")[:2], "x = 1"]
 GREEDY = SamplingParams(max_tokens=24)

@@ -9,9 +9,9 @@ from importlib.resources import files
 from statistics import linear_regression
 
 from checks.documents import Document
-from outrider.bench.reference import draft_shares
 from outrider.estimate.theory import AheadTimes, expected_tokens, speed_up
 from outrider.planner.overlap import hide_limit
+from outrider_lab.bench.reference import draft_shares
 
 PAGE = Document.named("project/published-tables.md")
 PROSE = PAGE.prose
@@ -19,7 +19,7 @@ ALPHA = 0.9
 DRAFT_TIMES = {pair: tuple(draft_shares(pair.lower()).values()) for pair in ("8B/1B", "70B/1B")}
 KS = tuple(draft_shares("8b/1b"))
 SMALL, LARGE = DRAFT_TIMES["8B/1B"], DRAFT_TIMES["70B/1B"]
-TABLES = files("outrider.bench").joinpath("references", "draft_shares.json")
+TABLES = files("outrider_lab.bench").joinpath("references", "draft_shares.json")
 # Half of the last digit that is printed.
 _ROUNDING = 0.005
 

@@ -29,7 +29,12 @@ class ServedOptions(JsonOption):
     csv: str | None = setting(None, "Also write a row for every request to this file.")
 
 
-@verb("bench engines", "bench_engines:engines", settings=ALL, without=DECIDED_BY_ENGINES)
+@verb(
+    "bench engines",
+    "outrider_lab.cli.bench_engines:engines",
+    settings=ALL,
+    without=DECIDED_BY_ENGINES,
+)
 class EnginesOptions(ServedOptions):
     """Compare engines by requests in flight: latency, throughput, overlap, and what theory says of
     them.
@@ -66,7 +71,7 @@ class EnginesOptions(ServedOptions):
     no_plots: bool = setting(False, "Draw no figures.")
 
 
-@verb("bench load", "bench_engines:load", settings=ALL, without=DECIDED_BY_ENGINES)
+@verb("bench load", "outrider_lab.cli.bench_engines:load", settings=ALL, without=DECIDED_BY_ENGINES)
 class LoadTestOptions(ServedOptions):
     """Put engines under load: Poisson arrivals, closed loops or a recorded trace.
 
@@ -104,7 +109,7 @@ class LoadTestOptions(ServedOptions):
     )
 
 
-@verb("bench peers", "bench_peers:peers", settings=("program",))
+@verb("bench peers", "outrider_lab.cli.bench_peers:peers", settings=("program",))
 class PeersOptions(JsonOption):
     """Compare with other engines on the same weights and prompts: transformers, llama.cpp, OpenVINO
     GenAI, servers.
@@ -159,7 +164,12 @@ class PeersOptions(JsonOption):
     )
 
 
-@verb("bench quality", "bench_studies:quality", settings=ALL, without=DECIDED_BY_QUALITY)
+@verb(
+    "bench quality",
+    "outrider_lab.cli.bench_studies:quality",
+    settings=ALL,
+    without=DECIDED_BY_QUALITY,
+)
 class QualityOptions(OutputOption):
     """Check what is written: perplexity by number format, and texts under each acceptance rule
     beside those of plain decoding.
@@ -225,7 +235,7 @@ class GridOptions(JsonOption):
     no_plots: bool = setting(False, "Draw no figures.")
 
 
-@verb("bench sweep", "bench_sweep:sweep", settings=ALL, without=DECIDED)
+@verb("bench sweep", "outrider_lab.cli.bench_sweep:sweep", settings=ALL, without=DECIDED)
 class SweepOptions(GridOptions):
     """Vary anything: K, drafter, rule, temperature, domain, context, batch, load, pair; each cell
     beside plain decoding.
@@ -251,7 +261,7 @@ class SweepOptions(GridOptions):
     )
 
 
-@verb("bench k", "bench_sweep:k", settings=ALL, without=DECIDED_BY_SWEEPS)
+@verb("bench k", "outrider_lab.cli.bench_sweep:k", settings=ALL, without=DECIDED_BY_SWEEPS)
 class KSweepOptions(GridOptions):
     """Sweep K over pairs and domains: a table, figures and every sample.
 
@@ -276,7 +286,12 @@ class KSweepOptions(GridOptions):
     reference: bool = setting(False, "Also print figures that were published for like runs.")
 
 
-@verb("bench drafters", "bench_peers:drafters", settings=ALL, without=DECIDED_BY_DRAFTERS)
+@verb(
+    "bench drafters",
+    "outrider_lab.cli.bench_peers:drafters",
+    settings=ALL,
+    without=DECIDED_BY_DRAFTERS,
+)
 class DraftersOptions(JsonOption):
     """Compare drafters: acceptance, tokens a round, time, speed-up over plain decoding.
 

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import torch
 
 from outrider import __version__
-from outrider.bench.calibrate.session import FOLDER, all_of
 from outrider.cache.capacity import free_bytes, total_bytes
 from outrider.cli.call import Call
 from outrider.cli.models import memory_fit, read_spec
@@ -32,6 +31,7 @@ from outrider.core.errors import MachineError, OutriderError
 from outrider.core.fields import size
 from outrider.core.files import NotPrivateError, private_folder
 from outrider.core.settings import Resolved
+from outrider.estimate.calibration import CALIBRATIONS
 from outrider.kernels.arithmetic import ArithmeticCeiling, arithmetic_ceilings
 from outrider.kernels.bandwidth import Ceiling, ceilings
 from outrider.kernels.kinds import DTYPES, pick_device
@@ -245,10 +245,10 @@ def _origin(kernels: Kernels) -> str:
 def _calibrations() -> str:
     """Where those of `outrider plan` are kept."""
     cache = cache_folder()
-    kept = all_of(cache)
+    kept = [] if cache is None else list((cache / CALIBRATIONS).glob("*.json"))
     if cache is None or not kept:
         return "none yet: `outrider plan` measures one"
-    return f"{len(kept)} in {cache / FOLDER}"
+    return f"{len(kept)} in {cache / CALIBRATIONS}"
 
 
 def _embedded_problems() -> list[str]:

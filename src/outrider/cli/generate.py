@@ -26,9 +26,6 @@ from outrider.api.llm import LLM
 from outrider.api.profile import kernel_times
 from outrider.api.prompts import Prompt
 from outrider.api.result import GenerationResult
-from outrider.bench.frame import MIN_PAIRS, Ratio, ratio_of_medians
-from outrider.bench.machine import Neighbours, is_busy, provenance, said_of
-from outrider.bench.turns import Score, race
 from outrider.cli.call import Call
 from outrider.cli.chat_prompt import given_prompt
 from outrider.cli.output import answer, fitted, prose, say, screen_table
@@ -42,6 +39,9 @@ from outrider.core.errors import ConfigError
 from outrider.core.fields import size
 from outrider.core.params import SamplingParams
 from outrider.core.settings import Resolved
+from outrider.measure.frame import MIN_PAIRS, Ratio, ratio_of_medians
+from outrider.measure.machine import Neighbours, is_busy, provenance, said_of
+from outrider.measure.turns import Score, race
 
 if TYPE_CHECKING:
     from outrider.api.llm import LLM

@@ -15,7 +15,7 @@ MODEL = Argument(name="MODEL", text="A name from the list, a folder, a GGUF file
 
 @verb(
     "draft check",
-    "draft:check",
+    "outrider_lab.cli.draft:check",
     _TARGET,
     Argument("DRAFT", "The same; or a folder of draft heads."),
 )
@@ -31,7 +31,7 @@ class DraftCheckOptions(JsonOption):
     k: int = setting(4, "Draft at most this many tokens at once.", minimum=1, maximum=64)
 
 
-@verb("draft suggest", "draft:suggest", _TARGET)
+@verb("draft suggest", "outrider_lab.cli.draft:suggest", _TARGET)
 class DraftSuggestOptions(CountingOption):
     """Rank what can draft for TARGET by measured costs: pairs, heads, itself, its text.
 
@@ -86,7 +86,7 @@ class LoadOptions(JsonOption):
 
 @verb(
     "models inflate",
-    "models:inflate",
+    "outrider_lab.cli.models:inflate",
     Argument("SHAPE", "Its sizes.", choices=("0.4b", "1b", "8b", "70b-layer")),
     Argument("FOLDER", "Where to write it; a new folder."),
 )
@@ -103,7 +103,12 @@ class InflateOptions(JsonOption):
     )
 
 
-@verb("models export", "models:export", MODEL, Argument("FILE", "Where to write it; a new file."))
+@verb(
+    "models export",
+    "outrider_lab.cli.models:export",
+    MODEL,
+    Argument("FILE", "Where to write it; a new file."),
+)
 class ExportOptions(JsonOption):
     """Write a Llama-shaped model as a GGUF file, for llama.cpp and others that read it.
 
@@ -248,7 +253,7 @@ class DrafterOptions(RunOptions):
     exam_prompts: int = setting(24, "Use so many of these prompts.", minimum=1, maximum=10_000)
 
 
-@verb("train draft", "train:draft", *_TRAINED)
+@verb("train draft", "outrider_lab.cli.train:draft", *_TRAINED)
 class DraftOptions(DrafterOptions):
     """Distil a draft model from a target.
 
@@ -267,7 +272,7 @@ class DraftOptions(DrafterOptions):
     temperature: float = setting(1.0, "Temperature of the draft's own text.", minimum=0, maximum=10)
 
 
-@verb("train mtp", "train:mtp", *_TRAINED)
+@verb("train mtp", "outrider_lab.cli.train:mtp", *_TRAINED)
 class MtpOptions(DrafterOptions):
     """Train MTP blocks, which draft from a target's hidden states.
 
@@ -278,7 +283,7 @@ class MtpOptions(DrafterOptions):
     turns: int = setting(3, "Drafts of a round that it learns to make.", minimum=1, maximum=16)
 
 
-@verb("train medusa", "train:medusa", *_TRAINED)
+@verb("train medusa", "outrider_lab.cli.train:medusa", *_TRAINED)
 class MedusaOptions(DrafterOptions):
     """Train Medusa heads, which guess several tokens at once.
 
@@ -295,7 +300,7 @@ class MedusaOptions(DrafterOptions):
     )
 
 
-@verb("train eagle", "train:eagle", *_TRAINED)
+@verb("train eagle", "outrider_lab.cli.train:eagle", *_TRAINED)
 class EagleOptions(DrafterOptions):
     """Train EAGLE heads, which draft from a target's hidden states.
 
@@ -309,7 +314,7 @@ class EagleOptions(DrafterOptions):
     turns: int = setting(3, "Drafts of a round that it learns to make.", minimum=1, maximum=16)
 
 
-@verb("train block", "train:block", *_TRAINED)
+@verb("train block", "outrider_lab.cli.train:block", *_TRAINED)
 class BlockOptions(DrafterOptions):
     """Train a block net, which guesses several places in one pass.
 
@@ -323,7 +328,7 @@ class BlockOptions(DrafterOptions):
     layers: int = setting(1, "Layers of the net.", minimum=1, maximum=16)
 
 
-@verb("train pretrain", "train:pretrain", *_TRAINED)
+@verb("train pretrain", "outrider_lab.cli.train:pretrain", *_TRAINED)
 class PretrainOptions(RunOptions):
     """Train a language model from scratch.
 
@@ -341,7 +346,7 @@ class PretrainOptions(RunOptions):
     layers: int = setting(8, "Layers.", minimum=1, maximum=256)
 
 
-@verb("train tokenizer", "train:tokenizer", *_TRAINED)
+@verb("train tokenizer", "outrider_lab.cli.train:tokenizer", *_TRAINED)
 class TokenizerOptions(TextOptions):
     """Make a byte-level BPE vocabulary.
 

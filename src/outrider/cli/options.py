@@ -168,8 +168,9 @@ KNOWN: dict[str, Verb] = {}
 def verb(
     paths: str, target: str, *arguments: Argument, **more: Any
 ) -> Callable[[type[AnyOptions]], type[AnyOptions]]:
-    """Make a class of options the verb that `paths` between commas call and `target`, a function of
-    this package, runs. Its docstring is the verb's text and, after an empty line, an example."""
+    """Make a class of options the verb that `paths` between commas call and `target` runs:
+    "module:function" of this package, or with the module's whole name of the lab. The docstring is
+    the verb's text and, after an empty line, an example."""
     names = paths.split(", ")
 
     def made(options: type[AnyOptions]) -> type[AnyOptions]:
@@ -178,7 +179,7 @@ def verb(
             name=names[0].rpartition(" ")[2],
             text=" ".join(text.split()),
             example=" ".join(example.split()),
-            target=f"outrider.cli.{target}",
+            target=target if "." in target else f"outrider.cli.{target}",
             arguments=arguments,
             options=options,
             **more,

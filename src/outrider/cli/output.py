@@ -16,7 +16,7 @@ from typing import TextIO
 from outrider.cli.gate import in_line
 from outrider.cli.options import JsonOption, OutputOption
 from outrider.cli.wrap import column_widths, wrapped, wrapped_table
-from outrider.core.errors import ConfigError, MachineError
+from outrider.core.errors import MachineError
 from outrider.core.files import draft_of, replacing
 
 # Sentences are no wider than that on any terminal.
@@ -153,21 +153,3 @@ def line_width(piped: int) -> int:
 def _terminal_width(out: TextIO | None = None) -> int | None:
     """Of stdout, if it is no other stream; None where nobody looks on."""
     return shutil.get_terminal_size().columns if (out or sys.stdout).isatty() else None
-
-
-def figure_file(name: str | None) -> Path | None:
-    """Checked before anything runs. Raises ConfigError and MachineError."""
-    from outrider.bench import drawing
-
-    if name is None:
-        return None
-    path = Path(name)
-    if path.suffix not in (".svg", ".png"):
-        raise ConfigError(
-            f"--figure {name}: a figure is an SVG file.", hint="--figure lanes.svg, for example"
-        )
-    reason = drawing.why_not()
-    if reason is not None:
-        raise MachineError(reason, hint="leave --figure out")
-    check_writable(path)
-    return path

@@ -14,7 +14,7 @@ DECIDED_BY_PLANS = (
 
 @verb(
     "plan",
-    "plan:plan",
+    "outrider_lab.cli.plan:plan",
     Argument("TARGET", "The same as --target.", setting="target"),
     group="Measure speed",
     settings=ALL,
@@ -73,7 +73,7 @@ class PlanOptions(CountingOption):
     save: str | None = setting(None, "Also write the plan as JSON to this file.")
 
 
-@verb("bench simulate, simulate", "simulate:simulate")
+@verb("bench simulate, simulate", "outrider_lab.cli.simulate:simulate")
 class SimulateOptions(JsonOption):
     """Run engines on an invented clock: machines that one does not have, and what-ifs.
 

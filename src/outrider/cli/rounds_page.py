@@ -52,7 +52,7 @@ class RoundsPage:
         if self.path is None:
             return ""
         from outrider.api.rounds import run_of
-        from outrider.bench.pages import run_page
+        from outrider.measure.pages import run_page
 
         facts = self._facts()
         for result in results:

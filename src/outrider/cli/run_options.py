@@ -70,7 +70,7 @@ class ChatOptions(StructureOption, JsonOption):
 
 @verb(
     "trace",
-    "trace:trace",
+    "outrider_lab.cli.trace:trace",
     Argument("PROMPT", "Texts to go on from; 8 shipped ones if none is given.", many=True),
     group="Measure speed",
     settings=ALL,
@@ -140,7 +140,7 @@ class CompletionOptions(Options):
 
 @verb(
     "report",
-    "report:report",
+    "outrider_lab.cli.report:report",
     Argument("FOLDER", "Folders that benchmarks wrote, or single results files.", many=True),
     group="Measure speed",
 )
@@ -156,7 +156,7 @@ class ReportOptions(JsonOption):
     )
 
 
-@verb("bench prompts, prompts", "prompts:prompts")
+@verb("bench prompts, prompts", "outrider_lab.cli.prompts:prompts")
 class PromptsOptions(JsonOption):
     """Count the tokens of the benchmark prompts, and save a set of them.
 

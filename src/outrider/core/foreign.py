@@ -126,7 +126,7 @@ FOREIGN: tuple[Foreign, ...] = (
     *_all("fused_round", "--cuda-graph"),
     *_all("profile", "--metrics-detailed"),
     *_all(
-        "", "--impl", "the scripted model is a class for tests, outrider.lab.scripted.ScriptedLM"
+        "", "--impl", "the scripted model is a class for tests, outrider.proof.scripted.ScriptedLM"
     ),
     *_all("", "--test-mode", "recipes/test.yaml, with --config, is a run of seconds"),
     *_all("context", "-c --ctx-size --max-model-len --context-length --max-kv-size"),

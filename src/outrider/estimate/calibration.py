@@ -23,6 +23,8 @@ from outrider.estimate.online import BySequence, RunningMedian
 from outrider.estimate.theory import RoundStats
 
 SCHEMA = "outrider-calibration/1"
+# The folder within the cache in which they are kept.
+CALIBRATIONS = "calibrations"
 _HINT = "measure anew: outrider plan --fresh"
 
 

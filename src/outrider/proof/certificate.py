@@ -30,7 +30,6 @@ from outrider.core.rng import Role
 from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.reference.pointwise import argmax
-from outrider.lab.scripted import ScriptedLM
 from outrider.models.documents import read_document
 from outrider.models.loading import resolve
 from outrider.proof.algebra import DEFECTS, algebra
@@ -40,6 +39,7 @@ from outrider.proof.ensemble import DRAFT, TARGET, ensemble
 from outrider.proof.mutants import mutants
 from outrider.proof.parity import ParitySubject, fingerprint, task
 from outrider.proof.parity_part import parity
+from outrider.proof.scripted import ScriptedLM
 
 MakeDrafter = Callable[[], Drafter]
 # Temperature and filters, so that a drafter which shapes its distribution does.

@@ -32,12 +32,12 @@ from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.kernels.reference.pointwise import argmax
-from outrider.lab.scripted import Script, ScriptedLM
 from outrider.proof.algebra import DEFECTS
 from outrider.proof.cases import LENGTH, PAIRS, START, TEXTS, VOCAB, Text, WeightPair, turned
 from outrider.proof.check import Check, Effort, Part
 from outrider.proof.chisquare import FAMILY_LEVEL, MANY, K, p_value, threshold
 from outrider.proof.distributions import Sampler, exact_samplers, joint_winner, plain_distribution
+from outrider.proof.scripted import Script, ScriptedLM
 
 # Texts are made in portions, which bounds memory.
 _DRAWS_PORTION = 100_000

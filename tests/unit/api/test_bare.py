@@ -13,8 +13,8 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
 from outrider.kernels.registry import Kernels, choose
-from outrider.lab.bare_engine import BareEngine, BareModels, bare_rooms
-from outrider.lab.scripted import Script, ScriptedLM
+from outrider.proof.scripted import Script, ScriptedLM
+from outrider_lab.models.bare_engine import BareEngine, BareModels, bare_rooms
 
 PARAMS = SamplingParams(max_tokens=12)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.bench.workload import load_prompts
 from outrider.core.errors import CapacityError, ConfigError, VocabularyError
 from outrider.models.loading import resolve
+from outrider_lab.bench.workload import load_prompts
 
 PROMPT = "def fibonacci(n):"
 

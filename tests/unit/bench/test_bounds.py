@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from doubles.planned import costs, flat, sloped
-from outrider.bench.calibrate import answer as module
-from outrider.bench.calibrate.answer import answer
-from outrider.bench.calibrate.extent import BESIDE_WEIGHTS, Bounds, extent_of
-from outrider.bench.calibrate.found import Answer, Asked, Found, Watch
-from outrider.bench.calibrate.probe import Ahead, Probe
-from outrider.bench.calibrate.session import Calibrated
-from outrider.bench.studies.drafters_lineup import PLAIN, Contestant, Drafts
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
 from outrider.core.spec import ModelSpec
+from outrider_lab.bench.calibrate import answer as module
+from outrider_lab.bench.calibrate.answer import answer
+from outrider_lab.bench.calibrate.extent import BESIDE_WEIGHTS, Bounds, extent_of
+from outrider_lab.bench.calibrate.found import Answer, Asked, Found, Watch
+from outrider_lab.bench.calibrate.probe import Ahead, Probe
+from outrider_lab.bench.calibrate.session import Calibrated
+from outrider_lab.bench.studies.drafters_lineup import PLAIN, Contestant, Drafts
 
 GB = 1_000_000_000
 

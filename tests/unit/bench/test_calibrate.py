@@ -14,8 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.calibrate.engines import Dial, TimedEngine
-from outrider.bench.calibrate.fit import (
+from outrider.core.budget import RoundTrace
+from outrider.estimate.calibration import (
+    CALIBRATIONS,
+    Calibration,
+    DrafterCosts,
+    PassCosts,
+    PlaceCount,
+)
+from outrider.estimate.cost import Curve
+from outrider.estimate.theory import RoundStats
+from outrider.planner.rounds import DecodeLoad, plain_times, round_times
+from outrider_lab.bench.calibrate.engines import Dial, TimedEngine
+from outrider_lab.bench.calibrate.fit import (
     Point,
     draft_costs,
     drafting_of,
@@ -24,8 +35,8 @@ from outrider.bench.calibrate.fit import (
     points_of,
     shared_costs,
 )
-from outrider.bench.calibrate.probe import Ahead, Probe, ProbeRound, ahead_of, rounds_at
-from outrider.bench.calibrate.rounds import (
+from outrider_lab.bench.calibrate.probe import Ahead, Probe, ProbeRound, ahead_of, rounds_at
+from outrider_lab.bench.calibrate.rounds import (
     ALIKE,
     LEAST_TURNS,
     MOST_TURNS,
@@ -37,8 +48,8 @@ from outrider.bench.calibrate.rounds import (
     passes_of,
     run_phase,
 )
-from outrider.bench.calibrate.session import all_of, keep, load, path_of
-from outrider.bench.calibrate.timing import (
+from outrider_lab.bench.calibrate.session import keep, load, path_of
+from outrider_lab.bench.calibrate.timing import (
     EDGES,
     Pace,
     Plan,
@@ -48,12 +59,7 @@ from outrider.bench.calibrate.timing import (
     plans_of,
     prompts_of,
 )
-from outrider.bench.studies.drafters_lineup import Contestant
-from outrider.core.budget import RoundTrace
-from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts, PlaceCount
-from outrider.estimate.cost import Curve
-from outrider.estimate.theory import RoundStats
-from outrider.planner.rounds import DecodeLoad, plain_times, round_times
+from outrider_lab.bench.studies.drafters_lineup import Contestant
 
 DEEPEST = 12
 PLACES = [(b, k, s) for b in (1, 4) for k in (0, 1, 3, 7) for s in (60.0, 900.0)]
@@ -484,7 +490,7 @@ def timing_of(num_phases: int) -> Timing:
 
 def test_all_phases_are_gone_through_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     phased, timing, shares = Phased(), timing_of(2), list[float]()
-    monkeypatch.setattr("outrider.bench.calibrate.timing.run_phase", phased)
+    monkeypatch.setattr("outrider_lab.bench.calibrate.timing.run_phase", phased)
     timing.run(60, tell=lambda _, share: shares.append(share))
     assert phased.numbers == [0, 1] * 3
     assert phased.ends == pytest.approx([10, 20, 30, 40, 50, 60], abs=0.1)
@@ -496,7 +502,7 @@ def test_runs_add_to_what_was_timed_and_no_turn_comes_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     phased, timing = Phased(), timing_of(2)
-    monkeypatch.setattr("outrider.bench.calibrate.timing.run_phase", phased)
+    monkeypatch.setattr("outrider_lab.bench.calibrate.timing.run_phase", phased)
     for _ in range(2):
         timing.run(60)
     of_one = [turn for turns in phased.turns[::2] for turn in turns]
@@ -508,7 +514,7 @@ def test_runs_add_to_what_was_timed_and_no_turn_comes_twice(
 
 def test_a_run_that_is_late_stops_after_a_whole_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     phased, timing = Phased(least=40.0), timing_of(3)
-    monkeypatch.setattr("outrider.bench.calibrate.timing.run_phase", phased)
+    monkeypatch.setattr("outrider_lab.bench.calibrate.timing.run_phase", phased)
     timing.run(60)
     assert phased.numbers == [0, 1, 2]
     timing.run(180)
@@ -519,7 +525,7 @@ def test_a_run_that_is_late_stops_after_a_whole_cycle(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("seconds", [-5.0, 0.0, 30.0])
 def test_shares_of_the_time_are_shares(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     shares: list[float] = []
-    monkeypatch.setattr("outrider.bench.calibrate.timing.run_phase", Phased(least=20.0))
+    monkeypatch.setattr("outrider_lab.bench.calibrate.timing.run_phase", Phased(least=20.0))
     timing_of(3).run(seconds, tell=lambda _, share: shares.append(share))
     assert len(shares) == 3
     assert all(0 <= share <= 1 for share in shares)
@@ -546,8 +552,7 @@ def test_a_calibration_is_kept_for_its_question(tmp_path: Path) -> None:
     assert kept.note is None
     assert load(tmp_path, QUESTION).calibration == FOUND
     assert load(tmp_path, {**QUESTION, "ks": [1]}).calibration is None
-    assert all_of(tmp_path) == [kept.path]
-    assert all_of(None) == []
+    assert list((tmp_path / CALIBRATIONS).glob("*.json")) == [kept.path]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99, "question": 0}'])

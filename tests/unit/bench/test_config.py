@@ -8,8 +8,8 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
-from outrider.bench.store import RecordError
-from outrider.bench.studies.sweep_record import BenchmarkConfig
+from outrider.measure.store import RecordError
+from outrider_lab.bench.studies.sweep_record import BenchmarkConfig
 
 CONFIG = BenchmarkConfig(
     model_pair_name="embedded",

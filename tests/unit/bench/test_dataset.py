@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.workload import (
+from outrider.core.errors import ConfigError
+from outrider_lab.bench.workload import (
     DOMAINS,
     SUMMARIZE,
     Prompt,
@@ -15,7 +16,6 @@ from outrider.bench.workload import (
     builtin_texts,
     fingerprint,
 )
-from outrider.core.errors import ConfigError
 
 
 def words(text: str) -> int:

@@ -11,9 +11,12 @@ import pytest
 
 from doubles.clocks import FakeClock
 from doubles.report_results import FakeWriter
-from outrider.bench.frame import csv_text
-from outrider.bench.studies import drafters_lineup as lineup_of_bench
-from outrider.bench.studies.drafters import (
+from outrider.core.config import DRAFTERS, EngineConfig
+from outrider.core.errors import CapacityError, CheckpointError, ConfigError
+from outrider.core.params import SamplingParams
+from outrider.measure.frame import csv_text
+from outrider_lab.bench.studies import drafters_lineup as lineup_of_bench
+from outrider_lab.bench.studies.drafters import (
     DrafterSample,
     Race,
     RacePlan,
@@ -21,7 +24,7 @@ from outrider.bench.studies.drafters import (
     bounds_of_copies,
     pieces_of,
 )
-from outrider.bench.studies.drafters_lineup import (
+from outrider_lab.bench.studies.drafters_lineup import (
     OFF,
     Contestant,
     Drafts,
@@ -33,7 +36,7 @@ from outrider.bench.studies.drafters_lineup import (
     known,
     line_up,
 )
-from outrider.bench.studies.drafters_report import (
+from outrider_lab.bench.studies.drafters_report import (
     DrafterCell,
     DraftersEvidence,
     SameTokens,
@@ -45,9 +48,6 @@ from outrider.bench.studies.drafters_report import (
     plan_record,
     sample_rows,
 )
-from outrider.core.config import DRAFTERS, EngineConfig
-from outrider.core.errors import CapacityError, CheckpointError, ConfigError
-from outrider.core.params import SamplingParams
 
 pytestmark = pytest.mark.wide
 

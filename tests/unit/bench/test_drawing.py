@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 import pytest
 
 from doubles.sweeps import folder_of, numbers, sample, small_sweep
-from outrider.bench import drawing
-from outrider.bench.charts import (
+from outrider.measure.frame import Ratio
+from outrider_lab.bench import drawing
+from outrider_lab.bench.charts import (
     Axis,
     Bars,
     Chart,
@@ -24,9 +25,8 @@ from outrider.bench.charts import (
     rows_of,
     span_of,
 )
-from outrider.bench.drawing import DARK, LIGHT, readable_on, svg, why_not, write
-from outrider.bench.figures import FIGURES, charts, gather
-from outrider.bench.frame import Ratio
+from outrider_lab.bench.drawing import DARK, LIGHT, readable_on, svg, why_not, write
+from outrider_lab.bench.figures import FIGURES, charts, gather
 
 needs_matplotlib = pytest.mark.skipif(why_not() is not None, reason="matplotlib is not installed")
 GAIN = Ratio(2.0, 1.5, 2.5, 9)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from doubles.engine_runs import PARAMS, TEXTS, FakeServer, contestant
-from outrider.bench.load import ClosedLoop, OpenLoop, most_in_flight
-from outrider.bench.studies.engines_cells import EngineSample, head_to_head
-from outrider.bench.studies.engines_plan import (
+from outrider_lab.bench.load import ClosedLoop, OpenLoop, most_in_flight
+from outrider_lab.bench.studies.engines_cells import EngineSample, head_to_head
+from outrider_lab.bench.studies.engines_plan import (
     SCENARIOS,
     Case,
     EnginePlan,
@@ -15,8 +15,8 @@ from outrider.bench.studies.engines_plan import (
     replay_case,
     scenario,
 )
-from outrider.bench.studies.engines_report import load_record, load_sections
-from outrider.bench.studies.engines_run import run
+from outrider_lab.bench.studies.engines_report import load_record, load_sections
+from outrider_lab.bench.studies.engines_run import run
 
 
 def plan_of(*cases: Case) -> EnginePlan:

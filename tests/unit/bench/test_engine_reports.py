@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from doubles.engine_runs import all_contestants, evidence_of, measured, plan
-from outrider.bench.frame import Ratio, csv_text
-from outrider.bench.studies.engines_cells import (
+from outrider.measure.frame import Ratio, csv_text
+from outrider_lab.bench.studies.engines_cells import (
     BareReads,
     EngineSample,
     EnginesEvidence,
@@ -17,12 +17,12 @@ from outrider.bench.studies.engines_cells import (
     cells,
     lane_bounds,
 )
-from outrider.bench.studies.engines_report import (
+from outrider_lab.bench.studies.engines_report import (
     evidence_record,
     meets_bar,
     timelines,
 )
-from outrider.bench.studies.engines_run import request_rows, sample_record
+from outrider_lab.bench.studies.engines_run import request_rows, sample_record
 
 pytestmark = pytest.mark.wide
 

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from doubles.engine_runs import FakeServer, all_contestants, contestant, measured, plan
-from outrider.bench.studies.engines_cells import (
+from outrider.core.config import EngineConfig
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider_lab.bench.studies.engines_cells import (
     EngineSample,
     SameTexts,
     Taken,
@@ -17,16 +20,13 @@ from outrider.bench.studies.engines_cells import (
     cells,
     comparisons,
 )
-from outrider.bench.studies.engines_plan import (
+from outrider_lab.bench.studies.engines_plan import (
     ENGINES,
     Contestant,
     config_of,
     line_up,
 )
-from outrider.bench.studies.engines_run import run
-from outrider.core.config import EngineConfig
-from outrider.core.errors import ConfigError
-from outrider.core.params import SamplingParams
+from outrider_lab.bench.studies.engines_run import run
 
 
 @pytest.fixture(scope="module")

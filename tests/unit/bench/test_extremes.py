@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from outrider.bench.workload import ADVERSARIAL, DOMAINS, ECHO, builtin_texts
+from outrider_lab.bench.workload import ADVERSARIAL, DOMAINS, ECHO, builtin_texts
 
 
 @pytest.mark.parametrize("domain", [ECHO, ADVERSARIAL])

@@ -27,10 +27,10 @@ from cost_study.units import CostSample, Held, SamplesFile, engines_unit, passes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bench.cost_record import Ceilings, Cell, scatter_of
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import expected_tokens
-from outrider.lab.gemm import GEMM_SHAPES, NonGemmCosts, products
+from outrider_lab.bench.cost_record import Ceilings, Cell, scatter_of
+from outrider_lab.models.gemm import GEMM_SHAPES, NonGemmCosts, products
 
 AR = CostEngine(study="hits", method="ar")
 SD = CostEngine(study="hits", method="sd", k=4, alpha=0.9)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 
 from doubles.timelines import job, timelines, trace
-from outrider.bench.charts import JobBar, Lines, Span, TimelineChart
-from outrider.bench.lanes import MAX_JOBS, LanePicture, lane_chart
 from outrider.core.budget import JobTrace
+from outrider_lab.bench.charts import JobBar, Lines, Span, TimelineChart
+from outrider_lab.bench.lanes import MAX_JOBS, LanePicture, lane_chart
 
 JOBS = [
     job("prefill", "prefill", 100, 102, 1),

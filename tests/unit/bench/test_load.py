@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles.engine_runs import FakeServer
-from outrider.bench.load import ClosedLoop, OpenLoop, Run, drive, tally
-from outrider.bench.requests import (
+from outrider.core.errors import ConfigError
+from outrider.core.params import SamplingParams
+from outrider_lab.bench.load import ClosedLoop, OpenLoop, Run, drive, tally
+from outrider_lab.bench.requests import (
     Request,
     arriving,
     poisson_arrivals,
@@ -20,9 +22,7 @@ from outrider.bench.requests import (
     requests_from,
     texts_of,
 )
-from outrider.bench.studies.engines_run import row_of
-from outrider.core.errors import ConfigError
-from outrider.core.params import SamplingParams
+from outrider_lab.bench.studies.engines_run import row_of
 
 PARAMS = SamplingParams(max_tokens=4, seed=7)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from doubles.warm_python import warm
-from outrider.bench.drawing import why_not
+from outrider_lab.bench.drawing import why_not
 
 pytestmark = pytest.mark.wide
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from doubles.peer_sides import ScriptedSide, SidePeer
-from outrider.bench.peers.compare import WeightsFolder, weights_of
-from outrider.bench.peers.contestants import (
+from outrider.core.errors import ConfigError
+from outrider.models.loading import resolve
+from outrider_lab.bench.peers.compare import WeightsFolder, weights_of
+from outrider_lab.bench.peers.contestants import (
     FORMS,
     OURS,
     Contestant,
@@ -20,12 +22,10 @@ from outrider.bench.peers.contestants import (
     line_up,
     parse_servers,
 )
-from outrider.bench.peers.match import Entry, Found, Journal, Match, Place, Prompt, Run, Setting
-from outrider.bench.peers.report import findings, summary
-from outrider.bench.peers.sides import answer
-from outrider.core.errors import ConfigError
-from outrider.lab.gguf_export import GgufOptions, export
-from outrider.models.loading import resolve
+from outrider_lab.bench.peers.match import Entry, Found, Journal, Match, Place, Prompt, Run, Setting
+from outrider_lab.bench.peers.report import findings, summary
+from outrider_lab.bench.peers.sides import answer
+from outrider_lab.models.gguf_export import GgufOptions, export
 
 WEIGHTS = PeerWeights(
     target=Path("target"),
@@ -57,7 +57,7 @@ class Kept(Journal):
 
 @pytest.fixture(autouse=True)
 def no_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.bench.peers.match.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("outrider_lab.bench.peers.match.SETTLE_SECONDS", 0.0)
 
 
 def match_of(sides: Mapping[str, ScriptedSide], found: Found | None = None) -> tuple[Match, Kept]:

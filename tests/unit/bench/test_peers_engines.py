@@ -16,10 +16,16 @@ import torch
 
 import outrider
 from outrider import LLM, SamplingParams
-from outrider.bench.peers.programs import PROGRAMS
-from outrider.bench.peers.servers import LlamaSide, StartedSide
-from outrider.bench.peers.sides import OpenvinoSide, OutriderSide, Side, TransformersSide, answer
 from outrider.models.loading import resolve
+from outrider_lab.bench.peers.programs import PROGRAMS
+from outrider_lab.bench.peers.servers import LlamaSide, StartedSide
+from outrider_lab.bench.peers.sides import (
+    OpenvinoSide,
+    OutriderSide,
+    Side,
+    TransformersSide,
+    answer,
+)
 
 SETUP: dict[str, Any] = {
     "name": "it",

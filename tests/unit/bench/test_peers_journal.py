@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.bench.peers.contestants import Contestant
-from outrider.bench.peers.match import FILE_NAME, Journal, Run
 from outrider.core.errors import ConfigError
+from outrider_lab.bench.peers.contestants import Contestant
+from outrider_lab.bench.peers.match import FILE_NAME, Journal, Run
 
 TERMS = {"machine": {"cpu": "one"}, "versions": {"outrider": "1", "llama.cpp": "b1"}}
 PLAIN = Contestant("outrider", "none", "f32"), 0.0

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from doubles.json_server import Answer, JsonServer, serving
 from outrider.api.clients import Piece
-from outrider.bench.peers.contestants import any_reads_gguf, command_of, how_to_get, lent
-from outrider.bench.peers.process import Cpu, Peer, PeerError
-from outrider.bench.peers.servers import HttpSide, arrivals
-from outrider.bench.peers.sides import answer
+from outrider_lab.bench.peers.contestants import any_reads_gguf, command_of, how_to_get, lent
+from outrider_lab.bench.peers.process import Cpu, Peer, PeerError
+from outrider_lab.bench.peers.servers import HttpSide, arrivals
+from outrider_lab.bench.peers.sides import answer
 
 SETUP: dict[str, Any] = {
     "name": "vllm none bf16",

@@ -24,14 +24,14 @@ from plan_study.record import (
 from plan_study.study import foretold
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.calibrate.engines import Dial
-from outrider.bench.calibrate.probe import Ahead
-from outrider.bench.predictions import accuracy
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
 from outrider.models.loading import resolve
+from outrider_lab.bench.calibrate.engines import Dial
+from outrider_lab.bench.calibrate.probe import Ahead
+from outrider_lab.bench.predictions import accuracy
 
 DRAFTERS = ("model", "ngram", "suffix", "mtp", "eagle")
 HARD = ("text", "size")

@@ -11,9 +11,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from outrider.bench.published import PUBLISHED, published_texts
-from outrider.bench.workload import SUMMARIZE
 from outrider.core.errors import MachineError
+from outrider_lab.bench.published import PUBLISHED, published_texts
+from outrider_lab.bench.workload import SUMMARIZE
 
 ROWS: Mapping[str, list[dict[str, Any]]] = {
     "code": [{"prompt": "def f():"}, {"prompt": "def g():"}],

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.api.wrapper import Cache
-from outrider.bench.quality import (
+from outrider.core.config import EngineConfig
+from outrider.core.errors import CheckpointError
+from outrider.core.params import SamplingParams
+from outrider_lab.bench.quality import (
     PLAIN,
     Nats,
     Quality,
@@ -24,9 +27,6 @@ from outrider.bench.quality import (
     read,
     windows_of,
 )
-from outrider.core.config import EngineConfig
-from outrider.core.errors import CheckpointError
-from outrider.core.params import SamplingParams
 
 VOCAB = 5
 PROMPTS = ("def quicksort(items):", "Question: what is 3 plus 4?\nAnswer:")

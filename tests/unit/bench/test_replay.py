@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.bench.calibrate.counting import Counting, Text, can_replay, replayed
-from outrider.bench.calibrate.engines import Dial, TimedEngine, TimedEngines, TimedLLM
-from outrider.bench.calibrate.extent import Bounds, Extent
-from outrider.bench.calibrate.probe import Probe, written_until
-from outrider.bench.studies.drafters_lineup import OFF, Contestant
-from outrider.bench.workload import builtin_texts
 from outrider.core.config import EngineConfig
 from outrider.core.draft import Draft
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow
+from outrider_lab.bench.calibrate.counting import Counting, Text, can_replay, replayed
+from outrider_lab.bench.calibrate.engines import Dial, TimedEngine, TimedEngines, TimedLLM
+from outrider_lab.bench.calibrate.extent import Bounds, Extent
+from outrider_lab.bench.calibrate.probe import Probe, written_until
+from outrider_lab.bench.studies.drafters_lineup import OFF, Contestant
+from outrider_lab.bench.workload import builtin_texts
 
 DEEPEST = 6
 GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)

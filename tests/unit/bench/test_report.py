@@ -10,14 +10,14 @@ import pytest
 from doubles import report_results
 from doubles.study_results import cell, study
 from doubles.sweeps import circumstances, folder_of, numbers, sample, small_sweep
-from outrider.bench.charts import Dots, Lines
-from outrider.bench.frame import Ratio
-from outrider.bench.report.build import build
-from outrider.bench.report.page import summary
-from outrider.bench.report.parts import Claim, Part, Report
-from outrider.bench.report.plots import MAX_ROWS, claims_chart
-from outrider.bench.report.views.study_charts import OF_CELLS
-from outrider.bench.studies.sweep_record import SWEEP, ResultsFolder
+from outrider.measure.frame import Ratio
+from outrider_lab.bench.charts import Dots, Lines
+from outrider_lab.bench.report.build import build
+from outrider_lab.bench.report.page import summary
+from outrider_lab.bench.report.parts import Claim, Part, Report
+from outrider_lab.bench.report.plots import MAX_ROWS, claims_chart
+from outrider_lab.bench.report.views.study_charts import OF_CELLS
+from outrider_lab.bench.studies.sweep_record import SWEEP, ResultsFolder
 
 COMMITTED = Path(__file__).parents[3] / "benchmarks" / "results"
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from doubles import report_results
 from doubles.sweeps import folder_of, small_sweep
-from outrider.bench.report import build as build_module
-from outrider.bench.report.build import build, find
-from outrider.bench.report.page import summary
 from outrider.core.errors import ConfigError
+from outrider_lab.bench.report import build as build_module
+from outrider_lab.bench.report.build import build, find
+from outrider_lab.bench.report.page import summary
 
 
 def why(path: Path) -> dict[str, str]:

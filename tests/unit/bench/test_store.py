@@ -10,9 +10,9 @@ import pytest
 
 from doubles.sweeps import circumstances
 from outrider import __version__
-from outrider.bench.store import AppendLog, Store, difference
-from outrider.bench.studies.sweep_record import ResultsFolder
 from outrider.core.errors import ConfigError, MachineError
+from outrider.measure.store import AppendLog, Store, difference
+from outrider_lab.bench.studies.sweep_record import ResultsFolder
 
 LINE = b'{"record": "run"}\n'
 

@@ -15,9 +15,13 @@ import torch
 
 from doubles.sweeps import circumstances
 from outrider.api.result import GenerationResult
-from outrider.bench.studies import sweep as sweep_module
-from outrider.bench.studies.sweep import SweepLineup, run_visits
-from outrider.bench.studies.sweep_plan import (
+from outrider.core.config import EngineConfig
+from outrider.core.errors import CapacityError, ConfigError
+from outrider.core.params import SamplingParams
+from outrider.metrics.summary import Stats
+from outrider_lab.bench.studies import sweep as sweep_module
+from outrider_lab.bench.studies.sweep import SweepLineup, run_visits
+from outrider_lab.bench.studies.sweep_plan import (
     DomainPrompts,
     Group,
     PlannedVisit,
@@ -27,12 +31,8 @@ from outrider.bench.studies.sweep_plan import (
     Work,
     missing,
 )
-from outrider.bench.studies.sweep_record import K_SWEEP, ResultsFolder
-from outrider.bench.studies.sweep_summary import cells
-from outrider.core.config import EngineConfig
-from outrider.core.errors import CapacityError, ConfigError
-from outrider.core.params import SamplingParams
-from outrider.metrics.summary import Stats
+from outrider_lab.bench.studies.sweep_record import K_SWEEP, ResultsFolder
+from outrider_lab.bench.studies.sweep_summary import cells
 
 PAIR = SweptPair("toy", "t", "d", EngineConfig(drafter="model", batch_size=1))
 

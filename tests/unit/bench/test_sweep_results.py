@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles.sweeps import SETTINGS, circumstances, folder_of, numbers, sample
-from outrider.bench.studies.sweep_record import FILE_NAME, ResultsFolder
-from outrider.bench.studies.sweep_report import sections
-from outrider.bench.studies.sweep_summary import write_summary
 from outrider.core.errors import ConfigError, MachineError
+from outrider_lab.bench.studies.sweep_record import FILE_NAME, ResultsFolder
+from outrider_lab.bench.studies.sweep_report import sections
+from outrider_lab.bench.studies.sweep_summary import write_summary
 
 
 @contextmanager

@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 
 from doubles.sweeps import folder_of, numbers, sample, small_sweep
-from outrider.bench.frame import MIN_PAIRS, Spread, ratio_of_medians
-from outrider.bench.studies.sweep_record import SweepSample
-from outrider.bench.studies.sweep_report import sections
-from outrider.bench.studies.sweep_summary import SweepCell, cells, summary, verdicts, write_summary
+from outrider.measure.frame import MIN_PAIRS, Spread, ratio_of_medians
+from outrider_lab.bench.studies.sweep_record import SweepSample
+from outrider_lab.bench.studies.sweep_report import sections
+from outrider_lab.bench.studies.sweep_summary import (
+    SweepCell,
+    cells,
+    summary,
+    verdicts,
+    write_summary,
+)
 
 
 def pieces(num: int, seconds: float) -> list[SweepSample]:

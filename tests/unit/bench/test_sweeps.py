@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 
 from doubles.sweeps import QuickLLM
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.frame import Ratio
-from outrider.bench.pages import Page, markdown
-from outrider.bench.studies import sweep as sweep_module
-from outrider.bench.studies import sweep_recipes as claims
-from outrider.bench.studies.sweep import SweepLineup, run_visits
-from outrider.bench.studies.sweep_grid import PromptSource, SweepGrid, Terms, grid_of
-from outrider.bench.studies.sweep_plan import SweepAxis, SweptPair, axes_of, missing
-from outrider.bench.studies.sweep_recipes import RECIPES, GainClaim, SameAcceptance, recipe
-from outrider.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
-from outrider.bench.studies.sweep_report import sections
-from outrider.bench.studies.sweep_summary import axes_in, cells, marginals, summary
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.params import SamplingParams
+from outrider.measure.frame import Ratio
+from outrider.measure.pages import Page, markdown
 from outrider.pairs.catalog import EMBEDDED_TARGET, PAIRS
+from outrider_lab.bench.studies import sweep as sweep_module
+from outrider_lab.bench.studies import sweep_recipes as claims
+from outrider_lab.bench.studies.sweep import SweepLineup, run_visits
+from outrider_lab.bench.studies.sweep_grid import PromptSource, SweepGrid, Terms, grid_of
+from outrider_lab.bench.studies.sweep_plan import SweepAxis, SweptPair, axes_of, missing
+from outrider_lab.bench.studies.sweep_recipes import RECIPES, GainClaim, SameAcceptance, recipe
+from outrider_lab.bench.studies.sweep_record import FILE_NAME, SWEEP, ResultsFolder
+from outrider_lab.bench.studies.sweep_report import sections
+from outrider_lab.bench.studies.sweep_summary import axes_in, cells, marginals, summary
 
 pytestmark = pytest.mark.weights
 

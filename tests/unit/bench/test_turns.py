@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.machine import provenance
-from outrider.bench.store import write_json
-from outrider.bench.turns import (
+from outrider.core.errors import ConfigError
+from outrider.measure.machine import provenance
+from outrider.measure.store import write_json
+from outrider.measure.turns import (
     attempt,
     best,
     different_tokens,
@@ -17,8 +18,7 @@ from outrider.bench.turns import (
     race,
     visit,
 )
-from outrider.bench.workload import WORKLOADS, load_prompts
-from outrider.core.errors import ConfigError
+from outrider_lab.bench.workload import WORKLOADS, load_prompts
 
 
 def test_every_contestant_runs_every_piece_in_rotating_order() -> None:

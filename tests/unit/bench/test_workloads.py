@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.bench.published import questions_of
-from outrider.bench.studies.sweep_grid import PromptSource
-from outrider.bench.workload import (
+from outrider.core.errors import ConfigError
+from outrider_lab.bench.published import questions_of
+from outrider_lab.bench.studies.sweep_grid import PromptSource
+from outrider_lab.bench.workload import (
     DOMAINS,
     MIXED,
     MOST_NOTES,
@@ -21,7 +22,6 @@ from outrider.bench.workload import (
     builtin_texts,
     retrieval_prompt,
 )
-from outrider.core.errors import ConfigError
 
 
 def words(text: str) -> int:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command, Finished
-from outrider.bench import drawing, figures
-from outrider.bench.studies.sweep import SweepLineup
-from outrider.bench.studies.sweep_recipes import ALIASES, REFERENCES
-from outrider.bench.studies.sweep_record import FILE_NAME
+from outrider_lab.bench import drawing, figures
+from outrider_lab.bench.studies.sweep import SweepLineup
+from outrider_lab.bench.studies.sweep_recipes import ALIASES, REFERENCES
+from outrider_lab.bench.studies.sweep_record import FILE_NAME
 
 pytestmark = pytest.mark.wide
 

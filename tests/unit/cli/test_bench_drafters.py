@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench.studies import drafters as samples
+from outrider_lab.bench.studies import drafters as samples
 
 pytestmark = pytest.mark.wide
 

@@ -12,8 +12,8 @@ import pytest
 
 from doubles.command_line import Command
 from doubles.peer_sides import ScriptedSide, SidePeer
-from outrider.bench.peers import compare
-from outrider.bench.peers import contestants as commands
+from outrider_lab.bench.peers import compare
+from outrider_lab.bench.peers import contestants as commands
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 
@@ -50,7 +50,7 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ScriptedSide]]:
     monkeypatch.setattr(compare, "Peer", started)
     monkeypatch.setattr(compare, "command_of", command_of)
     monkeypatch.setattr(commands, "command_of", nobody)
-    monkeypatch.setattr("outrider.bench.peers.match.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("outrider_lab.bench.peers.match.SETTLE_SECONDS", 0.0)
     yield found
     assert all(peer.closed for peer in peers)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench import quality as rules
+from outrider_lab.bench import quality as rules
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights, pytest.mark.slow]
 
@@ -62,7 +62,7 @@ def test_a_broken_rule_is_an_exit_code(outrider: Command, monkeypatch: pytest.Mo
         told = {"rule": "block", "drafter": "model", "exact": True, "must_match": True}
         return [rules.RuleRow(**told, num_texts=2, num_same=1, first_difference=3)]  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr("outrider.cli.bench_studies.compare_rules", broken)
+    monkeypatch.setattr("outrider_lab.cli.bench_studies.compare_rules", broken)
     shown = outrider(*SMALL, *CPU, "--formats", "none", "--rules", "block")
     assert shown.code == 1
     assert "block broke its promise" in shown.out
@@ -74,7 +74,7 @@ def test_an_interrupt_keeps_the_rows_before_it(
     def stopped(*_: object) -> list[rules.RuleRow]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outrider.cli.bench_studies.compare_rules", stopped)
+    monkeypatch.setattr("outrider_lab.cli.bench_studies.compare_rules", stopped)
     words = ("--formats", "float32", "--rules", "block", "--text-tokens", "40", "--json")
     shown = outrider(*SMALL, *CPU, *words)
     assert shown.code == 130

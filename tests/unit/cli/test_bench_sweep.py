@@ -11,12 +11,12 @@ import pytest
 from doubles.command_line import Command, Finished
 from doubles.sweeps import QuickLLM
 from outrider.api.llm import LLM
-from outrider.bench import drawing
-from outrider.bench.store import AppendLog
-from outrider.bench.studies import sweep as sweep_module
-from outrider.bench.studies.sweep_recipes import RECIPES
-from outrider.bench.studies.sweep_record import FILE_NAME
 from outrider.core.errors import ConfigError
+from outrider.measure.store import AppendLog
+from outrider_lab.bench import drawing
+from outrider_lab.bench.studies import sweep as sweep_module
+from outrider_lab.bench.studies.sweep_recipes import RECIPES
+from outrider_lab.bench.studies.sweep_record import FILE_NAME
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

@@ -15,10 +15,10 @@ import outrider.pairs as pairs
 from doubles.command_line import Command
 from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import variant, write_checkpoint
-from outrider.cli import advice
-from outrider.cli import draft as verb
-from outrider.cli.draft_fit import DEAD, Measured, some_prompts, upper_bound
-from outrider.cli.suggestions import suggestions
+from outrider_lab.cli import advice
+from outrider_lab.cli import draft as verb
+from outrider_lab.cli.draft_fit import DEAD, Measured, some_prompts, upper_bound
+from outrider_lab.cli.suggestions import suggestions
 
 pytestmark = pytest.mark.wide
 

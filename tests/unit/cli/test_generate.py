@@ -12,8 +12,8 @@ import pytest
 
 from doubles.command_line import Command
 from outrider.api.result import GenerationResult
-from outrider.bench.turns import Score
 from outrider.cli.generate import Comparison, advice_for
+from outrider.measure.turns import Score
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

@@ -12,14 +12,14 @@ import pytest
 from doubles.command_line import Command
 from doubles.planned import costs, flat
 from doubles.tiny_hybrids import HYBRIDS
-from outrider.bench.calibrate import answer
-from outrider.cli import advice
-from outrider.cli import plan as verb
-from outrider.cli.plan_command import command_of
 from outrider.core.config import EngineConfig
 from outrider.core.settings import ProgramConfig
 from outrider.planner.advise import Question, advise
 from outrider.planner.candidates import DraftOption
+from outrider_lab.bench.calibrate import answer
+from outrider_lab.cli import advice
+from outrider_lab.cli import plan as verb
+from outrider_lab.cli.plan_command import command_of
 
 pytestmark = pytest.mark.wide
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from doubles.command_line import Command
-from outrider.bench.workload import PromptDataset
-from outrider.cli import prompts
 from outrider.core.errors import MachineError
+from outrider_lab.bench.workload import PromptDataset
+from outrider_lab.cli import prompts
 
 
 def test_it_saves_a_hundred_and_fifty_prompts_and_fifteen(outrider: Command) -> None:

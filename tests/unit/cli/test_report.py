@@ -10,7 +10,7 @@ import pytest
 from doubles import report_results
 from doubles.command_line import Command
 from doubles.sweeps import small_sweep
-from outrider.bench import drawing
+from outrider_lab.bench import drawing
 
 
 def no_module(_: str) -> None:

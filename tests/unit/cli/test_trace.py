@@ -13,11 +13,11 @@ import pytest
 from checks.documents import check_trace, nanoseconds
 from doubles.command_line import Command
 from doubles.timelines import job, trace
-from outrider.bench import drawing
-from outrider.cli.trace import Recording, record
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
+from outrider_lab.bench import drawing
+from outrider_lab.cli.trace import Recording, record
 
 pytestmark = pytest.mark.wide
 
@@ -136,7 +136,7 @@ def test_an_interrupted_recording_knows_who_still_waits(monkeypatch: pytest.Monk
 def test_what_cannot_work_is_said_before_anything_runs(
     outrider: Command, words: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.cli.trace.open_llm", None)
+    monkeypatch.setattr("outrider_lab.cli.trace.open_llm", None)
     shown = outrider("trace", *words)
     assert shown.code in (2, 3)
     assert problem in shown.err
@@ -144,7 +144,7 @@ def test_what_cannot_work_is_said_before_anything_runs(
 
 
 def test_a_figure_needs_matplotlib(outrider: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.cli.trace.open_llm", None)
+    monkeypatch.setattr("outrider_lab.cli.trace.open_llm", None)
     monkeypatch.setattr(drawing, "why_not", lambda: "no figures: matplotlib is missing")
     shown = outrider("trace", "--figure", "lanes.svg")
     assert shown.code == 3

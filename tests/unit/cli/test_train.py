@@ -16,12 +16,12 @@ from doubles.clocks import FakeClock
 from doubles.command_line import Command
 from doubles.warm_python import warm
 from outrider.api.llm import LLM
-from outrider.cli.train import Preparation
 from outrider.core.config import EngineConfig
 from outrider.core.errors import MachineError
 from outrider.core.params import SamplingParams
-from outrider.train import session, worth
-from outrider.train.folder import STATE, WORK
+from outrider_lab.cli.train import Preparation
+from outrider_lab.train import session, worth
+from outrider_lab.train.folder import STATE, WORK
 
 pytestmark = pytest.mark.wide
 
@@ -78,11 +78,11 @@ def test_a_draft_is_trained_written_and_used(outrider: Command, texts: Path) -> 
 @pytest.mark.usefixtures("outrider")
 def test_simulated_rounds_are_the_engines(tmp_path: Path) -> None:
     """The exam of a finished draft says what the engine then does after the same prompts."""
-    from outrider.bench.workload import builtin_texts
-    from outrider.train.loop import TrainPlan
-    from outrider.train.session import RunWish, open_session
-    from outrider.train.setup import DraftWish, draft_recipe
-    from outrider.train.tokens import TokenOptions
+    from outrider_lab.bench.workload import builtin_texts
+    from outrider_lab.train.loop import TrainPlan
+    from outrider_lab.train.session import RunWish, open_session
+    from outrider_lab.train.setup import DraftWish, draft_recipe
+    from outrider_lab.train.tokens import TokenOptions
 
     (tmp_path / "text.py").write_text("x = 1\n" * 400, encoding="utf-8")
     prompts = tuple(builtin_texts("code")[:3])

@@ -14,7 +14,6 @@ import pytest
 from doubles.command_line import Command
 from doubles.terminal import Terminal
 from outrider.api.result import GenerationResult
-from outrider.bench.turns import Score
 from outrider.cli import doctor, main
 from outrider.cli.generate import Comparison, verdict
 from outrider.cli.output import fitted, prose, screen_table
@@ -23,6 +22,7 @@ from outrider.cli.verbs import VERBS
 from outrider.cli.verdict import headline, is_cut
 from outrider.kernels.bandwidth import Ceiling
 from outrider.kernels.registry import Choice
+from outrider.measure.turns import Score
 from outrider.metrics.summary import summarise
 
 WIDTHS = (80, 120)

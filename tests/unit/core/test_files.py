@@ -17,9 +17,6 @@ import pytest
 import outrider.pairs as pairs
 from outrider.api.loading import read_corpus
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.published import questions_of
-from outrider.bench.requests import replay
-from outrider.bench.workload import PromptDataset
 from outrider.core import settings
 from outrider.core.errors import CheckpointError, OutriderError
 from outrider.core.files import (
@@ -35,7 +32,10 @@ from outrider.core.files import (
 from outrider.models.hf_config import read_config
 from outrider.models.weights import Weights
 from outrider.planner.devices import device_sheet
-from outrider.train.data import find_files, read_documents
+from outrider_lab.bench.published import questions_of
+from outrider_lab.bench.requests import replay
+from outrider_lab.bench.workload import PromptDataset
+from outrider_lab.train.data import find_files, read_documents
 
 TARGET = Path(pairs.__path__[0]) / "tiny" / "target"
 

@@ -13,9 +13,16 @@ from torch import Tensor
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.plan import PackedLinear
-from outrider.lab.gemm import GEMM_SHAPES, GemmModel, NonGemmCosts, gemm_shape, make_gemm, products
 from outrider.models.decoder import Room
 from outrider.models.load_options import LoadOptions
+from outrider_lab.models.gemm import (
+    GEMM_SHAPES,
+    GemmModel,
+    NonGemmCosts,
+    gemm_shape,
+    make_gemm,
+    products,
+)
 
 NEEDS = DraftNeeds()
 SHAPE = gemm_shape("64x160x3x4x2x16")

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from doubles.gguf_file import Floats, Gguf, decoded, tokenizer_for
 from doubles.tiny_checkpoints import random_tensors, save_tensors, variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError, MachineError, OutriderError
-from outrider.lab.gguf import FORMATS, encoded, interleave
-from outrider.lab.gguf_export import Exported, GgufOptions, export
 from outrider.models.loading import resolve
 from outrider.models.weights import Weights
+from outrider_lab.models.gguf import FORMATS, encoded, interleave
+from outrider_lab.models.gguf_export import Exported, GgufOptions, export
 
 
 def exported(folder: Path, name: str = "f32", **wish: Any) -> Gguf:

@@ -12,9 +12,9 @@ import pytest
 
 from doubles.gguf_file import tokenizer_for
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.lab.gguf_vocabulary import Vocabulary, read_vocabulary
 from outrider.models.gguf.splits import RULES
 from outrider.models.loading import resolve
+from outrider_lab.models.gguf_vocabulary import Vocabulary, read_vocabulary
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

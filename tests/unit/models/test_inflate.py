@@ -18,15 +18,15 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.registry import is_native
-from outrider.lab import inflate_files
-from outrider.lab.inflate import SHAPES, Inflation, ModelShape, inflated_config, shape_called
-from outrider.lab.inflate_files import write_inflated
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider.models.weights import Weights
+from outrider_lab.models import inflate_files
+from outrider_lab.models.inflate import SHAPES, Inflation, ModelShape, inflated_config, shape_called
+from outrider_lab.models.inflate_files import write_inflated
 
 # Widths of 4 and of 2 times the embedded target's, which are treated differently.
 SMALL = {"x4": ModelShape(1024, 9, 8, 2, 768), "x2": ModelShape(512, 10, 8, 4, 1024)}

@@ -22,9 +22,6 @@ from outrider.core.protocols import StepRow
 from outrider.drafters.eagle import load_eagle
 from outrider.drafters.heads import HeadNet, NormedTarget, normed_target
 from outrider.drafters.mtp import MtpConfig, load_mtp, read_mtp_config
-from outrider.lab import inflate
-from outrider.lab.inflate import ModelShape
-from outrider.lab.inflate_files import write_inflated, write_inflated_heads
 from outrider.models.decoder import Room
 from outrider.models.draft_heads import heads_beside
 from outrider.models.families import LlamaConfig
@@ -32,6 +29,9 @@ from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_native_config
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
+from outrider_lab.models import inflate
+from outrider_lab.models.inflate import ModelShape
+from outrider_lab.models.inflate_files import write_inflated, write_inflated_heads
 
 pytestmark = pytest.mark.wide
 

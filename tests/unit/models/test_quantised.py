@@ -13,7 +13,6 @@ from torch import Tensor
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
-from outrider.bench.workload import WORKLOADS, load_prompts
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import ModelSpec
@@ -23,6 +22,7 @@ from outrider.models.decoder import Decoder, Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
+from outrider_lab.bench.workload import WORKLOADS, load_prompts
 from parity.feeding import feed
 
 PROMPTS = [prompt for name in WORKLOADS for prompt in load_prompts(name)[3:5]][:5]

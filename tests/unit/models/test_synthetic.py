@@ -19,9 +19,13 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.estimate.theory import MissCurve
-from outrider.lab.gemm import gemm_shape
-from outrider.lab.scripted import Script, ScriptedLM
-from outrider.lab.synthetic import (
+from outrider.models.decoder import Room
+from outrider.models.llama import LlamaModel
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model
+from outrider.proof.scripted import Script, ScriptedLM
+from outrider_lab.models.gemm import gemm_shape
+from outrider_lab.models.synthetic import (
     NUM_RANKS,
     Agreement,
     SyntheticLM,
@@ -29,10 +33,6 @@ from outrider.lab.synthetic import (
     write_random,
     write_words,
 )
-from outrider.models.decoder import Room
-from outrider.models.llama import LlamaModel
-from outrider.models.load_options import LoadOptions
-from outrider.models.loading import load_model
 
 NEEDS = DraftNeeds()
 VOCAB = 97

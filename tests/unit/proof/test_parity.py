@@ -11,7 +11,6 @@ from outrider.core.config import EngineConfig
 from outrider.core.draft import common_prefix
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
-from outrider.lab.gguf_export import GgufOptions, export
 from outrider.models.loading import resolve
 from outrider.proof.check import Check, Effort
 from outrider.proof.mutants import ROUNDS, planted
@@ -28,6 +27,7 @@ from outrider.proof.parity import (
     task,
 )
 from outrider.proof.parity_part import NearTie, parity
+from outrider_lab.models.gguf_export import GgufOptions, export
 
 EMBEDDED = "outrider/embedded"
 SMALL = Effort(greedy_tokens=10)

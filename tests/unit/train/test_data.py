@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import ConfigError
-from outrider.train.data import (
+from outrider_lab.train.data import (
     FileRecord,
     digest_of,
     find_files,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.clock import host_ints
-from outrider.train.losses import DistributionCache, TopProbs, top_distributions
+from outrider_lab.train.losses import DistributionCache, TopProbs, top_distributions
 
 WINDOW, KEPT, NUM_WINDOWS = 4, 3, 10
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.train.draft_model import begin_like, writes_itself
+from outrider_lab.train.draft_model import begin_like, writes_itself
 
 
 def embedding(rows: int, size: int) -> Tensor:

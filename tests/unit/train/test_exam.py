@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.clock import host_ints
-from outrider.train.target import Exam, HeldOut, accepted_drafts, rounds
+from outrider_lab.train.target import Exam, HeldOut, accepted_drafts, rounds
 
 BITS = st.lists(st.booleans(), min_size=2, max_size=30)
 

@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError
 
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
-from outrider.train import folder as run_folder
-from outrider.train.folder import WORK, claim, fill
-from outrider.train.loop import Export
+from outrider_lab.train import folder as run_folder
+from outrider_lab.train.folder import WORK, claim, fill
+from outrider_lab.train.loop import Export
 
 pytestmark = pytest.mark.usefixtures("warm_python")
 
@@ -32,7 +32,7 @@ def test_a_claimed_folder_is_a_runs_until_it_is_asked_anew(tmp_path: Path) -> No
 HOLDER = """
 import sys, time
 from pathlib import Path
-from outrider.train.folder import claim
+from outrider_lab.train.folder import claim
 
 claimed = claim(Path(sys.argv[1]), fresh=False)
 print("claimed", flush=True)

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from doubles.repeating import Repeating
-from outrider.train.folder import fill
-from outrider.train.hybrid import NUM_KEPT, HybridRecipe, Teacher, begin_as
-from outrider.train.hybrid_module import TrainedHybridLayer
-from outrider.train.llama_module import Llama, TrainedLlamaLayer, as_dtype, fresh_llama
-from outrider.train.loop import Export, Trainer, TrainJob, TrainPlan
-from outrider.train.losses import DistributionCache, distillation, next_token, top_distributions
-from outrider.train.shapes import config_json, small_hybrid, small_llama
-from outrider.train.target import FrozenTarget
+from outrider_lab.train.folder import fill
+from outrider_lab.train.hybrid import NUM_KEPT, HybridRecipe, Teacher, begin_as
+from outrider_lab.train.hybrid_module import TrainedHybridLayer
+from outrider_lab.train.llama_module import Llama, TrainedLlamaLayer, as_dtype, fresh_llama
+from outrider_lab.train.loop import Export, Trainer, TrainJob, TrainPlan
+from outrider_lab.train.losses import DistributionCache, distillation, next_token, top_distributions
+from outrider_lab.train.shapes import config_json, small_hybrid, small_llama
+from outrider_lab.train.target import FrozenTarget
 
 CPU = torch.device("cpu")
 VOCAB, WINDOW = 50, 24

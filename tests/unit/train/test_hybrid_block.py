@@ -14,13 +14,13 @@ from outrider.core.errors import CheckpointError, ConfigError
 from outrider.drafters.mtp import read_mtp_config
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope_config import Rope
-from outrider.train.folder import fill
-from outrider.train.hybrid_module import Hybrid, HybridDecoder, fresh_hybrid
-from outrider.train.llama_module import as_dtype
-from outrider.train.loop import Export, Trainer, TrainJob, TrainPlan
-from outrider.train.mtp import GatedMtpRecipe, block_beside
-from outrider.train.shapes import config_json, small_hybrid
-from outrider.train.target import Exam, FrozenTarget, HeldOut, read_decoder_config
+from outrider_lab.train.folder import fill
+from outrider_lab.train.hybrid_module import Hybrid, HybridDecoder, fresh_hybrid
+from outrider_lab.train.llama_module import as_dtype
+from outrider_lab.train.loop import Export, Trainer, TrainJob, TrainPlan
+from outrider_lab.train.mtp import GatedMtpRecipe, block_beside
+from outrider_lab.train.shapes import config_json, small_hybrid
+from outrider_lab.train.target import Exam, FrozenTarget, HeldOut, read_decoder_config
 
 CPU = torch.device("cpu")
 CONFIG = small_hybrid(vocab_size=50, hidden_size=64, num_layers=3, max_tokens=64, stop_ids=(0,))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.kernels.reference.delta import Cells, DeltaInputs, TokenRun, recur
-from outrider.train.hybrid_module import chunked_delta
+from outrider_lab.train.hybrid_module import chunked_delta
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.train.losses import TopProbs, distillation, head_loss, top_distributions
+from outrider_lab.train.losses import TopProbs, distillation, head_loss, top_distributions
 
 
 def drawn(num_places: int) -> tuple[Tensor, Tensor, TopProbs]:

@@ -24,12 +24,12 @@ from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.train.folder import fill
-from outrider.train.hybrid import begin_as
-from outrider.train.hybrid_module import Hybrid, fresh_hybrid
-from outrider.train.llama_module import as_dtype, read_llama
-from outrider.train.loop import Export
-from outrider.train.shapes import config_json, small_hybrid
+from outrider_lab.train.folder import fill
+from outrider_lab.train.hybrid import begin_as
+from outrider_lab.train.hybrid_module import Hybrid, fresh_hybrid
+from outrider_lab.train.llama_module import as_dtype, read_llama
+from outrider_lab.train.loop import Export
+from outrider_lab.train.shapes import config_json, small_hybrid
 
 LAYERS = 3
 ROOM = Room(num_slots=128, page_size=4, max_rows=64, max_logits=64, hidden_layers=(LAYERS,))

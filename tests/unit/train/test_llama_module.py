@@ -16,10 +16,10 @@ from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
-from outrider.train.folder import fill
-from outrider.train.llama_module import as_dtype, fresh_llama, read_llama
-from outrider.train.loop import Export
-from outrider.train.shapes import config_json, small_llama
+from outrider_lab.train.folder import fill
+from outrider_lab.train.llama_module import as_dtype, fresh_llama, read_llama
+from outrider_lab.train.loop import Export
+from outrider_lab.train.shapes import config_json, small_llama
 
 NATIVE = [item for item in VARIANTS if item.name != "gpt2" and not item.name.startswith("phi3")]
 IDS = [5, 17, 2, 90, 33, 33, 8, 61, 40]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from doubles.clocks import FakeClock
 from outrider.core.errors import CheckpointError, ConfigError
-from outrider.train.checkpoint import load
-from outrider.train.loop import Batch, Export, Progress, Trainer, TrainJob, TrainPlan
+from outrider_lab.train.checkpoint import load
+from outrider_lab.train.loop import Batch, Export, Progress, Trainer, TrainJob, TrainPlan
 
 SIZE = 4
 

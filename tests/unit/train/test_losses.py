@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from outrider.train.losses import distillation, next_token, top_distributions
+from outrider_lab.train.losses import distillation, next_token, top_distributions
 
 VOCAB = 12
 

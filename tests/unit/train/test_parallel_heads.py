@@ -27,12 +27,12 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
-from outrider.train.block import BlockRecipe, block_sizes, check_window
-from outrider.train.folder import fill
-from outrider.train.loop import Batch
-from outrider.train.medusa import HeadInit, MedusaRecipe, RankTally
-from outrider.train.recipe import DrafterRecipe
-from outrider.train.target import Exam, FrozenTarget, HeldOut, rounds
+from outrider_lab.train.block import BlockRecipe, block_sizes, check_window
+from outrider_lab.train.folder import fill
+from outrider_lab.train.loop import Batch
+from outrider_lab.train.medusa import HeadInit, MedusaRecipe, RankTally
+from outrider_lab.train.recipe import DrafterRecipe
+from outrider_lab.train.target import Exam, FrozenTarget, HeldOut, rounds
 
 CPU = torch.device("cpu")
 PROMPT = (5, 17, 3, 80)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from doubles.tiny_checkpoints import variant, write_checkpoint
-from outrider.train.target import FrozenTarget
+from outrider_lab.train.target import FrozenTarget
 
 CPU = torch.device("cpu")
 

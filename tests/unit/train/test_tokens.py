@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.clock import host_ints
 from outrider.core.errors import ConfigError, VocabularyError
-from outrider.train.data import find_files
-from outrider.train.tokenizer import train_bpe, write_tokenizer
-from outrider.train.tokens import TokenFiles, TokenOptions, Windows, tokenised
+from outrider_lab.train.data import find_files
+from outrider_lab.train.tokenizer import train_bpe, write_tokenizer
+from outrider_lab.train.tokens import TokenFiles, TokenOptions, Windows, tokenised
 
 CPU = torch.device("cpu")
 VOCAB = 300

@@ -31,13 +31,13 @@ from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
-from outrider.train.eagle import EagleRecipe, fused_layers
-from outrider.train.folder import fill
-from outrider.train.loop import Trainer, TrainJob, TrainPlan
-from outrider.train.mtp import MtpRecipe
-from outrider.train.recipe import DrafterRecipe
-from outrider.train.target import Exam, FrozenTarget, HeldOut
-from outrider.train.tokens import frequent_ids
+from outrider_lab.train.eagle import EagleRecipe, fused_layers
+from outrider_lab.train.folder import fill
+from outrider_lab.train.loop import Trainer, TrainJob, TrainPlan
+from outrider_lab.train.mtp import MtpRecipe
+from outrider_lab.train.recipe import DrafterRecipe
+from outrider_lab.train.target import Exam, FrozenTarget, HeldOut
+from outrider_lab.train.tokens import frequent_ids
 
 LAYERS = fused_layers(2)
 TEXT = (5, 17, 3, 3, 80, 41, 5, 17)

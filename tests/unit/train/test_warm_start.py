@@ -15,11 +15,11 @@ from torch.nn import functional
 from doubles.kinds import stored
 from outrider.core.clock import host_ints
 from outrider.models.families import LlamaConfig
-from outrider.train.llama_module import read_llama_config
-from outrider.train.mtp import Mtp, MtpLayer, MtpRecipe, begin_as_last_layer, fits_last_layer
-from outrider.train.shapes import plain_layers
-from outrider.train.target import Exam, FrozenTarget
-from outrider.train.tokens import Windows, covering_ids, frequent_ids
+from outrider_lab.train.llama_module import read_llama_config
+from outrider_lab.train.mtp import Mtp, MtpLayer, MtpRecipe, begin_as_last_layer, fits_last_layer
+from outrider_lab.train.shapes import plain_layers
+from outrider_lab.train.target import Exam, FrozenTarget
+from outrider_lab.train.tokens import Windows, covering_ids, frequent_ids
 
 CPU = torch.device("cpu")
 FAMILIES = ["llama2", "qwen3"]

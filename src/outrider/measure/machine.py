@@ -1,0 +1,394 @@
+"""The machine and the program that measure: what a number came from, and what disturbed it.
+
+Provenance is stored beside every result. A fingerprint says which weights were measured: hashing
+gigabytes would take longer than many a sweep, so of each weights file only its size, both ends and
+evenly spaced blocks between them are read. That tells checkpoints apart; it is no protection
+against somebody who wants two files to look the same. Contestants suffer unequally from other
+programs, so taking turns is not enough: their share of the CPUs is recorded with every sample.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module, metadata
+from pathlib import Path
+from threading import Event, Thread
+
+from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.errors import CheckpointError
+from outrider.core.files import FileKind, open_regular, read_bytes, read_text
+from outrider.measure.store import Plain
+
+# Beginning of the sentence on other programs of the machine.
+OTHERS_USED = "Other programs used"
+PACKAGES = ("outrider", "torch", "numpy", "transformers", "tokenizers", "safetensors")
+
+
+def new_run_id() -> str:
+    """Moment and chance: sorts by time and is nobody else's."""
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+
+
+def provenance() -> dict[str, object]:
+    """Everything needed to repeat a run on a like machine."""
+    import torch
+
+    from outrider.kernels.native.cpu import num_physical_cores
+
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **_sources(),
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "physical_cores": num_physical_cores(),
+        "torch_threads": torch.get_num_threads(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _sources() -> dict[str, object]:
+    """The commit that this file belongs to; None where it is of no repository, as if installed."""
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return {"commit": None, "dirty": None}
+    changed = _git("status", "--porcelain", "--untracked-files=no", ":/")
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changed)}
+
+
+def _git(*arguments: str) -> str | None:
+    """The answer of git about the folder of this file; None if it has none."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    """As the processor calls itself."""
+    try:
+        lines = read_text(Path("/proc/cpuinfo"), FileKind.SYSTEM).splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+_BLOCK_BYTES = 64 * 1024
+_NUM_BLOCKS = 16
+
+
+def weights_digest(folder: Path) -> str:
+    """12 hexadecimal digits over config.json and samples of every safetensors file, or over those
+    of a GGUF file, the first if there are several.
+
+    Raises CheckpointError for a folder without config.json.
+    """
+    config = folder / "config.json"
+    if not config.is_file() and not folder.is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json, so it is not a model.",
+            hint="`outrider models list` shows those on this machine",
+        )
+    digest = hashlib.sha256(read_bytes(config, FileKind.CONFIG) if config.is_file() else b"")
+    for path in [folder] if folder.is_file() else sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        last = max(size - _BLOCK_BYTES, 0)
+        with open_regular(path) as file:
+            for i in range(_NUM_BLOCKS):
+                file.seek(last * i // (_NUM_BLOCKS - 1))
+                digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()[:12]
+
+
+def machine(device: str) -> dict[str, Plain]:
+    """What seconds depend on; `device` is the setting, of which the answer has what it means."""
+    import torch
+
+    from outrider.kernels.kinds import pick_device
+
+    kind = pick_device(device).type
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "device": kind,
+        "gpu": torch.cuda.get_device_name() if kind == "cuda" else None,
+    }
+
+
+# Of the CPUs. Beyond it, what was timed meanwhile is not to be relied on.
+BUSY_SHARE = 0.05
+
+
+def is_busy(share: float | None) -> bool:
+    """Whether others used so much of the machine that times say little."""
+    return share is not None and share > BUSY_SHARE
+
+
+def said_of(share: float | None) -> str | None:
+    """A sentence about `share`, None if it is unknown."""
+    if share is None:
+        return None
+    warning = ": do not rely on these times" if is_busy(share) else ""
+    return f"{OTHERS_USED} {100 * share:.1f} % of the CPUs meanwhile{warning}."
+
+
+class Neighbours:
+    """While entered, watches the machine; `share` is foreign CPU time over all CPU time, or None
+    where the system does not tell."""
+
+    def __init__(self) -> None:
+        self.share: float | None = None
+        self._before: tuple[float, float, float] | None = None
+
+    def __enter__(self) -> Neighbours:
+        self._before = _times()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.share = self.so_far()
+
+    def so_far(self) -> float | None:
+        """The share until now, or that of the whole time once it is left."""
+        after = _times()
+        if self.share is not None or self._before is None or after is None:
+            return self.share
+        busy, total, own = (b - a for a, b in zip(self._before, after, strict=True))
+        return round(max(busy - own, 0.0) / total, 4) if total > 0 else None
+
+
+def cpu_seconds() -> tuple[float, float] | None:
+    """Busy and total seconds of all CPUs; None where the system does not tell."""
+    try:
+        fields = read_text(Path("/proc/stat"), FileKind.SYSTEM).split("\n", 1)[0].split()[1:]
+    except OSError:
+        return None
+    ticks = [int(field) for field in fields[:8]]
+    per_second = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - ticks[3] - ticks[4]) / per_second, sum(ticks) / per_second
+
+
+def _times() -> tuple[float, float, float] | None:
+    """And busy seconds of this process and its children."""
+    found = cpu_seconds()
+    return None if found is None else (*found, sum(os.times()[:4]))
+
+
+INTERVAL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`seconds` since the monitor was entered. CPU percent is over the time since the reading
+    before; the others are of the moment."""
+
+    seconds: float
+    cpu_percent: float | None = None
+    rss_bytes: int | None = None
+    free_tokens: int | None = None
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """All readings, in order. `gpu_why_not` says why there is none of the GPU, if so."""
+
+    readings: tuple[Reading, ...]
+    gpu_why_not: str | None
+
+    def series(self, name: str) -> list[float]:
+        """The values of one field that were measured."""
+        values = (getattr(reading, name) for reading in self.readings)
+        return [value for value in values if value is not None]
+
+    def summary(self) -> dict[str, float | None]:
+        """Means of percentages, the most memory, the least room; None for what nobody measured.
+
+        `cpu_percent` is the mean over time. `rss_growth_bytes` is the most resident memory less
+        that of the first reading.
+        """
+        resident = self.series("rss_bytes")
+        return {
+            "seconds": self.readings[-1].seconds if self.readings else 0.0,
+            "cpu_percent": self._cpu(),
+            "peak_rss_bytes": max(resident, default=None),
+            "rss_growth_bytes": max(resident) - resident[0] if resident else None,
+            "least_free_tokens": min(self.series("free_tokens"), default=None),
+            "gpu_percent": _mean(self.series("gpu_percent")),
+            "peak_gpu_percent": max(self.series("gpu_percent"), default=None),
+            "peak_gpu_memory_bytes": max(self.series("gpu_memory_bytes"), default=None),
+        }
+
+    def to_dict(self) -> dict[str, object]:
+        """`series` by field, an entry a reading."""
+        return {
+            "summary": self.summary(),
+            "gpu_why_not": self.gpu_why_not,
+            "series": {
+                item.name: [getattr(reading, item.name) for reading in self.readings]
+                for item in fields(Reading)
+            },
+        }
+
+    def rows(self) -> list[dict[str, object]]:
+        """A row a reading, for a CSV file."""
+        return [asdict(reading) for reading in self.readings]
+
+    def _cpu(self) -> float | None:
+        """A mean over time: readings may be late on a busy machine."""
+        spans = [
+            (after.seconds - before.seconds, after.cpu_percent)
+            for before, after in zip(self.readings, self.readings[1:], strict=False)
+        ]
+        total = sum(span for span, percent in spans if percent is not None)
+        if total <= 0:
+            return None
+        return sum(span * percent for span, percent in spans if percent is not None) / total
+
+
+def resident_bytes(path: Path = Path("/proc/self/statm")) -> int | None:
+    """What this process holds in memory now; None where the system has no such file."""
+    try:
+        pages = read_text(path, FileKind.SYSTEM).split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Where readings come from: seconds of CPU time so far, resident bytes, percent and bytes of
+    the GPU. A gauge answers None where there is nothing to read."""
+
+    cpu_seconds: Callable[[], float | None] = time.process_time
+    rss_bytes: Callable[[], int | None] = resident_bytes
+    gpu: Callable[[], tuple[float | None, int | None]] = lambda: (None, None)
+    gpu_why_not: str | None = None
+
+
+class Monitor:
+    """While entered, reads all gauges again and again; `usage` holds what was read. CPU percent is
+    of one core, so two busy cores are 200; the GPU's utilisation is the share of time in which any
+    kernel ran, by whomever, as NVML has it. What cannot be measured is None, never 0.
+
+    with Monitor(free_tokens=lambda: llm.free_tokens) as monitor:
+        ...
+    print(monitor.usage.summary())
+
+    The first reading is taken on entering and the last one on leaving, so even a short run has two.
+    """
+
+    def __init__(
+        self,
+        *,
+        free_tokens: Callable[[], int] | None = None,
+        gauges: Gauges | None = None,
+        interval_seconds: float = INTERVAL_SECONDS,
+        clock: Clock = HOST_CLOCK,
+    ) -> None:
+        self._gauges = gauges or machine_gauges()
+        self._free_tokens, self._interval, self._clock = free_tokens, interval_seconds, clock
+        self._readings: list[Reading] = []
+        self._leaving = Event()
+        self._thread = Thread(target=self._watch, name="outrider-monitor", daemon=True)
+        self._began = 0.0
+        self._cpu_before: tuple[float, float | None] = 0.0, None
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(tuple(self._readings), self._gauges.gpu_why_not)
+
+    def __enter__(self) -> Monitor:
+        self._began = self._clock()
+        self._read()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leaving.set()
+        self._thread.join()
+        self._read()
+
+    def _watch(self) -> None:
+        while not self._leaving.wait(self._interval):
+            self._read()
+
+    def _read(self) -> None:
+        now, cpu = self._clock() - self._began, self._gauges.cpu_seconds()
+        before, cpu_before = self._cpu_before
+        percent = None
+        if cpu is not None and cpu_before is not None and now > before:
+            percent = 100 * (cpu - cpu_before) / (now - before)
+        self._cpu_before = now, cpu
+        gpu_percent, gpu_bytes = self._gauges.gpu()
+        self._readings.append(
+            Reading(
+                seconds=now,
+                cpu_percent=percent,
+                rss_bytes=self._gauges.rss_bytes(),
+                free_tokens=None if self._free_tokens is None else self._free_tokens(),
+                gpu_percent=gpu_percent,
+                gpu_memory_bytes=gpu_bytes,
+            )
+        )
+
+
+def machine_gauges() -> Gauges:
+    """Those of this machine. torch is asked for a GPU only here."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Gauges(gpu_why_not="there is no CUDA device")
+    reason = None
+    try:
+        torch.cuda.utilization()
+    except _nvml_errors() as error:
+        reason = f"NVML cannot be asked: {error}"
+
+    def gpu() -> tuple[float | None, int | None]:
+        free, total = torch.cuda.mem_get_info()
+        return (None if reason else float(torch.cuda.utilization())), total - free
+
+    return Gauges(gpu=gpu, gpu_why_not=reason)
+
+
+def _nvml_errors() -> tuple[type[Exception], ...]:
+    """What asking may raise: torch's own, and those of the library that it asks through."""
+    try:
+        library = import_module("pynvml")
+    except ImportError:
+        return ImportError, RuntimeError
+    return ImportError, RuntimeError, library.NVMLError
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
