@@ -23,19 +23,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.cache import pages
-from outrider.engine.cuda_graph import build
-from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.round import GraphRound
-from outrider.engine.cuda_graph.trees import TorchTreeProbs
-from outrider.engine.cuda_graph.triton import RoundKernels
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
 from outrider.kernels import registry
 from outrider.kernels.registry import OPS, Kernels
-from outrider.kernels.triton import delta_ops, filters, launchers, ops, trees
-from outrider.kernels.triton.eager import EagerProbs
-from outrider.kernels.triton.ops import TritonOps
-from outrider.kernels.triton.scratch import Workspace
+from outrider.plugins.gpu.kernels import delta_ops, filters, launchers, ops, trees
+from outrider.plugins.gpu.kernels.eager import EagerProbs
+from outrider.plugins.gpu.kernels.ops import TritonOps
+from outrider.plugins.gpu.kernels.scratch import Workspace
+from outrider.plugins.gpu.rounds import build
+from outrider.plugins.gpu.rounds.build import captured_round
+from outrider.plugins.gpu.rounds.round import GraphRound
+from outrider.plugins.gpu.rounds.trees import TorchTreeProbs
+from outrider.plugins.gpu.rounds.triton import RoundKernels
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 24

@@ -19,10 +19,10 @@ import torch
 from doubles.hf_checkpoints import random_hf
 from doubles.tiny_families import WRAPPERS, write_wrapper
 from outrider.core.errors import CheckpointError
-from outrider.models.adapter.model import AdapterModel
 from outrider.models.decoder import Room
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
+from outrider.plugins.transformers.model import AdapterModel
 from parity.feeding import feed
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"

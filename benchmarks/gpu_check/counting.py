@@ -66,7 +66,7 @@ def is_view(operator: Any) -> bool:
 def launches_of(work: Callable[[], object]) -> dict[str, int]:
     """Runs `work` once, operator by operator, and counts its launches: `triton` and `torch`."""
     count = 0
-    names = [name for name in sys.modules if name.startswith("outrider.kernels.triton.")]
+    names = [name for name in sys.modules if name.startswith("outrider.plugins.gpu.kernels.")]
     places = [vars(sys.modules[name]) for name in names if "launch" in vars(sys.modules[name])]
     originals = [own["launch"] for own in places]
 

@@ -21,15 +21,15 @@ from gpu_check.setting import Setting, cell, check
 from torch import Tensor
 
 from outrider.core.rng import RoundKeys
-from outrider.engine.cuda_graph.build import torch_distributions
-from outrider.engine.cuda_graph.memory import PageTables, chains_plan
-from outrider.engine.cuda_graph.sampling import Judged, RoundProbs
-from outrider.engine.cuda_graph.sampling import Rows as DraftRows
 from outrider.kernels.plan import PackedPlan
 from outrider.kernels.reference import pointwise
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.reference.grouped import definition
 from outrider.kernels.reference.linear import TorchLinear, pack_plain
+from outrider.plugins.gpu.rounds.build import torch_distributions
+from outrider.plugins.gpu.rounds.memory import PageTables, chains_plan
+from outrider.plugins.gpu.rounds.sampling import Judged, RoundProbs
+from outrider.plugins.gpu.rounds.sampling import Rows as DraftRows
 
 # Largest error as a share of the largest value: what rounding the inputs of a product leaves.
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -89,8 +89,8 @@ def _guarded(record: dict[str, Any], name: str, work: Callable[[], None]) -> Non
 def _ops(setting: Setting) -> Callable[[str], Any]:
     """Operators by scheme."""
     # Imported here: Triton comes with PyTorch for CUDA alone.
-    from outrider.kernels.triton.ops import TritonOps
-    from outrider.kernels.triton.scratch import Workspace
+    from outrider.plugins.gpu.kernels.ops import TritonOps
+    from outrider.plugins.gpu.kernels.scratch import Workspace
 
     workspace = Workspace(setting.device)
     return lambda scheme: TritonOps(workspace, scheme)
@@ -247,7 +247,7 @@ def _verdicts(setting: Setting, record: dict[str, Any], name: str, what: tuple[s
     """All rows as the definition has them, or all but one in a hundred where distributions are sums
     in another order."""
     # Imported here: Triton comes with PyTorch for CUDA alone.
-    from outrider.engine.cuda_graph.triton import RoundKernels
+    from outrider.plugins.gpu.rounds.triton import RoundKernels
 
     sampler, temperature = what
     batch, size = (3, 32) if setting.quick else (256, 4096)

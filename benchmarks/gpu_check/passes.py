@@ -17,10 +17,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.rng import RoundKeys
 from outrider.core.sequence import LiveSequence
-from outrider.engine.cuda_graph.build import torch_distributions
-from outrider.engine.cuda_graph.program import launcher_for
-from outrider.engine.cuda_graph.sampling import RoundProbs, Rows
 from outrider.kernels.registry import choose
+from outrider.plugins.gpu.rounds.build import torch_distributions
+from outrider.plugins.gpu.rounds.program import launcher_for
+from outrider.plugins.gpu.rounds.sampling import RoundProbs, Rows
 
 CONTEXT = 256
 
@@ -157,7 +157,7 @@ def accept(setting: Setting, record: dict[str, Any]) -> None:
         sides: dict[str, RoundProbs] = {"torch": torch_distributions("block", ACCEPT_K, room())}
         if setting.on_cuda:
             # Imported here: Triton comes with PyTorch for CUDA alone.
-            from outrider.engine.cuda_graph.triton import RoundKernels
+            from outrider.plugins.gpu.rounds.triton import RoundKernels
 
             sides["triton"] = RoundKernels(device).make_probs("block", room())
         for side, distributions in sides.items():

@@ -17,14 +17,14 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
-from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.memory import PageTables, StaticPass
-from outrider.engine.cuda_graph.program import EagerLauncher, MakeProbs, launcher_for
-from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
 from outrider.models.llama import LlamaModel
+from outrider.plugins.gpu.rounds.build import captured_round
+from outrider.plugins.gpu.rounds.memory import PageTables, StaticPass
+from outrider.plugins.gpu.rounds.program import EagerLauncher, MakeProbs, launcher_for
+from outrider.plugins.gpu.rounds.round import GraphRound
 
 _NEEDS = DraftNeeds()
 _CHUNK = 128

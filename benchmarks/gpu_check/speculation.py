@@ -28,10 +28,10 @@ from torch.nn import functional
 from outrider.api.profile import synced_seconds
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
-from outrider.engine.cuda_graph.program import launcher_for
-from outrider.engine.cuda_graph.sampling import GreedyProbs, Judged, Rows
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
+from outrider.plugins.gpu.rounds.program import launcher_for
+from outrider.plugins.gpu.rounds.sampling import GreedyProbs, Judged, Rows
 from outrider.verify.batched import kept_prefix
 from outrider_lab.models.inflate import ModelShape
 

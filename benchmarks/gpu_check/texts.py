@@ -161,9 +161,9 @@ def delta(setting: Setting, record: dict[str, Any]) -> None:
     """The gated delta rule of hybrids against its definition, and what a layer of it takes."""
     setting.need_triton()
     # Imported here: Triton comes with PyTorch for CUDA alone.
-    from outrider.kernels.triton.delta_ops import TritonDelta
-    from outrider.kernels.triton.scratch import Workspace
-    from outrider.kernels.triton.trial import delta_alike
+    from outrider.plugins.gpu.kernels.delta_ops import TritonDelta
+    from outrider.plugins.gpu.kernels.scratch import Workspace
+    from outrider.plugins.gpu.kernels.trial import delta_alike
 
     shape = SMALL if setting.quick else config_of(RANDOM_HYBRID).delta
     rule, rows = TritonDelta(Workspace(setting.device)), 2 if setting.quick else 37

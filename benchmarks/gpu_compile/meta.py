@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 from outrider.engine import drafting
-from outrider.engine.cuda_graph import build
-from outrider.engine.cuda_graph.program import Mailbox, Ticket
 from outrider.kernels import registry
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.reference.linear import GROUP
 from outrider.kernels.reference.quantise import Groups, quantise
 from outrider.kernels.registry import AS_STORED, Kernels
-from outrider.kernels.triton import tiles, trial
 from outrider.models.weights import HEAD, Weights
+from outrider.plugins.gpu.kernels import tiles, trial
+from outrider.plugins.gpu.kernels.build import triton_kernels
+from outrider.plugins.gpu.rounds import build
+from outrider.plugins.gpu.rounds.program import Mailbox, Ticket
 
 META = torch.device("meta")
 
@@ -163,7 +164,7 @@ def _choose(
 ) -> Kernels:
     del device, others
     scheme = "none" if quantise == AS_STORED else quantise
-    return vars(registry)["_triton"](META, dtype, scheme, (), exact=True)
+    return triton_kernels(META, dtype, scheme, (), exact=True)
 
 
 def _device(name: str) -> torch.device:

@@ -26,15 +26,15 @@ from outrider.api.llm import LLM
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.rng import RoundKeys
-from outrider.engine.cuda_graph.sampling import Filters, Rows
-from outrider.engine.cuda_graph.trees import DRAWN_WAYS, Way
-from outrider.engine.cuda_graph.triton import RoundKernels, TritonTreeProbs
 from outrider.kernels import registry
 from outrider.kernels.kinds import DTYPES
 from outrider.models.families import GPT2Config, LlamaConfig
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
 from outrider.models.weights import Placement
+from outrider.plugins.gpu.rounds.sampling import Filters, Rows
+from outrider.plugins.gpu.rounds.trees import DRAWN_WAYS, Way
+from outrider.plugins.gpu.rounds.triton import RoundKernels, TritonTreeProbs
 from outrider.verify.batched import TreeDrafts
 from outrider_lab.models.inflate import ModelShape
 

@@ -25,12 +25,12 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter, DraftRow
 from outrider.core.rng import KeyedRng
 from outrider.engine.drafting import check_draft
-from outrider.proof.algebra import prove_rule
-from outrider.proof.cases import FIXED, generated
-from outrider.proof.certificate import SAMPLED, TEXTS, MakeDrafter, drawings, misreports
-from outrider.proof.check import Effort
-from outrider.proof.distributions import exact_samplers
-from outrider.proof.parity import PROMPTS
+from outrider.plugins.proof.algebra import prove_rule
+from outrider.plugins.proof.cases import FIXED, generated
+from outrider.plugins.proof.certificate import SAMPLED, TEXTS, MakeDrafter, drawings, misreports
+from outrider.plugins.proof.check import Effort
+from outrider.plugins.proof.distributions import exact_samplers
+from outrider.plugins.proof.parity import PROMPTS
 
 VOCAB = 5
 GREEDY = SamplingParams()

@@ -20,11 +20,11 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
-from outrider.engine.cuda_graph.host_round import HostRound
-from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.round import FinishedRow
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
+from outrider.plugins.gpu.rounds.host_round import HostRound
+from outrider.plugins.gpu.rounds.round import GraphRound
 
 HOT = (3.0, 0, 9.0, 3.0, 9.0)
 SHAPED: Mapping[int, Mapping[str, object]] = {

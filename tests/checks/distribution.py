@@ -20,7 +20,7 @@ from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import Rng, Role
 from outrider.core.sampling import Distributions, processed_probs
 from outrider.core.tree import ROOT
-from outrider.proof.distributions import filtered
+from outrider.plugins.proof.distributions import filtered
 
 
 def floats(values_V: Tensor) -> list[float]:

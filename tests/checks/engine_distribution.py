@@ -34,7 +34,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM, Drafter, DraftRow
 from outrider.core.rng import KeyedRng, race_node
 from outrider.drafters.ngram import NgramDrafter
-from outrider.proof.distributions import filtered
+from outrider.plugins.proof.distributions import filtered
 
 
 def shaped(

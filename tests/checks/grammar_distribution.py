@@ -21,7 +21,7 @@ from outrider.api.grammar import Grammar, Grammars
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, Drafter
-from outrider.proof.distributions import filtered
+from outrider.plugins.proof.distributions import filtered
 from outrider.verify.exact import BlockRule
 
 A, B, END = range(VOCAB)

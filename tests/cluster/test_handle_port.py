@@ -14,12 +14,12 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
 from outrider.api.result import GenerationResult, TextEvent
-from outrider.cluster.engine import OTHER_NUMERICS
-from outrider.cluster.handle_port import MOST_LOSSES, HandlePort, HandleStream
-from outrider.cluster.pieces import HANDED, Handed, Piece, packed
 from outrider.core.errors import ConfigError, QueueFullError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import summarise
+from outrider.plugins.cluster.engine import OTHER_NUMERICS
+from outrider.plugins.cluster.handle_port import MOST_LOSSES, HandlePort, HandleStream
+from outrider.plugins.cluster.pieces import HANDED, Handed, Piece, packed
 from outrider.server.frames import Failure
 from outrider.server.port import EngineCard, EngineLostError, EngineRequest
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from outrider.cluster.prefix_router import PrefixRouter
+from outrider.plugins.cluster.prefix_router import PrefixRouter
 from outrider.sched.routing import blocks_of
 
 REPLICAS: Any = [SimpleNamespace(replica_id=name) for name in "abc"]

@@ -9,11 +9,11 @@ pytest.importorskip("ray", reason="Ray is not installed")
 from ray.serve.schema import ServeDeploySchema
 from ray_serve import one_run, texts_of_the_call
 
-from outrider.cluster.deployment import build
-from outrider.cluster.serve_config import Scale, serve_config
-from outrider.cluster.settings import DeploymentArgs
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
+from outrider.plugins.cluster.deployment import build
+from outrider.plugins.cluster.serve_config import Scale, serve_config
+from outrider.plugins.cluster.settings import DeploymentArgs
 
 TOKENS = 96
 GIGABYTES = 8.0

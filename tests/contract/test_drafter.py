@@ -20,7 +20,7 @@ from outrider.drafters.bridge import BridgeDrafter, Translator
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.proof.certificate import MakeDrafter
+from outrider.plugins.proof.certificate import MakeDrafter
 from outrider.testing import VOCAB, ProposalContract
 
 MODELS: Mapping[str, Kind] = {

@@ -26,10 +26,10 @@ BOUNDARY = (
     "verify",
 )
 LEFT = {
-    "kernels/triton/delta_ops.py": 3,
-    "kernels/triton/launchers.py": 7,
-    "kernels/triton/ops.py": 6,
-    "kernels/triton/scratch.py": 1,
+    "plugins/gpu/kernels/delta_ops.py": 3,
+    "plugins/gpu/kernels/launchers.py": 7,
+    "plugins/gpu/kernels/ops.py": 6,
+    "plugins/gpu/kernels/scratch.py": 1,
 }
 FILES = {name_of(path): path for path in files()}
 

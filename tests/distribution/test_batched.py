@@ -28,7 +28,7 @@ from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng
 from outrider.core.sampling import Distributions
 from outrider.kernels.reference.accept import verify_prefix
-from outrider.proof.chisquare import FAMILY_LEVEL, p_values
+from outrider.plugins.proof.chisquare import FAMILY_LEVEL, p_values
 from outrider.verify.batched import (
     ChainNumbers,
     ChainVerdicts,

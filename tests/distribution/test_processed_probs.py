@@ -12,7 +12,7 @@ from checks.effort import examples
 from outrider.core.errors import ContractError
 from outrider.core.params import SamplingParams
 from outrider.core.sampling import Distributions, processed_probs
-from outrider.proof.distributions import filtered
+from outrider.plugins.proof.distributions import filtered
 
 logits = st.lists(st.integers(-6, 6).map(lambda x: x / 2), min_size=1, max_size=9)
 params = st.builds(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from outrider.proof.distributions import Distribution, EveryBranch, Tokens, distribution
+from outrider.plugins.proof.distributions import Distribution, EveryBranch, Tokens, distribution
 
 __all__ = ["Distribution", "EveryBranch", "Tokens", "distribution"]

@@ -30,10 +30,6 @@ from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
 from outrider.drafters.self_draft import SelfDraftSpec
 from outrider.engine.build import build_engine
-from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.host_round import HostRound
-from outrider.engine.cuda_graph.program import EagerLauncher, Launcher
-from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
@@ -41,6 +37,10 @@ from outrider.models.decoder import Decoder, Room
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
+from outrider.plugins.gpu.rounds.build import captured_round
+from outrider.plugins.gpu.rounds.host_round import HostRound
+from outrider.plugins.gpu.rounds.program import EagerLauncher, Launcher
+from outrider.plugins.gpu.rounds.round import GraphRound
 
 PAGE, SLOTS, WINDOW = 4, 512, 96
 PROMPTS = [[1, 5, 9], [3], [8, 8, 8, 8, 8, 8, 8], [4, 2] * 6, [11, 60, 12]]

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from outrider.models.adapter.model import AdapterModel, load_adapter
 from outrider.models.decoder import Room
 from outrider.models.load_options import LoadOptions
+from outrider.plugins.transformers.model import AdapterModel, load_adapter
 
 VOCAB = 96
 _COMMON: Mapping[str, Any] = {

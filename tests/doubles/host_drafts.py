@@ -13,9 +13,9 @@ from outrider.control.heuristics import FixedController
 from outrider.core.budget import Budget
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftRow
-from outrider.engine.cuda_graph.program import EagerLauncher
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
+from outrider.plugins.gpu.rounds.program import EagerLauncher
 
 VOCAB = 96
 

@@ -19,7 +19,7 @@ from outrider.core.protocols import CausalLM
 from outrider.models.decoder import Room
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
-from outrider.proof.scripted import Script, ScriptedLM
+from outrider.plugins.proof.scripted import Script, ScriptedLM
 
 
 def scripted(*, vocab_size: int = 11, seed: int = 0, num_slots: int = 256) -> CausalLM:

@@ -32,7 +32,7 @@ from outrider.engine.stepwise import StepwiseLM
 from outrider.models.decoder import Room
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import CheaperParts, LlamaModel
-from outrider.proof.scripted import Script, ScriptedLM
+from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider.sched.jobs import LaneSizes
 from outrider.verify.exact import MatchRule
 

@@ -25,7 +25,7 @@ from outrider.core.rng import KeyedRng
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.process.client import Home, ProcessDrafter
 from outrider.drafters.process.worker import RestartBackoff
-from outrider.proof.certificate import SAMPLED, MakeDrafter
+from outrider.plugins.proof.certificate import SAMPLED, MakeDrafter
 from outrider.testing import GREEDY, VOCAB, check_memory, row
 
 pytestmark = [

@@ -19,12 +19,12 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
-from outrider.engine.cuda_graph import program
-from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.program import GraphCache, Ticket
-from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.stages import Stages
 from outrider.metrics.summary import summarise
+from outrider.plugins.gpu.rounds import program
+from outrider.plugins.gpu.rounds.build import captured_round
+from outrider.plugins.gpu.rounds.program import GraphCache, Ticket
+from outrider.plugins.gpu.rounds.round import GraphRound
 
 VOCAB = 96
 # An untrained model's greedy text soon repeats itself, so this one is met now and then.
@@ -156,7 +156,7 @@ def test_a_seed_has_one_text_however_rounds_are_run() -> None:
 def test_requests_that_need_other_rounds(
     params: SamplingParams, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="outrider.engine.cuda_graph.round"):
+    with caplog.at_level(logging.INFO, logger="outrider.plugins.gpu.rounds.round"):
         check_same(rig(2), [Request([1, 2, 3], params), Request([4, 5], params, sample=1)])
     assert len([r for r in caplog.records if reason in r.message]) == 1
 
@@ -167,7 +167,7 @@ def test_rounds_that_the_device_cannot_carry_are_verified_by_one_launch(
 ) -> None:
     """Draws by position; a text that may pass the window."""
     params = SamplingParams(max_tokens=WINDOW, temperature=0.9, seed=2)
-    with caplog.at_level(logging.INFO, logger="outrider.engine.cuda_graph.round"):
+    with caplog.at_level(logging.INFO, logger="outrider.plugins.gpu.rounds.round"):
         check_same(rig(2, sampler), [Request([1, 2, 3], params), Request([4, 5], params, sample=1)])
     assert "stage by stage" not in caplog.text
 

@@ -16,8 +16,8 @@ from outrider.core.clock import host_floats, host_rows
 from outrider.core.philox import philox_uniform
 from outrider.core.rng import Role, RoundKeys
 from outrider.core.tree import ROOT
-from outrider.engine.cuda_graph.program import EagerLauncher, GraphLauncher, Mailbox, launcher_for
-from outrider.engine.cuda_graph.sampling import Decisions, keyed_uniforms
+from outrider.plugins.gpu.rounds.program import EagerLauncher, GraphLauncher, Mailbox, launcher_for
+from outrider.plugins.gpu.rounds.sampling import Decisions, keyed_uniforms
 
 words = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4)
 

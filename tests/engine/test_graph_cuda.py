@@ -7,9 +7,9 @@ import torch
 
 from doubles.rig import exchange_round, round_of
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
+from outrider.plugins.gpu.rounds.round import GraphRound
 
 pytestmark = [
     pytest.mark.gpu,

@@ -27,15 +27,15 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.medusa import MedusaConfig
-from outrider.engine.cuda_graph import verify
-from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.host_round import HostRound
-from outrider.engine.cuda_graph.program import EagerLauncher
-from outrider.engine.cuda_graph.shaping import write_shaping
 from outrider.engine.stages import Stages
 from outrider.models.decoder import Room
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
+from outrider.plugins.gpu.rounds import verify
+from outrider.plugins.gpu.rounds.build import captured_round
+from outrider.plugins.gpu.rounds.host_round import HostRound
+from outrider.plugins.gpu.rounds.program import EagerLauncher
+from outrider.plugins.gpu.rounds.shaping import write_shaping
 
 # The last layer, which all heads here read.
 ROOM = Room(num_slots=512, page_size=PAGE, max_rows=128, max_logits=64, hidden_layers=(2,))
@@ -170,7 +170,7 @@ def test_a_batch_that_is_judged_in_different_ways_goes_by_stages(
     rigged = DoubleRig(tiny("llama2", 3), None, config, Counting(), drafter=RowDrafter(draft))
     wanted = requests((3.0, 3.0, 3.0))
     by_stages = rigged.run(wanted, captured=False)
-    with caplog.at_level(logging.INFO, logger="outrider.engine.cuda_graph.round"):
+    with caplog.at_level(logging.INFO, logger="outrider.plugins.gpu.rounds.round"):
         assert rigged.run(wanted, captured=True) == by_stages
     assert "judged in different ways" in caplog.text
 
@@ -208,7 +208,7 @@ def test_requests_that_need_stages(
 
     rigged = host_rig("ngram", heads)
     by_stages = rigged.run(wanted(), captured=False)
-    with caplog.at_level(logging.INFO, logger="outrider.engine.cuda_graph.round"):
+    with caplog.at_level(logging.INFO, logger="outrider.plugins.gpu.rounds.round"):
         assert rigged.run(wanted(), captured=True) == by_stages
     assert len([record for record in caplog.records if reason in record.message]) == 1
 

@@ -20,15 +20,15 @@ from doubles.tiny_checkpoints import random_model, variant
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
-from outrider.engine.cuda_graph import program
-from outrider.engine.cuda_graph import verify as verifications
-from outrider.engine.cuda_graph.host_round import HostRound
-from outrider.engine.cuda_graph.program import GraphCache, Ticket
-from outrider.engine.cuda_graph.round import GraphRound
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
+from outrider.plugins.gpu.rounds import program
+from outrider.plugins.gpu.rounds import verify as verifications
+from outrider.plugins.gpu.rounds.host_round import HostRound
+from outrider.plugins.gpu.rounds.program import GraphCache, Ticket
+from outrider.plugins.gpu.rounds.round import GraphRound
 from outrider.sched.jobs import ReadyQueues
 
 SLOTS = 72

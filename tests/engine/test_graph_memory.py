@@ -12,8 +12,8 @@ from doubles.graphs import GraphRig, requests, rig, tiny
 from doubles.rig import live, round_of
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.engine.cuda_graph.memory import Entry, RoundBuffers
-from outrider.engine.cuda_graph.round import GraphRound
+from outrider.plugins.gpu.rounds.memory import Entry, RoundBuffers
+from outrider.plugins.gpu.rounds.round import GraphRound
 
 
 @pytest.mark.parametrize("same", [True, False])

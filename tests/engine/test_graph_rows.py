@@ -23,8 +23,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import RoundKeys
 from outrider.core.sampling import processed_probs
-from outrider.engine.cuda_graph.host_round import HostRound
-from outrider.engine.cuda_graph.sampling import Filters, Rows, distributions
+from outrider.plugins.gpu.rounds.host_round import HostRound
+from outrider.plugins.gpu.rounds.sampling import Filters, Rows, distributions
 
 
 @pytest.mark.parametrize("salt", range(2))

@@ -22,11 +22,6 @@ from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
-from outrider.engine.cuda_graph.build import captured_round
-from outrider.engine.cuda_graph.program import EagerLauncher, GraphCache, bucket_of
-from outrider.engine.cuda_graph.round import GraphRound
-from outrider.engine.cuda_graph.trees import TorchTreeProbs, Way
-from outrider.engine.cuda_graph.verify import Shape, VerifyCache
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
@@ -34,6 +29,11 @@ from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
+from outrider.plugins.gpu.rounds.build import captured_round
+from outrider.plugins.gpu.rounds.program import EagerLauncher, GraphCache, bucket_of
+from outrider.plugins.gpu.rounds.round import GraphRound
+from outrider.plugins.gpu.rounds.trees import TorchTreeProbs, Way
+from outrider.plugins.gpu.rounds.verify import Shape, VerifyCache
 
 REFERENCE = choose(device=torch.device("cpu"), dtype=torch.float32, force_reference=True)
 

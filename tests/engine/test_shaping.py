@@ -31,7 +31,7 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Drafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.proof.distributions import filtered
+from outrider.plugins.proof.distributions import filtered
 
 WORDS = ((1, 2), (0,))
 STOPS = frozenset([2])

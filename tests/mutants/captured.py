@@ -9,9 +9,9 @@ from checks.captured import (
 )
 from mutants.planting import Mutant
 
-SAMPLING = "outrider.engine.cuda_graph.sampling"
-SHAPING = "outrider.engine.cuda_graph.shaping"
-VERIFY = "outrider.engine.cuda_graph.verify"
+SAMPLING = "outrider.plugins.gpu.rounds.sampling"
+SHAPING = "outrider.plugins.gpu.rounds.shaping"
+VERIFY = "outrider.plugins.gpu.rounds.verify"
 
 MUTANTS = (
     Mutant(

@@ -11,7 +11,7 @@ from doubles.asgi_client import Client
 from doubles.scripted_site import app_of
 from outrider import LLM
 from outrider.core.config import EngineConfig
-from outrider.proof.mutants import Mutant, planted
+from outrider.plugins.proof.mutants import Mutant, planted
 from outrider.server.audit import Auditor
 from outrider.server.site import Site
 from outrider.server.thread_port import ThreadPort

@@ -19,7 +19,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import Distributions
 from outrider.estimate.theory import expected_tokens
-from outrider.proof.scripted import Script, ScriptedLM
+from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider.verify.exact import TokenRule, residual
 
 PAGE = Document.named("theory.md").between("# Theory", "## 5.")

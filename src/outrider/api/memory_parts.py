@@ -20,7 +20,6 @@ from outrider.engine.drafter_builders import draft_capacity, most_staged, room_o
 from outrider.engine.prompt_logprobs import SCORED_ROWS
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.registry import is_native
-from outrider.kernels.triton.scratch import PART, attention_scratch, workspace_bytes
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad
@@ -225,6 +224,9 @@ def _model_parts(model: _Model) -> Iterator[Part]:
     logits = 2 * model.num_lanes * room.max_logits * spec.vocab_size * 4
     yield Part(f"logits {of}", logits, device)
     if device.startswith("cuda"):
+        # Imported here: the plugin of a device that most machines lack.
+        from outrider.plugins.gpu.kernels.scratch import PART, attention_scratch, workspace_bytes
+
         num_parts = -(-room.num_positions(spec.max_tokens, reach=spec.reach) // PART)
         scratch = attention_scratch(room.max_rows, spec.num_heads, spec.head_dim, num_parts)
         yield Part(f"attention {of}", model.num_lanes * workspace_bytes(scratch), device)

@@ -30,7 +30,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 
 if TYPE_CHECKING:
-    from outrider.cluster.batch_run import RayBatch
+    from outrider.plugins.cluster.batch_run import RayBatch
 
 
 import json
@@ -146,13 +146,13 @@ def _on_ray(
     call: Call[BatchOptions], file: AnswerFile, num_lines: int
 ) -> tuple[RayBatch, dict[str, object]]:
     """The same on a Ray cluster. A model that cannot be loaded is an error before one starts."""
-    from outrider.cluster.settings import check_ray
+    from outrider.plugins.cluster.settings import check_ray
 
     check_ray()
     if call.options.replicas > 1 or call.options.devices:
         raise ConfigError("--replicas is of this machine.", hint="--workers, with --ray")
     from outrider.api.plan import plan_pair
-    from outrider.cluster.batch_run import Job, RayBatch
+    from outrider.plugins.cluster.batch_run import Job, RayBatch
 
     options, (target, draft, engine) = call.options, to_load(call.resolved)
     engine = replace(engine, threads=engine.threads or 1)

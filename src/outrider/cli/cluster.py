@@ -18,8 +18,8 @@ from outrider.core.params import SamplingParams
 def config(call: Call[ClusterConfigOptions]) -> int:
     if find_spec("msgspec") is None or find_spec("starlette") is None:
         raise MachineError("the server is not installed.", hint="pip install 'outrider[cluster]'")
-    from outrider.cluster.serve_config import Scale, serve_config, serve_yaml
-    from outrider.cluster.settings import DeploymentArgs, check_ray
+    from outrider.plugins.cluster.serve_config import Scale, serve_config, serve_yaml
+    from outrider.plugins.cluster.settings import DeploymentArgs, check_ray
     from outrider.server.door import DoorRules, is_loopback
 
     options, program, engine = call.options, call.resolved.program(), call.resolved.engine()

@@ -15,8 +15,8 @@ from outrider.cli.session import fetch_missing
 from outrider.core.settings import DEFAULT, Resolved
 
 if TYPE_CHECKING:
-    from outrider.proof.certificate import Certificate, ProofStep
-    from outrider.proof.check import Check, Effort
+    from outrider.plugins.proof.certificate import Certificate, ProofStep
+    from outrider.plugins.proof.check import Check, Effort
 
 _PIPED_WIDTH = 100
 _TITLE = 21
@@ -24,8 +24,8 @@ _MARKS = {True: "ok", False: "FAILED", None: "not checked"}
 
 
 def verify(call: Call[VerifyOptions]) -> int:
-    from outrider.proof.certificate import Certificate, ProofStep, about, certify
-    from outrider.proof.parity import subject_of
+    from outrider.plugins.proof.certificate import Certificate, ProofStep, about, certify
+    from outrider.plugins.proof.parity import subject_of
 
     resolved, shown = call.resolved, call.options
     program = resolved.program()
@@ -51,7 +51,7 @@ def verify(call: Call[VerifyOptions]) -> int:
 
 
 def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
-    from outrider.proof.check import DEEP, Effort
+    from outrider.plugins.proof.check import DEEP, Effort
 
     effort = DEEP if shown.deep else Effort()
     if resolved.chosen["max_tokens"].origin == DEFAULT:
@@ -60,7 +60,7 @@ def _effort(shown: VerifyOptions, resolved: Resolved) -> Effort:
 
 
 def _doing(step: ProofStep) -> str:
-    from outrider.proof.certificate import PARTS
+    from outrider.plugins.proof.certificate import PARTS
 
     return f"part {step.part} of {len(PARTS)}, {PARTS[step.part - 1]}: {step.doing}"
 

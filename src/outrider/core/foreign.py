@@ -126,7 +126,9 @@ FOREIGN: tuple[Foreign, ...] = (
     *_all("fused_round", "--cuda-graph"),
     *_all("profile", "--metrics-detailed"),
     *_all(
-        "", "--impl", "the scripted model is a class for tests, outrider.proof.scripted.ScriptedLM"
+        "",
+        "--impl",
+        "the scripted model is a class for tests, outrider.plugins.proof.scripted.ScriptedLM",
     ),
     *_all("", "--test-mode", "recipes/test.yaml, with --config, is a run of seconds"),
     *_all("context", "-c --ctx-size --max-model-len --context-length --max-kv-size"),

@@ -12,7 +12,7 @@ _MOST_CAUSES = 8
 
 
 # Loggers of what is compiled at the first use.
-COMPILERS = ("outrider.kernels.native.build", "outrider.kernels.triton.trial")
+COMPILERS = ("outrider.kernels.native.build", "outrider.plugins.gpu.kernels.trial")
 
 
 def hear_compilers() -> None:

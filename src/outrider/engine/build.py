@@ -215,7 +215,7 @@ def _round(resolved: ResolvedConfig, models: LoadedModels, stages: Stages) -> Ro
     if not config.fused_round:
         return stages
     if models.device != "cpu":
-        from outrider.engine.cuda_graph.build import captured_round
+        from outrider.plugins.gpu.rounds.build import captured_round
 
         captured = captured_round(
             config, stages, draft=models.draft, window=lambda: _window(resolved, models)

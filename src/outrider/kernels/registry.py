@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,8 +58,6 @@ OPS = (
 
 # What `quantise` of `choose` may be besides none and the schemes of kernels/reference/grouped.py.
 AS_STORED = "stored"
-# Below it a GPU has no matrix units for bfloat16.
-LEAST_CAPABILITY = 8
 
 _Quantised = NativeInt8 | NativeInt4 | TorchInt8 | TorchGrouped
 
@@ -198,9 +195,12 @@ def choose(
     quantise = "none" if quantise == AS_STORED else quantise
     refusals = (f"native: {refusal}",)
     if device.type == "cuda" and not force_reference:
-        no_triton = _why_not_triton(device)
+        # Imported here: the plugin of a device that most machines lack.
+        from outrider.plugins.gpu.kernels.build import triton_kernels, why_not_triton
+
+        no_triton = why_not_triton(device)
         if no_triton is None:
-            return _triton(device, dtype, quantise, refusals)
+            return triton_kernels(device, dtype, quantise, refusals)
         refusals = (*refusals, f"triton: {no_triton}")
     why = "; ".join(refusals)
     if wanted:
@@ -306,7 +306,7 @@ def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) ->
 def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
     ops = make()
     return Kernels(
-        **_of_decoder(ops),
+        **decoder_ops(ops),
         delta=NativeDelta(library, ops.team),
         argmax=ops.argmax,
         sampling=native_sampling(library, ops.team),
@@ -320,60 +320,10 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
     )
 
 
-def _of_decoder(ops: object) -> dict[str, Any]:
+def decoder_ops(ops: object) -> dict[str, Any]:
     """The operators of a decoder's layers that `ops` has under the names of `Kernels`."""
     names = ("pack", *OPS[: OPS.index("delta")])
     return {name: getattr(ops, name) for name in names}
-
-
-def _why_not_triton(device: torch.device) -> str | None:
-    """Why Triton's kernels cannot run on a CUDA device."""
-    if find_spec("triton") is None:
-        return "the package triton is not installed"
-    if not torch.cuda.is_available():
-        return "PyTorch finds no CUDA device"
-    if torch.version.hip is not None:
-        return "on ROCm some of its kernels need more shared memory than there is"
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < LEAST_CAPABILITY:
-        return f"it needs compute capability {LEAST_CAPABILITY}.0, not {major}.{minor}"
-    # Imported here: most machines lack Triton.
-    from outrider.kernels.triton.tiles import why_not
-
-    return why_not()
-
-
-def _triton(
-    device: torch.device,
-    dtype: torch.dtype,
-    quantise: str,
-    refusals: tuple[str, ...],
-    exact: bool | None = None,
-) -> Kernels:
-    # Imported here: Triton compiles and asks for devices, and most machines have neither.
-    from outrider.kernels.triton.delta_ops import TritonDelta
-    from outrider.kernels.triton.eager import EagerProbs
-    from outrider.kernels.triton.ops import TritonOps
-    from outrider.kernels.triton.scratch import Workspace
-    from outrider.kernels.triton.trial import compile_ahead, rows_alike
-
-    room = Workspace(device)
-    ops, delta, probs = TritonOps(room, quantise), TritonDelta(room), EagerProbs(room, device)
-    linear, *others = (Choice(op, "triton", refusals) for op in OPS)
-    if quantise != "none":
-        linear = replace(linear, name=f"triton {quantise}")
-    return Kernels(
-        **_of_decoder(ops),
-        pack_head=ops.pack_head,
-        delta=delta,
-        argmax=probs.argmax,
-        sampling=probs.sampling,
-        choices=(linear, *others),
-        exact=bool(exact),
-        twin=lambda: _triton(device, dtype, quantise, refusals, bool(exact)),
-        trial=partial(rows_alike, ops, delta, device, dtype) if exact is None else None,
-        compile_ahead=partial(compile_ahead, device, probs),
-    )
 
 
 def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ...]) -> Kernels:

@@ -54,7 +54,7 @@ def read_config(folder: Path) -> DecoderConfig:
             "SmolLM2-135M-Instruct`",
         )
     # Imported here: only such a family needs torch, and transformers, to be read.
-    from outrider.models.adapter.config import read_adapter_config
+    from outrider.plugins.transformers.config import read_adapter_config
 
     return read_adapter_config(folder)
 

@@ -121,7 +121,7 @@ def load_model(
                 hint="leave --kv-dtype at auto",
             )
         # Imported here: such a family alone needs transformers, an optional dependency.
-        from outrider.models.adapter.model import load_adapter
+        from outrider.plugins.transformers.model import load_adapter
 
         return load_adapter(folder, options, name=name)
     config = read_native_config(folder).for_context(options.room.window)

@@ -32,7 +32,7 @@ from outrider.core.spec import ModelSpec
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.models.llama_weights import EMBEDDING
 from outrider.models.weights import HEAD
-from outrider.proof.scripted import TokenMemory
+from outrider.plugins.proof.scripted import TokenMemory
 from outrider_lab.models.gemm import GemmShape
 from outrider_lab.models.inflate import NORM, meaningless
 from outrider_lab.models.inflate_files import llama_json, write_json, write_shards

@@ -13,7 +13,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
 from outrider.kernels.registry import Kernels, choose
-from outrider.proof.scripted import Script, ScriptedLM
+from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider_lab.models.bare_engine import BareEngine, BareModels, bare_rooms
 
 PARAMS = SamplingParams(max_tokens=12)

@@ -18,11 +18,11 @@ import pytest
 from doubles.command_line import Command, Finished
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS
 from outrider.core.errors import MachineError
-from outrider.proof import algebra, certificate, check, mutants, parity
-from outrider.proof.cases import FIXED
-from outrider.proof.check import DEEP, Check, Effort, Part
-from outrider.proof.mutants import DECISIONS, ROUNDS, planted
-from outrider.proof.parity import PROMPTS
+from outrider.plugins.proof import algebra, certificate, check, mutants, parity
+from outrider.plugins.proof.cases import FIXED
+from outrider.plugins.proof.check import DEEP, Check, Effort, Part
+from outrider.plugins.proof.mutants import DECISIONS, ROUNDS, planted
+from outrider.plugins.proof.parity import PROMPTS
 
 pytestmark = [pytest.mark.wide, pytest.mark.weights]
 

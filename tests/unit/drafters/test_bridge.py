@@ -16,7 +16,7 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
 from outrider.drafters.bridge import BridgeDrafter, Translator
-from outrider.proof.certificate import SAMPLED
+from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, VOCAB, row
 
 

@@ -23,7 +23,7 @@ from outrider.core.rng import KeyedRng, Rng
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.heads import NetOutput
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
-from outrider.proof.certificate import SAMPLED
+from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, check_same
 
 VOCAB = 5

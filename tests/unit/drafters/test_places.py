@@ -24,7 +24,7 @@ from outrider.drafters.parallel_heads import (
     TreeKind,
     num_sure,
 )
-from outrider.proof.certificate import SAMPLED
+from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY, VOCAB, check_same, check_shape, fresh_draft, row
 
 TEXT = (1, 2, 0, 4, 3)

@@ -42,7 +42,7 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
-from outrider.proof.certificate import SAMPLED
+from outrider.plugins.proof.certificate import SAMPLED
 from outrider.testing import GREEDY
 from unit.drafters.test_chain_pass import check_alike
 from unit.drafters.test_head_pass import EAGLES, TEXT, VOCAB, loaded, row

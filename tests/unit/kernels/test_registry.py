@@ -98,7 +98,7 @@ def test_triton_that_does_not_start_is_passed_over(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(registry, "find_spec", str)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
-    monkeypatch.setattr("outrider.kernels.triton.tiles.current_device", no_driver)
+    monkeypatch.setattr("outrider.plugins.gpu.kernels.tiles.current_device", no_driver)
     reason = (
         "triton: it does not start, which takes a C compiler and Python's headers "
         "(Failed to find C compiler)"

@@ -19,11 +19,11 @@ from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
-from outrider.models.adapter.attention import ArenaCache, RowByRow, RowLinear
-from outrider.models.adapter.config import read_adapter_config
-from outrider.models.adapter.model import AdapterModel, load_adapter
 from outrider.models.decoder import Room
 from outrider.models.load_options import LoadOptions
+from outrider.plugins.transformers.attention import ArenaCache, RowByRow, RowLinear
+from outrider.plugins.transformers.config import read_adapter_config
+from outrider.plugins.transformers.model import AdapterModel, load_adapter
 from state.test_zero_copy import Watch
 
 pytest.importorskip("transformers")

@@ -23,7 +23,7 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
-from outrider.proof.scripted import Script, ScriptedLM
+from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider_lab.models.gemm import gemm_shape
 from outrider_lab.models.synthetic import (
     NUM_RANKS,

@@ -15,10 +15,10 @@ from outrider.core.protocols import VerifyRow
 from outrider.core.rng import pick_node
 from outrider.core.sampling import draw
 from outrider.core.tree import ROOT
-from outrider.proof.algebra import TOLERANCE, prove_rule, total_variation
-from outrider.proof.cases import FIXED, chain, generated
-from outrider.proof.check import Effort
-from outrider.proof.distributions import Sampler, exact_samplers, plain_distribution
+from outrider.plugins.proof.algebra import TOLERANCE, prove_rule, total_variation
+from outrider.plugins.proof.cases import FIXED, chain, generated
+from outrider.plugins.proof.check import Effort
+from outrider.plugins.proof.distributions import Sampler, exact_samplers, plain_distribution
 from outrider.verify.batched import rule_for
 
 every_sampler = pytest.mark.parametrize("sampler", exact_samplers(), ids=lambda s: s.name)

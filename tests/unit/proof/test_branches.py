@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.rng import KeyedRng, Role
-from outrider.proof.chisquare import p_value
-from outrider.proof.distributions import BadDrawError, EveryBranch, distribution, joint_winner, runs
+from outrider.plugins.proof.chisquare import p_value
+from outrider.plugins.proof.distributions import (
+    BadDrawError,
+    EveryBranch,
+    distribution,
+    joint_winner,
+    runs,
+)
 
 weights = st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)
 

@@ -14,10 +14,10 @@ from outrider.core.config import EXACT_SAMPLERS
 from outrider.core.draft import Verdict
 from outrider.core.protocols import VerifyRow
 from outrider.core.sampling import draw
-from outrider.proof.cases import PAIRS, TEXTS
-from outrider.proof.chisquare import MANY
-from outrider.proof.distributions import Sampler, exact_samplers
-from outrider.proof.ensemble import (
+from outrider.plugins.proof.cases import PAIRS, TEXTS
+from outrider.plugins.proof.chisquare import MANY
+from outrider.plugins.proof.distributions import Sampler, exact_samplers
+from outrider.plugins.proof.ensemble import (
     engine_texts,
     pair_trials,
     race_trial,

@@ -6,8 +6,8 @@ from collections.abc import Generator
 
 import pytest
 
-from outrider.proof.check import Check
-from outrider.proof.mutants import (
+from outrider.plugins.proof.check import Check
+from outrider.plugins.proof.mutants import (
     DECISIONS,
     KEYS,
     ROUNDS,
@@ -75,9 +75,9 @@ def test_what_cannot_be_planted_is_not_caught() -> None:
 
 def check_of(monkeypatch: pytest.MonkeyPatch, table: tuple[Mutant, ...]) -> Check:
     """The part's check, with `table` and no other bugs."""
-    monkeypatch.setattr("outrider.proof.mutants.DECISIONS", table)
-    monkeypatch.setattr("outrider.proof.mutants.KEYS", ())
-    monkeypatch.setattr("outrider.proof.mutants.ROUNDS", ())
+    monkeypatch.setattr("outrider.plugins.proof.mutants.DECISIONS", table)
+    monkeypatch.setattr("outrider.plugins.proof.mutants.KEYS", ())
+    monkeypatch.setattr("outrider.plugins.proof.mutants.ROUNDS", ())
     part: Generator[str, None, tuple[Check, ...]] = mutants(seed=0)
     steps: list[str] = []
     while True:
@@ -91,7 +91,7 @@ def check_of(monkeypatch: pytest.MonkeyPatch, table: tuple[Mutant, ...]) -> Chec
 @pytest.mark.weights
 def test_an_uncaught_bug_fails_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = Mutant("harmless", "outrider.verify.exact", "if total > 0", "if total > 1e-300")
-    monkeypatch.setattr("outrider.proof.mutants.catch_by_algebra", lambda: (None, ""))
+    monkeypatch.setattr("outrider.plugins.proof.mutants.catch_by_algebra", lambda: (None, ""))
     check = check_of(monkeypatch, (DECISIONS[0], harmless))
     assert check.holds is False
     assert check.summary == "0 of 2 caught"

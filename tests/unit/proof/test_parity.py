@@ -12,9 +12,9 @@ from outrider.core.draft import common_prefix
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.models.loading import resolve
-from outrider.proof.check import Check, Effort
-from outrider.proof.mutants import ROUNDS, planted
-from outrider.proof.parity import (
+from outrider.plugins.proof.check import Check, Effort
+from outrider.plugins.proof.mutants import ROUNDS, planted
+from outrider.plugins.proof.parity import (
     BATCH,
     PROMPTS,
     CellTexts,
@@ -26,7 +26,7 @@ from outrider.proof.parity import (
     subject_of,
     task,
 )
-from outrider.proof.parity_part import NearTie, parity
+from outrider.plugins.proof.parity_part import NearTie, parity
 from outrider_lab.models.gguf_export import GgufOptions, export
 
 EMBEDDED = "outrider/embedded"
@@ -52,7 +52,7 @@ def checks_of(subject: ParitySubject) -> tuple[Check, ...]:
 
 @pytest.fixture
 def half_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.proof.parity.PROMPTS", PROMPTS[::2])
+    monkeypatch.setattr("outrider.plugins.proof.parity.PROMPTS", PROMPTS[::2])
 
 
 @pytest.mark.wide
@@ -150,7 +150,7 @@ def test_near_ties_are_excused_only_where_kernels_are_not_row_invariant(
         return NearTie(True, 1e-4, 1e-3, "kernels are not row-invariant here")
 
     monkeypatch.setattr(ParityTask, "write", write)
-    monkeypatch.setattr("outrider.proof.parity_part.look_into", look)
+    monkeypatch.setattr("outrider.plugins.proof.parity_part.look_into", look)
     texts, acceptance = checks_of(embedded())
     assert texts.holds is holds
     assert acceptance.holds is holds

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from outrider.proof.mutants import CannotPlantError, Mutant, planted
+from outrider.plugins.proof.mutants import CannotPlantError, Mutant, planted
 from outrider.verify import exact as token
 from outrider.verify.exact import residual
 

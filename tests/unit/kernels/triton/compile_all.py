@@ -15,25 +15,25 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import mangle_type
 
 from outrider.core.rng import Role, RoundKeys
-from outrider.engine.cuda_graph.program import EagerLauncher, GraphCache, RoundSizes
-from outrider.engine.cuda_graph.trees import Way
-from outrider.engine.cuda_graph.triton import RoundKernels
-from outrider.engine.cuda_graph.verify import Shape, VerifyCache
-from outrider.kernels import registry
 from outrider.kernels.reference.delta import TokenRun
-from outrider.kernels.triton import delta_ops, filters, ops, trees
-from outrider.kernels.triton import launchers as distributions
-from outrider.kernels.triton.delta_ops import TritonDelta
-from outrider.kernels.triton.launchers import Chains, ProbRows, TritonProbs, Verdicts
-from outrider.kernels.triton.ops import TritonOps
-from outrider.kernels.triton.scratch import Workspace
-from outrider.kernels.triton.tiles import Launch
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.models.weights import Placement
+from outrider.plugins.gpu.kernels import delta_ops, filters, ops, trees
+from outrider.plugins.gpu.kernels import launchers as distributions
+from outrider.plugins.gpu.kernels.build import triton_kernels
+from outrider.plugins.gpu.kernels.delta_ops import TritonDelta
+from outrider.plugins.gpu.kernels.launchers import Chains, ProbRows, TritonProbs, Verdicts
+from outrider.plugins.gpu.kernels.ops import TritonOps
+from outrider.plugins.gpu.kernels.scratch import Workspace
+from outrider.plugins.gpu.kernels.tiles import Launch
+from outrider.plugins.gpu.rounds.program import EagerLauncher, GraphCache, RoundSizes
+from outrider.plugins.gpu.rounds.trees import Way
+from outrider.plugins.gpu.rounds.triton import RoundKernels
+from outrider.plugins.gpu.rounds.verify import Shape, VerifyCache
 from unit.kernels.delta_cases import WIDE, Text, layer_of, nothing, some_cells, some_text
 from unit.kernels.paged_cases import Heads, Sequenced, chain, make_pass
 
@@ -132,7 +132,7 @@ def read_delta(text: Text) -> None:
 
 
 def model_without_data() -> LlamaModel:
-    kernels = registry._triton(META, torch.bfloat16, "none", (), exact=True)
+    kernels = triton_kernels(META, torch.bfloat16, "none", (), exact=True)
     config = read_native_config(resolve("outrider/embedded-draft"))
     assert isinstance(config, LlamaConfig)
     room = Room(num_slots=512, page_size=4, max_rows=128, max_logits=64, hidden_layers=(2,))

@@ -4,7 +4,7 @@ The interpreter multiplies matrices with numpy's BLAS, which on some CPUs sums a
 an order that depends on where in the matrix the row lies. Our kernels promise that a row's bits
 follow from its own masks, tiles and steps; so here every dot sums in one order, with the same bits
 on every CPU, and what differs is ours. Whether a device's own dot keeps the order of a row is asked
-of that device when kernels are chosen (outrider.kernels.triton.trial).
+of that device when kernels are chosen (outrider.plugins.gpu.kernels.trial).
 """
 
 from __future__ import annotations

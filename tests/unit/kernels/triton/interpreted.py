@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.registry import Kernels, choose
-from outrider.kernels.triton import ops as ops_module
-from outrider.kernels.triton.launchers import TritonProbs
-from outrider.kernels.triton.ops import TritonOps
-from outrider.kernels.triton.scratch import Workspace
-from outrider.kernels.triton.tiles import AttentionShape, attention_shape
+from outrider.plugins.gpu.kernels import ops as ops_module
+from outrider.plugins.gpu.kernels.launchers import TritonProbs
+from outrider.plugins.gpu.kernels.ops import TritonOps
+from outrider.plugins.gpu.kernels.scratch import Workspace
+from outrider.plugins.gpu.kernels.tiles import AttentionShape, attention_shape
 
 CPU = torch.device("cpu")
 

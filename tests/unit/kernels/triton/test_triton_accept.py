@@ -19,8 +19,8 @@ from outrider.core.draft import Draft
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng, Role, RoundKeys
 from outrider.core.sampling import Distributions
-from outrider.kernels.triton import launchers as triton_launchers
-from outrider.kernels.triton.launchers import Chains, ProbRows, Verdicts
+from outrider.plugins.gpu.kernels import launchers as triton_launchers
+from outrider.plugins.gpu.kernels.launchers import Chains, ProbRows, Verdicts
 from outrider.verify.exact import BlockRule, TokenRule
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_distributions

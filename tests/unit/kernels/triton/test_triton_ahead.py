@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from doubles.tiny_checkpoints import random_llama, variant
-from outrider.kernels import registry
 from outrider.kernels.registry import Kernels
-from outrider.kernels.triton import trial
-from outrider.kernels.triton.tiles import Launch, launch, noted
 from outrider.models import loading
 from outrider.models.decoder import Room
+from outrider.plugins.gpu.kernels import trial
+from outrider.plugins.gpu.kernels.build import triton_kernels
+from outrider.plugins.gpu.kernels.tiles import Launch, launch, noted
 
 ROOT = Path(__file__).parents[4]
 
@@ -82,7 +82,7 @@ def test_what_loading_rehearses_stays_in_no_memory(monkeypatch: pytest.MonkeyPat
         found.extend(one.kernel.__name__ for one in noted(work))
 
     def chosen(**_: object) -> Kernels:
-        return vars(registry)["_triton"](torch.device("cpu"), torch.float32, "none", (), exact=True)
+        return triton_kernels(torch.device("cpu"), torch.float32, "none", (), exact=True)
 
     monkeypatch.setattr(trial, "compile_launches", compile_launches)
     monkeypatch.setattr(loading, "choose", chosen)
@@ -146,11 +146,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from outrider.kernels.triton import pointwise, trial
-from outrider.kernels.triton.eager import EagerProbs
-from outrider.kernels.triton.ops import TritonOps
-from outrider.kernels.triton.scratch import Workspace
-from outrider.kernels.triton.tiles import launch
+from outrider.plugins.gpu.kernels import pointwise, trial
+from outrider.plugins.gpu.kernels.eager import EagerProbs
+from outrider.plugins.gpu.kernels.ops import TritonOps
+from outrider.plugins.gpu.kernels.scratch import Workspace
+from outrider.plugins.gpu.kernels.tiles import launch
 
 made, launched, asked = [], [], []
 

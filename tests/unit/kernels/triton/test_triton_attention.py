@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.kernels.triton import attention
-from outrider.kernels.triton.scratch import PART
-from outrider.kernels.triton.tiles import launch
+from outrider.plugins.gpu.kernels import attention
+from outrider.plugins.gpu.kernels.scratch import PART
+from outrider.plugins.gpu.kernels.tiles import launch
 from unit.kernels.implementations import relative_error
 from unit.kernels.paged_cases import Heads, Pass, Sequenced, chain, make_pass
 from unit.kernels.test_attention import oracle

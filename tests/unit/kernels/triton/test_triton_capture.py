@@ -18,16 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.core.rng import Role, RoundKeys
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.triton import launchers as distributions
-from outrider.kernels.triton import ops
-from outrider.kernels.triton.launchers import Chains, ProbRows, Verdicts
-from outrider.kernels.triton.scratch import (
+from outrider.plugins.gpu.kernels import launchers as distributions
+from outrider.plugins.gpu.kernels import ops
+from outrider.plugins.gpu.kernels.launchers import Chains, ProbRows, Verdicts
+from outrider.plugins.gpu.kernels.scratch import (
     PART,
     Workspace,
     attention_scratch,
     workspace_bytes,
 )
-from outrider.kernels.triton.tiles import launch
+from outrider.plugins.gpu.kernels.tiles import launch
 from unit.kernels.implementations import randn
 from unit.kernels.paged_cases import Heads, Sequenced, make_pass
 from unit.kernels.triton.interpreted import triton_distributions, triton_ops

@@ -21,10 +21,10 @@ from checks.state import NEEDS
 from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import Cells, TokenRun, torch_delta
-from outrider.kernels.triton.delta_ops import TritonDelta
-from outrider.kernels.triton.delta_tables import delta_tables
-from outrider.kernels.triton.scratch import Workspace
-from outrider.kernels.triton.trial import delta_alike
+from outrider.plugins.gpu.kernels.delta_ops import TritonDelta
+from outrider.plugins.gpu.kernels.delta_tables import delta_tables
+from outrider.plugins.gpu.kernels.scratch import Workspace
+from outrider.plugins.gpu.kernels.trial import delta_alike
 from unit.kernels.delta_cases import (
     HOST,
     LAYER,

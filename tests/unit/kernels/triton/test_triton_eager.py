@@ -17,17 +17,17 @@ from outrider.core.errors import NumericsError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN
 from outrider.core.spec import DecoderConfig
-from outrider.kernels import registry
 from outrider.kernels.kinds import tried
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.registry import OPS, Kernels
-from outrider.kernels.triton import trial
-from outrider.kernels.triton.eager import EagerProbs
-from outrider.kernels.triton.ops import TritonOps
-from outrider.kernels.triton.scratch import Workspace
 from outrider.models import loading
 from outrider.models.decoder import Room as Space
 from outrider.models.llama import LlamaModel
+from outrider.plugins.gpu.kernels import trial
+from outrider.plugins.gpu.kernels.build import triton_kernels
+from outrider.plugins.gpu.kernels.eager import EagerProbs
+from outrider.plugins.gpu.kernels.ops import TritonOps
+from outrider.plugins.gpu.kernels.scratch import Workspace
 from unit.kernels.implementations import randn, relative_error
 from unit.kernels.triton.interpreted import CPU, cut_attention_small
 
@@ -60,7 +60,7 @@ def short_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def side(quantise: str = "none") -> Kernels:
-    make: Any = vars(registry)["_triton"]
+    make: Any = triton_kernels
     return make(CPU, torch.float32, quantise, ("native: a test",))
 
 
@@ -201,7 +201,7 @@ def test_a_model_gives_the_logits_of_the_reference(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_activations_in_the_dtype_of_weights_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear rounds them anyway; so programs of it read half as much."""
-    kernels = vars(registry)["_triton"](CPU, torch.bfloat16, "none", (), exact=True)
+    kernels = triton_kernels(CPU, torch.bfloat16, "none", (), exact=True)
     other = replace(kernels, choices=(replace(kernels.choices[0], name="a test"),))
     space, found = Space(num_slots=64, page_size=8, max_rows=8, max_logits=8), list[Tensor]()
     for chosen, dtype in ((kernels, torch.bfloat16), (other, torch.float32)):

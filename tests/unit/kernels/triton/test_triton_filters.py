@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.sampling import PLAIN
-from outrider.kernels.triton import launchers
-from outrider.kernels.triton.eager import EagerProbs
-from outrider.kernels.triton.filters import TritonFilters
-from outrider.kernels.triton.scratch import Workspace
+from outrider.plugins.gpu.kernels import launchers
+from outrider.plugins.gpu.kernels.eager import EagerProbs
+from outrider.plugins.gpu.kernels.filters import TritonFilters
+from outrider.plugins.gpu.kernels.scratch import Workspace
 from unit.kernels.implementations import randn
 
 VOCAB = 21

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.core.philox import philox_uniforms
 from outrider.core.rng import Role
-from outrider.kernels.triton.sampling import uniform
+from outrider.plugins.gpu.kernels.sampling import uniform
 
 words = st.integers(0, 2**32 - 1)
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from outrider.core.clock import host_ints
 from outrider.core.rng import KeyedRng, Role, RoundKeys, inverse_cdf
 from outrider.core.sampling import leftover
-from outrider.kernels.triton import launchers as triton_launchers
-from outrider.kernels.triton.launchers import ProbRows
+from outrider.plugins.gpu.kernels import launchers as triton_launchers
+from outrider.plugins.gpu.kernels.launchers import ProbRows
 from unit.kernels.implementations import randn
 from unit.kernels.triton.interpreted import triton_distributions
 

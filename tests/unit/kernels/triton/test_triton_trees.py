@@ -18,10 +18,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, VerifyRow
 from outrider.core.rng import KeyedRng, RoundKeys
 from outrider.core.sampling import Distributions, processed_probs
-from outrider.engine.cuda_graph.sampling import Filters, Rows
-from outrider.engine.cuda_graph.trees import TorchTreeProbs, TreeProbs, Way
-from outrider.engine.cuda_graph.triton import RoundKernels, TritonTreeProbs
-from outrider.kernels.triton import launchers
+from outrider.plugins.gpu.kernels import launchers
+from outrider.plugins.gpu.rounds.sampling import Filters, Rows
+from outrider.plugins.gpu.rounds.trees import TorchTreeProbs, TreeProbs, Way
+from outrider.plugins.gpu.rounds.triton import RoundKernels, TritonTreeProbs
 from outrider.verify.batched import TreeDrafts, follow_trees
 from outrider.verify.exact import BlockRule, MatchRule, TokenRule
 from unit.kernels.implementations import randn

@@ -1,0 +1,1 @@
+"""CUDA: kernels in Triton (kernels/) and whole rounds as CUDA graphs (rounds/)."""

@@ -1,0 +1,295 @@
+"""Adapter: any decoder of transformers as a CausalLM, with the paged KV cache as its only cache.
+
+One pass takes the packed tokens of all sequences as one row of a batch, each with its position. The
+model computes everything but attention, so prefill, decode, trees and rollback work as for our own
+decoders. A model is surveyed without weights, loaded, made row-invariant, and must then pass a
+trial against its own plain attention; see docs/algorithms/adapter.md.
+
+Shapes:  N = tokens of all texts that are compared or packed tokens, V = vocabulary, M = packed
+         logits rows, D = hidden size, K = captured layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.cache.paged_kv import PagedKV
+from outrider.cache.pages import ArenaSize
+from outrider.core.errors import CheckpointError, ConfigError, ContractError
+from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
+from outrider.core.spec import ModelSpec
+from outrider.core.tree import ROOT
+from outrider.kernels.kinds import pick_device, pick_dtype, tried
+from outrider.kernels.registry import Kernels, choose
+from outrider.models.decoder import Room, wanted_tokens
+from outrider.models.documents import read_document
+from outrider.models.json_object import OTHER_CHECKPOINT
+from outrider.models.load_options import LoadOptions
+from outrider.models.weights import Weights
+from outrider.plugins.transformers.attention import (
+    ArenaCache,
+    RowByRow,
+    attending,
+    prepare,
+    use_kernels,
+)
+from outrider.plugins.transformers.config import AdapterConfig, read_adapter_config
+from outrider.plugins.transformers.transformers import (
+    calling,
+    load,
+    read_hf_config,
+    transposed_linear,
+    use_arena,
+)
+
+_MOST_TOKENS = 8
+_PAGE_SIZE = 4
+# The largest error allowed, relative to the spread of the logits. Attention and residuals are
+# float32 on both sides; shorter weights round what they are multiplied by, which spreads errors.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+
+
+class AdapterTrial:
+    """Texts of one model. Every text is fed from its beginning, and `run` compares all of it.
+
+    Three texts are read by the model's own attention, without a cache, and then through the KV
+    cache: the beginning of a chain in one step, its rest together with a second branch of the tree
+    and a second sequence in another. A model that counts positions itself, adds to attention what
+    we do not, or mixes neighbouring tokens outside attention fails here. The chain's rest is fed
+    once more token by token, which tells whether rows are invariant.
+    """
+
+    def __init__(self, max_tokens: int, vocab_size: int) -> None:
+        length = min(_MOST_TOKENS, max_tokens)
+        self._start = length // 2
+        chain = tuple((7 * i * i + 3 * i + 1) % vocab_size for i in range(length))
+        begin, rest = chain[: self._start], chain[self._start :]
+        branch = tuple((token + 1) % vocab_size for token in rest[:-1])
+        self.texts = (chain, begin + branch, chain[::-1])
+
+    @property
+    def room(self) -> Room:
+        """A small arena of pages that the texts cross."""
+        tokens = sum(map(len, self.texts))
+        return Room(num_slots=2 * tokens, page_size=_PAGE_SIZE, max_rows=tokens)
+
+    def run(self, model: CausalLM, expected_NV: Tensor, weights: torch.dtype) -> bool:
+        """`expected_NV` are the logits of all texts in turn, `weights` the type of the linears'.
+
+        True if rows are bit-identical alone and together. Raises CheckpointError if logits differ.
+        """
+        chain, other_path, other = self.texts
+        begin, rest, branch = (
+            chain[: self._start],
+            chain[self._start :],
+            other_path[self._start :],
+        )
+        model.state.open(0, ())
+        model.state.open(1, ())
+        begin_NV = _step(model, StepRow.chain(0, begin))
+        model.state.commit({0: range(len(begin))})
+        forks = (ROOT, *range(len(rest), len(rest) + len(branch) - 1))[: len(branch)]
+        tree = StepRow(0, rest + branch, (*range(ROOT, len(rest) - 1), *forks))
+        together_NV = _step(model, tree, StepRow.chain(1, other))
+        model.state.commit({0: ()})
+        alone_NV = torch.cat(
+            [
+                _step(model, StepRow.chain(0, rest[i : i + 1], parent=i - 1))
+                for i in range(len(rest))
+            ]
+        )
+        found_NV = torch.cat(
+            [begin_NV, together_NV[: len(rest)], begin_NV, together_NV[len(rest) :]]
+        )
+        _compare(found_NV, expected_NV, _TOLERANCE[weights], model.spec.name)
+        return torch.equal(together_NV[: len(rest)], alone_NV)
+
+
+def _step(model: CausalLM, *rows: StepRow) -> Tensor:
+    return model.step(rows, DraftNeeds()).logits_MV.clone()
+
+
+def _compare(found_NV: Tensor, expected_NV: Tensor, tolerance: float, name: str) -> None:
+    if found_NV.shape != expected_NV.shape:
+        raise CheckpointError(
+            f"{name}: its logits have shape {list(expected_NV.shape)}, "
+            f"while {list(found_NV.shape)} were asked for.",
+            hint=OTHER_CHECKPOINT,
+        )
+    spread = (expected_NV - expected_NV.mean(-1, keepdim=True)).abs().max()
+    error = (found_NV - expected_NV).abs().max()
+    # Written so that NaN fails.
+    if not bool(error <= tolerance * spread):
+        raise CheckpointError(
+            f"{name}: over the arena this model computes other logits than by itself (off by "
+            f"{float(error):.2g}, allowed are {float(tolerance * spread):.2g}): it counts "
+            "positions or mixes tokens in a way that the adapter does not know.",
+            hint=OTHER_CHECKPOINT,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A loaded transformers model, whose attention is ours, and what it computes with."""
+
+    model: Any
+    kernels: Kernels
+    dtype: torch.dtype
+    device: torch.device
+
+
+class AdapterModel:
+    """CausalLM over a PagedKV that it owns. Several may share one body, each with its own arena."""
+
+    def __init__(self, config: AdapterConfig, body: Body, room: Room, *, name: str) -> None:
+        self.config, self.body, self.room = config, body, room
+        size = body.dtype.itemsize
+        self._spec = config.spec(name, bytes_per_weight=size, bytes_per_kv=size)
+        self._kv = PagedKV(
+            self._spec,
+            dtype=body.dtype,
+            device=body.device,
+            size=ArenaSize(room.num_slots, room.page_size),
+        )
+        self._cache = ArenaCache(
+            self._kv, body.kernels, num_heads=config.num_heads, max_rows=room.max_rows
+        )
+        # On other devices nothing is row-invariant, so there is nothing to keep.
+        self._by_row = RowByRow() if body.device.type == "cpu" else nullcontext()
+        accepted = inspect.signature(body.model.forward).parameters
+        self._slices_logits = "logits_to_keep" in accepted
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.body.kernels
+
+    @kernels.setter
+    def kernels(self, kernels: Kernels) -> None:
+        """All models that share the body change with it; the arena's attention is this one's."""
+        self.body = replace(self.body, kernels=kernels)
+        use_kernels(self.body.model, kernels)
+        self._cache.attention = kernels.attention
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def state(self) -> PagedKV:
+        return self._kv
+
+    def twin(self) -> None:
+        """The modules of transformers look their cache up in the model, so a pass has it alone."""
+
+    def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
+        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L - 1.
+
+        Raises ConfigError for a hidden layer that the model does not give.
+        """
+        if not 0 < sum(len(row.tokens) for row in rows) <= self.room.max_rows:
+            raise ContractError("a step has 1 to max_rows tokens")
+        self._check_layers(needs.hidden_layers)
+        with torch.inference_mode(), self._by_row:
+            plan = self._kv.plan(rows)
+            wanted_M = plan.tokens_N.new_tensor(wanted_tokens(rows), dtype=torch.int64)
+            self._cache.begin(plan)
+            options: dict[str, Any] = {}
+            if needs.hidden_layers:
+                options["output_hidden_states"] = True
+            if self._slices_logits:
+                options["logits_to_keep"] = wanted_M
+            with attending(self._cache):
+                out = self.body.model(
+                    input_ids=plan.tokens_N[None].long(),
+                    position_ids=plan.positions_N[None].long(),
+                    past_key_values=self._cache,
+                    use_cache=True,
+                    **options,
+                )
+            logits_MV = out.logits[0] if self._slices_logits else out.logits[0, wanted_M]
+            return StepOutput(logits_MV.float(), self._hidden(out, needs.hidden_layers))
+
+    def _check_layers(self, layers: tuple[int, ...]) -> None:
+        beyond = [layer for layer in layers if layer >= self._spec.num_layers]
+        if beyond:
+            raise ConfigError(
+                f"{self._spec.name}: transformers gives the residual before layer "
+                f"{self._spec.num_layers - 1} at the latest, and {beyond[0]} was asked for.",
+                hint="choose a drafter that reads earlier layers, or none: --drafter ngram",
+            )
+
+    def _hidden(self, out: Any, layers: tuple[int, ...]) -> Tensor | None:
+        if not layers:
+            return None
+        if not out.hidden_states:
+            raise ConfigError(
+                f"{self._spec.name}: transformers does not give this model's hidden states.",
+                hint="choose a drafter that needs none: --drafter ngram",
+            )
+        return torch.stack([out.hidden_states[layer][0].float() for layer in layers], dim=1)
+
+
+def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> AdapterModel:
+    """`name` is what reports call the model, by default the folder's name.
+
+    Raises CheckpointError, naming the reason, for a folder or a model that cannot run over the
+    arena; ConfigError or MachineError for a bad wish.
+    """
+    config = read_adapter_config(folder)
+    device = pick_device(options.device)
+    # A checkpoint that does not say is taken for float32.
+    dtype = pick_dtype(options.dtype, config.dtype or "float32", folder)
+    # The files are looked at by our own reader first: safetensors alone, all of them present.
+    with Weights(folder):
+        pass
+    kernels = _kernels(options, device, dtype)
+    hf_config = read_hf_config(read_document(folder / "config.json"))
+    model = load(hf_config, folder, dtype).to(device)
+    foreign = prepare(model, kernels, dtype, transposed_linear())
+    kernels = tried(kernels, config)
+    body = Body(model, _kernels(options, device, torch.float32), torch.float32, device)
+    alike = _try(body, config, dtype)
+    exact = kernels.exact and alike and not foreign
+    if kernels.exact and not exact:
+        reason = f"{foreign[0]} is not read by our kernels" if foreign else "bits differ in a trial"
+        note = (
+            f"rows are not computed alike beside others ({reason}): with speculation, greedy text "
+            "may differ from plain decoding where two tokens nearly tie"
+        )
+        config = replace(config, notes=(*config.notes, note))
+    body = Body(model, replace(kernels, exact=exact), dtype, device)
+    return AdapterModel(config, body, options.room, name=name or folder.name)
+
+
+def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> bool:
+    """Give a model its trial, and leave it with our attention. True if rows are invariant.
+
+    The arena of the trial is float32, so that rounding hides no mistake.
+    """
+    trial = AdapterTrial(config.max_tokens, config.vocab_size)
+    with calling(f"{config.family}: it fails over the arena"):
+        expected_NV = torch.cat([_alone(body, text) for text in trial.texts])
+        use_arena(body.model)
+        model = AdapterModel(config, body, trial.room, name=config.family)
+        return trial.run(model, expected_NV, weights)
+
+
+def _kernels(options: LoadOptions, device: torch.device, dtype: torch.dtype) -> Kernels:
+    return choose(
+        device=device, dtype=dtype, force_reference=options.force_reference, threads=options.threads
+    )
+
+
+def _alone(body: Body, text: Sequence[int]) -> Tensor:
+    """logits_NV of `text` by the model's own attention, without any cache."""
+    with torch.inference_mode():
+        tokens_1N = torch.tensor([list(text)], device=body.device)
+        return body.model(input_ids=tokens_1N, use_cache=False).logits[0].float()
