@@ -33,9 +33,9 @@ from outrider.kernels.native.cpu import hardware_threads, num_physical_cores
 from outrider.measure.machine import Neighbours
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
-from outrider.models.parallel.comm import Comm
-from outrider.models.parallel.meeting import Meeting
-from outrider.models.parallel.ranks import Link, RankGroup
+from outrider.models.share import Comm
+from outrider.plugins.parallel.meeting import Meeting
+from outrider.plugins.parallel.ranks import Link, RankGroup
 
 PEER = "comm"
 READY = "ready"

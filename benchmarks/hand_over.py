@@ -17,9 +17,9 @@ from common import Report, note, study
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftNeeds, DraftRow
 from outrider.core.rng import inverse_cdf
-from outrider.drafters.process.child import Inherited, Inner, serve
-from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.options import ChildOptions
+from outrider.plugins.lanes.process.child import Inherited, Inner, serve
+from outrider.plugins.lanes.process.client import Home, ProcessDrafter
+from outrider.plugins.lanes.process.options import ChildOptions
 from outrider.testing import row
 
 K = 4

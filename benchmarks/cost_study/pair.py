@@ -32,7 +32,7 @@ from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import Kernels, choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.load_options import LoadOptions
-from outrider.models.parallel.shard import check_split
+from outrider.models.share import check_split
 from outrider.models.weights import Placement
 from outrider_lab.models.gemm import (
     FULL_VOCABULARY,
@@ -119,7 +119,7 @@ class Make:
     def shared(self, shape: GemmShape, room: Room) -> Decoder:
         """Among ranks, each of which reads its share of a folder that is not kept."""
         # Imported here: few use it, and it brings PyTorch's communication along.
-        from outrider.models.parallel.sharded import load_sharded
+        from outrider.plugins.parallel.sharded import load_sharded
 
         with TemporaryDirectory(prefix="outrider-shared-") as place:
             folder = Path(place) / "target"

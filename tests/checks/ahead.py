@@ -16,10 +16,10 @@ from doubles.toy_hybrid import ToyHybrid
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AcceptanceRule, CausalLM
-from outrider.drafters.ahead.forecast import Saguaro
-from outrider.drafters.ahead.table import PreparedRound, SpeculationCache
 from outrider.drafters.growth import ChangeProbs, DraftSampler
 from outrider.drafters.model import ModelDrafter
+from outrider.plugins.lanes.ahead.forecast import Saguaro
+from outrider.plugins.lanes.ahead.table import PreparedRound, SpeculationCache
 from outrider.testing import row
 from outrider.verify.exact import TokenRule
 

@@ -21,9 +21,9 @@ from outrider import LLM, SamplingParams
 from outrider.api.request import RequestHandle
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.ahead.table import FanOutLimiter
-from outrider.drafters.process.client import ProcessDrafter
 from outrider.models.llama import LlamaModel
+from outrider.plugins.lanes.ahead.table import FanOutLimiter
+from outrider.plugins.lanes.process.client import ProcessDrafter
 from outrider.verify.exact import BlockRule
 
 PROMPTS = ("def f(x):", "for i in", "import os, sys", "x = [1, 2, 3]\n" * 12, "while True:")

@@ -139,7 +139,7 @@ def test_a_name_of_the_package_leaves_the_collector_as_it_was(
 
 # What one run in a hundred needs is imported where it is made: each module takes milliseconds.
 IDLE = {
-    *("engine.cuda_graph.build", "drafters.process.client", "drafters.ahead.drafter"),
+    *("engine.cuda_graph.build", "plugins.lanes.process.client", "plugins.lanes.ahead.drafter"),
     *("drafters.suffix", "drafters.ngram", "drafters.bridge", "drafters.recycling"),
     *("drafters.hidden", "drafters.eagle", "drafters.medusa", "server.app", "cli.main"),
 }

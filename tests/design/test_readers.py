@@ -17,7 +17,7 @@ EXCEPTIONS = {
     ("kernels/native/build.py", "read_bytes"): "what it compiled",
     ("kernels/native/levels.py", "read_bytes"): "sources of this package",
     ("kernels/native/levels.py", "read_text"): "the RECORD of this package",
-    ("models/parallel/meeting.py", "open"): "memory that it made",
+    ("plugins/parallel/meeting.py", "open"): "memory that it made",
     ("models/weight_files.py", "safe_open"): "behind check_header",
     ("pairs/catalog.py", "read_text"): "names of this package",
     ("planner/devices.py", "read_text"): "sheets of this package",
@@ -76,7 +76,7 @@ BEHIND = {"cli/gate.py", "cli/paint.py"}
 PIPES = {
     "api/grammar_helper.py",
     "api/template_helper.py",
-    "models/parallel/ranks.py",
+    "plugins/parallel/ranks.py",
     "outrider_lab/bench/peers/sides.py",
 }
 DRAWING = {"print", "Console", "Live", "Status", "Prompt", "TextColumn", "Text", "Markdown"}

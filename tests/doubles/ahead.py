@@ -19,13 +19,13 @@ from outrider.core.protocols import (
 )
 from outrider.core.sampling import PLAIN, Sampling
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.ahead.choices import AheadChoices, room_needed
-from outrider.drafters.ahead.drafter import AheadDrafter
-from outrider.drafters.ahead.forecast import Kind, Policy
 from outrider.drafters.growth import ChangeProbs, DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.draft_rows import ahead_row
 from outrider.engine.stages import Stages
+from outrider.plugins.lanes.ahead.choices import AheadChoices, capacity_needed
+from outrider.plugins.lanes.ahead.drafter import AheadDrafter
+from outrider.plugins.lanes.ahead.forecast import Kind, Policy
 from outrider.verify.exact import BlockRule
 
 
@@ -60,7 +60,7 @@ def ahead_drafter(
         max_ngram=2,
         min_ngram=1,
     )
-    return AheadDrafter(jit, choices, room_needed(ways.k, ways.fan_out, ways.batch))
+    return AheadDrafter(jit, choices, capacity_needed(ways.k, ways.fan_out, ways.batch))
 
 
 @dataclass(slots=True)

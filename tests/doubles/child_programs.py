@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from struct import Struct
 
-from outrider.drafters.ahead.choices import AheadChoices
-from outrider.drafters.process.frames import BodyWriter, Frame, Kind, Pipe, receive, send
-from outrider.drafters.process.options import ChildOptions
+from outrider.plugins.lanes.ahead.choices import AheadChoices
+from outrider.plugins.lanes.process.frames import BodyWriter, Frame, Kind, Pipe, receive, send
+from outrider.plugins.lanes.process.options import ChildOptions
 
 TESTS = str(Path(__file__).parents[1])
 TOY = "toy_child:toy"
@@ -104,7 +104,7 @@ def liar() -> None:
 
 def liar_in_memory() -> None:
     """The same through memory, where there are native kernels for it."""
-    from outrider.drafters.process.child import Inherited
+    from outrider.plugins.lanes.process.child import Inherited
 
     options, inherited = told_options(), Inherited.named(sys.argv[2:])
     memory = inherited.pipe()

@@ -26,11 +26,11 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
-from outrider.models.parallel.comm import Comm, RankError
-from outrider.models.parallel.meeting import Meeting, join
-from outrider.models.parallel.messages import apply
-from outrider.models.parallel.ranks import HEADER, encode
-from outrider.models.parallel.sharded import ShardedLM
+from outrider.models.share import Comm, RankError
+from outrider.plugins.parallel.meeting import Meeting, join
+from outrider.plugins.parallel.messages import apply
+from outrider.plugins.parallel.ranks import HEADER, encode
+from outrider.plugins.parallel.sharded import ShardedLM
 
 PATIENCE_SECONDS = 20.0
 

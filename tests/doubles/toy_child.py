@@ -25,8 +25,8 @@ from outrider.core.rng import inverse_cdf
 from outrider.core.spec import ModelSpec
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.process.options import ChildOptions
 from outrider.kernels.reference import pointwise
+from outrider.plugins.lanes.process.options import ChildOptions
 
 NAP_SECONDS = 0.4
 
@@ -97,7 +97,7 @@ class Echo:
 
 def toy() -> None:
     """Exactly what the real program does, but for the model."""
-    from outrider.drafters.process.child import Inherited, Inner, serve
+    from outrider.plugins.lanes.process.child import Inherited, Inner, serve
 
     def build(options: ChildOptions) -> Inner:
         drafter = toy_drafter(options)

@@ -44,9 +44,13 @@ _PROGRAM = (
 _MODULES = (
     *("outrider.api.llm", "outrider.api.chat_template", "outrider.server.engine_process"),
     *("outrider.cli.serve", "outrider.cli.generate", "outrider.cli.batch", "outrider.server.run"),
-    *("outrider.drafters.process.child", "outrider.models.parallel.sharded", "granian"),
+    *("outrider.plugins.lanes.process.child", "outrider.plugins.parallel.sharded", "granian"),
 )
-_OWN = {"outrider.server.placed", "outrider.drafters.process", "outrider.models.parallel.ranks"}
+_OWN = {
+    "outrider.server.placed",
+    "outrider.plugins.lanes.process",
+    "outrider.plugins.parallel.ranks",
+}
 # Beginnings of variables that an import, or a library when it is loaded, may read.
 _READ = (
     *("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "GLIBC_", "CUDA_"),

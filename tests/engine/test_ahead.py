@@ -32,9 +32,9 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, DraftRow
-from outrider.drafters.ahead.drafter import AheadDrafter
-from outrider.drafters.ahead.forecast import Policy, Saguaro
 from outrider.engine.draft_rows import ahead_row
+from outrider.plugins.lanes.ahead.drafter import AheadDrafter
+from outrider.plugins.lanes.ahead.forecast import Policy, Saguaro
 from outrider.testing import row
 from outrider.verify.exact import BlockRule, TokenRule
 
@@ -226,7 +226,7 @@ def test_an_unmasked_fork_foresees_less(monkeypatch: pytest.MonkeyPatch) -> None
     wanted = requests(0.8)
     masked = rig_ahead(ToyHybrid, BlockRule(), ways)
     text = masked.run(wanted)
-    monkeypatch.setattr("outrider.drafters.ahead.table.masked_places", no_places)
+    monkeypatch.setattr("outrider.plugins.lanes.ahead.table.masked_places", no_places)
     unmasked = rig_ahead(ToyHybrid, BlockRule(), ways)
     assert unmasked.run(wanted) == text
     found, less = ahead_of(masked).stats().looks.share, ahead_of(unmasked).stats().looks.share

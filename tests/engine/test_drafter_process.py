@@ -23,8 +23,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.worker import RestartBackoff
+from outrider.plugins.lanes.process.client import Home, ProcessDrafter
+from outrider.plugins.lanes.process.worker import RestartBackoff
 from outrider.plugins.proof.certificate import SAMPLED, MakeDrafter
 from outrider.testing import GREEDY, VOCAB, check_memory, row
 

@@ -21,14 +21,14 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow
 from outrider.core.rng import KeyedRng, Pick
-from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.options import ChildOptions
 from outrider.models.decoder import Decoder, Room
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
+from outrider.plugins.lanes.ahead.choices import AheadChoices
+from outrider.plugins.lanes.process.client import Home, ProcessDrafter
+from outrider.plugins.lanes.process.options import ChildOptions
 from outrider.testing import GREEDY, row
 
 pytestmark = [

@@ -17,11 +17,11 @@ from doubles.child_programs import LIAR, LIAR_IN_MEMORY, TESTS, command, toy_opt
 from outrider.core import env
 from outrider.core.draft import Draft
 from outrider.core.errors import CapacityError, DrafterError, MachineError
-from outrider.drafters.process import worker
-from outrider.drafters.process.client import Home, ProcessDrafter
-from outrider.drafters.process.shared import MemoryPipe, SharedProbs
-from outrider.drafters.process.worker import RestartBackoff, WorkerLine
 from outrider.kernels.native.build import built_kernels
+from outrider.plugins.lanes.process import worker
+from outrider.plugins.lanes.process.client import Home, ProcessDrafter
+from outrider.plugins.lanes.process.shared import MemoryPipe, SharedProbs
+from outrider.plugins.lanes.process.worker import RestartBackoff, WorkerLine
 from outrider.testing import row
 
 pytestmark = [
@@ -239,7 +239,7 @@ def test_the_process_ends_with_its_engine() -> None:
         f"import sys; sys.path.insert(0, {TESTS!r})\n"
         "import os\n"
         "from doubles.child_programs import TOY, command, toy_options\n"
-        "from outrider.drafters.process.client import Home, ProcessDrafter\n"
+        "from outrider.plugins.lanes.process.client import Home, ProcessDrafter\n"
         "drafter = ProcessDrafter(toy_options(), Home(timeout=5, command=command(TOY)))\n"
         "drafter.wait_ready()\n"
         "print(drafter.stats().pid, flush=True)\n"

@@ -18,7 +18,7 @@ from outrider.core.errors import MachineError, given
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.load_options import LoadOptions
-from outrider.models.parallel.sharded import ShardedLM, load_sharded
+from outrider.plugins.parallel.sharded import ShardedLM, load_sharded
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.slow]
 
@@ -83,7 +83,7 @@ from pathlib import Path
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.models.decoder import Room
 from outrider.models.load_options import LoadOptions
-from outrider.models.parallel import sharded
+from outrider.plugins.parallel import sharded
 
 sharded.SILENT_SECONDS = 3.0
 options = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")

@@ -33,12 +33,12 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
-from outrider.models.parallel import comm as torch_comm
-from outrider.models.parallel import sharded
-from outrider.models.parallel.comm import RankError
-from outrider.models.parallel.meeting import Meeting
-from outrider.models.parallel.ranks import RankGroup
-from outrider.models.parallel.sharded import ShardedLM, load_sharded
+from outrider.models.share import RankError
+from outrider.plugins.parallel import comm as torch_comm
+from outrider.plugins.parallel import sharded
+from outrider.plugins.parallel.meeting import Meeting
+from outrider.plugins.parallel.ranks import RankGroup
+from outrider.plugins.parallel.sharded import ShardedLM, load_sharded
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.slow]
 
@@ -275,7 +275,7 @@ from pathlib import Path
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
-from outrider.models.parallel.sharded import load_sharded
+from outrider.plugins.parallel.sharded import load_sharded
 tempfile.tempdir = sys.argv[3]
 options = LoadOptions(room=Room(num_slots=64), device="cpu")
 model = load_sharded(Path(sys.argv[1]), options, size=2)
@@ -307,7 +307,7 @@ def test_followers_end_with_the_leader(tmp_path: Path) -> None:
 
 
 def test_a_follower_that_cannot_start_says_why() -> None:
-    ranks = RankGroup("outrider.models.parallel.ranks", MEETING(), {"folder": "/nowhere"})
+    ranks = RankGroup("outrider.plugins.parallel.ranks", MEETING(), {"folder": "/nowhere"})
     with pytest.raises(RankError, match="KeyError"):
         ranks.hear("here")
     assert all_gone(ranks.process_ids)

@@ -10,9 +10,9 @@ from checks.ahead import (
 )
 from mutants.planting import Mutant
 
-TABLE = "outrider.drafters.ahead.table"
-TREE = "outrider.drafters.ahead.tree"
-SAGUARO = "outrider.drafters.ahead.forecast"
+TABLE = "outrider.plugins.lanes.ahead.table"
+TREE = "outrider.plugins.lanes.ahead.tree"
+SAGUARO = "outrider.plugins.lanes.ahead.forecast"
 
 MUTANTS = (
     Mutant(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,9 +22,7 @@ from outrider.core.fields import is_changed, shown
 from outrider.core.files import open_regular
 from outrider.core.protocols import CausalLM
 from outrider.core.resolve import ResolvedConfig
-from outrider.drafters.ahead.choices import AheadChoices
 from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
-from outrider.drafters.process.options import ChildOptions
 from outrider.engine.compaction import history_note, keep_of
 from outrider.engine.drafter_builders import alone_for
 from outrider.kernels.kinds import pick_device
@@ -34,6 +33,9 @@ from outrider.models.heads import HeadsToLoad
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, prepare_torch
 from outrider.verify.batched import rule_for
+
+if TYPE_CHECKING:
+    from outrider.plugins.lanes.process.options import ChildOptions
 
 # Bytes of text for a token at the most; what is beyond is not even read.
 _BYTES_PER_TOKEN = 16
@@ -228,7 +230,7 @@ def _load_target(
     if config.tensor_parallel == 1:
         return load_model(plan.folder, options, name=name), None
     # Imported here: few use it, and it brings PyTorch's communication along.
-    from outrider.models.parallel.sharded import load_sharded
+    from outrider.plugins.parallel.sharded import load_sharded
 
     target = load_sharded(plan.folder, options, size=config.tensor_parallel, name=name)
     return target, target.close
@@ -252,6 +254,9 @@ def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
 
 
 def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
+    # Imported here: the plugin of a drafter in a process of its own.
+    from outrider.plugins.lanes.process.options import AheadChoices, ChildOptions
+
     config = plan.settings
     return ChildOptions(
         folder=str(folder),

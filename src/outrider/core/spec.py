@@ -183,3 +183,14 @@ class RecurrentCapacity:
     def num_bytes(self, sizes: StateSizes) -> int:
         """What the states of such a model take when all cells are in use, beside its arena."""
         return self.num_states * sizes.state_bytes + self.num_inputs * sizes.input_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCapacity:
+    """Memory that a draft model needs beyond that of chains: `num_rows` packed tokens and
+    `num_logits` rows of logits in one pass, and `num_slots` KV positions of every sequence beyond
+    its text."""
+
+    num_rows: int = 0
+    num_logits: int = 0
+    num_slots: int = 0

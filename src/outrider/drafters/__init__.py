@@ -2,7 +2,7 @@
 
 Open ngram.py first (prompt lookup) to see how small a drafter is. Look-ups: prediction.py,
 suffix.py, recycling.py, portfolio.py (several at once). Models: model.py (a draft model), bridge.py
-(another tokenizer), self_draft.py (the target itself), process/ (in another process), ahead/
-(speculative speculation). Heads on hidden states: hidden.py with eagle/ and mtp/; medusa.py,
-block.py. growth.py chooses tokens and grows chains and trees; native.py does so in one C++ call.
+(another tokenizer), self_draft.py (the target itself). Heads on hidden states: hidden.py with
+eagle/ and mtp/; medusa.py, block.py. growth.py chooses tokens and grows chains and trees; native.py
+does so in one C++ call. plugins/lanes/ drafts in another process and ahead of verdicts.
 """

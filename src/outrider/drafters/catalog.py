@@ -25,7 +25,7 @@ from outrider.models.heads import HeadsToLoad
 
 if TYPE_CHECKING:
     from outrider.drafters.bridge import Translator
-    from outrider.drafters.process.options import ChildOptions
+    from outrider.plugins.lanes.process.options import ChildOptions
 
 
 @dataclass(frozen=True, slots=True)

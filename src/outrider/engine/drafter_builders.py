@@ -18,9 +18,8 @@ from outrider.core.errors import CheckpointError, ConfigError, given
 from outrider.core.protocols import Drafter
 from outrider.core.resolve import ResolvedConfig
 from outrider.core.rng import draw_for
-from outrider.core.spec import DecoderConfig, RecurrentCapacity
+from outrider.core.spec import DecoderConfig, DraftCapacity, RecurrentCapacity
 from outrider.core.tree import MAX_WIDTH
-from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices, room_needed
 from outrider.drafters.catalog import BuildContext
 from outrider.drafters.common_ids import CommonIds
 from outrider.drafters.growth import DraftSampler
@@ -51,7 +50,7 @@ def build_with_model(context: BuildContext) -> Drafter:
     """In a process of its own, ahead of verdicts, as trees or as chains."""
     config, models = context.config, context.models
     if models.child is not None:
-        from outrider.drafters.process.client import Home, ProcessDrafter
+        from outrider.plugins.lanes.process.client import Home, ProcessDrafter
 
         home = Home(timeout=config.drafter_timeout, probs_device=models.device)
         drafter = ProcessDrafter(models.child, home)
@@ -61,11 +60,9 @@ def build_with_model(context: BuildContext) -> Drafter:
     draft = CommonIds.over(context.draft, vocab_size=size, num_common=models.num_common)
     sampler = sampler_of(context, "the draft model", branches=trees)
     if context.ahead:
-        from outrider.drafters.ahead.drafter import ahead
+        from outrider.plugins.lanes.ahead.drafter import ahead_of
 
-        room, choices = draft_capacity(context.resolved), AheadChoices.of(config)
-        chunk, batch = config.prefill_chunk, config.most_batch
-        return ahead(draft, sampler, choices, room, chunk=chunk, batch_size=batch)
+        return ahead_of(config, draft, sampler)
     fused = None
     if trees or config.fused_round:
         fused = fused_model_drafts(draft, sampler, batch_size=config.most_batch)
@@ -226,15 +223,17 @@ def lookup_members(suffix: SuffixDrafter, ngram: NgramDrafter) -> tuple[ScoredDr
     return (ForcedDrafter(), guessed, suffix, ngram)
 
 
-def draft_capacity(resolved: ResolvedConfig) -> AheadCapacity:
+def draft_capacity(resolved: ResolvedConfig) -> DraftCapacity:
     """What the draft model's memory needs besides, for drafting ahead or for trees."""
     config = resolved.settings
     if resolved.ahead:
-        return room_needed(config.most_k, config.fan_out, config.most_batch)
+        from outrider.plugins.lanes.ahead.choices import capacity_needed
+
+        return capacity_needed(config.most_k, config.fan_out, config.most_batch)
     if not resolved.wants_trees or resolved.left_to_us:
-        return AheadCapacity(0, 0, 0)
+        return DraftCapacity()
     rows = config.most_batch * MAX_WIDTH
-    return AheadCapacity(rows, rows, config.most_k * MAX_WIDTH)
+    return DraftCapacity(rows, rows, config.most_k * MAX_WIDTH)
 
 
 def own_copy(

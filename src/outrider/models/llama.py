@@ -32,10 +32,9 @@ from outrider.models.families import LlamaConfig
 from outrider.models.layer_kinds import Gate, Norms
 from outrider.models.llama_layers import ALONE, LayerOperators
 from outrider.models.llama_weights import Tables, mtp_prefixes, read_layer, read_tables
-from outrider.models.parallel.comm import Comm
-from outrider.models.parallel.shard import LogitParts, Share
 from outrider.models.rope import Turns, still_turns, turns_of
 from outrider.models.rope_config import Rope
+from outrider.models.share import Comm, LogitParts, Share
 from outrider.models.text_names import BESIDE_TEXT, TextNames
 from outrider.models.weights import Placement, WeightReader, Weights
 

@@ -26,8 +26,8 @@ from outrider.models.decoder import LayerKV, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.layer_kinds import Norms
 from outrider.models.mixture import gated, mix
-from outrider.models.parallel.comm import Alone, Comm
 from outrider.models.rope import Turns
+from outrider.models.share import Alone, Comm
 
 ALONE = Alone()
 

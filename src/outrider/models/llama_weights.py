@@ -20,8 +20,8 @@ from outrider.kernels.plan import AttentionKind, PackedLinear, PackedTable
 from outrider.models.families import LlamaConfig
 from outrider.models.layer_kinds import Norms
 from outrider.models.mixture import read_mixture
-from outrider.models.parallel.shard import WHOLE, Share
 from outrider.models.rope import turning_order
+from outrider.models.share import WHOLE, Share
 from outrider.models.weights import WeightReader, Weights
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -39,10 +39,9 @@ from outrider.models.hub_cache import cached_models
 from outrider.models.llama import LlamaModel
 from outrider.models.llama_layers import ALONE
 from outrider.models.load_options import LoadOptions
-from outrider.models.parallel.comm import Comm
-from outrider.models.parallel.shard import check_split
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
+from outrider.models.share import Comm, check_split
 from outrider.models.weights import Placement, Weights
 from outrider.pairs.catalog import FIRST_MODEL, is_called, models_called
 

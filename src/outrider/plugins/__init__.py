@@ -1,6 +1,7 @@
 """Plugins: mechanisms that a program without them runs as well, each known by a line of the core.
 
 gpu/ has kernels in Triton and captured rounds for CUDA, transformers/ runs decoders of that library
-over the paged KV cache, cluster/ serves and runs batches on Ray, and proof/ is the certificate of
+over the paged KV cache, parallel/ shares a model among ranks, lanes/ drafts ahead of verdicts and
+in another process, cluster/ serves and runs batches on Ray, and proof/ is the certificate of
 `outrider verify`. pyproject.toml lists the imports by which the core reaches them.
 """

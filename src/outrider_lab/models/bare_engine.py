@@ -23,12 +23,12 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.core.resolve import resolve
 from outrider.core.sequence import LiveSequence
-from outrider.drafters.ahead.drafter import AheadDrafter
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.drafter_builders import room_of, whole_pages
 from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
+from outrider.plugins.lanes.ahead.drafter import AheadDrafter
 
 # Over all engines: what is opened in one must not meet another's in memory that they share.
 _seq_ids = count()

@@ -16,9 +16,6 @@ from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import AheadRow, DraftRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.ahead.choices import AheadChoices, room_needed
-from outrider.drafters.ahead.drafter import AheadDrafter
-from outrider.drafters.ahead.tree import FusedBranches, Tree
 from outrider.drafters.growth import DraftSampler, TextPart
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_drafts
@@ -26,6 +23,9 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
+from outrider.plugins.lanes.ahead.choices import AheadChoices, capacity_needed
+from outrider.plugins.lanes.ahead.drafter import AheadDrafter
+from outrider.plugins.lanes.ahead.tree import FusedBranches, Tree
 from outrider.testing import GREEDY
 
 BATCH, K, FAN_OUT = 3, 4, 6
@@ -153,7 +153,7 @@ def test_branches_at_once_are_those_that_grow(tmp_path: Path) -> None:
         pytest.skip("no compiler, no native kernels")
     assert isinstance(fused, CountedBranches)
     choices = AheadChoices(k=K, fan_out=FAN_OUT)
-    room, rng = room_needed(K, FAN_OUT, BATCH), random.Random(3)
+    room, rng = capacity_needed(K, FAN_OUT, BATCH), random.Random(3)
     one, other = (
         AheadDrafter(ModelDrafter(m, sampler_of(m), chunk=5), choices, room, fused=calls)
         for m, calls in zip(models, (fused, None), strict=True)

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from outrider.core.errors import DrafterError
-from outrider.drafters.process.frames import TICK_SECONDS, Frame, Kind, receive, send
-from outrider.drafters.process.shared import MemoryPipe, message_memory
+from outrider.plugins.lanes.process.frames import TICK_SECONDS, Frame, Kind, receive, send
+from outrider.plugins.lanes.process.shared import MemoryPipe, message_memory
 
 # What one stream of csrc/ranks.h holds.
 STREAM_SIZE = 1 << 18

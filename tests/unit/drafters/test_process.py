@@ -23,16 +23,16 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import KeyedRng, inverse_cdf
-from outrider.drafters.ahead.choices import AheadChoices
-from outrider.drafters.process.child import Inner, WorkerServer
-from outrider.drafters.process.frames import (
+from outrider.plugins.lanes.ahead.choices import AheadChoices
+from outrider.plugins.lanes.process.child import Inner, WorkerServer
+from outrider.plugins.lanes.process.frames import (
     TICK_SECONDS,
     Frame,
     Kind,
     receive,
     send,
 )
-from outrider.drafters.process.messages import (
+from outrider.plugins.lanes.process.messages import (
     Answer,
     Asked,
     AskedAhead,
@@ -48,8 +48,8 @@ from outrider.drafters.process.messages import (
     read_failure,
     read_terms,
 )
-from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.shared import SharedProbs, num_bytes
+from outrider.plugins.lanes.process.options import ChildOptions
+from outrider.plugins.lanes.process.shared import SharedProbs, num_bytes
 from outrider.testing import VOCAB, row
 
 ids = st.integers(0, 2**31 - 1)

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from doubles.tiny_hybrids import stored_hybrid
 from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.process.child import build_inner
-from outrider.drafters.process.options import ChildOptions
 from outrider.models.qwen_hybrid import QwenHybridModel
+from outrider.plugins.lanes.process.child import build_inner
+from outrider.plugins.lanes.process.options import ChildOptions
 
 STATES = RecurrentCapacity(rollback="ring", history=40, num_sequences=20, num_checkpoints=3)
 

@@ -34,11 +34,10 @@ from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, refuse_split
-from outrider.models.parallel import comm
-from outrider.models.parallel.comm import Alone, Comm, RankError
-from outrider.models.parallel.messages import RankCall
-from outrider.models.parallel.shard import Share, check_split
-from outrider.models.parallel.sharded import Orders
+from outrider.models.share import Alone, Comm, RankError, Share, check_split
+from outrider.plugins.parallel import comm
+from outrider.plugins.parallel.messages import RankCall
+from outrider.plugins.parallel.sharded import Orders
 
 OPTIONS = LoadOptions(room=Room(num_slots=256, page_size=4), device="cpu")
 TEXT = (1, 4, 2, 2, 0, 3, 1, 77, 95, 30)

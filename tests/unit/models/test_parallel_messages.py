@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.kernels.plan import PackedPlan
-from outrider.models.parallel import messages
-from outrider.models.parallel.ranks import HEADER, encode
+from outrider.plugins.parallel import messages
+from outrider.plugins.parallel.ranks import HEADER, encode
 
 numbers = st.integers(0, 2**31 - 1)
 lists = st.lists(numbers, max_size=6)

@@ -14,7 +14,7 @@ from checks.effort import examples
 from doubles.clocks import FakeClock
 from outrider.core.draft import Draft
 from outrider.core.protocols import DraftNeeds, DraftRow
-from outrider.drafters.ahead.forecast import Fallback, crossover
+from outrider.plugins.lanes.ahead.forecast import Fallback, crossover
 from outrider.testing import row
 
 

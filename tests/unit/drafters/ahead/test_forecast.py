@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.drafters.ahead.forecast import ENOUGH_RANKS, Forecast, Policy
 from outrider.estimate.theory import PRIOR_CURVE, chances
+from outrider.plugins.lanes.ahead.forecast import ENOUGH_RANKS, Forecast, Policy
 
 
 def test_before_any_verdict_the_prior_holds() -> None:

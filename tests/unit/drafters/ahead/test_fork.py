@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.drafters.ahead.choices import room_needed
-from outrider.drafters.ahead.forecast import Forecast, Policy
-from outrider.drafters.ahead.table import Branch, fork, rank
+from outrider.plugins.lanes.ahead.choices import capacity_needed
+from outrider.plugins.lanes.ahead.forecast import Forecast, Policy
+from outrider.plugins.lanes.ahead.table import Branch, fork, rank
 
 POLICIES: tuple[Policy, ...] = ("top", "optimal", "geometric", "uniform")
 
@@ -75,6 +75,6 @@ def test_logits_that_are_not_numbers_are_not_ranked() -> None:
 
 
 def test_what_a_model_must_hold() -> None:
-    room = room_needed(4, 16, 3)
+    room = capacity_needed(4, 16, 3)
     assert (room.num_rows, room.num_logits, room.num_slots) == (48, 48, 70)
-    assert room_needed(8, 2, 1).num_rows == 10
+    assert capacity_needed(8, 2, 1).num_rows == 10

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.config import EngineConfig
-from outrider.drafters.ahead.choices import AheadChoices
-from outrider.drafters.ahead.table import FIRST_REST, FanOutLimiter
+from outrider.plugins.lanes.ahead.choices import AheadChoices
+from outrider.plugins.lanes.ahead.table import FIRST_REST, FanOutLimiter
 
 
 def settle(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.effort import examples
-from outrider.drafters.ahead.forecast import Saguaro, likeliest
+from outrider.plugins.lanes.ahead.forecast import Saguaro, likeliest
 
 DISTRIBUTION = torch.tensor([0.5, 0.1, 0.1, 0.3], dtype=torch.float64)
 

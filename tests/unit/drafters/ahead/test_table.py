@@ -6,7 +6,7 @@ import torch
 
 from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.protocols import DraftRow
-from outrider.drafters.ahead.table import ForcedHits, PreparedRound, SpeculationCache
+from outrider.plugins.lanes.ahead.table import ForcedHits, PreparedRound, SpeculationCache
 from outrider.testing import row
 
 DRAFT = (5, 6, 7)

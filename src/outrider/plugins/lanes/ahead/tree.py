@@ -21,13 +21,13 @@ from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
 from outrider.core.rng import Rng
 from outrider.core.sampling import empty_probs
-from outrider.drafters.ahead.choices import AheadCapacity
-from outrider.drafters.ahead.table import Branch
 from outrider.drafters.growth import DraftSampler, drawn_params
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import NativeModel
 from outrider.kernels.native.chains import ChainRow
 from outrider.kernels.native.rounds import CacheSpan
+from outrider.plugins.lanes.ahead.choices import DraftCapacity
+from outrider.plugins.lanes.ahead.table import Branch
 
 _NO_NEEDS = DraftNeeds()
 
@@ -204,7 +204,7 @@ class DraftPrefixes:
     branches is reserved before anything is fed; a sequence whose branches do not fit is not begun.
     """
 
-    def __init__(self, jit: ModelDrafter, room: AheadCapacity) -> None:
+    def __init__(self, jit: ModelDrafter, room: DraftCapacity) -> None:
         self._model, self._jit, self._room = jit.model, jit, room
 
     def read(

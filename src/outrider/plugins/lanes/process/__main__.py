@@ -1,4 +1,4 @@
-"""The start of a drafter's process: python -m outrider.drafters.process OPTIONS DESCRIPTOR...
+"""The start of a drafter's process: python -m outrider.plugins.lanes.process OPTIONS DESCRIPTOR...
 
 OPTIONS is the JSON of a `ChildOptions`, each DESCRIPTOR one that the engine opened (`Inherited` in
 child.py, which is what the process does).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from outrider.drafters.process.options import ChildOptions
+from outrider.plugins.lanes.process.options import ChildOptions
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     if options.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, options.cores)
     # Imported here: PyTorch counts the hardware threads that it may use when it is loaded.
-    from outrider.drafters.process.child import Inherited, serve
+    from outrider.plugins.lanes.process.child import Inherited, serve
 
     serve(Inherited.named(sys.argv[2:]), options)
     # At once: there is nothing to save, and PyTorch takes a while to be taken down.

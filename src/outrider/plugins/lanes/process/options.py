@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outrider.drafters.ahead.choices import AheadChoices
+from outrider.plugins.lanes.ahead.choices import AheadChoices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from outrider.core.logits import LogitsProcessor
 from outrider.core.params import SamplingParams
 from outrider.core.rng import KeyedRng, Rng
 from outrider.core.tree import ROOT
-from outrider.drafters.process.frames import BodyReader, BodyWriter, Frame, Kind
+from outrider.plugins.lanes.process.frames import BodyReader, BodyWriter, Frame, Kind
 
 T = TypeVar("T")
 

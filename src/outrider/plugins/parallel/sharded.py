@@ -31,14 +31,14 @@ from outrider.kernels.registry import Kernels
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, refuse_split
-from outrider.models.parallel import messages
-from outrider.models.parallel.comm import Comm, RankError
-from outrider.models.parallel.meeting import Meeting
-from outrider.models.parallel.ranks import LOADED, SILENT_SECONDS, RankGroup, RankSetup
+from outrider.models.share import Comm, RankError
+from outrider.plugins.parallel import messages
+from outrider.plugins.parallel.meeting import Meeting
+from outrider.plugins.parallel.ranks import LOADED, SILENT_SECONDS, RankGroup, RankSetup
 
 # Reading a large share from a slow disk takes a while.
 LOAD_SECONDS = 1800.0
-FOLLOWER = "outrider.models.parallel.ranks"
+FOLLOWER = "outrider.plugins.parallel.ranks"
 T = TypeVar("T")
 
 

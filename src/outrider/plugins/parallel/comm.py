@@ -11,84 +11,16 @@ import socket
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed
 from torch import Tensor
 
 from outrider.core.errors import MachineError
 from outrider.kernels.native.ranks import NativeRanks
-
-
-class RankError(MachineError):
-    """A rank ended, fell silent or could not start, so the others cannot go on."""
-
-
-class Comm(Protocol):
-    """Blocks until the tensor may be used. Raises RankError when another rank is gone."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def backend(self) -> str:
-        """How ranks speak, for reports."""
-        ...
-
-    @property
-    def memory(self) -> NativeRanks | None:
-        """What a pass that is one native call sums over; None where ranks share no memory."""
-        ...
-
-    @property
-    def ordered(self) -> bool:
-        """Whether sums are added up in the order of ranks, wherever a number lies."""
-        ...
-
-    def all_reduce_(self, tensor: Tensor) -> None:
-        """Leave the sum over all ranks in `tensor`, with the same bits on every rank."""
-        ...
-
-    def send(self, tensor: Tensor, to: int) -> None: ...
-    def recv_(self, tensor: Tensor, source: int) -> None:
-        """Fill `tensor` with what rank `source` sends; it must have the same size."""
-        ...
-
-    def barrier(self) -> None: ...
-    def end(self) -> None:
-        """Have whoever waits fail, in any rank; from any thread."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """The comm of a model that is whole in one process."""
-
-    rank: int = 0
-    size: int = 1
-    backend: str = "none"
-    memory: None = None
-    ordered: bool = True
-
-    def all_reduce_(self, tensor: Tensor) -> None:
-        del tensor
-
-    def send(self, tensor: Tensor, to: int) -> None:
-        raise AssertionError(f"{tensor.shape} for rank {to}, but there is none")
-
-    def recv_(self, tensor: Tensor, source: int) -> None:
-        raise AssertionError(f"{tensor.shape} from rank {source}, but there is none")
-
-    def barrier(self) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
+from outrider.models.share import RankError
 
 # How long a rank may keep rank 0 waiting before it counts as hung.
 SILENCE_SECONDS = 60.0

@@ -20,8 +20,9 @@ from outrider.core import env
 from outrider.core.errors import given
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.ranks import NativeRanks, shared_memory
-from outrider.models.parallel import comm
-from outrider.models.parallel.comm import Comm, NcclComm, SharedComm, SocketComm
+from outrider.models.share import Comm
+from outrider.plugins.parallel import comm
+from outrider.plugins.parallel.comm import NcclComm, SharedComm, SocketComm
 
 MEMORY, SOCKETS, NCCL = "memory", "sockets", "nccl"
 

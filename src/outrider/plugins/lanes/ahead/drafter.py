@@ -17,12 +17,18 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from outrider.core.clock import HOST_CLOCK, Clock
+from outrider.core.config import EngineConfig
 from outrider.core.draft import Draft, Outcome
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, DraftRow
+from outrider.core.spec import DraftCapacity
 from outrider.core.tree import ROOT
-from outrider.drafters.ahead.choices import AheadCapacity, AheadChoices
-from outrider.drafters.ahead.forecast import Fallback, Forecast, Saguaro, Source
-from outrider.drafters.ahead.table import (
+from outrider.drafters.growth import DraftSampler
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.native import fused_model_drafts
+from outrider.drafters.ngram import NgramDrafter
+from outrider.plugins.lanes.ahead.choices import AheadChoices, capacity_needed
+from outrider.plugins.lanes.ahead.forecast import Fallback, Forecast, Saguaro, Source
+from outrider.plugins.lanes.ahead.table import (
     FanOutLimiter,
     ForcedHits,
     PreparedRound,
@@ -30,11 +36,13 @@ from outrider.drafters.ahead.table import (
     fork,
     rank,
 )
-from outrider.drafters.ahead.tree import DraftPrefix, DraftPrefixes, FusedBranches, Tree, grow_all
-from outrider.drafters.growth import DraftSampler
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.native import fused_model_drafts
-from outrider.drafters.ngram import NgramDrafter
+from outrider.plugins.lanes.ahead.tree import (
+    DraftPrefix,
+    DraftPrefixes,
+    FusedBranches,
+    Tree,
+    grow_all,
+)
 
 
 @dataclass(slots=True)
@@ -128,7 +136,7 @@ class AheadDrafter:
         self,
         jit: ModelDrafter,
         choices: AheadChoices,
-        room: AheadCapacity,
+        room: DraftCapacity,
         *,
         free: ModelDrafter | None = None,
         fused: FusedBranches | None = None,
@@ -290,7 +298,7 @@ def ahead(
     model: CausalLM,
     sampler: DraftSampler,
     choices: AheadChoices,
-    room: AheadCapacity,
+    room: DraftCapacity,
     *,
     chunk: int,
     batch_size: int,
@@ -308,3 +316,10 @@ def ahead(
     num_branches = batch_size * choices.fan_out
     branches = FusedBranches.of(model, sampler, num_branches=num_branches)
     return AheadDrafter(jit, choices, room, free=free, fused=branches)
+
+
+def ahead_of(config: EngineConfig, model: CausalLM, sampler: DraftSampler) -> AheadDrafter:
+    """Return the drafter that drafts with `model` ahead of verdicts, as the settings say."""
+    capacity = capacity_needed(config.most_k, config.fan_out, config.most_batch)
+    chunk, batch = config.prefill_chunk, config.most_batch
+    return ahead(model, sampler, AheadChoices.of(config), capacity, chunk=chunk, batch_size=batch)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from outrider.core import env
 from outrider.core.errors import DrafterError
-from outrider.drafters.process.frames import TICK_SECONDS
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.ranks import NativeRanks, shared_memory
+from outrider.plugins.lanes.process.frames import TICK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

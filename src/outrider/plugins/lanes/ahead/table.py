@@ -25,7 +25,7 @@ from outrider.core.errors import given
 from outrider.core.protocols import DraftRow
 from outrider.core.rng import KeyedRng, Role
 from outrider.core.tree import ROOT
-from outrider.drafters.ahead.forecast import NUM_RANKS, Forecast
+from outrider.plugins.lanes.ahead.forecast import NUM_RANKS, Forecast
 
 # Of nobody's request: these coins must not be the numbers that a request draws with.
 _COIN_SEED = 0x6F75_7472_6964_6572

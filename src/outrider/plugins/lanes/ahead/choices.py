@@ -1,8 +1,6 @@
-"""What a user decides about drafting ahead.
+"""Settings of drafting ahead, and the memory that they need.
 
-No tensors: a process reads it before it loads PyTorch.
-
-What a draft model's memory must hold when it drafts ahead, beside what it holds anyway.
+No tensors: a process reads this module before it loads PyTorch.
 """
 
 from __future__ import annotations
@@ -11,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from outrider.core.config import EngineConfig
+from outrider.core.spec import DraftCapacity
 
 if TYPE_CHECKING:
-    from outrider.drafters.ahead.forecast import Kind as Fallback
-    from outrider.drafters.ahead.forecast import Policy
+    from outrider.plugins.lanes.ahead.forecast import Kind as Fallback
+    from outrider.plugins.lanes.ahead.forecast import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +48,13 @@ class AheadChoices:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AheadCapacity:
-    """`num_rows` packed tokens and `num_logits` rows of logits in one pass; `num_slots` KV
-    positions of every sequence beyond its text."""
-
-    num_rows: int
-    num_logits: int
-    num_slots: int
-
-
-def room_needed(k: int, fan_out: int, batch: int) -> AheadCapacity:
+def capacity_needed(k: int, fan_out: int, batch: int) -> DraftCapacity:
     """For `batch` sequences that draft `k` tokens after each of `fan_out` foreseen verdicts.
 
     A sequence stages a trunk (a token that was not read yet, the pending one and the draft) and `k`
     nodes a branch. A pass reads all trunks, or the newest node of every branch.
     """
-    return AheadCapacity(
+    return DraftCapacity(
         num_rows=batch * max(k + 2, fan_out),
         num_logits=batch * max(k + 1, fan_out),
         num_slots=k + 2 + k * fan_out,

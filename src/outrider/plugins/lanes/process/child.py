@@ -22,14 +22,17 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import DrafterError, OutriderError, SequenceError
 from outrider.core.protocols import AheadRow, DraftAhead, Drafter, DraftRow
 from outrider.core.rng import KeyedRng, Pick, Rng, draw_for
-from outrider.drafters.ahead.choices import room_needed
-from outrider.drafters.ahead.drafter import ahead
 from outrider.drafters.common_ids import CommonIds
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import fused_model_drafts
-from outrider.drafters.process.frames import Frame, Kind, Pipe, receive, send
-from outrider.drafters.process.messages import (
+from outrider.models.decoder import Room
+from outrider.models.load_options import LoadOptions
+from outrider.models.loading import load_model, prepare_torch
+from outrider.plugins.lanes.ahead.choices import capacity_needed
+from outrider.plugins.lanes.ahead.drafter import ahead
+from outrider.plugins.lanes.process.frames import Frame, Kind, Pipe, receive, send
+from outrider.plugins.lanes.process.messages import (
     Answer,
     Asked,
     AskedAhead,
@@ -41,11 +44,8 @@ from outrider.drafters.process.messages import (
     read_asking,
     read_terms,
 )
-from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.shared import MemoryPipe, SharedProbs
-from outrider.models.decoder import Room
-from outrider.models.load_options import LoadOptions
-from outrider.models.loading import load_model, prepare_torch
+from outrider.plugins.lanes.process.options import ChildOptions
+from outrider.plugins.lanes.process.shared import MemoryPipe, SharedProbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def build_inner(options: ChildOptions) -> Inner:
     if choices is None:
         fused = fused_model_drafts(model, sampler, batch_size=batch)
         return Inner(ModelDrafter(model, sampler, chunk=options.chunk, fused=fused), size, pick)
-    needed = room_needed(choices.k, choices.fan_out, 1)
+    needed = capacity_needed(choices.k, choices.fan_out, 1)
     room = replace(needed, num_rows=options.max_rows, num_logits=options.max_logits)
     drafter = ahead(model, sampler, choices, room, chunk=options.chunk, batch_size=batch)
     return Inner(drafter, size, pick, drafter)

@@ -18,8 +18,8 @@ from outrider.core.draft import Draft
 from outrider.core.errors import DrafterError, MachineError, OutriderError
 from outrider.core.protocols import AheadRow, DraftNeeds, DraftRow
 from outrider.core.rng import KeyedRng
-from outrider.drafters.process.frames import Frame, Kind
-from outrider.drafters.process.messages import (
+from outrider.plugins.lanes.process.frames import Frame, Kind
+from outrider.plugins.lanes.process.messages import (
     Answer,
     Asked,
     AskedAhead,
@@ -30,8 +30,8 @@ from outrider.drafters.process.messages import (
     key_of,
     read_failure,
 )
-from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.worker import CHILD, RestartBackoff, WorkerKeeper, WorkerLine
+from outrider.plugins.lanes.process.options import ChildOptions
+from outrider.plugins.lanes.process.worker import CHILD, RestartBackoff, WorkerKeeper, WorkerLine
 
 
 @dataclass(slots=True)

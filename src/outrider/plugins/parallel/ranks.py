@@ -37,9 +37,9 @@ from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
-from outrider.models.parallel.comm import Comm, RankError
-from outrider.models.parallel.meeting import Meeting, join
-from outrider.models.parallel.messages import apply
+from outrider.models.share import Comm, RankError
+from outrider.plugins.parallel.meeting import Meeting, join
+from outrider.plugins.parallel.messages import apply
 
 HEADER = struct.Struct("<I")
 PULSE_SECONDS = 1.0

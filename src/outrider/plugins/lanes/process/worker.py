@@ -19,13 +19,13 @@ from typing import BinaryIO
 from outrider.core.clock import patience
 from outrider.core.errors import DrafterError, OutriderError
 from outrider.core.files import anonymous_file
-from outrider.drafters.process.frames import TICK_SECONDS, Frame, Kind, Pipe, receive, send
-from outrider.drafters.process.messages import Hello, read_failure
-from outrider.drafters.process.options import ChildOptions
-from outrider.drafters.process.shared import MemoryPipe, SharedProbs, message_memory, num_bytes
+from outrider.plugins.lanes.process.frames import TICK_SECONDS, Frame, Kind, Pipe, receive, send
+from outrider.plugins.lanes.process.messages import Hello, read_failure
+from outrider.plugins.lanes.process.options import ChildOptions
+from outrider.plugins.lanes.process.shared import MemoryPipe, SharedProbs, message_memory, num_bytes
 
 # -P: the folder in which the user works is no place to import from.
-CHILD = (sys.executable, "-P", "-m", "outrider.drafters.process")
+CHILD = (sys.executable, "-P", "-m", "outrider.plugins.lanes.process")
 # How long a process that was asked to end may take before it is killed.
 GRACE_SECONDS = 2.0
 _TAIL_BYTES = 4096

@@ -1,6 +1,0 @@
-"""Tensor parallelism: one model whose weights and KV cache several ranks share.
-
-Open sharded.py first: the `CausalLM` that rank 0 sees. shard.py says which part each rank holds,
-comm.py sums over ranks, meeting.py says where they meet, messages.py is what rank 0 tells the
-others beside passes that are one native call, ranks.py their processes.
-"""
