@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outrider.api.async_llm import AsyncLLM
-    from outrider.api.autoregressive import AutoregressiveDecoder
     from outrider.api.llm import LLM
-    from outrider.api.wrapper import ModelWrapper, load_wrapper
     from outrider.core.config import EngineConfig
     from outrider.core.params import SamplingParams
     from outrider.pairs.catalog import ModelPair, get_pair, list_pairs
+    from outrider.plugins.compat.autoregressive import AutoregressiveDecoder
+    from outrider.plugins.compat.wrapper import ModelWrapper, load_wrapper
 
 __version__ = "0.1.0"
 
@@ -35,14 +35,14 @@ __all__ = [
 _HOMES = {
     "LLM": "outrider.api.llm",
     "AsyncLLM": "outrider.api.async_llm",
-    "AutoregressiveDecoder": "outrider.api.autoregressive",
+    "AutoregressiveDecoder": "outrider.plugins.compat.autoregressive",
     "EngineConfig": "outrider.core.config",
     "ModelPair": "outrider.pairs.catalog",
-    "ModelWrapper": "outrider.api.wrapper",
+    "ModelWrapper": "outrider.plugins.compat.wrapper",
     "SamplingParams": "outrider.core.params",
     "get_pair": "outrider.pairs.catalog",
     "list_pairs": "outrider.pairs.catalog",
-    "load_wrapper": "outrider.api.wrapper",
+    "load_wrapper": "outrider.plugins.compat.wrapper",
 }
 
 

@@ -72,7 +72,7 @@ def load_model(call: Call[LoadOptions]) -> int:
     """Load a model and go on from a fixed text, greedily: the whole path from files to tokens."""
     name = needed(call, "MODEL")
 
-    from outrider.api.wrapper import load_wrapper
+    from outrider.plugins.compat.wrapper import load_wrapper
 
     dtype = call.options.dtype
     wrapper, tokenizer = load_wrapper(name, dtype)

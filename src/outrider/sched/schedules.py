@@ -31,11 +31,11 @@ AHEAD_DOUBTFUL = 1.3
 class DraftAheadLanes:
     """`always` drafts ahead, however long that takes.
 
-    The true verdict is looked up among those foreseen (drafters/ahead/); a hit has its next draft
-    ready. New drafts go first on the decode lane, since the target waits for them. Where drafting
-    ahead takes longer than a verification, or slows the target down, a round in turns may be over
-    sooner; then nothing is drafted ahead (`ModeTrial`), and the lane that verifies, which has all
-    cores, drafts as well. Groups that were parted meet again (`BatchMerger`).
+    The true verdict is looked up among those predicted (plugins/lanes/ahead/); after a hit the next
+    draft is ready. New drafts go first on the decode lane, since the target waits for them. Where
+    drafting ahead takes longer than a verification, or slows the target down, a round in turns may
+    end sooner; then nothing is drafted ahead (`ModeTrial`), and the lane that verifies, which has
+    all cores, drafts as well. Groups that were split meet again (`BatchMerger`).
     """
 
     lanes = (DECODE, VERIFY, PREFILL)

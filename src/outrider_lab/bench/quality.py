@@ -20,13 +20,13 @@ from torch import Tensor
 
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
-from outrider.api.wrapper import Cache, ModelWrapper, load_wrapper
 from outrider.core.config import EXACT_SAMPLERS, LOSSY_SAMPLERS, EngineConfig
 from outrider.core.draft import common_prefix
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.measure.frame import Ratio, ratio_of_medians, spoken
 from outrider.measure.pages import Section, number, percent
+from outrider.plugins.compat.wrapper import Cache, ModelWrapper, load_wrapper
 
 # Of the model's matrices, of its keys and values, or of all.
 QUANTISED, KV_INT8 = ("int8", "int4"), "kv-int8"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from outrider.api.tokenizer import Tokenizer
-from outrider.api.wrapper import load_wrapper
 from outrider.cli.bench_options import QualityOptions
 from outrider.cli.call import Call
 from outrider.cli.main import INTERRUPTED
@@ -22,6 +21,7 @@ from outrider.core.files import FileKind, read_text
 from outrider.measure.machine import provenance
 from outrider.measure.pages import Page
 from outrider.models.loading import resolve
+from outrider.plugins.compat.wrapper import load_wrapper
 from outrider_lab.bench.quality import (
     FORMATS,
     QUANTISED,

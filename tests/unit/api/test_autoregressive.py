@@ -6,13 +6,13 @@ import pytest
 import torch
 from vs_transformers import HfPeer
 
-from outrider.api.autoregressive import AutoregressiveDecoder
 from outrider.api.result import GenerationResult
-from outrider.api.wrapper import Cache, ModelWrapper, load_wrapper
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.models.loading import resolve
+from outrider.plugins.compat.autoregressive import AutoregressiveDecoder
+from outrider.plugins.compat.wrapper import Cache, ModelWrapper, load_wrapper
 
 pytestmark = pytest.mark.weights
 

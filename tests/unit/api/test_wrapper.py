@@ -18,10 +18,10 @@ import outrider.pairs as pairs
 from doubles.kinds import close_to
 from doubles.tiny_checkpoints import COMMON_GPT2, Variant, random_llama, random_model
 from outrider.api.tokenizer import Tokenizer
-from outrider.api.wrapper import Cache, ModelWrapper, PagedModel, load_wrapper
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
+from outrider.plugins.compat.wrapper import Cache, ModelWrapper, PagedModel, load_wrapper
 
 TEXT = (5, 17, 3, 60, 5, 17, 9)
 PAGE = 4

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.api.wrapper import Cache
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CheckpointError
 from outrider.core.params import SamplingParams
+from outrider.plugins.compat.wrapper import Cache
 from outrider_lab.bench.quality import (
     PLAIN,
     Nats,

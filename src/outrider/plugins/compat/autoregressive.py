@@ -19,7 +19,6 @@ from torch import Tensor
 from outrider.api.llm import LLM
 from outrider.api.result import GenerationResult
 from outrider.api.tokenizer import Tokenizer
-from outrider.api.wrapper import Cache, ModelWrapper, listed
 from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
@@ -28,6 +27,7 @@ from outrider.core.rng import KeyedRng
 from outrider.core.sampling import draw, processed_probs
 from outrider.core.tree import ROOT
 from outrider.metrics.summary import summarise
+from outrider.plugins.compat.wrapper import Cache, ModelWrapper, listed
 
 
 class AutoregressiveDecoder:

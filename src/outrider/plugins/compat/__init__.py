@@ -1,0 +1,1 @@
+"""Classes of other programs under their own names: `ModelWrapper` and `AutoregressiveDecoder`."""
