@@ -31,7 +31,8 @@ from outrider.kernels.native.build import needed_library
 from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import CacheSpan, RoundRow
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.operators import Kernels
+from outrider.kernels.registry import choose
 from outrider.verify.batched import rule_for
 
 VOCABULARIES, LENGTHS = (8192, 32_768, 131_072), (1, 4, 8)

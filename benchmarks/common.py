@@ -31,7 +31,7 @@ import torch
 from outrider import LLM
 from outrider.core.env import cache_folder
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
-from outrider.kernels.registry import Choice, Kernels
+from outrider.kernels.operators import Choice, Kernels
 from outrider.measure.machine import Neighbours, provenance
 from outrider.measure.store import write_json
 from outrider.measure.turns import rotated

@@ -26,7 +26,7 @@ from outrider.cache import pages
 from outrider.engine.lanes import InlineLanes
 from outrider.engine.stages import Stages
 from outrider.kernels import registry
-from outrider.kernels.registry import OPS, Kernels
+from outrider.kernels.operators import OPS, Kernels
 from outrider.plugins.gpu.kernels import delta_ops, filters, launchers, ops, trees
 from outrider.plugins.gpu.kernels.eager import EagerProbs
 from outrider.plugins.gpu.kernels.ops import TritonOps

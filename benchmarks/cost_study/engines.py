@@ -18,7 +18,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM
 from outrider.estimate.theory import PRIOR_CURVE, MissCurve
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 from outrider.metrics.summary import percentile, token_latencies
 from outrider.metrics.timeline import window_use
 from outrider.models.decoder import Room

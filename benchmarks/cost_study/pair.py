@@ -28,8 +28,9 @@ from outrider.core.tree import ROOT
 from outrider.kernels.bandwidth import ceilings
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.cpu import hardware_threads
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.registry import choose
 from outrider.models.decoder import Decoder, Room
 from outrider.models.load_options import LoadOptions
 from outrider.models.share import check_split

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.kernels.kinds import tried
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import StateShape
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.registry import choose
 from outrider.models.decoder import Room
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config

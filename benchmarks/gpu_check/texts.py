@@ -35,8 +35,8 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.core.spec import RecurrentCapacity
+from outrider.kernels.operators import Delta
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun, torch_delta
-from outrider.kernels.registry import Delta
 from outrider.models.decoder import Room
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve

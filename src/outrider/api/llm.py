@@ -34,7 +34,7 @@ from outrider.core.spec import ModelSpec
 from outrider.engine.build import build_engine
 from outrider.engine.requests import Counts
 from outrider.kernels.kinds import pick_device
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 
 EMBEDDED = "outrider/embedded"
 

@@ -26,7 +26,7 @@ from outrider.drafters.catalog import LaneTarget, LoadedModels, Machine
 from outrider.engine.compaction import history_note, keep_of
 from outrider.engine.drafter_builders import alone_for
 from outrider.kernels.kinds import pick_device
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 from outrider.models.decoder import Decoder, Room, SharedWeights
 from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.heads import HeadsToLoad
@@ -255,7 +255,7 @@ def _load_draft(plan: LoadPlan) -> tuple[Decoder | None, ChildOptions | None]:
 
 def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
     # Imported here: the plugin of a drafter in a process of its own.
-    from outrider.plugins.lanes.process.options import AheadChoices, ChildOptions
+    from outrider.plugins.lanes.process.options import ChildOptions, choices_of
 
     config = plan.settings
     return ChildOptions(
@@ -278,7 +278,7 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
         force_reference=config.force_reference,
         deterministic=config.deterministic,
         threads=config.lane_threads or 1,
-        ahead=AheadChoices.of(config) if plan.resolved.ahead else None,
+        ahead=choices_of(config) if plan.resolved.ahead else None,
     )
 
 

@@ -20,7 +20,7 @@ import torch
 
 from outrider.core.clock import HOST_CLOCK, Clock
 from outrider.core.errors import ContractError, TimerError
-from outrider.kernels.registry import OPS, Kernels
+from outrider.kernels.operators import OPS, Kernels
 
 Device = torch.device | str | None
 

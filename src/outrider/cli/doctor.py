@@ -38,7 +38,8 @@ from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.native.build import COMPILERS, built_kernels, trusted_folders
 from outrider.kernels.native.cpu import hardware_threads, memory_nodes, pinned_threads
 from outrider.kernels.native.tuning import forget
-from outrider.kernels.registry import Choice, Kernels, choose
+from outrider.kernels.operators import Choice, Kernels
+from outrider.kernels.registry import choose
 from outrider.models.loading import ALIASES, resolve
 
 T = TypeVar("T")

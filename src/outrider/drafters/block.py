@@ -29,8 +29,8 @@ from torch.nn import functional
 from outrider.core.errors import CheckpointError, ContractError
 from outrider.core.spec import ModelSpec
 from outrider.drafters.heads import NormedTarget, check_finite, own_kernels, placement_of
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
-from outrider.kernels.registry import Kernels
 from outrider.models.documents import read_document
 from outrider.models.weights import WeightReader, Weights
 

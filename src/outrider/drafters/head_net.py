@@ -24,8 +24,8 @@ from outrider.drafters.heads import NOT_DRAFTED, NetOutput
 from outrider.drafters.native import HeadPass, head_pass
 from outrider.kernels.kinds import compile_ahead
 from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardParts, LayerWeights
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadMemory

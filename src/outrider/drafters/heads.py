@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.core.errors import CheckpointError, ConfigError, given
 from outrider.core.protocols import CacheStore, CausalLM, DraftRow, StepRow
 from outrider.drafters.growth import TextPart
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 from outrider.models.heads import HeadTarget, head_target
 from outrider.models.weights import Placement
 

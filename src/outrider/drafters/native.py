@@ -32,7 +32,7 @@ from outrider.kernels.native.chains import ChainRow, DraftedChains, NativeChains
 from outrider.kernels.native.forward import Entrance, ForwardParts, NativeForward
 from outrider.kernels.native.rounds import CacheSpan, Draws, RoundModel
 from outrider.kernels.native.trees import Grown, NativeTreeDrafts, PlannedTree
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 from outrider.models.decoder import wanted_tokens
 from outrider.models.heads import HeadMemory
 from outrider.models.llama import LlamaModel

@@ -27,8 +27,9 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import FusedDrafts
 from outrider.kernels.kinds import compile_ahead
 from outrider.kernels.native.forward import LayerWeights
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedTable
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.registry import choose
 from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.models.llama_weights import read_layer

@@ -18,9 +18,9 @@ from outrider.core.errors import CheckpointError, ConfigError, MachineError, did
 from outrider.core.protocols import CacheStore, StepRow
 from outrider.core.spec import DecoderConfig
 from outrider.core.tree import ROOT
+from outrider.kernels.operators import OPS, Choice, Kernels, changed
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.reference.delta import StateShape
-from outrider.kernels.registry import OPS, Choice, Kernels, changed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -2,59 +2,39 @@
 
 The order is fixed: native (compiled C++, on CPUs), Triton (on CUDA), then the reference (PyTorch,
 anywhere). All operators come from one side, so a model's arithmetic has one definition of rounding.
-
-Shapes:  N = packed tokens, M = logits rows, I = inputs, O = outputs, D = head or hidden size,
-         F = feed-forward size, E = packed query, key and value heads, T = positions,
-         H = head size / 2, G = key/value heads, S = slots, V = vocabulary.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from outrider.core import env
 from outrider.core.errors import given
-from outrider.core.sampling import PLAIN, Sampling
-from outrider.core.spec import DecoderConfig
+from outrider.core.sampling import PLAIN
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import RULE, VECTORS, refused_kinds
 from outrider.kernels.native.delta import NativeDelta
-from outrider.kernels.native.forward import Forward, ForwardParts, NativeForward
+from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.lookups import NativeLookups
-from outrider.kernels.native.mixture import MixtureSizes, MixtureWeights, NativeMixture
+from outrider.kernels.native.mixture import NativeMixture
 from outrider.kernels.native.ops import SUFFIXES, NativeOps, join_lane
 from outrider.kernels.native.quantised import NativeGrouped, NativeInt4, NativeInt8
 from outrider.kernels.native.sampling import native_sampling
-from outrider.kernels.native.tuning import KernelTiming, kind_answer, thread_answer
-from outrider.kernels.plan import (
-    AttentionKind,
-    BlockRows,
-    Linear,
-    PackedLinear,
-    PackedPlan,
-    PackedTable,
-)
+from outrider.kernels.native.tuning import kind_answer, thread_answer
+from outrider.kernels.operators import OPS, Choice, Kernels, changed, decoder_ops
 from outrider.kernels.reference import pointwise
-from outrider.kernels.reference.accept import verify_prefix
 from outrider.kernels.reference.attention import TorchAttention
-from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun, torch_delta
+from outrider.kernels.reference.delta import torch_delta
 from outrider.kernels.reference.grouped import TorchGrouped, definition
 from outrider.kernels.reference.linear import TorchInt8, TorchLinear, pack_plain, pack_tiled
-
-OPS = (
-    "linear", "rms_norm", "layer_norm", "head_norm", "rope_append", "attention", "silu_mul",
-    "sigmoid_mul", "gelu", "gelu_mul", "soft_cap", "delta", "argmax", "verify_prefix", "softmax",
-    "pick", "leftover",
-)  # fmt: skip
 
 # What `quantise` of `choose` may be besides none and the schemes of kernels/reference/grouped.py.
 AS_STORED = "stored"
@@ -62,109 +42,6 @@ AS_STORED = "stored"
 _Quantised = NativeInt8 | NativeInt4 | TorchInt8 | TorchGrouped
 
 _log = logging.getLogger(__name__)
-
-
-class Delta(Protocol):
-    def __call__(
-        self,
-        first_NP: Tensor,
-        weights: DeltaWeights,
-        runs: Sequence[TokenRun],
-        cells: Cells,
-        layer: int,
-        out_NO: Tensor,
-        /,
-    ) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which implementation `op` got, and why each one before it was passed over.
-
-    `kind` is vectors, dots or tiles (native/cpu.py), where an implementation has several, and `why`
-    says why, with `timings` where they were measured.
-    """
-
-    op: str
-    name: str
-    refusals: tuple[str, ...] = ()
-    kind: str = ""
-    why: str = ""
-    timings: tuple[KernelTiming, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The operators of a decoder. Activations are contiguous float32; callers allocate `out`.
-
-    pack(weight_OI)                                   a weight in its dtype, packed for `linear`
-    linear(x_NI, packed, out_NO, accumulate)          out (+)= x W^T
-    rms_norm(x_ND, weight_D, eps, out_ND)
-    layer_norm(x_ND, weight_D, bias_D, eps, out_ND)
-    head_norm(qkv_NE, q_weight_D, k_weight_D, num_kv_heads, eps)
-                                                      RMS norm of each q and k head, in place
-    rope_append(qkv_NE, cos_TH, sin_TH, plan, k_GSD, v_GSD)
-                                                      rotates q in place, writes k and v
-    attention(qkv_NE, k_GSD, v_GSD, plan, how, out_NO)
-                                                      `how` is an AttentionKind, or its scale alone
-    silu_mul(gate_up_N2F, out_NF)                     silu(gate) * up
-    sigmoid_mul(gate_NF, x_NF)                        x * sigmoid(gate), in place
-    gelu(x_NF, out_NF)                                with tanh; `out` may be x
-    gelu_mul(gate_up_N2F, out_NF)                     gelu(gate) * up
-    soft_cap(x_NF, cap)                               cap * tanh(x / cap), in place
-    delta(first_NP, weights, runs, cells, layer, out_NO)    a layer's gated delta rule
-    argmax(logits_MV)                                 the first largest of each row, -1 for a NaN
-    verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
-    sampling                                          from logits to a token: core/sampling.py
-
-    `argmax` and `verify_prefix` are host syncs. `pack_head`, if there is one, packs the output
-    head, which is held in another way; `pack_blocks`, of a file's own rows, gives None for what it
-    cannot pack. `table` makes a table of tokens of what either packed.
-
-    `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
-    bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
-    operator is row-invariant: a row's bits depend on that row alone; with a `trial` that is unknown
-    before the device answered (kinds.py). `threads` is how many of them native operators use; they
-    never change a bit. `lookups`, if there are some, serve drafters. `compile_ahead(work, size)`
-    compiles what `work`, which has no effect, would launch, and what a vocabulary of `size` needs.
-
-    For lanes that run at once: `twin` makes operators over the same packed weights that share no
-    scratch memory with these, and `join_lane(number, threads)` has the native calls of the calling
-    thread served by a team of that lane's own, None where there are no teams.
-    """
-
-    pack: Callable[[Tensor], PackedLinear]
-    linear: Linear
-    rms_norm: Callable[[Tensor, Tensor, float, Tensor], None]
-    layer_norm: Callable[[Tensor, Tensor, Tensor, float, Tensor], None]
-    head_norm: Callable[[Tensor, Tensor, Tensor, int, float], None]
-    rope_append: Callable[[Tensor, Tensor, Tensor, PackedPlan, Tensor, Tensor], None]
-    attention: Callable[[Tensor, Tensor, Tensor, PackedPlan, AttentionKind | float, Tensor], None]
-    silu_mul: Callable[[Tensor, Tensor], None]
-    sigmoid_mul: Callable[[Tensor, Tensor], None]
-    gelu: Callable[[Tensor, Tensor], None]
-    gelu_mul: Callable[[Tensor, Tensor], None]
-    soft_cap: Callable[[Tensor, float], None]
-    delta: Delta
-    argmax: Callable[[Tensor], list[int]]
-    sampling: Sampling
-    choices: tuple[Choice, ...]
-    exact: bool
-    pack_head: Callable[[Tensor], PackedLinear] | None = None
-    pack_blocks: Callable[[Sequence[BlockRows]], PackedLinear | None] | None = None
-    table: Callable[[PackedLinear, torch.dtype], PackedTable] | None = None
-    forward: Callable[[ForwardParts], Forward] | None = None
-    mixture: Callable[[MixtureSizes, MixtureWeights], NativeMixture] | None = None
-    mix: Callable[[NativeMixture, Tensor, Tensor], None] = NativeMixture.__call__
-    threads: Choice | None = None
-    twin: Callable[[], Kernels] | None = None
-    join_lane: Callable[[int, int], None] | None = None
-    lookups: NativeLookups | None = None
-    trial: Callable[[DecoderConfig, StateShape | None], bool] | None = None
-    compile_ahead: Callable[[Callable[[], object], int], None] | None = None
-
-    def verify_prefix(self, logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
-        return verify_prefix(logits_BKV, draft_ids_BK, self.argmax)
 
 
 def choose(
@@ -255,12 +132,6 @@ def _measured(
     return changed(kernels, described)
 
 
-def changed(kernels: Kernels, change: Callable[[Kernels], Kernels]) -> Kernels:
-    """`change` done to these and to their twins."""
-    make = given(kernels.twin, "maker of such kernels")
-    return replace(change(kernels), twin=lambda: changed(make(), change))
-
-
 def _team(library: ctypes.CDLL, threads: int, folder: Path | None) -> Choice:
     if threads := threads or env.threads():
         return Choice("threads", str(threads), why="as the settings say")
@@ -318,12 +189,6 @@ def _native(make: Callable[[], NativeOps], library: ctypes.CDLL) -> Kernels:
         join_lane=partial(join_lane, library),
         lookups=NativeLookups(library),
     )
-
-
-def decoder_ops(ops: object) -> dict[str, Any]:
-    """The operators of a decoder's layers that `ops` has under the names of `Kernels`."""
-    names = ("pack", *OPS[: OPS.index("delta")])
-    return {name: getattr(ops, name) for name in names}
 
 
 def _reference(device: torch.device, dtype: torch.dtype, refusals: tuple[str, ...]) -> Kernels:

@@ -30,8 +30,8 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import DecoderConfig, ModelSpec, RecurrentCapacity
 from outrider.kernels.kv_rows import floats, head_dim_of
 from outrider.kernels.native.forward import Forward, ForwardBuffers
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan, sent
-from outrider.kernels.registry import Kernels
 from outrider.models.weights import Placement
 
 

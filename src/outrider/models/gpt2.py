@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
 from outrider.models.families import GPT2Config
 from outrider.models.weights import Placement, WeightReader, Weights

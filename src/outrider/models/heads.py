@@ -28,8 +28,8 @@ from outrider.core.drafter_kinds import KINDS, MODEL, HeadFormat
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.estimate.stated import KEY, StatedWorth
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Room
 from outrider.models.documents import read_document
 from outrider.models.json_object import MAX_LAYERS, JsonObject, is_there, no_config

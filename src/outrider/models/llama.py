@@ -25,8 +25,8 @@ from outrider.kernels.native.forward import (
     NativeForward,
 )
 from outrider.kernels.native.rounds import RoundModel
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.layer_kinds import Gate, Norms

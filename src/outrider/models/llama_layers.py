@@ -20,8 +20,8 @@ from torch import Tensor
 
 from outrider.core.errors import given
 from outrider.kernels.native.forward import LayerWeights
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.layer_kinds import Norms

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from outrider.core.clock import host_rows
 from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import by_row
-from outrider.kernels.registry import Kernels
 from outrider.models.layer_kinds import ExpertNames, Experts, Gate
 from outrider.models.weights import WeightReader
 

@@ -30,7 +30,7 @@ from outrider.cache.pages import ArenaSize
 from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 from outrider.models.decoder import Room, Scratch, residuals, wanted_tokens
 from outrider.models.llama_weights import Tables
 from outrider.models.qwen_hybrid_config import QwenHybridConfig

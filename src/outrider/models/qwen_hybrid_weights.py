@@ -21,9 +21,9 @@ from torch import Tensor
 from outrider.core.errors import given
 from outrider.kernels.native.forward import HeadGate, LayerWeights
 from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.reference.delta import DeltaWeights
-from outrider.kernels.registry import Kernels
 from outrider.models.decoder import LayerKV, Scratch
 from outrider.models.llama_weights import Tables
 from outrider.models.mixture import mix, read_mixture

@@ -23,8 +23,8 @@ from torch import Tensor
 from outrider.core.collector import give_back
 from outrider.core.errors import CheckpointError
 from outrider.core.spec import DecoderConfig, ModelSpec
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import BlockRows, PackedLinear, PackedTable
-from outrider.kernels.registry import Kernels
 from outrider.models.gguf.folder import GgufTensors
 from outrider.models.published.codes import Codes
 from outrider.models.published.scheme import scheme_in

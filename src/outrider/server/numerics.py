@@ -15,7 +15,7 @@ from outrider.core.env import cache_folder, compiler
 from outrider.kernels.native.build import built_kernels
 from outrider.kernels.native.cpu import cpu_identity
 from outrider.kernels.native.tuning import library_key
-from outrider.kernels.registry import Choice
+from outrider.kernels.operators import Choice
 from outrider.models.weight_files import weight_files
 
 _SHOWN = 16

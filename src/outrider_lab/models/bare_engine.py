@@ -26,7 +26,7 @@ from outrider.core.sequence import LiveSequence
 from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.drafter_builders import room_of, whole_pages
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 from outrider.models.decoder import Room
 from outrider.plugins.lanes.ahead.drafter import AheadDrafter
 

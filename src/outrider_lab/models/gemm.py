@@ -25,8 +25,9 @@ from outrider.core.errors import ConfigError, ContractError, did_you_mean
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.kernels.kinds import DTYPES, pick_device, tried
 from outrider.kernels.native.forward import Forward
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.registry import choose
 from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.load_options import LoadOptions

@@ -12,7 +12,8 @@ from outrider.core.budget import RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import CapacityError
 from outrider.core.params import SamplingParams
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.operators import Kernels
+from outrider.kernels.registry import choose
 from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider_lab.models.bare_engine import BareEngine, BareModels, bare_rooms
 

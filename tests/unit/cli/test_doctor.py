@@ -16,7 +16,8 @@ from outrider.core.errors import MachineError
 from outrider.kernels.arithmetic import ArithmeticCeiling
 from outrider.kernels.bandwidth import Ceiling
 from outrider.kernels.native.tuning import KernelTiming, TunedKernel
-from outrider.kernels.registry import Choice, Kernels, choose
+from outrider.kernels.operators import Choice, Kernels
+from outrider.kernels.registry import choose
 
 pytestmark = pytest.mark.weights
 

@@ -21,7 +21,7 @@ from outrider.cli.paint import LABELS, Painter
 from outrider.cli.verbs import VERBS
 from outrider.cli.verdict import headline, is_cut
 from outrider.kernels.bandwidth import Ceiling
-from outrider.kernels.registry import Choice
+from outrider.kernels.operators import Choice
 from outrider.measure.turns import Score
 from outrider.metrics.summary import summarise
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.operators import Delta
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun
-from outrider.kernels.registry import Delta
 
 SHAPE = StateShape(
     num_layers=2,

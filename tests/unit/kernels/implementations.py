@@ -13,7 +13,8 @@ from torch import Tensor
 from outrider.core import env
 from outrider.kernels.native import build, levels
 from outrider.kernels.native.build import Built, built_kernels
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.operators import Kernels
+from outrider.kernels.registry import choose
 
 CPU = torch.device("cpu")
 IMPLEMENTATIONS = ("reference", "native-1", "native-2")

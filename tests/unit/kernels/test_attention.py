@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.core.clock import host_ints
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import AttentionKind
 from outrider.kernels.reference.attention import TorchAttention
-from outrider.kernels.registry import Kernels
 from unit.kernels.implementations import (
     DTYPES,
     IMPLEMENTATIONS,

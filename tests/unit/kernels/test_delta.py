@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from outrider.kernels.operators import Delta
 from outrider.kernels.reference.delta import TokenRun, torch_delta
-from outrider.kernels.registry import Delta, choose
+from outrider.kernels.registry import choose
 from unit.kernels.delta_cases import (
     HOST,
     LAYER,

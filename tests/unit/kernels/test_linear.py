@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
-from outrider.kernels.registry import Kernels
 from unit.kernels.implementations import (
     DTYPES,
     IMPLEMENTATIONS,

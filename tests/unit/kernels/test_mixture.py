@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.api.profile import DeviceTimers, timed
 from outrider.core.errors import given
 from outrider.kernels.native.mixture import DenseWeights, MixtureWeights
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 from outrider.models.layer_kinds import Experts, Gate
 from outrider.models.mixture import mix
 from unit.kernels.implementations import kernels_named, randn

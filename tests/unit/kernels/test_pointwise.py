@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.clock import host_ints
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 from unit.kernels.implementations import (
     DTYPES,
     IMPLEMENTATIONS,

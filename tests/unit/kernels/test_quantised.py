@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.kernels.native.quantised import NativeInt4, NativeInt8
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.grouped import SCHEMES, definition
 from outrider.kernels.reference.linear import GROUP, quantise_rows
 from outrider.kernels.reference.quantise import quantise
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.registry import choose
 from unit.kernels.implementations import CPU, kernels_named, randn, row_choices, software
 
 # Inputs by outputs: the embedded pair's, tails of groups and of blocks, more than a slice, more

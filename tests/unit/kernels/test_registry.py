@@ -9,7 +9,8 @@ import torch
 from outrider.kernels import registry
 from outrider.kernels.kinds import for_kinds
 from outrider.kernels.native.cpu import cpu_identity
-from outrider.kernels.registry import OPS, Choice, choose
+from outrider.kernels.operators import OPS, Choice
+from outrider.kernels.registry import choose
 from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.operators import Kernels
+from outrider.kernels.registry import choose
 from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn
 from unit.kernels.paged_cases import chain, make_pass
 

@@ -26,8 +26,8 @@ from outrider.core.spec import DecoderConfig, ModelSpec
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.native.cpu import num_physical_cores
 from outrider.kernels.native.forward import Forward
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.registry import Kernels
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, refuse_split

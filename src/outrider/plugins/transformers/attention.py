@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from outrider.cache.paged_kv import PagedKV
 from outrider.core.errors import CheckpointError, ContractError, given
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.registry import Kernels
 
 # Elementwise functions that IEEE does not fix to the last bit, by the name PyTorch gives them.
 _INEXACT = {

@@ -28,7 +28,8 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.core.tree import ROOT
 from outrider.kernels.kinds import pick_device, pick_dtype, tried
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.operators import Kernels
+from outrider.kernels.registry import choose
 from outrider.models.decoder import Room, wanted_tokens
 from outrider.models.documents import read_document
 from outrider.models.json_object import OTHER_CHECKPOINT

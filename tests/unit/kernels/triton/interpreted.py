@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.kernels.registry import Kernels, choose
+from outrider.kernels.operators import Kernels
+from outrider.kernels.registry import choose
 from outrider.plugins.gpu.kernels import ops as ops_module
 from outrider.plugins.gpu.kernels.launchers import TritonProbs
 from outrider.plugins.gpu.kernels.ops import TritonOps

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from doubles.tiny_checkpoints import random_llama, variant
-from outrider.kernels.registry import Kernels
+from outrider.kernels.operators import Kernels
 from outrider.models import loading
 from outrider.models.decoder import Room
 from outrider.plugins.gpu.kernels import trial

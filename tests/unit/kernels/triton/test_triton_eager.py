@@ -18,8 +18,8 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sampling import PLAIN
 from outrider.core.spec import DecoderConfig
 from outrider.kernels.kinds import tried
+from outrider.kernels.operators import OPS, Kernels
 from outrider.kernels.reference.accept import verify_prefix
-from outrider.kernels.registry import OPS, Kernels
 from outrider.models import loading
 from outrider.models.decoder import Room as Space
 from outrider.models.llama import LlamaModel

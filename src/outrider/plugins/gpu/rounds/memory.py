@@ -28,8 +28,8 @@ from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.core.spec import ModelSpec
 from outrider.drafters.model import ModelDrafter
+from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
-from outrider.kernels.registry import Kernels
 from outrider.models.decoder import Scratch, Stack, residuals
 
 

@@ -21,12 +21,12 @@ from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.protocols import AheadRow, CausalLM, DraftNeeds, StepRow
 from outrider.core.rng import Rng
 from outrider.core.sampling import empty_probs
+from outrider.core.spec import DraftCapacity
 from outrider.drafters.growth import DraftSampler, drawn_params
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import NativeModel
 from outrider.kernels.native.chains import ChainRow
 from outrider.kernels.native.rounds import CacheSpan
-from outrider.plugins.lanes.ahead.choices import DraftCapacity
 from outrider.plugins.lanes.ahead.table import Branch
 
 _NO_NEEDS = DraftNeeds()
