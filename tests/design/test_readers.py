@@ -10,10 +10,10 @@ from checks.sources import PACKAGE, name_of, nodes
 # Who reads without `core/files.py`, and why.
 EXCEPTIONS = {
     ("api/rounds.py", "read_text"): "a script and a style of this package",
-    ("bench/reference.py", "read_text"): "figures of this package",
-    ("bench/studies/sweep_recipes.py", "read_text"): "figures of this package",
-    ("bench/workload.py", "read_text"): "prompts of this package",
-    ("cli/simulate_setup.py", "read_text"): "sizes of this package",
+    ("outrider_lab/bench/reference.py", "read_text"): "figures of this package",
+    ("outrider_lab/bench/studies/sweep_recipes.py", "read_text"): "figures of this package",
+    ("outrider_lab/bench/workload.py", "read_text"): "prompts of this package",
+    ("outrider_lab/cli/simulate_setup.py", "read_text"): "sizes of this package",
     ("kernels/native/build.py", "read_bytes"): "what it compiled",
     ("kernels/native/levels.py", "read_bytes"): "sources of this package",
     ("kernels/native/levels.py", "read_text"): "the RECORD of this package",
@@ -23,11 +23,11 @@ EXCEPTIONS = {
     ("planner/devices.py", "read_text"): "sheets of this package",
     ("server/numerics.py", "open"): "4 MiB at most of files that loading has read",
     ("server/web.py", "read_bytes"): "pages of this package",
-    ("train/checkpoint.py", "safe_open"): "behind check_header",
-    ("train/losses.py", "memmap"): "made by this run",
-    ("train/data.py", "read_text"): "what a package says it has",
-    ("train/tokens.py", "memmap"): "made by this run",
-    ("train/session.py", "memmap"): "made by this run",
+    ("outrider_lab/train/checkpoint.py", "safe_open"): "behind check_header",
+    ("outrider_lab/train/losses.py", "memmap"): "made by this run",
+    ("outrider_lab/train/data.py", "read_text"): "what a package says it has",
+    ("outrider_lab/train/tokens.py", "memmap"): "made by this run",
+    ("outrider_lab/train/session.py", "memmap"): "made by this run",
 }
 READERS = {
     *("read_text", "read_bytes", "safe_open", "load_file", "from_file"),

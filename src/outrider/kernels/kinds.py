@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from outrider.core.config import MORE_GPUS
-from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean
+from outrider.core.errors import CheckpointError, ConfigError, MachineError, did_you_mean, given
 from outrider.core.protocols import CacheStore, StepRow
 from outrider.core.spec import DecoderConfig
 from outrider.core.tree import ROOT
-from outrider.kernels.operators import OPS, Choice, Kernels, changed
+from outrider.kernels.operators import OPS, Choice, Kernels
 from outrider.kernels.reference.attention import TorchAttention
 from outrider.kernels.reference.delta import StateShape
 
@@ -72,6 +72,12 @@ def for_kinds(kernels: Kernels) -> Kernels:
     chosen[place] = Choice("attention", "reference", (*chosen[place].refusals, reason))
     own: dict[str, Any] = {"choices": tuple(chosen), "exact": False, "trial": None}
     return changed(kernels, lambda one: replace(one, attention=TorchAttention(alone=False), **own))
+
+
+def changed(kernels: Kernels, change: Callable[[Kernels], Kernels]) -> Kernels:
+    """`change` done to these and to their twins."""
+    make = given(kernels.twin, "maker of such kernels")
+    return replace(change(kernels), twin=lambda: changed(make(), change))
 
 
 def tried(kernels: Kernels, config: DecoderConfig, delta: StateShape | None = None) -> Kernels:

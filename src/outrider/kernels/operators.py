@@ -8,13 +8,12 @@ Shapes:  N = packed tokens, M = logits rows, I = inputs, O = outputs, D = head o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.core.errors import given
 from outrider.core.sampling import Sampling
 from outrider.core.spec import DecoderConfig
 from outrider.kernels.native.forward import Forward, ForwardParts
@@ -37,6 +36,8 @@ OPS = (
     "sigmoid_mul", "gelu", "gelu_mul", "soft_cap", "delta", "argmax", "verify_prefix", "softmax",
     "pick", "leftover",
 )  # fmt: skip
+# What an implementation for the layers of a decoder has under the names of `Kernels`.
+DECODER_OPS = ("pack", *OPS[: OPS.index("delta")])
 
 
 class Delta(Protocol):
@@ -140,15 +141,3 @@ class Kernels:
 
     def verify_prefix(self, logits_BKV: Tensor, draft_ids_BK: Tensor) -> tuple[Tensor, Tensor]:
         return verify_prefix(logits_BKV, draft_ids_BK, self.argmax)
-
-
-def changed(kernels: Kernels, change: Callable[[Kernels], Kernels]) -> Kernels:
-    """`change` done to these and to their twins."""
-    make = given(kernels.twin, "maker of such kernels")
-    return replace(change(kernels), twin=lambda: changed(make(), change))
-
-
-def decoder_ops(ops: object) -> dict[str, Any]:
-    """The operators of a decoder's layers that `ops` has under the names of `Kernels`."""
-    names = ("pack", *OPS[: OPS.index("delta")])
-    return {name: getattr(ops, name) for name in names}
