@@ -21,7 +21,6 @@ from outrider.estimate.cost import Curve
 from outrider.kernels.kinds import pick_device
 from outrider.planner.advise import Question, advise, must_fit
 from outrider.planner.candidates import PlannedJob
-from outrider.planner.replicas import ReplicaPlan, replica_plans
 from outrider_lab.bench.calibrate.answer import COUNTED_TOKENS, answer
 from outrider_lab.bench.calibrate.found import Found
 from outrider_lab.bench.studies.drafters_lineup import Drafts
@@ -42,6 +41,7 @@ from outrider_lab.cli.plan_page import (
     record_of,
     replicas_part,
 )
+from outrider_lab.simulator.replicas import ReplicaPlan, replica_plans
 
 # Tokens of a prompt where none are read.
 _SHEET_CONTEXT = 512

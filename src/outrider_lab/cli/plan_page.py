@@ -30,13 +30,13 @@ from outrider.planner.advise import AdvisedPlan
 from outrider.planner.candidates import Engines, Option, PlannedJob
 from outrider.planner.devices import DeviceSheet, device_sheet
 from outrider.planner.overlap import AheadWays
-from outrider.planner.replicas import ReplicaPlan
 from outrider.planner.roofline import DeviceLimits, Energy, PassWork, calibrate, limits_of
 from outrider.planner.suppose import ESTIMATED, MEASURED
 from outrider.planner.suppose import Origin as OriginOfFigure
 from outrider_lab.bench.calibrate.found import Found
 from outrider_lab.cli.advice import bounds_sentence, disturbed_sentences
 from outrider_lab.cli.plan_command import command_of
+from outrider_lab.simulator.replicas import ReplicaPlan
 
 # Counts that leave no doubt of a rate that is supposed.
 _SURE = 1_000_000

@@ -27,8 +27,8 @@ from outrider.models.families import DECODER_FAMILIES, GPT2Config, LlamaConfig, 
 from outrider.planner.devices import device_sheet
 from outrider.planner.places import believe
 from outrider.planner.roofline import calibrate
-from outrider.planner.simulate_fleet import Failure
-from outrider.planner.simulate_study import CLOSED, TOGETHER, SimulatedStudy
+from outrider_lab.simulator.fleet import Failure
+from outrider_lab.simulator.study import CLOSED, TOGETHER, SimulatedStudy
 
 _FAILURE = re.compile(r"(?P<replica>\d+)@(?P<at>\d+(?:\.\d+)?)\+(?P<seconds>\d+(?:\.\d+)?)")
 _BYTES = 2

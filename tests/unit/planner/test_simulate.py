@@ -12,13 +12,13 @@ from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
 from outrider.estimate.theory import AheadTimes, expected_tokens
 from outrider.metrics.timeline import seconds, shared_seconds
-from outrider.planner.simulate import simulate
-from outrider.planner.simulate_events import (
+from outrider_lab.simulator.events import (
     Chance,
     JobCosts,
     Simulated,
 )
-from outrider.planner.simulate_load import SimulatedLoad, SimulatedRequest
+from outrider_lab.simulator.load import SimulatedLoad, SimulatedRequest
+from outrider_lab.simulator.simulate import simulate
 
 ENGINES = ("single", "pd", "pdv", "ssd")
 ALL_KEPT, NONE_KEPT = (1.0,), (0.0,)

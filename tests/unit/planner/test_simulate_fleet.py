@@ -13,18 +13,18 @@ from checks.effort import examples
 from doubles.planned import calibration, drafter, sloped
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
-from outrider.planner.simulate import simulate
-from outrider.planner.simulate_events import Chance, JobCosts, Simulated
-from outrider.planner.simulate_fleet import BY_BEGINNING, ROUTINGS, Failure, Fleet
-from outrider.planner.simulate_load import (
+from outrider.sched.routing import BLOCK_TOKENS
+from outrider_lab.simulator.events import Chance, JobCosts, Simulated
+from outrider_lab.simulator.fleet import BY_BEGINNING, ROUTINGS, Failure, Fleet
+from outrider_lab.simulator.load import (
     Lengths,
     SimulatedLoad,
     SimulatedRequest,
     poisson,
     requests_of,
 )
-from outrider.planner.simulate_study import PLAIN, SimulatedStudy, compare
-from outrider.sched.routing import BLOCK_TOKENS
+from outrider_lab.simulator.simulate import simulate
+from outrider_lab.simulator.study import PLAIN, SimulatedStudy, compare
 
 COSTS = JobCosts(calibration(1.0, 0.1), drafter(0.1))
 # A prompt token takes time, so it matters whether it is read.

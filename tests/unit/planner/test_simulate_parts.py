@@ -15,8 +15,8 @@ from doubles.planned import calibration, drafter
 from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import Calibration, DrafterCosts, PassCosts
 from outrider.estimate.cost import Curve
-from outrider.planner.simulate_engine import SharedLanes
-from outrider.planner.simulate_events import (
+from outrider_lab.simulator.engine import SharedLanes
+from outrider_lab.simulator.events import (
     Chance,
     Drafted,
     Fed,
@@ -24,7 +24,7 @@ from outrider.planner.simulate_events import (
     round_times,
     widest_fan_out,
 )
-from outrider.planner.simulate_load import Lengths, poisson, requests_of
+from outrider_lab.simulator.load import Lengths, poisson, requests_of
 
 works = st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5)), min_size=1, max_size=5)
 

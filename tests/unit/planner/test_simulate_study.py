@@ -10,7 +10,7 @@ import pytest
 from doubles.planned import calibration, drafter
 from outrider.core.errors import ConfigError
 from outrider.estimate.theory import Misses, expected_hit_rate, expected_tokens, optimal
-from outrider.planner.simulate_study import ENGINES, PLAIN, SimulatedStudy, compare
+from outrider_lab.simulator.study import ENGINES, PLAIN, SimulatedStudy, compare
 
 STUDY = SimulatedStudy(
     calibration=calibration(1.0, 0.1),

@@ -20,15 +20,6 @@ from typing import Generic, TypeVar
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
-from outrider.planner.simulate_events import (
-    Chance,
-    Drafted,
-    Fed,
-    JobCosts,
-    Running,
-    SimulatedJob,
-    round_trace,
-)
 from outrider.sched.jobs import (
     Job,
     JobKind,
@@ -43,6 +34,15 @@ from outrider.sched.lane_order import order_named
 from outrider.sched.ledger import Ledger
 from outrider.sched.routing import KnownBlocks
 from outrider.sched.schedules import schedule_for
+from outrider_lab.simulator.events import (
+    Chance,
+    Drafted,
+    Fed,
+    JobCosts,
+    Running,
+    SimulatedJob,
+    round_trace,
+)
 
 T = TypeVar("T")
 # What stands between the label of an engine and the name of its lane in records.

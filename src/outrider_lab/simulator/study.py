@@ -33,9 +33,8 @@ from outrider.estimate.theory import (
 )
 from outrider.metrics.summary import Stats, inter_token_latencies, percentile, summarise
 from outrider.metrics.timeline import Timeline, hit_rate, timeline
-from outrider.planner.simulate import simulate
-from outrider.planner.simulate_engine import LABEL_END
-from outrider.planner.simulate_events import (
+from outrider_lab.simulator.engine import LABEL_END
+from outrider_lab.simulator.events import (
     DRAFTER,
     Chance,
     JobCosts,
@@ -43,8 +42,9 @@ from outrider.planner.simulate_events import (
     SimulatedTimes,
     round_times,
 )
-from outrider.planner.simulate_fleet import BY_BEGINNING, Failure, Fleet
-from outrider.planner.simulate_load import Lengths, SimulatedLoad, poisson, requests_of
+from outrider_lab.simulator.fleet import BY_BEGINNING, Failure, Fleet
+from outrider_lab.simulator.load import Lengths, SimulatedLoad, poisson, requests_of
+from outrider_lab.simulator.simulate import simulate
 
 
 @dataclass(frozen=True, slots=True)

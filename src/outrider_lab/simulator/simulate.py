@@ -1,6 +1,6 @@
 """Discrete-event simulator: engines and a router, the policies of `sched/`, on an invented clock.
 
-Invented are the seconds of jobs and chance (simulate_events.py), how jobs hold each other up, and
+Invented are the seconds of jobs and chance (events.py), how jobs hold each other up, and
 when a replica fails. Records are those of a real run (JobTrace, RoundTrace).
 """
 
@@ -11,10 +11,10 @@ from collections import deque
 
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
-from outrider.planner.simulate_engine import LABEL_END, Records, SimulatedEngine
-from outrider.planner.simulate_events import Chance, JobCosts, Running, Simulated, SimulatedResult
-from outrider.planner.simulate_fleet import Fleet, Router
-from outrider.planner.simulate_load import SimulatedLoad
+from outrider_lab.simulator.engine import LABEL_END, Records, SimulatedEngine
+from outrider_lab.simulator.events import Chance, JobCosts, Running, Simulated, SimulatedResult
+from outrider_lab.simulator.fleet import Fleet, Router
+from outrider_lab.simulator.load import SimulatedLoad
 
 
 def simulate(

@@ -15,8 +15,8 @@ from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.errors import ConfigError
 from outrider.estimate.calibration import Calibration, DrafterCosts
 from outrider.estimate.theory import expected_by_place, prefix_products
-from outrider.planner.simulate_load import Decides, SimulatedRequest, uniform
 from outrider.sched.jobs import Job, JobKind, Stage, StageItem
+from outrider_lab.simulator.load import Decides, SimulatedRequest, uniform
 
 
 @dataclass(frozen=True, slots=True)
