@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from outrider.core.budget import JobTrace
+from outrider.plugins.lanes.schedules import DraftAheadLanes, PrefillDecode, PrefillDraftVerify
 from outrider.sched.jobs import Job, JobObserver, LaneSizes, ReadyQueues, Schedule, Stage
 from outrider.sched.ledger import Ledger
-from outrider.sched.schedules import DraftAheadLanes, PrefillDecode, PrefillDraftVerify, SingleLane
+from outrider.sched.single import SingleLane
 
 MANY = 20_000
 

@@ -31,7 +31,7 @@ from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.sched.jobs import Limits, Schedule
 from outrider.sched.ledger import Ledger
-from outrider.sched.schedules import SingleLane
+from outrider.sched.single import SingleLane
 from outrider.verify.exact import BlockRule
 
 MANY = 2000

@@ -15,7 +15,7 @@ SCRIPT = """
 import atexit, sys, time
 import torch
 from outrider.engine.lanes import LaneWork
-from outrider.engine.lane_threads import ThreadLanes
+from outrider.plugins.lanes.threads import ThreadLanes
 
 def call(task):
     task.append("began")

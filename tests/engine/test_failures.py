@@ -23,9 +23,9 @@ from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes, LaneResult, LaneRunner, LaneTask
 from outrider.engine.requests import RequestTable
+from outrider.plugins.lanes.schedules import PrefillDecode
 from outrider.sched.jobs import Limits
 from outrider.sched.ledger import Ledger
-from outrider.sched.schedules import PrefillDecode
 from outrider.verify.exact import MatchRule, TokenRule
 
 

@@ -19,7 +19,7 @@ from outrider.core.draft import Outcome
 from outrider.core.params import SamplingParams
 from outrider.core.sequence import LiveSequence
 from outrider.engine.engine import Engine
-from outrider.sched.schedules import PrefillDecode
+from outrider.plugins.lanes.schedules import PrefillDecode
 from outrider.verify.exact import TokenRule
 
 LONG = 60.0

@@ -14,9 +14,9 @@ from outrider.core.budget import JobTrace
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.engine.lanes import InlineLanes
+from outrider.plugins.lanes.lane_order import FixedOrder
+from outrider.plugins.lanes.schedules import PrefillDraftVerify
 from outrider.sched.jobs import Job, LaneSizes, ReadyQueues
-from outrider.sched.lane_order import FixedOrder
-from outrider.sched.schedules import PrefillDraftVerify
 
 PARAMS = SamplingParams(max_tokens=9)
 PROMPTS = [PROMPT, PROMPT[2:], (4,), (0, 0, 0, 0)]

@@ -22,7 +22,7 @@ from outrider.drafters.catalog import BuildContext, LoadedModels
 from outrider.engine.compaction import compaction_of, most_held, within_history
 from outrider.engine.drafting import DrafterHandle
 from outrider.engine.engine import Engine
-from outrider.engine.lane_build import build_lanes
+from outrider.engine.lanes import InlineLanes, LaneRunner, Lanes
 from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.request_drafters import RequestDrafters
 from outrider.engine.requests import KneeOnceNeeded, RequestTable
@@ -30,11 +30,10 @@ from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
 from outrider.sched.batch_limit import BatchLimit, Limit
-from outrider.sched.jobs import LaneOrder, Limits, Schedule
-from outrider.sched.lane_order import order_named
+from outrider.sched.jobs import Limits
 from outrider.sched.ledger import Ledger
 from outrider.sched.pace import PromptPace
-from outrider.sched.schedules import schedule_for
+from outrider.sched.single import single_lane
 from outrider.verify.batched import exact_rules, rule_for
 
 # A draft model's memory is sized from a fixed cap, not from what the target happens to leave.
@@ -90,19 +89,28 @@ def build_engine(
         stages = replace(
             stages, controller=GuardedController(controller, most), fixed=None, trim=None
         )
-    schedule = schedule_for(config)
-    lanes = build_lanes(
-        config, schedule.lanes, stages, lambda own: _round(resolved, models, own), models.machine
-    )
+    lanes = _lanes(resolved, models, stages)
     return Engine(
         residents=_residents(resolved, models, stages, limit, num_slots),
         executor=lanes.executor,
-        schedule=schedule,
-        order=_order(config, schedule),
+        schedule=lanes.schedule,
+        order=lanes.order,
         deliver=lanes.deliver,
         jobs=jobs,
         pace=_pace(models),
     )
+
+
+def _lanes(resolved: ResolvedConfig, models: LoadedModels, stages: Stages) -> Lanes:
+    config, make_round = resolved.settings, partial(_round, resolved, models)
+    if config.schedule != "single":
+        # Imported here: the plugin of schedules with several lanes.
+        from outrider.plugins.lanes.build import build_lanes
+
+        return build_lanes(config, stages, make_round, models.machine)
+    schedule = single_lane(config)
+    runner = LaneRunner(make_round(stages), stages)
+    return Lanes(schedule, InlineLanes(dict.fromkeys(schedule.lanes, runner)))
 
 
 def _limit(config: EngineConfig, models: LoadedModels) -> Limit | None:
@@ -186,13 +194,6 @@ def _residents(
         batch_limit=limit,
         compaction=stages.compaction,
     )
-
-
-def _order(config: EngineConfig, schedule: Schedule) -> LaneOrder | None:
-    """One lane needs no order."""
-    if len(schedule.lanes) == 1:
-        return None
-    return order_named(config.lane_order, margin=config.verify_margin, target_ms=config.target_ms)
 
 
 def _observed(

@@ -1,7 +1,7 @@
 """Lanes: the tasks of jobs, what a lane does with a task, and the inline executor (the reference).
 
-`InlineLanes` runs each task when it is started, on the caller's thread; lane_threads.py has a
-thread a lane. `LaneRunner` does the same work on either.
+`InlineLanes` runs each task when it is started, on the caller's thread; plugins/lanes/threads.py
+has a thread a lane. `LaneRunner` does the same work on either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.core.protocols import AheadRow, DraftAhead
 from outrider.engine.drafting import Proposals, guarded_ahead
 from outrider.engine.round import Batch, Chunks, Round
 from outrider.engine.stages import Stages
-from outrider.sched.jobs import Job, JobKind, Stage
+from outrider.sched.jobs import Job, JobKind, LaneOrder, Schedule, Stage
 
 _NOTHING = Proposals({}, {})
 _KINDS = {stage: stage.name.lower() for stage in Stage}
@@ -217,3 +217,14 @@ class InlineLanes:
 
     def close(self) -> None:
         pass
+
+
+@dataclass(slots=True)
+class Lanes:
+    """A schedule and the executor of its lanes. Several lanes have an `order`, and threads leave
+    traces that `deliver` passes on."""
+
+    schedule: Schedule
+    executor: Executor
+    order: LaneOrder | None = None
+    deliver: Callable[[], None] | None = None

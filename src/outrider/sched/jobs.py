@@ -159,7 +159,7 @@ class Schedule(Protocol):
 
 
 class LaneOrder(Protocol):
-    """In which order idle lanes are asked for their next job (sched/lane_order.py)."""
+    """In which order idle lanes are asked for their next job (plugins/lanes/lane_order.py)."""
 
     def arrange(self, lanes: tuple[str, ...], pool: ReadyQueues) -> tuple[str, ...]: ...
 

@@ -20,6 +20,8 @@ from typing import Generic, TypeVar
 from outrider.core.budget import JobTrace, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ContractError
+from outrider.plugins.lanes.lane_order import order_named
+from outrider.plugins.lanes.schedules import schedule_for
 from outrider.sched.jobs import (
     Job,
     JobKind,
@@ -30,10 +32,8 @@ from outrider.sched.jobs import (
     job_observers,
     num_admissible,
 )
-from outrider.sched.lane_order import order_named
 from outrider.sched.ledger import Ledger
 from outrider.sched.routing import KnownBlocks
-from outrider.sched.schedules import schedule_for
 from outrider_lab.simulator.events import (
     Chance,
     Drafted,

@@ -12,8 +12,8 @@ import torch
 
 from outrider.api.llm import LLM
 from outrider.core.config import EngineConfig
-from outrider.engine.lane_threads import LaneStream, lane_streams
 from outrider.engine.lanes import LaneTask, LaneWork
+from outrider.plugins.lanes.threads import LaneStream, lane_streams
 
 CUDA = torch.device("cuda")
 LANES = ("prefill", "decode", "verify")
@@ -140,7 +140,7 @@ def test_an_engine_waits_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None
         told.append((count, sync))
         return {}
 
-    monkeypatch.setattr("outrider.engine.lane_build.lane_streams", streams)
+    monkeypatch.setattr("outrider.plugins.lanes.build.lane_streams", streams)
     config = EngineConfig(
         schedule="pd", lane_streams=2, lane_sync="barrier", context=64, device="cpu"
     )

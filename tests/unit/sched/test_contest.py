@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from doubles.timelines import job_trace
-from outrider.sched.overlap import FIRST, LONG_AGO, ModeTrial
+from outrider.plugins.lanes.overlap import FIRST, LONG_AGO, ModeTrial
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from doubles.timelines import job_trace
+from outrider.plugins.lanes.overlap import FORGOTTEN_AFTER, BatchMerger, StageSeconds
 from outrider.sched.jobs import LaneSizes, ReadyQueues, Stage, StageItem
-from outrider.sched.overlap import FORGOTTEN_AFTER, BatchMerger, StageSeconds
 
 VERIFY, DECODE = "verify", "decode"
 

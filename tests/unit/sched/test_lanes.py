@@ -13,6 +13,13 @@ from hypothesis import strategies as st
 from doubles.lanes import Arrival, Lanes, Ran
 from doubles.timelines import job_trace
 from outrider.core.config import EngineConfig
+from outrider.plugins.lanes.overlap import NEWEST
+from outrider.plugins.lanes.schedules import (
+    DraftAheadLanes,
+    PrefillDecode,
+    PrefillDraftVerify,
+    schedule_for,
+)
 from outrider.sched.jobs import (
     Job,
     JobKind,
@@ -21,13 +28,6 @@ from outrider.sched.jobs import (
     Schedule,
     Stage,
     StageItem,
-)
-from outrider.sched.overlap import NEWEST
-from outrider.sched.schedules import (
-    DraftAheadLanes,
-    PrefillDecode,
-    PrefillDraftVerify,
-    schedule_for,
 )
 
 DRAFTS = tuple(StageItem(i, Stage.DRAFT, 1) for i in (1, 2))

@@ -10,8 +10,7 @@ from outrider.core.budget import JobTrace
 from outrider.core.config import LANE_ORDERS
 from outrider.core.errors import ConfigError
 from outrider.estimate.online import MOST_SEQUENCES
-from outrider.sched.jobs import LaneOrder, ReadyQueues, Stage, StageItem
-from outrider.sched.lane_order import (
+from outrider.plugins.lanes.lane_order import (
     DRAFTS_FIRST,
     VERDICTS_FIRST,
     DepthOrder,
@@ -20,6 +19,7 @@ from outrider.sched.lane_order import (
     SloOrder,
     order_named,
 )
+from outrider.sched.jobs import LaneOrder, ReadyQueues, Stage, StageItem
 
 LANES = ("decode", "verify", "prefill")
 VERIFY_FIRST = ("verify", "decode", "prefill")

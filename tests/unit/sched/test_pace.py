@@ -20,7 +20,7 @@ from outrider.sched.pace import (
     SHARE_BESIDE,
     PromptPace,
 )
-from outrider.sched.schedules import SingleLane
+from outrider.sched.single import SingleLane
 
 CHUNK_SECONDS = 0.2
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.sched.jobs import Job, ReadyQueues, Stage, StageItem
-from outrider.sched.schedules import SingleLane
+from outrider.sched.single import SingleLane
 
 
 def pool_of(unread: list[int], num_decoding: int = 0) -> ReadyQueues:

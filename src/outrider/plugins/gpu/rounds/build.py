@@ -33,7 +33,6 @@ from outrider.plugins.gpu.rounds.sampling import (
 )
 from outrider.plugins.gpu.rounds.trees import TorchTreeProbs
 from outrider.plugins.gpu.rounds.verify import MakeTrees, VerifyCache
-from outrider.sched.schedules import schedule_for
 
 
 def captured_round(
@@ -82,7 +81,7 @@ def captured_round(
     )
     memory = RoundMemory(target, drafting, k)
     made = GraphRound(stages, table, memory, others, others.refusals)
-    if len(schedule_for(config).lanes) > 1:
+    if config.schedule != "single":
         # Another lane's stream could be given the pages of a text that ended in a launched round.
         target.state.before_close = made.settle
     return made

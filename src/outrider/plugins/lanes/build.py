@@ -12,28 +12,21 @@ from outrider.core.budget import Budget, RoundTrace
 from outrider.core.config import EngineConfig
 from outrider.core.protocols import Controller
 from outrider.drafters.catalog import LaneTarget, Machine
-from outrider.engine.lane_threads import ThreadLanes, lane_streams
-from outrider.engine.lanes import Executor, InlineLanes, LaneRunner
+from outrider.engine.lanes import Executor, InlineLanes, LaneRunner, Lanes
 from outrider.engine.native_round import NativeRound, native_round
 from outrider.engine.round import Round
 from outrider.engine.stages import Stages
 from outrider.engine.stepwise import StepwiseLM
+from outrider.plugins.lanes.lane_order import order_named
+from outrider.plugins.lanes.schedules import schedule_for
+from outrider.plugins.lanes.threads import ThreadLanes, lane_streams
 from outrider.sched.jobs import DECODE, PREFILL, VERIFY
-from outrider.sched.schedules import SingleLane
 from outrider.verify.batched import exact_rules, rule_for
 
 _log = logging.getLogger(__name__)
 
 # The lane that may use the buffers of the target that was loaded; others have their own.
-MAIN_LANES = (*SingleLane.lanes, DECODE)
-
-
-@dataclass(slots=True)
-class Lanes:
-    """An executor, and what passes on the traces that its lanes left; None where they need none."""
-
-    executor: Executor
-    deliver: Callable[[], None] | None = None
+MAIN_LANE = DECODE
 
 
 @dataclass(slots=True)
@@ -54,22 +47,25 @@ class _Shared:
 
 def build_lanes(
     config: EngineConfig,
-    lanes: Sequence[str],
     stages: Stages,
     make_round: Callable[[Stages], Round],
     machine: Machine | None,
 ) -> Lanes:
-    """Threads where there are several lanes and the target can serve them at once; else inline.
+    """Return threads where the target can serve several lanes at once, else lanes in turns.
 
     `make_round` makes the fastest round over the stages of a lane that drafts and verifies.
     """
-    if len(lanes) > 1 and config.concurrent_lanes and machine is not None:
-        twins = {lane: machine.twin() for lane in lanes if lane not in MAIN_LANES}
+    schedule = schedule_for(config)
+    order = order_named(config.lane_order, margin=config.verify_margin, target_ms=config.target_ms)
+    lanes = schedule.lanes
+    if config.concurrent_lanes and machine is not None:
+        twins = {lane: machine.twin() for lane in lanes if lane != MAIN_LANE}
         if all(twin is not None for twin in twins.values()):
-            return _threads(config, lanes, stages, make_round, machine, twins)
+            executor, deliver = _threads(config, lanes, stages, make_round, machine, twins)
+            return Lanes(schedule, executor, order, deliver)
         _log.warning("Lanes take turns: this model cannot run two passes at once.")
     runner = LaneRunner(make_round(stages), stages)
-    return Lanes(InlineLanes(dict.fromkeys(lanes, runner)))
+    return Lanes(schedule, InlineLanes(dict.fromkeys(lanes, runner)), order)
 
 
 def _threads(
@@ -79,7 +75,7 @@ def _threads(
     make_round: Callable[[Stages], Round],
     machine: Machine,
     twins: dict[str, LaneTarget | None],
-) -> Lanes:
+) -> tuple[Executor, Callable[[], None]]:
     left: deque[RoundTrace] = deque()
     sink = stages.sink
     stages = replace(stages, sink=left.append, controller=_Shared(stages.controller))
@@ -96,7 +92,7 @@ def _threads(
             machine.join_lane(number, threads[number])
 
     streams = lane_streams(lanes, machine.device, config.lane_streams, sync=config.lane_sync)
-    return Lanes(ThreadLanes(calls, setup, streams), deliver)
+    return ThreadLanes(calls, setup, streams), deliver
 
 
 def _runner(

@@ -1,9 +1,10 @@
-"""The schedules by name: single, pd, pdv and ssd, as pure functions of the ledger."""
+"""Schedules of several lanes: pd, pdv and ssd, as pure functions of the ledger."""
 
 from __future__ import annotations
 
 from outrider.core.budget import JobTrace
 from outrider.core.config import EngineConfig
+from outrider.plugins.lanes.overlap import BatchMerger, ModeTrial
 from outrider.sched.jobs import (
     DECODE,
     PREFILL,
@@ -12,15 +13,12 @@ from outrider.sched.jobs import (
     LaneSizes,
     ReadyQueues,
     Schedule,
-    Stage,
-    StageItem,
     beside,
     chunks,
     job_of,
     rounds,
-    shares,
 )
-from outrider.sched.overlap import BatchMerger, ModeTrial
+from outrider.sched.single import single_lane
 
 # Hits and misses take turns, and a draft that nobody foresaw always takes the same.
 AHEAD_TRIAL_TURNS = (8, 1)
@@ -149,34 +147,6 @@ class PrefillDraftVerify:
         return self._separate and num_live > self._threshold - HYSTERESIS
 
 
-class SingleLane:
-    """Draft and verify fused. `chunk` prompt tokens at most, of `prefill_batch` prompts, in one
-    target pass beside the rounds of `batch` sequences.
-
-    Sequences that already decode always take part, so a long prompt cannot hold them up for more
-    than one chunk. First rounds and prompt chunks share the chunk: a prompt whose rest fits is read
-    in the pass of its first round.
-    """
-
-    lanes = ("main",)
-
-    def __init__(self, chunk: int, *, batch: int = 1024, prefill_batch: int = 1024) -> None:
-        self._chunk, self._batch, self._prefill_batch = chunk, batch, prefill_batch
-
-    def next_job(self, lane: str, pool: ReadyQueues, num_live: int) -> Job | None:
-        del lane, num_live
-        waiting = {work.seq_id: work.num_tokens for work in pool.prefill}
-        decoding = list(pool.draft[: self._batch])
-        reads: list[StageItem] = []
-        for work in shares(pool, self._chunk, self._prefill_batch):
-            is_rest = work.num_tokens == waiting[work.seq_id]
-            if is_rest and len(decoding) < self._batch:
-                decoding.append(work)
-            else:  # without a round, the pending token is not read
-                reads.append(StageItem(work.seq_id, Stage.PREFILL, work.num_tokens - is_rest))
-        return job_of([*rounds(decoding), *reads])
-
-
 def schedule_for(config: EngineConfig) -> Schedule:
     """That of a configuration whose schedule is resolved."""
     batch = config.most_batch
@@ -194,7 +164,7 @@ def schedule_for(config: EngineConfig) -> Schedule:
         case "ssd":
             return DraftAheadLanes(sizes, always=_always_ahead(config))
         case _:
-            return SingleLane(sizes.chunk, batch=sizes.decode, prefill_batch=sizes.prefill)
+            return single_lane(config)
 
 
 def _always_ahead(config: EngineConfig) -> bool:
