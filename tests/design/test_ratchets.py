@@ -79,6 +79,12 @@ def home_of(name: str) -> str:
     return "plugins" if name.startswith("outrider.plugins") else "core"
 
 
+def test_the_table_shows_these_limits() -> None:
+    script = ROOT / "scripts" / "house_table.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], check=False, timeout=60)
+    assert done.returncode == 0, "run `python scripts/house_table.py`"
+
+
 def test_tracked_files_stay_within_their_limit() -> None:
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("no checkout: the files that belong to it are not known")
