@@ -6,11 +6,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from outrider.kernels import registry
 from outrider.kernels.kinds import for_kinds
 from outrider.kernels.native.cpu import cpu_identity
 from outrider.kernels.operators import OPS, Choice
 from outrider.kernels.registry import choose
+from outrider.plugins.gpu.kernels import build
 from unit.kernels.implementations import CPU, DTYPES, kernels_named, randn
 
 
@@ -79,7 +79,7 @@ def test_why_triton_is_passed_over(
     def its_capability(_: torch.device) -> tuple[int, int] | None:
         return capability
 
-    monkeypatch.setattr(registry, "find_spec", found)
+    monkeypatch.setattr(build, "find_spec", found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", its_capability)
     told = refusal_of(torch.device("cuda"), torch.float32)
@@ -96,7 +96,7 @@ def test_triton_that_does_not_start_is_passed_over(monkeypatch: pytest.MonkeyPat
     def no_driver() -> None:
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(registry, "find_spec", str)
+    monkeypatch.setattr(build, "find_spec", str)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     monkeypatch.setattr("outrider.plugins.gpu.kernels.tiles.current_device", no_driver)
@@ -111,7 +111,7 @@ def test_rocm_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     def capability(_: torch.device) -> tuple[int, int]:
         return 9, 4
 
-    monkeypatch.setattr(registry, "find_spec", str)
+    monkeypatch.setattr(build, "find_spec", str)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     monkeypatch.setattr(torch.version, "hip", "6.4")
