@@ -116,8 +116,8 @@ def gate(options: Namespace, report: Report) -> bool:
 
     Both sides take turns on one thread each and the median of many turns counts, so a busy machine
     slows both alike. The bands leave room for other machines, and have an upper edge too, since a
-    side that is too fast has left out work; `docs/gates.md` has what was measured. Exit code 1: a
-    ratio is outside its band.
+    side that is too fast has left out work; `benchmarks/pages/gates.md` has what was measured. Exit
+    code 1: a ratio is outside its band.
     """
     # A pool of two whose second core is busy makes the reference ten times slower.
     torch.set_num_threads(1)

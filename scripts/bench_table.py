@@ -1,4 +1,4 @@
-"""Writes the table of docs/measured.md from benchmarks/results: `scripts/bench_table`.
+"""Writes the table of benchmarks/pages/measured.md from benchmarks/results: `scripts/bench_table`.
 
 Each result file is NAME[-VARIANT]-MACHINE.json; a column is a machine, a row is a figure that some
 machine has. `--check` only compares, and exits with 1 if the page is out of date. Left out are
@@ -19,7 +19,7 @@ from typing import Any
 from generated import kept
 
 ROOT = Path(__file__).parent.parent
-PAGE, RESULTS = ROOT / "docs" / "measured.md", ROOT / "benchmarks" / "results"
+PAGE, RESULTS = ROOT / "benchmarks" / "pages" / "measured.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- Written by scripts/bench_table; do not edit. -->", "<!-- End of the table. -->"
 # A variant is a tier or a shape, perhaps with a number format.
 _VARIANT = r"(?P<variant>(a|r|b-0\.4b|b|0\.4b)(-[a-z]+\d+)?)"
@@ -267,7 +267,7 @@ def prose(machines: Mapping[str, str], names: Sequence[str]) -> list[str]:
         "the same target inflated to 0.4 billion weights; figures of the one say little about the "
         "other. Decoding is greedy, and both sides of a ratio take turns in one run. A share of "
         "the ceiling above 100 % says that the bare read beside it was disturbed. "
-        f"{told}. [Results](../benchmarks/results/), [how they are made](benchmarks.md)."
+        f"{told}. [Results](../results/), [how they are made](benchmarks.md)."
     )
     return [*wrap(text, **_PROSE), ""]
 
@@ -281,7 +281,7 @@ def replaced(text: str, new: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"docs/measured.md lacks the line {BEGIN} or {END}")
+        raise SystemExit(f"benchmarks/pages/measured.md lacks the line {BEGIN} or {END}")
     return before + new + after
 
 

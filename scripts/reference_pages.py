@@ -1,14 +1,13 @@
-"""Writes pages of docs/reference from the code: `.venv/bin/python scripts/reference_pages.py`.
+"""Writes the reference pages of the site: `.venv/bin/python scripts/reference_pages.py`.
 
-The command line's is made of the table of verbs, HTTP's of the server's OpenAPI document, and that
-of metrics of what the server exposes. `--check` only compares, and exits with 1 if one is out of
-date.
+The command line's is made of the table of verbs, that of settings of their registry, HTTP's of the
+server's OpenAPI document, and that of metrics of what the server exposes. They go to build/pages,
+which git ignores: scripts/docs_pages.py takes them from there, as if they were in docs/.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,7 +15,7 @@ from textwrap import fill
 from types import SimpleNamespace
 from typing import Any, cast
 
-from generated import kept
+import settings_page
 
 from outrider.cli.options import Verb, setting_flags
 from outrider.cli.verbs import GROUPS, VERBS
@@ -28,8 +27,7 @@ from outrider.server.metrics import Metrics
 from outrider.server.openapi import document
 from outrider.server.port import EngineStatus
 
-FOLDER = Path(__file__).parent.parent / "docs" / "reference"
-NOTE = "<!-- Written by scripts/reference_pages.py; do not edit. -->"
+FOLDER = Path(__file__).resolve().parent.parent / "build" / "pages"
 TITLES = {"program": "models and output", "engine": "the engine", "sampling": "sampling"}
 ANCHORS = {"program": "models-and-output", "engine": "engine", "sampling": "sampling"}
 Schema = Mapping[str, Any]
@@ -46,7 +44,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def page(title: str, *parts: str) -> str:
-    return "\n\n".join([f"# {title}", NOTE, *parts]) + "\n"
+    return "\n\n".join([f"# {title}", *parts]) + "\n"
 
 
 def prose(text: str) -> str:
@@ -259,14 +257,22 @@ def metrics() -> str:
     )
 
 
-def main() -> int:
-    texts = {
-        FOLDER / "cli.md": command_line(),
-        FOLDER / "http.md": http(),
-        FOLDER / "metrics.md": metrics(),
+def pages() -> dict[str, str]:
+    """The text of every written page, by its path in the site."""
+    return {
+        "settings.md": settings_page.render(),
+        "reference/cli.md": command_line(),
+        "reference/http.md": http(),
+        "reference/metrics.md": metrics(),
     }
-    return kept(texts, sys.argv[1:], again="scripts/reference_pages.py")
+
+
+def main() -> None:
+    for name, text in pages().items():
+        path = FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,7 +1,7 @@
-"""Writes docs/settings.md from the settings registry, and core/options.pyi, the keywords of Python
-calls: `python scripts/settings_page.py`.
+"""Writes core/options.pyi, the keywords of Python calls, from the settings registry, and has the
+site's page of settings for scripts/reference_pages.py: `python scripts/settings_page.py`.
 
-`--check` only compares, and exits with 1 if either file is out of date.
+`--check` only compares, and exits with 1 if the file is out of date.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from outrider.core.params import SamplingParams
 from outrider.core.settings import DEFAULT_FILE, GROUPS, SETTINGS
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "settings.md"
 OPTIONS = ROOT / "src" / "outrider" / "core" / "options.pyi"
 
 OPTIONS_HEAD = '''\
@@ -46,8 +45,6 @@ GUARDED = ", ".join(f"`{name}`" for name in _NAMED_ONLY)
 
 INTRO = f"""\
 # Settings
-
-<!-- Written by scripts/settings_page.py; do not edit. -->
 
 Every setting has a flag, a variable and a key in a file. The strongest layer that names it wins:
 command line, then environment, then file, then default. The file is `{DEFAULT_FILE}` in the
@@ -144,8 +141,7 @@ def options() -> str:
 
 
 def main() -> int:
-    texts = {PAGE: render(), OPTIONS: options()}
-    return kept(texts, sys.argv[1:], again="scripts/settings_page.py")
+    return kept({OPTIONS: options()}, sys.argv[1:], again="scripts/settings_page.py")
 
 
 if __name__ == "__main__":

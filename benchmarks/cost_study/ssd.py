@@ -1,5 +1,5 @@
 """The cost study: plain decoding, drafting in turns and drafting ahead on models that are costs
-alone, with scripted acceptance (docs/cost-study.md).
+alone, with scripted acceptance (benchmarks/pages/cost-study.md).
 
     run.py ssd --quick
 """

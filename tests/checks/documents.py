@@ -11,7 +11,10 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+# Folders of pages: for users of the program, of what was measured, of the project.
+FOLDERS = ("docs", "benchmarks/pages", "project")
+PAGES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Document:
 
     @classmethod
     def named(cls, name: str) -> Document:
-        return cls((DOCS / name).read_text(encoding="utf-8"))
+        """The page of that path from the root."""
+        return cls((ROOT / name).read_text(encoding="utf-8"))
 
     @cached_property
     def prose(self) -> str:

@@ -1,4 +1,4 @@
-"""The table of docs/measured.md is what scripts/bench_table makes of the committed results."""
+"""The table of benchmarks/pages/measured.md is made of the committed results by a script."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "bench_table.py"
+PAGE = "benchmarks/pages/measured.md"
 PROVENANCE = {"cores": 4, "cpu": "A processor", "utc": "2026-12-01T00:00:00+00:00"}
 
 
@@ -26,8 +27,8 @@ def folder(tmp_path: Path) -> Path:
         "<!-- Written by scripts/bench_table; do not edit. -->",
         "<!-- End of the table. -->",
     )
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "measured.md").write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    (tmp_path / PAGE).parent.mkdir()
+    (tmp_path / PAGE).write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     return tmp_path
 
 
@@ -42,13 +43,13 @@ def result(folder: Path, name: str, **facts: Any) -> None:
 
 
 def test_an_argument_that_is_not_known_changes_nothing(folder: Path) -> None:
-    before = (folder / "docs" / "measured.md").read_text()
+    before = (folder / PAGE).read_text()
     done = run(folder, "--chek")
     assert (done.returncode, done.stderr) == (
         2,
         "scripts/bench_table: unknown argument --chek; known: --check\n",
     )
-    assert (folder / "docs" / "measured.md").read_text() == before
+    assert (folder / PAGE).read_text() == before
 
 
 def test_the_table_is_up_to_date() -> None:
@@ -63,7 +64,7 @@ def test_a_row_has_a_figure_of_each_machine(folder: Path) -> None:
     assert run(folder, "--check").returncode == 1
     assert run(folder).returncode == 0
     assert run(folder, "--check").returncode == 0
-    lines = (folder / "docs" / "measured.md").read_text().splitlines()
+    lines = (folder / PAGE).read_text().splitlines()
     assert (lines[0], lines[-1]) == ("before", "after")
     assert "old" not in lines
     table = [line for line in lines if line.startswith("|")]
@@ -83,7 +84,7 @@ def test_figures_of_several_requests_are_marked_if_schedules_changed_since(folde
     result(folder, "batch-small", cells=cells)
     result(folder, "parity-large", num_equal=5, num_tokens=5, provenance=old)
     assert run(folder).returncode == 0
-    text = (folder / "docs" / "measured.md").read_text()
+    text = (folder / PAGE).read_text()
     assert "tier B | 9.88× † | 9.88× |" in text
     assert "| 5 of 5 |" in text
     assert "measured before the schedules last changed" in text
@@ -94,7 +95,7 @@ def test_quick_runs_other_files_and_local_machines_are_left_out(folder: Path) ->
     result(folder, "parity-local", num_equal=5, num_tokens=5)
     result(folder, "certificate-large", holds=True)
     assert run(folder).returncode == 0
-    assert "|" not in (folder / "docs" / "measured.md").read_text()
+    assert "|" not in (folder / PAGE).read_text()
 
 
 def test_formats_are_rows_from_wide_to_narrow(folder: Path) -> None:
@@ -102,11 +103,7 @@ def test_formats_are_rows_from_wide_to_narrow(folder: Path) -> None:
         cells = [{"context": 256, "rows": 16, "against_one_row": 1.5}]
         result(folder, f"verify_cost-0.4b-{name}-large", quantise=scheme, cells=cells)
     assert run(folder).returncode == 0
-    rows = [
-        line
-        for line in (folder / "docs" / "measured.md").read_text().splitlines()
-        if "1.50×" in line
-    ]
+    rows = [line for line in (folder / PAGE).read_text().splitlines() if "1.50×" in line]
     assert [row.split(",")[2].split()[0] for row in rows] == ["bfloat16", "int8", "int4"]
 
 
@@ -118,16 +115,12 @@ def test_peers_are_compared_like_with_like(folder: Path) -> None:
     ratios.append(ratio | {"theirs": "them plain", "temperature": 0.8})
     result(folder, "vs_peers-b-bf16-large", tier="b", scores=scores, ratios=ratios)
     assert run(folder).returncode == 0
-    rows = [
-        line
-        for line in (folder / "docs" / "measured.md").read_text().splitlines()
-        if "1.25×" in line
-    ]
+    rows = [line for line in (folder / PAGE).read_text().splitlines() if "1.25×" in line]
     assert rows == ["| Against llama.cpp, tier B, bf16: plain | 1.25× |"]
 
 
 def test_a_page_without_the_marks_is_an_error(folder: Path) -> None:
-    (folder / "docs" / "measured.md").write_text("nothing\n")
+    (folder / PAGE).write_text("nothing\n")
     done = run(folder)
     assert done.returncode == 1
-    assert "docs/measured.md lacks the line" in done.stderr
+    assert f"{PAGE} lacks the line" in done.stderr

@@ -1,4 +1,4 @@
-"""`docs/project/coverage.md` has every requirement once, and what it calls working can be found.
+"""`project/coverage.md` has every requirement once, and what it calls working can be found.
 
 The ids are written here as six runs of numbers, so a row that was lost is missed by this test and
 not only by a reader.
@@ -36,7 +36,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    text = (ROOT / "docs" / "project" / "coverage.md").read_text(encoding="utf-8")
+    text = (ROOT / "project" / "coverage.md").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if re.match(r"\| S\d\.\d", line)]
     return [Row(*(cell.strip() for cell in line.strip().strip("|").split("|"))) for line in lines]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "goals.md"
+PAGE = ROOT / "benchmarks" / "pages" / "goals.md"
 RESULTS = ROOT / "benchmarks" / "results"
 
 

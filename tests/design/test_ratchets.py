@@ -22,6 +22,7 @@ from types import FrameType
 import pytest
 
 from checks import sources
+from checks.documents import PAGES
 from checks.sources import PACKAGE
 from doubles.asgi_client import Client
 from doubles.scripted_site import app_of
@@ -92,6 +93,11 @@ def test_tracked_files_stay_within_their_limit() -> None:
     paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
     # One that is deleted and not yet committed is listed.
     check("tree", bytes=sum(path.lstat().st_size for path in paths if path.exists()))
+
+
+def test_pages_for_users_stay_within_their_limit() -> None:
+    pages = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    check("docs", words=sum(len(page.read_text(encoding="utf-8").split()) for page in pages))
 
 
 def test_imports_within_functions_and_for_types_make_circles() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from checks.documents import PAGES
 from outrider import __version__
 from outrider.cli.verbs import VERBS, names
 
@@ -80,7 +81,7 @@ def test_no_page_installs_by_name_what_no_index_has() -> None:
         "outrider list",
     ):
         assert not BY_NAME.search(line), line
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").iterdir()]
+    pages = [*ROOT.glob("*.md"), *PAGES, *(ROOT / "deploy").iterdir()]
     pages += (ROOT / "examples").rglob("*.*")
     texts = {path: path.read_text("utf-8", "replace") for path in pages if path.is_file()}
     assert len(texts) > 100

@@ -1,4 +1,4 @@
-"""docs/settings.md is what the registry says."""
+"""core/options.pyi is what the registry says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_stubs_are_up_to_date() -> None:
     script = ROOT / "scripts" / "settings_page.py"
     done = subprocess.run([sys.executable, str(script), "--check"], check=False, timeout=60)
     assert done.returncode == 0, "run `python scripts/settings_page.py`"

@@ -1,7 +1,7 @@
 """Links of the documentation lead somewhere, and its site has every page once.
 
 Zensical is not needed: Markdown files, mkdocs.yml and what scripts/docs_pages.py makes of them are
-read as they are.
+read as they are. Pages of reference are not committed: they are written here, as for the site.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+
+from checks.documents import FOLDERS, PAGES
+from outrider.core.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
-OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+FLAGS = (ROOT / "tests" / "golden" / "flags.txt").read_text("utf-8").splitlines()
 SOURCE = ROOT / "src" / "outrider"
 _FENCE = re.compile(r"^ *(```+)[^\n]*\n.*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`\n]*`")
@@ -29,36 +33,45 @@ _HEADING = re.compile(r"^#+ +(.*?) *#*$", re.MULTILINE)
 _EXCERPT = re.compile(r'^```python title="([^"]+)"\n(.*?)^```', re.DOTALL | re.MULTILINE)
 
 
-def links(page: Path) -> Iterator[str]:
-    """Every address of `page` that is no address of the web."""
-    text = _CODE.sub("``", _FENCE.sub("", page.read_text(encoding="utf-8")))
+def links(text: str) -> Iterator[str]:
+    """Every address of a page that is no address of the web."""
+    text = _CODE.sub("``", _FENCE.sub("", text))
     for match in _LINK.finditer(text):
         address = match.group(1) or match.group(2)
         if not re.match(r"[a-z]+:", address):
             yield address
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(text: str) -> set[str]:
     """Of its headings, where GitHub and the site agree on them: the site writes one hyphen where
     GitHub writes several, and ASCII alone."""
-    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    text = _FENCE.sub("", text)
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", title) for title in _HEADING.findall(text))
     found = (re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in plain)
     return {anchor for anchor in found if anchor.isascii() and "--" not in anchor}
 
 
-def broken(page: Path) -> Iterator[str]:
-    for address in links(page):
+def broken(page: Path, texts: Mapping[Path, str]) -> Iterator[str]:
+    """Links of `page` that lead to no file, to no page of `texts`, or to no heading."""
+    for address in links(texts[page]):
         path, _, anchor = address.partition("#")
         target = (page.parent / path).resolve() if path else page
-        if not target.exists():
+        if target not in texts and not target.exists():
             yield f"{page.relative_to(ROOT)}: {address}: there is no such file"
-        elif anchor and anchor not in anchors(target):
+        elif anchor and anchor not in anchors(texts.get(target, "")):
             yield f"{page.relative_to(ROOT)}: {address}: the page has no such heading"
 
 
 def test_every_link_leads_to_a_file_and_a_heading() -> None:
-    assert [line for page in [*PAGES, *OTHERS] for line in broken(page)] == []
+    """A link to a page that is not committed would lead nowhere on GitHub."""
+    texts = {page: page.read_text(encoding="utf-8") for page in [*PAGES, *OTHERS]}
+    assert [line for page in texts for line in broken(page, texts)] == []
+
+
+def test_links_of_written_pages_lead_somewhere(written: Mapping[str, str]) -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    texts |= {DOCS / name: text for name, text in written.items()}
+    assert [line for name in written for line in broken(DOCS / name, texts)] == []
 
 
 def navigation() -> list[str]:
@@ -78,11 +91,12 @@ def navigation() -> list[str]:
     return list(pages(site["nav"]))
 
 
-def test_every_page_is_in_the_navigation_once() -> None:
+def test_every_page_is_in_the_navigation_once(written: Mapping[str, str]) -> None:
     named = Counter(navigation())
-    moved = set(script("docs_pages").MOVED.values())
+    copies = script("docs_pages")
+    pages = {copies.copy_of(page).relative_to(copies.COPIES).as_posix() for page in PAGES}
     assert [page for page, count in named.items() if count > 1] == []
-    assert set(named) == {page.relative_to(DOCS).as_posix() for page in PAGES} | moved, (
+    assert set(named) == pages | set(copies.MOVED.values()) | written.keys(), (
         "name new pages under `nav` of mkdocs.yml"
     )
 
@@ -96,6 +110,64 @@ def script(name: str) -> Any:
     return module
 
 
+@pytest.fixture(scope="module")
+def written() -> Mapping[str, str]:
+    """The pages that are not committed, by their paths in the site."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        return script("reference_pages").pages()
+
+
+def test_written_pages_have_every_flag_of_every_verb(written: Mapping[str, str]) -> None:
+    keys = re.findall(r"^\| `(\w+)` \|", written["settings.md"], re.MULTILINE)
+    of_settings = {f"--{no}{key.replace('_', '-')}" for key in keys for no in ("", "no-")}
+    of_settings |= {"--config", "--set", "--model", "-m"}
+    assert all(f"`{flag}" in written["settings.md"] for flag in ("--set", "--model", "-m"))
+    _, *sections = re.split(r"^### outrider ", written["reference/cli.md"], flags=re.MULTILINE)
+    by_verb = {section.partition("\n")[0]: section for section in sections}
+    for line in FLAGS:
+        words = line.split()
+        flags = {word for word in words if word.startswith("-")}
+        section = by_verb[" ".join(word for word in words if word not in flags)]
+        own = set(re.findall(r"`(-[\w-]+)`", section.partition("\nSettings of ")[0]))
+        assert flags <= (own | of_settings if "\nSettings of " in section else own), line
+
+
+def test_written_pages_have_every_setting_path_and_metric(written: Mapping[str, str]) -> None:
+    assert {f"`{name}`" for name in SETTINGS} <= set(written["settings.md"].split())
+    for path in ("POST /v1/chat/completions", "POST /v1/messages", "GET /metrics"):
+        assert f"\n| `{path}` |" in written["reference/http.md"]
+    assert "\n| `outrider_generation_tokens_total` | counter |" in written["reference/metrics.md"]
+
+
+def test_a_command_that_shows_a_written_page_is_a_link_to_it(written: Mapping[str, str]) -> None:
+    copies = script("docs_pages")
+    assert set(copies.SHOWN_BY.values()) == written.keys()
+    source = ROOT / "project" / "x.md"
+    text = (
+        "`outrider --help`, [`outrider --help`](../docs/chat.md), ``outrider --help``, `GET /x`\n"
+    )
+    text += "```\n`GET /metrics`\n```\n"
+    assert copies.page(text, source, copies.copy_of(source)) == text.replace(
+        "`outrider --help`, ", "[`outrider --help`](../reference/cli.md), ", 1
+    ).replace("../docs/chat.md", "../chat.md")
+    front = (DOCS / "index.md").read_text("utf-8")
+    assert [command for command in copies.SHOWN_BY if f"(`{command}`)" not in front] == []
+
+
+def test_copies_are_made_of_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Mapping[str, str]
+) -> None:
+    copies = script("docs_pages")
+    monkeypatch.setattr(copies, "WRITTEN", tmp_path)
+    for name, text in written.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    assert set(copies.FOLDERS) == set(FOLDERS)
+    found = {copy.relative_to(copies.COPIES).as_posix() for *_, copy in copies.sources()}
+    assert set(navigation()) | {"site/site.css", "pictures/round.svg"} <= found
+
+
 def test_links_of_a_copied_page_stay_in_the_site() -> None:
     """Those to other files of the repository become their names."""
     copies = script("docs_pages")
@@ -104,15 +176,19 @@ def test_links_of_a_copied_page_stay_in_the_site() -> None:
     assert copies.page(text, page, copies.COPIES / "adr" / "x.md") == (
         "[a](../index.md#b), c (`scripts/test`), [d `e`](../changelog.md), [f](#g)"
     )
-    moved = copies.page("[a](docs/gates.md)", contributing, copies.COPIES / "contributing.md")
-    assert moved == "[a](gates.md)"
+    copy = copies.COPIES / "contributing.md"
+    assert copies.page("[a](docs/chat.md)", contributing, copy) == "[a](chat.md)"
+    gates = ROOT / "benchmarks" / "pages" / "gates.md"
+    text = "[a](../../project/coverage.md#b), [c](../gate.py), [d](../../docs/chat.md), [e](log.md)"
+    assert copies.page(text, gates, copies.COPIES / "measured" / "gates.md") == (
+        "[a](../project/coverage.md#b), c (`benchmarks/gate.py`), [d](../chat.md), [e](log.md)"
+    )
 
 
-def test_pages_of_the_code_are_up_to_date() -> None:
-    for name in ("reference_pages", "pictures"):
-        path = ROOT / "scripts" / f"{name}.py"
-        done = subprocess.run([sys.executable, str(path), "--check"], check=False, timeout=60)
-        assert done.returncode == 0, f"run `.venv/bin/python scripts/{name}.py`"
+def test_pictures_are_up_to_date() -> None:
+    path = ROOT / "scripts" / "pictures.py"
+    done = subprocess.run([sys.executable, str(path), "--check"], check=False, timeout=60)
+    assert done.returncode == 0, "run `.venv/bin/python scripts/pictures.py`"
 
 
 def test_code_that_a_page_shows_is_the_code() -> None:

@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused_before_it_runs() -> None:
 
 
 def test_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Document.named("structured.md").text
+    page = Document.named("docs/structured.md").text
     (block,) = re.findall("```python\n(.*?)```", page, re.DOTALL)
     exec(block, {})  # noqa: S102 - our own page
     shown = capsys.readouterr().out.splitlines()

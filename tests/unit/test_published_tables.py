@@ -1,4 +1,4 @@
-"""docs/project/published-tables.md computed again from what the tables state."""
+"""project/published-tables.md computed again from what the tables state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROUNDING = 0.005
 class AheadPrediction:
     """What was printed of drafting ahead with 8b/1b at alpha = 0.9: T_SD, and the speed-up as
     predicted and as achieved. The prediction does not follow from T_SD by the formula beside it;
-    docs/project/published-tables.md says more."""
+    project/published-tables.md says more."""
 
     k: int
     draft_time: float

@@ -22,7 +22,7 @@ from outrider.estimate.theory import expected_tokens
 from outrider.plugins.proof.scripted import Script, ScriptedLM
 from outrider.verify.exact import TokenRule, residual
 
-PAGE = Document.named("theory.md").between("# Theory", "## 5.")
+PAGE = Document.named("docs/theory.md").between("# Theory", "## 5.")
 PROSE = PAGE.prose
 WORDS = ("the", "cat", "sat", "on", "mat")
 PARAMETERS, FLOPS, BANDWIDTH = 7e9, 300e12, 900e9

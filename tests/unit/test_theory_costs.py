@@ -28,7 +28,7 @@ from outrider.estimate.theory import (
 from outrider.planner.overlap import crossover_batch
 from outrider.planner.roofline import Mixture, critical_context
 
-PAGE = Document.named("theory.md").between("## 5.", "## Sources")
+PAGE = Document.named("docs/theory.md").between("## 5.", "## Sources")
 PROSE = PAGE.prose
 NUMBERS = Numbers()
 DEVICE = Device(NUMBERS)

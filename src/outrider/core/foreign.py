@@ -1,4 +1,4 @@
-"""What other speculative-decoding projects call our settings, for hints and for docs/settings.md.
+"""What other speculative-decoding projects call our settings, for hints and for the settings page.
 
 In files, variables and Python, a name of another project is never read as ours: two names for one
 setting are two places to look for a mistake. It is recognised, and answered with the name that it

@@ -2,6 +2,7 @@
 
 Every study is made of the same pieces: a sample (`sample.py`) is what a contestant did with a piece
 of work in its turn (`turns.py`), kept in a file that a later run goes on with (`store.py`), and
-summed up in groups and paired ratios (`frame.py`). `docs/benchmarks.md` says what each study asks.
+summed up in groups and paired ratios (`frame.py`). `benchmarks/pages/benchmarks.md` has the
+question of each study.
 Nothing here reaches into the engine: models run through api/ and lab/.
 """

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from checks.documents import PAGES
 from doubles.command_line import Command, nothing
 from outrider.cli import call
 
 pytestmark = pytest.mark.wide
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Commands to paste stand within fences, each on a line of its own.
 _FENCE = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINE = re.compile(r"^(?:[^#\n]*\| )?(outrider .*)$", re.MULTILINE)
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    for page in PAGES:
+    for page in (ROOT / "README.md", *PAGES):
         text = page.read_text(encoding="utf-8")
         name = page.relative_to(ROOT).as_posix()
         for block in _FENCE.findall(text):

@@ -15,7 +15,7 @@ from outrider.planner.candidates import DraftOption, PlannedJob
 from outrider.planner.devices import SHEETS, device_sheet
 from outrider.planner.roofline import PassWork, calibrate, ridge_rows
 
-PAGE = Document.named("algorithms/planner.md")
+PAGE = Document.named("docs/algorithms/planner.md")
 LLAMA = ModelSpec(
     *("8b", "llama", 128_256, 4096, 32, 32, 8, 128, 14_336, 8192, 8_030_261_248, 2, 2)
 )
