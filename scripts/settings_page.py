@@ -46,20 +46,21 @@ GUARDED = ", ".join(f"`{name}`" for name in _NAMED_ONLY)
 INTRO = f"""\
 # Settings
 
-Every setting has a flag, a variable and a key in a file. The strongest layer that names it wins:
-command line, then environment, then file, then default. The file is `{DEFAULT_FILE}` in the
-working directory, or the TOML or YAML file given with `--config`; it holds `key = value` lines.
-A line on stderr says when the first was read. What chooses models, files, processes or a lossy rule
-counts only with `--config`, for who wrote a folder need not be who works in it:
-{GUARDED}.
-Of YAML no anchors, aliases or tags are read, and a scalar without quotes is the text that was
-written: `no`, `1:30` and `010` are never turned into something else.
-`outrider config` prints every value and where it comes from. An unknown key or `OUTRIDER_` variable
-is an error that names the nearest valid one, and a value that cannot be names where it was written.
-A list in a variable is a JSON list, or one text. A switch is 1 or 0 (also true/false, yes/no,
-on/off) in a variable, `--flag` or `--no-flag` on the command line. `--set key=value` gives any of
-them as well, and `--model` or `-m` is `--target`. A whole number may be written as `32K` (32,768)
-or `25.6k` (25,600)."""
+Every setting has a flag, a variable and a key in a file: `max_tokens` is `--max-tokens` and
+`OUTRIDER_MAX_TOKENS`. The command line wins over the environment, the environment over the file,
+the file over the default. The file is `{DEFAULT_FILE}` in the working directory, with a note on
+stderr, or the TOML or YAML file given with `--config`; it has `key = value` lines.
+`outrider config` prints every value and its origin.
+
+- A file in the working directory cannot set {GUARDED}: these
+  choose models, files, processes or lossy rules, and need `--config`.
+- An unknown key or `OUTRIDER_` variable is an error that names the nearest valid one; an invalid
+  value is an error that names where it was written.
+- A list in a variable is a JSON list, or one text. A switch is 1 or 0 (also true/false, yes/no,
+  on/off) in a variable, `--flag` or `--no-flag` on the command line.
+- `--set key=value` sets any of them; `--model` and `-m` are `--target`.
+- An integer may be written as `32K` (32,768) or `25.6k` (25,600).
+- YAML: no anchors, aliases or tags; an unquoted scalar is its text (`no`, `1:30`, `010`)."""
 
 
 def render() -> str:
@@ -72,10 +73,6 @@ def render() -> str:
             if s.group == group
         ]
         parts.append(f"## {TITLES[group]}\n\n" + _table(("key", "value", "default", "what"), rows))
-    parts.append(
-        "The flag of `max_tokens` is `--max-tokens`, its variable `OUTRIDER_MAX_TOKENS`; "
-        "all others follow."
-    )
     own = [
         (f"`{item.name}`", meta_of(item).help)
         for item in fields(SamplingParams)
@@ -83,12 +80,11 @@ def render() -> str:
     ]
     parts.append(
         "## Of a single request\n\nKeywords of Python calls and keys of lines of `outrider batch`, "
-        "without a flag: what they say holds for one request, beside others of the same engine.\n\n"
-        + _table(("key", "what"), own)
+        "without a flag; each applies to one request.\n\n" + _table(("key", "what"), own)
     )
     limits = [(f"`{name}`", f"{limit.most:,}", limit.what) for name, limit in LIMITS.items()]
     parts.append(
-        "## Limits of a request\n\nWhat asks for more is refused with an error before it runs.\n\n"
+        "## Limits of a request\n\nA request above a limit is an error before it runs.\n\n"
         + _table(("of", "at most", "what"), limits)
     )
     others = [(f"`{v.name}`", v.reader, v.meaning) for v in OTHER_VARIABLES]
@@ -99,11 +95,10 @@ def render() -> str:
         for group in [list(items)]
     ]
     parts.append(
-        "## Names in other projects\n\nFor users who come from other speculative-decoding code. "
-        "Flags that take the very values of ours are read, with a note ([what people type "
-        "first](guesses.md)); any other flag or key is an error that says the name here, and a "
-        "variable is a note. An empty second column means that there is no such switch, for the "
-        "reason given.\n\n" + _table(("there", "here", "note"), foreign)
+        "## Names in other projects\n\nFlags with the same values as ours work, with a note "
+        "([commands of other tools](guesses.md)); any other flag or key is an error that says the "
+        "name here. An empty second column means that there is no such switch, for the reason "
+        "given.\n\n" + _table(("there", "here", "note"), foreign)
     )
     return "\n\n".join(parts) + "\n"
 

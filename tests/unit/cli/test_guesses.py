@@ -24,7 +24,7 @@ from outrider.core.settings import SETTINGS, Given, typed
 from outrider.models.loading import _called  # pyright: ignore[reportPrivateUsage]
 
 PAGE = Path(__file__).parents[3] / "docs" / "guesses.md"
-WORKS, NOTE, ANSWER = "works", "works, with a note", "is answered"
+WORKS, NOTE, ANSWER = "works", "note", "hint"
 
 
 class Guess(NamedTuple):
@@ -108,15 +108,15 @@ GUESSES = [
     Guess("mlx_lm", "convert ./model", ANSWER, "`outrider models export MODEL FILE`"),
 ]
 HEAD = """\
-# What people type first
+# Commands of other tools
 
-Lines that users of other tools try, and what Outrider does with each. What means exactly the same
-here is read, and a note on stderr names it as it is called here. Anything else ends with exit
-code 2 and a hint. The table is checked by `tests/unit/cli/test_guesses.py`.
+Commands that users of other tools type, and the result. Flags with the same meaning work, with a
+note on stderr that gives the name here. Anything else ends with exit code 2 and a hint.
+`tests/unit/cli/test_guesses.py` checks the table.
 
-Token counts may be written as `32K` (32,768) or `25.6k` (25,600). A model is named by a hub id, a
-folder or the beginning of a name: `smollm2` is the model of that name in the hub cache, and where
-none is, the error says what to pull.
+A token count may be `32K` (32,768) or `25.6k` (25,600). A model is a hub id, a folder, a file, or
+the beginning of a name: `smollm2` is the only matching model in the hub's cache; if there is
+none, the error says what to pull.
 """
 STANDS_FOR = {
     "MODEL": "outrider/embedded",
@@ -177,7 +177,7 @@ def _commands_in(guess: Guess, hint: str) -> Iterator[list[str]]:
 
 
 def test_the_page_is_this_table() -> None:
-    rows = [("who", "types", "which", "and is told")]
+    rows = [("tool", "command", "result", "note or hint")]
     rows += [("---",) * 4]
     rows += [(one.tool, f"`outrider {one.line}`", one.outcome, one.said) for one in GUESSES]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
