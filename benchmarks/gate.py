@@ -14,7 +14,7 @@ import torch
 from common import TARGET, Report, fill, first_prompts, step_pass, study
 
 from outrider import LLM, EngineConfig, SamplingParams
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
@@ -143,8 +143,10 @@ def gates() -> Iterator[Gate]:
 
 def embedded(*, force_reference: bool) -> LlamaModel:
     """The embedded target, with a sequence of CONTEXT tokens in memory."""
-    room = Room(num_slots=CONTEXT + 256, max_logits=max(ROWS))
-    options = LoadOptions(room=room, device="cpu", threads=1, force_reference=force_reference)
+    capacity = ModelCapacity(num_slots=CONTEXT + 256, max_logits=max(ROWS))
+    options = LoadOptions(
+        capacity=capacity, device="cpu", threads=1, force_reference=force_reference
+    )
     model = load_model(resolve(TARGET), options)
     assert isinstance(model, LlamaModel)
     fill(model, 0, CONTEXT)

@@ -29,7 +29,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.protocols import StepRow
 from outrider.measure.frame import medians, paired_ratio
 from outrider.measure.store import write_json
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider_lab.bench.workload import builtin_texts
@@ -211,8 +211,8 @@ def _listed(numbers: Tensor) -> list[float]:
 
 
 def _log_probs(file: Path, windows: Sequence[Sequence[int]], dtype: str) -> Tensor:
-    room = Room(num_slots=2 * WINDOW, max_rows=WINDOW, max_logits=WINDOW)
-    model = load_model(file, LoadOptions(room=room, device="cpu", dtype=dtype))
+    capacity = ModelCapacity(num_slots=2 * WINDOW, max_rows=WINDOW, max_logits=WINDOW)
+    model = load_model(file, LoadOptions(capacity=capacity, device="cpu", dtype=dtype))
     found: list[Tensor] = []
     for number, ids in enumerate(windows):
         model.state.open(number, ())

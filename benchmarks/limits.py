@@ -38,7 +38,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.result import GenerationResult
 from outrider.kernels.bandwidth import BandwidthReader, ceilings
 from outrider.kernels.native.cpu import hardware_threads
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -180,7 +180,7 @@ def narrow_model(folder: Path, num_layers: int) -> LlamaModel:
         whole_layers=num_layers,
     )
     write_random(folder, shape, torch.bfloat16, max_tokens=256)
-    model = load_model(folder, LoadOptions(room=Room(num_slots=256), device="cpu"))
+    model = load_model(folder, LoadOptions(capacity=ModelCapacity(num_slots=256), device="cpu"))
     assert isinstance(model, LlamaModel)
     return model
 

@@ -43,7 +43,7 @@ from outrider.kernels.arithmetic import arithmetic_ceilings
 from outrider.kernels.bandwidth import BandwidthReader
 from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.registry import choose
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
@@ -87,8 +87,10 @@ def verify_cost(options: Namespace, report: Report) -> None:
         window = read_config(folder).max_tokens
         fitting = tuple(context for context in CONTEXTS if context + max(ROWS) <= window)
         contexts = QUICK_CONTEXTS if options.quick else fitting
-        room = Room(num_slots=sum(contexts) + 512, max_logits=max(ROWS))
-        model = load_model(folder, LoadOptions(room=room, device="cpu", quantise=options.quantise))
+        capacity = ModelCapacity(num_slots=sum(contexts) + 512, max_logits=max(ROWS))
+        model = load_model(
+            folder, LoadOptions(capacity=capacity, device="cpu", quantise=options.quantise)
+        )
         assert isinstance(model, LlamaModel)
         report |= {
             "target": options.target or "tier b",
@@ -177,9 +179,9 @@ def _hybrid_cost(options: Namespace, repeats: int, report: Report) -> None:
         states = RecurrentCapacity(
             rollback=rollback, history=max(ROWS), num_sequences=1, num_checkpoints=0
         )
-        room = Room(num_slots=context + 2048, max_logits=max(ROWS), states=states)
+        capacity = ModelCapacity(num_slots=context + 2048, max_logits=max(ROWS), states=states)
         place = Placement("random hybrid", torch.bfloat16, CPU, options.quantise)
-        model, weights = random_hybrid(size, kernels, place, room)
+        model, weights = random_hybrid(size, kernels, place, capacity)
         report["num_parameters"] = model.spec.num_parameters
         for cell in _hybrid_cells(model, weights, context, repeats):
             note(report, rollback=rollback, **cell)
@@ -230,8 +232,8 @@ def memory_cost(options: Namespace, report: Report) -> None:
     medians: append at 32,768 over 256 (bar 1.10), rollback of 64 rows over 1 (bar 1.05).
     """
     repeats = 5 if options.quick else options.repeats
-    room = Room(num_slots=sum(APPENDED_AT) + 64 * len(APPENDED_AT))
-    model = load_model(resolve(TARGET), LoadOptions(room=room, device="cpu"))
+    capacity = ModelCapacity(num_slots=sum(APPENDED_AT) + 64 * len(APPENDED_AT))
+    model = load_model(resolve(TARGET), LoadOptions(capacity=capacity, device="cpu"))
     assert isinstance(model, LlamaModel)
     kv = model.state
     kv.arena.fill_(0)

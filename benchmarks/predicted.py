@@ -40,7 +40,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.drafters.ngram import NgramDrafter
 from outrider.estimate.theory import expected_tokens
 from outrider.measure.frame import ratio_of_medians
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider_lab.bench.workload import load_prompts
@@ -223,12 +223,12 @@ def tiers(options: Namespace, report: Report) -> None:
         contestants = [CostEngine(study="alpha", method="ar")]
         contestants += [CostEngine(study="alpha", method="sd", k=k, alpha=1.0) for k in size.ks]
         text = Text(prompt_tokens=max(map(len, prompts)), max_tokens=size.num_tokens)
-        room, draft_room = rooms(contestants, text)
+        capacity, draft_room = rooms(contestants, text)
         draft = decoder(resolve(DRAFT), draft_room)
-        target = decoder(folders["b"], room)
+        target = decoder(folders["b"], capacity)
         shape, folder = shape_of(options.quick, target), Path(place) / "c"
         write_random(folder, shape, torch.bfloat16, max_tokens=WINDOW)
-        other = decoder(folder, room)
+        other = decoder(folder, capacity)
         device = torch.device("cpu")
         real = Bed(
             pair=CostPair(target=target, draft=draft, device=device),
@@ -245,8 +245,8 @@ def tiers(options: Namespace, report: Report) -> None:
         report["met"] = all(abs(cell["round_ratio"] - 1) <= TIERS_BAR for cell in report["cells"])
 
 
-def decoder(folder: Path, room: Room) -> Decoder:
-    return load_model(folder, LoadOptions(room=room, dtype="bfloat16", device="cpu"))
+def decoder(folder: Path, capacity: ModelCapacity) -> Decoder:
+    return load_model(folder, LoadOptions(capacity=capacity, dtype="bfloat16", device="cpu"))
 
 
 def shape_of(quick: bool, target: Decoder) -> GemmShape:

@@ -37,7 +37,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.engine import Engine
 from outrider.kernels.native.rounds import Decided, NativeRounds
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
@@ -57,8 +57,8 @@ def drafter_cost(options: Namespace, report: Report) -> None:
     which reads the last tokens, and K - 1 over one row, as native calls. The drafters are the
     embedded draft model and the n-gram drafter, greedy, at context 256. All of them take turns.
     """
-    room = Room(num_slots=16 * 1024, max_logits=8)
-    model = load_model(resolve(DRAFT), LoadOptions(room=room, device="cpu"))
+    capacity = ModelCapacity(num_slots=16 * 1024, max_logits=8)
+    model = load_model(resolve(DRAFT), LoadOptions(capacity=capacity, device="cpu"))
     assert isinstance(model, LlamaModel)
     text = text_of_length(Tokenizer.load(resolve(DRAFT)), CONTEXT)
     growing: dict[tuple[str, int], Growing] = {}

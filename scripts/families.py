@@ -19,7 +19,7 @@ import torch
 from doubles.hf_checkpoints import random_hf
 from doubles.tiny_families import WRAPPERS, write_wrapper
 from outrider.core.errors import CheckpointError
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.plugins.transformers.model import AdapterModel
@@ -29,7 +29,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 BEGIN = "<!-- Written by scripts/families; do not edit. -->"
 END = "<!-- End of the table. -->"
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(24)]
-OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=16), dtype="float32", device="cpu")
+OPTIONS = LoadOptions(
+    capacity=ModelCapacity(num_slots=512, page_size=16), dtype="float32", device="cpu"
+)
 
 _MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 _ROUTED = {

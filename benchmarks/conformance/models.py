@@ -15,12 +15,14 @@ from torch import Tensor
 
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import OutriderError
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from parity.feeding import feed, greedy
 
-_OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=16), dtype="float32", device="cpu")
+_OPTIONS = LoadOptions(
+    capacity=ModelCapacity(num_slots=512, page_size=16), dtype="float32", device="cpu"
+)
 # Log-probabilities of float32 sums in another order; llama.cpp's own kernels differ by as much.
 _CLOSE = 1e-3
 _NUM_TOKENS = 40

@@ -21,7 +21,7 @@ from outrider.estimate.theory import PRIOR_CURVE, MissCurve
 from outrider.kernels.operators import Kernels
 from outrider.metrics.summary import percentile, token_latencies
 from outrider.metrics.timeline import window_use
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider_lab.bench.cost_record import Method, Study
 from outrider_lab.models.bare_engine import BareEngine, BareModels, bare_rooms
 from outrider_lab.models.synthetic import Agreement, SyntheticLM, WordScript
@@ -82,12 +82,12 @@ class Text:
         return self.prompt_tokens + (k + 2) * self.max_tokens
 
 
-def rooms(contestants: Sequence[CostEngine], text: Text) -> tuple[Room, Room]:
+def rooms(contestants: Sequence[CostEngine], text: Text) -> tuple[ModelCapacity, ModelCapacity]:
     """Of the target and of the draft model: room for any one of the contestants."""
     each = [bare_rooms(one.config(), text.most_tokens(one.k)) for one in contestants]
 
-    def largest(some: Sequence[Room]) -> Room:
-        return Room(
+    def largest(some: Sequence[ModelCapacity]) -> ModelCapacity:
+        return ModelCapacity(
             num_slots=max(one.num_slots for one in some),
             page_size=PAGE_SIZE,
             max_rows=max(one.max_rows for one in some),

@@ -31,7 +31,7 @@ from outrider.kernels.native.cpu import hardware_threads
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.registry import choose
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.share import check_split
 from outrider.models.weights import Placement
@@ -105,19 +105,19 @@ class Make:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype_name]
 
-    def options(self, room: Room) -> LoadOptions:
+    def options(self, capacity: ModelCapacity) -> LoadOptions:
         return LoadOptions(
-            room=room,
+            capacity=capacity,
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
             quantise=self.quantise,
         )
 
-    def model(self, shape: GemmShape, room: Room) -> GemmModel:
-        return make_gemm(self._sized(shape), self.costs, self.options(room))
+    def model(self, shape: GemmShape, capacity: ModelCapacity) -> GemmModel:
+        return make_gemm(self._sized(shape), self.costs, self.options(capacity))
 
-    def shared(self, shape: GemmShape, room: Room) -> Decoder:
+    def shared(self, shape: GemmShape, capacity: ModelCapacity) -> Decoder:
         """Among ranks, each of which reads its share of a folder that is not kept."""
         # Imported here: few use it, and it brings PyTorch's communication along.
         from outrider.plugins.parallel.sharded import load_sharded
@@ -125,7 +125,7 @@ class Make:
         with TemporaryDirectory(prefix="outrider-shared-") as place:
             folder = Path(place) / "target"
             write_random(folder, self._sized(shape), self.torch_dtype, max_tokens=MAX_TOKENS)
-            return load_sharded(folder, self.options(room), size=self.ranks, name=shape.name)
+            return load_sharded(folder, self.options(capacity), size=self.ranks, name=shape.name)
 
     def _sized(self, shape: GemmShape) -> GemmShape:
         return replace(shape, vocab_size=FULL_VOCABULARY) if self.costs.head else shape
@@ -141,7 +141,7 @@ class Make:
         of_head = HEAD_BYTES.get(self.quantise, width) if role == "target" else width
         return int((num - head) * width + head * of_head)
 
-    def pair(self, shape: PairShape, target: Room, draft: Room) -> CostPair:
+    def pair(self, shape: PairShape, target: ModelCapacity, draft: ModelCapacity) -> CostPair:
         """Both models in memory."""
         plain = replace(self, quantise="none")
         make = self.model if self.ranks == 1 else self.shared
@@ -239,10 +239,10 @@ def pass_names(ks: Sequence[int], branches: Sequence[int]) -> list[str]:
     return [*map(target_rows, rows), *map(draft_rows, beside), *map(draft_chain, ks)]
 
 
-def pass_room(ks: Sequence[int], branches: Sequence[int]) -> Room:
+def pass_room(ks: Sequence[int], branches: Sequence[int]) -> ModelCapacity:
     """For every timing."""
     rows = max(*(k + 1 for k in ks), *branches)
-    return Room(num_slots=PASS_ROOM_SLOTS, max_rows=rows, max_logits=rows)
+    return ModelCapacity(num_slots=PASS_ROOM_SLOTS, max_rows=rows, max_logits=rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.delta import StateShape
 from outrider.kernels.registry import choose
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
@@ -46,10 +46,10 @@ def let_go() -> None:
 
 def room_for(
     batch: int, length: int, *, rows: int, logits: int | None = None, page_size: int = PAGE
-) -> Room:
+) -> ModelCapacity:
     """Room for `batch` sequences of `length` tokens, in passes of at most `rows`."""
     pages = -(-length // page_size) + 1
-    return Room(
+    return ModelCapacity(
         num_slots=batch * pages * page_size,
         page_size=page_size,
         max_rows=max(rows, 128),
@@ -63,31 +63,34 @@ def small_config() -> LlamaConfig:
     return config
 
 
-def embedded(name: str, setting: Setting, room: Room) -> LlamaModel:
+def embedded(name: str, setting: Setting, capacity: ModelCapacity) -> LlamaModel:
     """The embedded target or draft, as `LLM` would load it."""
     dtype = str(setting.dtype).removeprefix("torch.")
     options = LoadOptions(
-        room=room, dtype=dtype, device=setting.device.type, force_reference=not setting.on_cuda
+        capacity=capacity,
+        dtype=dtype,
+        device=setting.device.type,
+        force_reference=not setting.on_cuda,
     )
     model = load_model(resolve(name), options, name=name)
     assert isinstance(model, LlamaModel)
     return model
 
 
-def inflated(shape: ModelShape, setting: Setting, room: Room) -> LlamaModel:
+def inflated(shape: ModelShape, setting: Setting, capacity: ModelCapacity) -> LlamaModel:
     """Tier B: the embedded target at the cost of `shape`."""
     tensors = load_file(resolve(TARGET) / "model.safetensors")
     moved = cast("Weights", _Moved(tensors, setting.device))
     with torch.device(setting.device):
         inflation = _DeviceInflation(small_config(), moved, shape, setting.dtype)
     source = cast("Weights", _Shards(inflation.shards(), setting.device))
-    return _built(inflation.config, source, setting, room)
+    return _built(inflation.config, source, setting, capacity)
 
 
 def random_model(
     shape: ModelShape,
     setting: Setting,
-    room: Room,
+    capacity: ModelCapacity,
     quantise: str = "none",
     *,
     vocab_size: int | None = None,
@@ -98,7 +101,7 @@ def random_model(
     config = replace(inflated_config(small_config(), shape), vocab_size=size)
     config = replace(config, max_tokens=window or config.max_tokens)
     source = cast("Weights", RandomWeights(setting.device, setting.dtype))
-    return _built(config, source, setting, room, quantise)
+    return _built(config, source, setting, capacity, quantise)
 
 
 def kernels_of(setting: Setting, quantise: str = "none") -> Kernels:
@@ -111,11 +114,15 @@ def kernels_of(setting: Setting, quantise: str = "none") -> Kernels:
 
 
 def _built(
-    config: LlamaConfig, weights: Weights, setting: Setting, room: Room, quantise: str = "none"
+    config: LlamaConfig,
+    weights: Weights,
+    setting: Setting,
+    capacity: ModelCapacity,
+    quantise: str = "none",
 ) -> LlamaModel:
     place = Placement("inflated", setting.dtype, setting.device, quantise)
     kernels = kernels_of(setting, quantise)
-    model = LlamaModel(config, weights, kernels=kernels, place=place, room=room)
+    model = LlamaModel(config, weights, kernels=kernels, place=place, capacity=capacity)
     model.kernels = tried(kernels, config)
     return model
 
@@ -212,7 +219,7 @@ def config_of(size: HybridSize) -> QwenHybridConfig:
 
 
 def random_hybrid(
-    size: HybridSize, kernels: Kernels, place: Placement, room: Room
+    size: HybridSize, kernels: Kernels, place: Placement, capacity: ModelCapacity
 ) -> tuple[QwenHybridModel, tuple[Tensor, ...]]:
     """The model, and the matrices that each pass reads."""
     streamed: list[Tensor] = []
@@ -224,7 +231,7 @@ def random_hybrid(
 
     source = cast("Weights", RandomWeights(place.device))
     noting = replace(kernels, pack=pack)
-    model = QwenHybridModel(config_of(size), source, kernels=noting, place=place, room=room)
+    model = QwenHybridModel(config_of(size), source, kernels=noting, place=place, capacity=capacity)
     model.kernels = kernels
     return model, tuple(streamed)
 

@@ -37,7 +37,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.operators import Delta
 from outrider.kernels.reference.delta import Cells, DeltaWeights, StateShape, TokenRun, torch_delta
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.loading import resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -61,9 +61,9 @@ def exactness(setting: Setting, record: dict[str, Any]) -> None:
     tokenizer = Tokenizer.load(resolve(models.TARGET))
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS[: 2 if setting.quick else None]]
     depths, batches = ((3,), (2,)) if setting.quick else ((1, 4, 8), (1, 3, 8))
-    room = models.room_for(max(batches), 256, rows=max(batches) * 9 + 128, logits=128)
-    target = models.embedded(models.TARGET, setting, room)
-    draft = models.embedded(models.DRAFT, setting, room)
+    capacity = models.room_for(max(batches), 256, rows=max(batches) * 9 + 128, logits=128)
+    target = models.embedded(models.TARGET, setting, capacity)
+    draft = models.embedded(models.DRAFT, setting, capacity)
     exact = target.kernels.exact
     greedy = SamplingParams(max_tokens=6 if setting.quick else 96)
     wanted = [(prompt, greedy) for prompt in prompts]
@@ -254,9 +254,11 @@ def hybrid(setting: Setting, record: dict[str, Any]) -> None:
 def _model(setting: Setting, rollback: str) -> QwenHybridModel:
     place = Placement("random hybrid", setting.dtype, setting.device)
     states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=4, num_checkpoints=2)
-    room = Room(num_slots=4096, page_size=PAGE, max_rows=128, max_logits=64, states=states)
+    capacity = ModelCapacity(
+        num_slots=4096, page_size=PAGE, max_rows=128, max_logits=64, states=states
+    )
     return random_hybrid(
-        QUICK_HYBRID if setting.quick else RANDOM_HYBRID, kernels_of(setting), place, room
+        QUICK_HYBRID if setting.quick else RANDOM_HYBRID, kernels_of(setting), place, capacity
     )[0]
 
 

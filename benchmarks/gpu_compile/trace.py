@@ -245,7 +245,7 @@ class RoundCost:
         return sum(self.launches.values())
 
 
-def model_of(case: Case, name: str, room: models.Room) -> LlamaModel:
+def model_of(case: Case, name: str, capacity: models.ModelCapacity) -> LlamaModel:
     """Of the sizes of `name`, without a value."""
     shape, head_dim = SIZES[name]
     config = replace(
@@ -259,25 +259,25 @@ def model_of(case: Case, name: str, room: models.Room) -> LlamaModel:
         head_dim=head_dim,
         max_tokens=131_072,
     )
-    return LlamaModel(config, no_weights(DTYPES[case.dtype]), **_built(case, name, room))
+    return LlamaModel(config, no_weights(DTYPES[case.dtype]), **_built(case, name, capacity))
 
 
 def _llama() -> LlamaConfig:
     return replace(models.small_config(), tie_word_embeddings=False)
 
 
-def _built(case: Case, name: str, room: models.Room) -> dict[str, Any]:
+def _built(case: Case, name: str, capacity: models.ModelCapacity) -> dict[str, Any]:
     dtype = DTYPES[case.dtype]
     kernels = registry.choose(device=META, dtype=dtype, quantise=case.scheme)
     place = Placement(name, dtype, META, case.scheme)
-    return {"kernels": kernels, "place": place, "room": room}
+    return {"kernels": kernels, "place": place, "capacity": capacity}
 
 
 def rounds(case: Case, recorder: Recorder) -> tuple[RoundCost, list[Launch]]:
     """The second round of `case`, and its launches."""
-    room = models.room_for(case.batch, case.window, rows=case.batch * (case.k + 1) + 128)
-    target = model_of(case, case.target, room)
-    draft = model_of(replace(case, scheme="none"), case.draft, room) if case.draft else None
+    capacity = models.room_for(case.batch, case.window, rows=case.batch * (case.k + 1) + 128)
+    target = model_of(case, case.target, capacity)
+    draft = model_of(replace(case, scheme="none"), case.draft, capacity) if case.draft else None
     return _counted(case, recorder, target, draft)
 
 
@@ -294,9 +294,9 @@ def gpt2_round(recorder: Recorder) -> None:
         max_tokens=1024,
     )
     case = Case("gpt2", window=1024, vocabulary=config.vocab_size)
-    room = models.room_for(1, 1024, rows=128)
+    capacity = models.room_for(1, 1024, rows=128)
     weights = no_weights(torch.bfloat16)
-    target = GPT2Model(config, weights, **_built(case, "gpt2", room))
+    target = GPT2Model(config, weights, **_built(case, "gpt2", capacity))
     _counted(case, recorder, cast("LlamaModel", target), None)
 
 

@@ -21,7 +21,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.engine.round import FinishedRow
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.plugins.gpu.rounds.host_round import HostRound
 from outrider.plugins.gpu.rounds.round import GraphRound
@@ -48,8 +48,8 @@ def double(salt: int, sampler: str, batch_size: int) -> DoubleRig:
         drafter="ngram", k=4, tree_nodes=6, batch_size=batch_size, sampler=sampler
     )
     # A model of its own: a check that fails leaves texts in its memory.
-    room = Room(num_slots=SLOTS, page_size=PAGE, max_rows=128, max_logits=64)
-    model = random_model(variant("llama2"), seed=3, room=room)
+    capacity = ModelCapacity(num_slots=SLOTS, page_size=PAGE, max_rows=128, max_logits=64)
+    model = random_model(variant("llama2"), seed=3, capacity=capacity)
     assert isinstance(model, LlamaModel)
     return DoubleRig(model, None, config, Counting(), drafter=soft_trees(salt))
 

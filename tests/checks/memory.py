@@ -19,7 +19,7 @@ from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.core.tree import ROOT
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.qwen_hybrid import QwenHybridModel
 
 SIZE = 2
@@ -306,8 +306,8 @@ def wanted(text: Sequence[int], reference: bool) -> Tensor:
 
 def model_with(rollback: str, reference: bool, *, page_size: int = 4) -> QwenHybridModel:
     states = RecurrentCapacity(rollback=rollback, history=5, num_sequences=4, num_checkpoints=4)
-    room = Room(num_slots=256, page_size=page_size, max_rows=16, states=states)
-    return tiny_hybrid(room=room, force_reference=reference)
+    capacity = ModelCapacity(num_slots=256, page_size=page_size, max_rows=16, states=states)
+    return tiny_hybrid(capacity=capacity, force_reference=reference)
 
 
 def probe(model: QwenHybridModel, seq_id: int, text: Sequence[int]) -> None:

@@ -33,7 +33,7 @@ from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
 from outrider.kernels.plan import PackedPlan
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
@@ -51,8 +51,8 @@ def tiny(name: str, seed: int, role: str = "target") -> LlamaModel | GPT2Model:
     """A model of the variant so called, one a role, shared by tests: every run closes what it
     opened."""
     del role
-    room = Room(num_slots=SLOTS, page_size=PAGE, max_rows=128, max_logits=64)
-    model = random_model(variant(name), seed=seed, room=room)
+    capacity = ModelCapacity(num_slots=SLOTS, page_size=PAGE, max_rows=128, max_logits=64)
+    model = random_model(variant(name), seed=seed, capacity=capacity)
     assert isinstance(model, LlamaModel | GPT2Model)
     return model
 

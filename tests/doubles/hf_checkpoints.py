@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.plugins.transformers.model import AdapterModel, load_adapter
 
@@ -115,7 +115,7 @@ def tiny_adapter(
     family: str, *, dtype: str = "float32", seed: int = 0, force_reference: bool = False
 ) -> AdapterModel:
     options = LoadOptions(
-        room=Room(num_slots=256, page_size=4),
+        capacity=ModelCapacity(num_slots=256, page_size=4),
         dtype=dtype,
         device="cpu",
         force_reference=force_reference,
@@ -124,6 +124,6 @@ def tiny_adapter(
         return load_adapter(write_hf(Path(folder), family, seed=seed), options, name="tiny")
 
 
-def with_room(model: AdapterModel, room: Room) -> AdapterModel:
+def with_room(model: AdapterModel, capacity: ModelCapacity) -> AdapterModel:
     """The same weights over a fresh arena."""
-    return AdapterModel(model.config, model.body, room, name=model.spec.name)
+    return AdapterModel(model.config, model.body, capacity, name=model.spec.name)

@@ -16,7 +16,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from doubles.tiny_hybrids import hybrid_kind
 from doubles.toy_hybrid import ToyHybrid
 from outrider.core.protocols import CausalLM
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.plugins.proof.scripted import Script, ScriptedLM
@@ -39,8 +39,8 @@ def loaded(name: str) -> Kind:
     ) -> CausalLM:
         # The vocabulary is the checkpoint's own; `vocab_size` only bounds what tests feed.
         assert vocab_size <= 96
-        room = Room(num_slots=num_slots, page_size=page_size)
-        return load_model(stored(name, seed), LoadOptions(room=room, device="cpu"))
+        capacity = ModelCapacity(num_slots=num_slots, page_size=page_size)
+        return load_model(stored(name, seed), LoadOptions(capacity=capacity, device="cpu"))
 
     return build
 

@@ -22,7 +22,7 @@ from doubles.kinds import Kind, stored
 from outrider.core.errors import MachineError
 from outrider.core.protocols import CausalLM
 from outrider.kernels.registry import is_native
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -200,8 +200,8 @@ def sharded(name: str, size: int) -> Kind:
         *, vocab_size: int = 96, seed: int = 0, num_slots: int = 256, page_size: int = 4
     ) -> CausalLM:
         assert vocab_size <= 96
-        room = Room(num_slots=num_slots, page_size=page_size)
-        options = LoadOptions(room=room, device="cpu")
+        capacity = ModelCapacity(num_slots=num_slots, page_size=page_size)
+        options = LoadOptions(capacity=capacity, device="cpu")
         return share_out(name, barrier_comms(size), options, seed=seed)[0]
 
     return build

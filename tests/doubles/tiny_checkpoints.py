@@ -19,7 +19,7 @@ from safetensors import torch as safetensors_torch
 from torch import Tensor
 
 from outrider.kernels.kinds import DTYPES
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -189,20 +189,26 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def random_model(
-    item: Variant, *, seed: int = 0, dtype: str = "float32", room: Room | None = None
+    item: Variant, *, seed: int = 0, dtype: str = "float32", capacity: ModelCapacity | None = None
 ) -> Decoder:
     """A loaded tiny model."""
-    options = LoadOptions(room=room or Room(num_slots=1024), dtype=dtype, device="cpu")
+    options = LoadOptions(
+        capacity=capacity or ModelCapacity(num_slots=1024), dtype=dtype, device="cpu"
+    )
     with TemporaryDirectory() as folder:
         path = write_checkpoint(Path(folder), item, seed=seed, dtype=DTYPES[dtype])
         return load_model(path, options, name="tiny")
 
 
 def random_llama(
-    item: Variant | None = None, *, seed: int = 0, dtype: str = "float32", room: Room | None = None
+    item: Variant | None = None,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    capacity: ModelCapacity | None = None,
 ) -> LlamaModel:
     """A loaded tiny model of the Llama family, by default of the plain variant."""
-    model = random_model(item or VARIANTS[0], seed=seed, dtype=dtype, room=room)
+    model = random_model(item or VARIANTS[0], seed=seed, dtype=dtype, capacity=capacity)
     assert isinstance(model, LlamaModel)
     return model
 

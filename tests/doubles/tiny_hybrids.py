@@ -20,7 +20,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import save_tensors
 from outrider.core.spec import RecurrentCapacity
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -103,12 +103,12 @@ def tiny_hybrid(
     name: str = "qwen3_5",
     *,
     seed: int = 0,
-    room: Room | None = None,
+    capacity: ModelCapacity | None = None,
     force_reference: bool = False,
     dtype: str = "float32",
 ) -> QwenHybridModel:
     options = LoadOptions(
-        room=room or Room(num_slots=256, page_size=4),
+        capacity=capacity or ModelCapacity(num_slots=256, page_size=4),
         dtype=dtype,
         device="cpu",
         force_reference=force_reference,
@@ -128,8 +128,10 @@ def hybrid_kind(name: str, rollback: str) -> Callable[..., QwenHybridModel]:
         states = RecurrentCapacity(
             rollback=rollback, history=24, num_sequences=4, num_checkpoints=4
         )
-        room = Room(num_slots=num_slots, page_size=page_size, max_rows=64, states=states)
-        return tiny_hybrid(name, seed=seed, room=room)
+        capacity = ModelCapacity(
+            num_slots=num_slots, page_size=page_size, max_rows=64, states=states
+        )
+        return tiny_hybrid(name, seed=seed, capacity=capacity)
 
     return build
 

@@ -12,7 +12,7 @@ from outrider.api.tokenizer import Tokenizer
 from outrider.core.params import SamplingParams
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider.pairs.catalog import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @functools.cache
 def models() -> tuple[Decoder, Decoder]:
-    options = LoadOptions(room=Room(num_slots=4096, max_rows=256), device="cpu")
+    options = LoadOptions(capacity=ModelCapacity(num_slots=4096, max_rows=256), device="cpu")
     return load_model(resolve(EMBEDDED_TARGET), options), load_model(
         resolve(EMBEDDED_DRAFT), options
     )

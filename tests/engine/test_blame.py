@@ -16,7 +16,7 @@ from doubles.tiny_checkpoints import save_tensors, variant, write_checkpoint
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import ConfigError, NumericsError
 from outrider.core.rng import KeyedRng
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 
@@ -133,7 +133,9 @@ def test_no_distribution_draws_nothing(weights: list[float]) -> None:
 def test_a_row_with_a_nan_has_no_largest(tmp_path: Path) -> None:
     for forced in (False, True):
         folder = write_checkpoint(tmp_path / str(forced), variant("llama2"))
-        options = LoadOptions(room=Room(num_slots=64), device="cpu", force_reference=forced)
+        options = LoadOptions(
+            capacity=ModelCapacity(num_slots=64), device="cpu", force_reference=forced
+        )
         argmax = load_model(folder, options).kernels.argmax
         for size in (1, 7, 64, 1025, 5000):
             for place in {0, size // 2, size - 1}:

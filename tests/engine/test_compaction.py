@@ -29,7 +29,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.compaction import Compaction, compaction_of
 from outrider.engine.stepwise import StepwiseLM
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import CheaperParts, LlamaModel
 from outrider.plugins.proof.scripted import Script, ScriptedLM
@@ -39,14 +39,14 @@ from outrider.verify.exact import MatchRule
 KEEP = Compaction(Keep(budget=9, window=4))
 VOCAB = 96
 TEXT = tuple((7 * i * i + 3 * i) % VOCAB for i in range(40))
-ROOM = Room(num_slots=512, page_size=4, max_rows=96, max_logits=96)
+CAPACITY = ModelCapacity(num_slots=512, page_size=4, max_rows=96, max_logits=96)
 Family = LlamaModel | GPT2Model
 
 
 @functools.cache
 def model(name: str, seed: int = 0) -> Family:
     """Memory is empty again after every run, so runs may share a model."""
-    found = random_model(variant(name), seed=seed, room=ROOM)
+    found = random_model(variant(name), seed=seed, capacity=CAPACITY)
     assert isinstance(found, LlamaModel | GPT2Model)
     return found
 
@@ -164,7 +164,7 @@ def test_memory_is_given_back_while_the_text_goes_on() -> None:
 
 
 def small_rig(num_slots: int, name: str, chunk: int, reserve: float) -> Rig:
-    target = random_model(variant("wide_heads"), room=replace(ROOM, num_slots=num_slots))
+    target = random_model(variant("wide_heads"), capacity=replace(CAPACITY, num_slots=num_slots))
     assert isinstance(target, LlamaModel)
     return Rig(
         target,
@@ -208,7 +208,7 @@ def test_memory_that_ends_too_early_pre_empts() -> None:
 
 def test_keys_of_a_longer_prompt_are_not_shared_past_the_end_of_a_shorter_one() -> None:
     """A text that is read again may be another's prompt, whose keys saw all of it."""
-    rig = small_rig(ROOM.num_slots, "single", 64, 1.0)
+    rig = small_rig(CAPACITY.num_slots, "single", 64, 1.0)
     prompt = TEXT[:14]
     wanted = plainly("wide_heads", prompt, 20)
     Rig(rig.target, NoDrafter(), compaction=KEEP).outputs([(*prompt, *wanted)], greedy(2))

@@ -23,7 +23,7 @@ from outrider.core.protocols import AheadRow, DraftRow
 from outrider.core.rng import KeyedRng, Pick
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider.plugins.lanes.ahead.choices import AheadChoices
@@ -40,8 +40,8 @@ pytestmark = [
 
 
 def draft_model() -> Decoder:
-    room = Room(num_slots=2048, page_size=32, max_rows=64, max_logits=48)
-    return load_model(resolve("outrider/embedded-draft"), LoadOptions(room=room, threads=1))
+    capacity = ModelCapacity(num_slots=2048, page_size=32, max_rows=64, max_logits=48)
+    return load_model(resolve("outrider/embedded-draft"), LoadOptions(capacity=capacity, threads=1))
 
 
 def real_inside(model: Decoder) -> ModelDrafter:

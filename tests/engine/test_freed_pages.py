@@ -18,7 +18,7 @@ from outrider.cache.pool import Frames
 from outrider.core.errors import CapacityError, NumericsError
 from outrider.core.spec import ModelSpec
 from outrider.engine.drafter_builders import room_of
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 
 pytest.importorskip("transformers")
@@ -105,15 +105,15 @@ LANES: Sequence[dict[str, Any]] = (
 MIXED = ("gemma3_text", "gemma2_unusual", "gpt_oss")
 
 
-def one_table(room: Room, spec: ModelSpec) -> int:
-    del room, spec
+def one_table(capacity: ModelCapacity, spec: ModelSpec) -> int:
+    del capacity, spec
     return 0
 
 
 def wanted(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[tuple[int, ...]]:
     """Texts of a model whose layers all keep whole texts."""
     with monkeypatch.context() as patched:
-        patched.setattr(Room, "num_local_slots", one_table)
+        patched.setattr(ModelCapacity, "num_local_slots", one_table)
         return texts(folder, drafter="none", batch_size=1, **settings)
 
 
@@ -223,14 +223,17 @@ def test_a_text_that_goes_on_shares_what_it_has(
 
     found = turns(**way)
     with monkeypatch.context() as patched:
-        patched.setattr(Room, "num_local_slots", one_table)
+        patched.setattr(ModelCapacity, "num_local_slots", one_table)
         assert found == turns(drafter="none", batch_size=1)
 
 
 def test_where_ranks_share_a_model_all_layers_keep_all() -> None:
-    config, room = EngineConfig(page_size=PAGE, tensor_parallel=2), {"max_rows": 8, "max_logits": 8}
-    assert room_of(config, 64, num_staged=9, **room).num_texts == 0
-    alone = room_of(replace(config, tensor_parallel=1), 64, num_staged=9, **room)
+    config, capacity = (
+        EngineConfig(page_size=PAGE, tensor_parallel=2),
+        {"max_rows": 8, "max_logits": 8},
+    )
+    assert room_of(config, 64, num_staged=9, **capacity).num_texts == 0
+    alone = room_of(replace(config, tensor_parallel=1), 64, num_staged=9, **capacity)
     assert alone.num_texts == config.most_batch
 
 

@@ -14,7 +14,7 @@ from doubles.tiny_checkpoints import random_tensors, variant
 from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, VocabularyError
 from outrider.kernels.plan import PackedTable
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
@@ -94,11 +94,11 @@ def test_drafts_change_nothing_on_blocks(tmp_path: Path, kinds: Sequence[str]) -
 
 def test_another_precision_takes_the_numbers_of_the_blocks(tmp_path: Path) -> None:
     path = wide_llama(["Q4_K", "Q6_K"]).write(tmp_path / "a.gguf")
-    room = Room(num_slots=64)
-    kept = load_model(path, LoadOptions(room=room, device="cpu"))
+    capacity = ModelCapacity(num_slots=64)
+    kept = load_model(path, LoadOptions(capacity=capacity, device="cpu"))
     if kept.kernels.pack_blocks is None:
         pytest.skip("no native kernels here")
-    floats = load_model(path, LoadOptions(room=room, device="cpu", dtype="bfloat16"))
+    floats = load_model(path, LoadOptions(capacity=capacity, device="cpu", dtype="bfloat16"))
     assert isinstance(kept, LlamaModel)
     assert isinstance(floats, LlamaModel)
     assert isinstance(kept.tables.embedding, PackedTable)

@@ -28,7 +28,7 @@ from outrider.core.protocols import DraftRow
 from outrider.core.sequence import LiveSequence
 from outrider.drafters.medusa import MedusaConfig
 from outrider.engine.stages import Stages
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 from outrider.plugins.gpu.rounds import verify
@@ -38,13 +38,15 @@ from outrider.plugins.gpu.rounds.program import EagerLauncher
 from outrider.plugins.gpu.rounds.shaping import write_shaping
 
 # The last layer, which all heads here read.
-ROOM = Room(num_slots=512, page_size=PAGE, max_rows=128, max_logits=64, hidden_layers=(2,))
+CAPACITY = ModelCapacity(
+    num_slots=512, page_size=PAGE, max_rows=128, max_logits=64, hidden_layers=(2,)
+)
 
 
 @cache
 def reading() -> LlamaModel:
     """A target whose last states are kept."""
-    model = random_model(variant("llama2"), seed=3, room=ROOM)
+    model = random_model(variant("llama2"), seed=3, capacity=CAPACITY)
     assert isinstance(model, LlamaModel)
     return model
 
@@ -58,7 +60,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, HeadsToLoad]
         "medusa": write_medusa(root / "medusa", medusa, spec, medusa_tensors(medusa, spec)),
         "mtp": write_mtp(root / "mtp", mtp, mtp_tensors(mtp)),
     }
-    return {kind: HeadsToLoad(folder, kind, ROOM) for kind, folder in folders.items()}
+    return {kind: HeadsToLoad(folder, kind, CAPACITY) for kind, folder in folders.items()}
 
 
 # Nodes of a tree, 0 for chains, by drafter.
@@ -293,7 +295,7 @@ def test_memory_that_is_scarce_loses_no_text(heads: Mapping[str, HeadsToLoad]) -
     wanted = requests((0, 0.8, 0.8), max_tokens=20)
     by_stages = rigged.run(wanted, captured=False)
     rigged.target = random_model(  # pyright: ignore
-        variant("llama2"), seed=3, room=replace(ROOM, hidden_layers=(), num_slots=72)
+        variant("llama2"), seed=3, capacity=replace(CAPACITY, hidden_layers=(), num_slots=72)
     )
     rigged.num_slots = 72
     assert rigged.run(wanted, captured=True) == by_stages

@@ -22,7 +22,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.engine.stages import Stages
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.plugins.gpu.rounds import program
 from outrider.plugins.gpu.rounds import verify as verifications
@@ -126,8 +126,8 @@ class Arrival:
 
 def small_model(seed: int) -> LlamaModel:
     """Memory for two texts or three, so that pages are given out again at once."""
-    room = Room(num_slots=SLOTS, page_size=PAGE, max_rows=128, max_logits=64)
-    model = random_model(variant("llama2"), seed=seed, room=room)
+    capacity = ModelCapacity(num_slots=SLOTS, page_size=PAGE, max_rows=128, max_logits=64)
+    model = random_model(variant("llama2"), seed=seed, capacity=capacity)
     assert isinstance(model, LlamaModel)
     return model
 

@@ -24,7 +24,7 @@ from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.stages import Stages
 from outrider.kernels.registry import choose
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
@@ -40,8 +40,8 @@ REFERENCE = choose(device=torch.device("cpu"), dtype=torch.float32, force_refere
 
 def model(family: str, seed: int) -> LlamaModel | GPT2Model:
     """With operators of PyTorch alone, which are all seen, and attention that does not wait."""
-    room = Room(num_slots=SLOTS, page_size=PAGE, max_rows=64, max_logits=64)
-    options = LoadOptions(room=room, dtype="float32", device="cpu", force_reference=True)
+    capacity = ModelCapacity(num_slots=SLOTS, page_size=PAGE, max_rows=64, max_logits=64)
+    options = LoadOptions(capacity=capacity, dtype="float32", device="cpu", force_reference=True)
     with TemporaryDirectory() as folder:
         path = write_checkpoint(Path(folder), variant(family), seed=seed, dtype=torch.float32)
         made = load_model(path, options)

@@ -18,7 +18,7 @@ from outrider.core.spec import RecurrentCapacity
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine.compaction import history_note, within_history
 from outrider.engine.stepwise import StepwiseLM
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.qwen_hybrid import QwenHybridModel
 from outrider.verify.exact import TokenRule
 
@@ -38,7 +38,7 @@ def _target(
         rollback=rollback, history=history, num_sequences=8, num_checkpoints=4
     )
     return tiny_hybrid(
-        name, room=Room(num_slots=num_slots, page_size=4, max_rows=128, states=states)
+        name, capacity=ModelCapacity(num_slots=num_slots, page_size=4, max_rows=128, states=states)
     )
 
 
@@ -108,8 +108,8 @@ def test_a_mixture_of_experts_writes_the_same() -> None:
 @both_ways
 def test_hidden_states_are_kept_and_returned_like_keys(rollback: str) -> None:
     states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=2)
-    room = Room(num_slots=64, page_size=4, hidden_layers=(1, 4), states=states)
-    model = tiny_hybrid(room=room)
+    capacity = ModelCapacity(num_slots=64, page_size=4, hidden_layers=(1, 4), states=states)
+    model = tiny_hybrid(capacity=capacity)
     needs = DraftNeeds(hidden_layers=(1, 4))
     text = (5, 9, 5, 9, 5, 80, 3)
     for seq_id in (0, 1):

@@ -22,13 +22,13 @@ from outrider.core.protocols import CausalLM, Drafter
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.mtp import mtp_drafter
 from outrider.engine.stepwise import StepwiseLM
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 
-ROOM = Room(num_slots=512, page_size=4, max_rows=64, max_logits=64, hidden_layers=(2,))
+CAPACITY = ModelCapacity(num_slots=512, page_size=4, max_rows=64, max_logits=64, hidden_layers=(2,))
 SAMPLER = DraftSampler(first_maximum, "the MTP block")
 PROMPTS = ((7, 90, 3, 7, 90), (1,), (40, 41, 42, 43, 44, 45, 46, 47, 48))
 prompts = st.lists(st.lists(st.integers(0, 95), min_size=1, max_size=9), min_size=1, max_size=3)
@@ -47,13 +47,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 @cache
 def target() -> LlamaModel:
-    model = load_model(stored("llama2", 0), LoadOptions(room=ROOM, device="cpu"))
+    model = load_model(stored("llama2", 0), LoadOptions(capacity=CAPACITY, device="cpu"))
     assert isinstance(model, LlamaModel)
     return model
 
 
 def drafter(folder: Path, *, chunk: int = 256, batch_size: int = 8) -> Drafter:
-    heads = HeadsToLoad(folder, "mtp", ROOM)
+    heads = HeadsToLoad(folder, "mtp", CAPACITY)
     return mtp_drafter(heads, target(), SAMPLER, chunk=chunk, batch_size=batch_size)
 
 
@@ -109,9 +109,9 @@ def test_a_stop_anywhere_ends_all_memories_there(folders: dict[int, Path]) -> No
 def test_requests_that_wait_again_write_what_they_would(folders: dict[int, Path]) -> None:
     """Memory of the target ends early, so the youngest are put off, and their blocks' memory is
     made anew."""
-    small = replace(ROOM, num_slots=44)
-    scarce = load_model(stored("llama2", 0), LoadOptions(room=small, device="cpu"))
-    heads = HeadsToLoad(folders[2], "mtp", ROOM)
+    small = replace(CAPACITY, num_slots=44)
+    scarce = load_model(stored("llama2", 0), LoadOptions(capacity=small, device="cpu"))
+    heads = HeadsToLoad(folders[2], "mtp", CAPACITY)
     own = mtp_drafter(heads, scarce, SAMPLER, chunk=4, batch_size=3)
     rig = Rig(scarce, own, k=3, batch_size=3, chunk=4, spare=4, reserve=0.0)
     texts = rig.outputs(PROMPTS, greedy(16))
@@ -121,7 +121,7 @@ def test_requests_that_wait_again_write_what_they_would(folders: dict[int, Path]
 
 
 def test_a_full_memory_of_the_block_costs_drafts_alone(folders: dict[int, Path]) -> None:
-    small = replace(ROOM, num_slots=16)
+    small = replace(CAPACITY, num_slots=16)
     heads = HeadsToLoad(folders[1], "mtp", small)
     own = mtp_drafter(heads, target(), SAMPLER, chunk=64, batch_size=2)
     rig = Rig(target(), own, k=3, batch_size=2)
@@ -154,7 +154,7 @@ def test_a_shorter_window_of_the_block_is_told_and_ends_drafting(
 @pytest.fixture(scope="module")
 def embedded_block(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A block of random weights for the embedded target."""
-    options = LoadOptions(room=Room(num_slots=64), device="cpu")
+    options = LoadOptions(capacity=ModelCapacity(num_slots=64), device="cpu")
     model = load_model(resolve("outrider/embedded"), options)
     assert isinstance(model, LlamaModel)
     own = block_like(model.config)

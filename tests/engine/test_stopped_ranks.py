@@ -16,13 +16,13 @@ from doubles.child_programs import all_gone
 from doubles.kinds import stored
 from outrider.core.errors import MachineError, given
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.plugins.parallel.sharded import ShardedLM, load_sharded
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.wide, pytest.mark.slow]
 
-OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
+OPTIONS = LoadOptions(capacity=ModelCapacity(num_slots=512, page_size=8), device="cpu")
 
 
 def run_a_pass(model: ShardedLM) -> None:

@@ -29,7 +29,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -58,7 +58,7 @@ PROMPTS = [
 ]
 GREEDY = SamplingParams(max_tokens=12)
 SAMPLED = SamplingParams(max_tokens=12, temperature=0.8, seed=5)
-OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
+OPTIONS = LoadOptions(capacity=ModelCapacity(num_slots=512, page_size=8), device="cpu")
 MEETING = functools.partial(Meeting.on, torch.device("cpu"), 2, native=False)
 TWO = EngineConfig(dtype="float32", tensor_parallel=2, context=512)
 

@@ -24,7 +24,7 @@ from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import CausalLM, Drafter, DraftNeeds, StepRow
 from outrider.drafters.ngram import NgramDrafter
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.plugins.transformers.model import AdapterModel, load_adapter
@@ -35,7 +35,7 @@ pytest.importorskip("transformers")
 pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
-OPTIONS = LoadOptions(room=Room(num_slots=512, page_size=16), device="cpu")
+OPTIONS = LoadOptions(capacity=ModelCapacity(num_slots=512, page_size=16), device="cpu")
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -66,7 +66,7 @@ def kind(
     """As in doubles/kinds.py; the weights are loaded once."""
     assert vocab_size <= VOCAB
     assert seed == 0
-    return with_room(adapter(family), Room(num_slots=num_slots, page_size=page_size))
+    return with_room(adapter(family), ModelCapacity(num_slots=num_slots, page_size=page_size))
 
 
 @every_family
@@ -165,10 +165,12 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_speculation_changes_no_token(family: str, dtype: str, drafter: str) -> None:
-    room = Room(num_slots=512, page_size=4)
+    capacity = ModelCapacity(num_slots=512, page_size=4)
     prompts = [TEXT[:5], TEXT[5:23], TEXT[30:31]]
     requests = [Request(prompt, SamplingParams(max_tokens=24)) for prompt in prompts]
-    plain = Rig(with_room(adapter(family, dtype), room), batch_size=3)
-    spec = Rig(with_room(adapter(family, dtype), room), DRAFTERS[drafter](), batch_size=3, chunk=7)
+    plain = Rig(with_room(adapter(family, dtype), capacity), batch_size=3)
+    spec = Rig(
+        with_room(adapter(family, dtype), capacity), DRAFTERS[drafter](), batch_size=3, chunk=7
+    )
     assert spec.run(requests) == plain.run(requests)
     assert sum(trace.num_drafted for trace in spec.traces) > 0

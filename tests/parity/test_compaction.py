@@ -26,14 +26,14 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.drafters.none import NoDrafter
 from outrider.engine.compaction import Compaction
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 
 KEEP = Keep(budget=20, window=6)
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(47)]
-LLAMA, ROOM = variant("llama2"), Room(num_slots=512, page_size=4)
+LLAMA, CAPACITY = variant("llama2"), ModelCapacity(num_slots=512, page_size=4)
 
 
 def transformers_model(folder: Path) -> Any:
@@ -60,7 +60,7 @@ def chosen(weights_HTT: Tensor, num_kv_heads: int) -> Tensor:
 
 
 def load(folder: Path) -> LlamaModel:
-    model = load_model(folder, LoadOptions(room=ROOM, device="cpu"))
+    model = load_model(folder, LoadOptions(capacity=CAPACITY, device="cpu"))
     assert isinstance(model, LlamaModel)
     return model
 
@@ -109,7 +109,7 @@ def masked_greedy(theirs: Any, kept_GM: Tensor, num_heads: int, num_tokens: int)
 
 def our_texts(model: LlamaModel, num_tokens: int) -> Iterator[list[int]]:
     params = SamplingParams(max_tokens=num_tokens)
-    draft = random_llama(seed=3, room=ROOM)
+    draft = random_llama(seed=3, capacity=CAPACITY)
     for drafter, chunk in ((NoDrafter(), 64), (NoDrafter(), 5), (model_drafter(draft), 9)):
         rig = Rig(model, drafter, chunk=chunk, compaction=Compaction(KEEP))
         yield rig.run([Request(TEXT, params)])[0]

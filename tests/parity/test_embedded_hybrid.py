@@ -14,7 +14,7 @@ from safetensors.torch import (
 )
 
 from doubles.hf_checkpoints import hushed
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider.pairs.catalog import EMBEDDED_HYBRID
@@ -51,6 +51,6 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
     text = [(131 * i * i + 17 * i) % 8192 for i in range(100)]
     with hushed():
         theirs_NV, _ = Oracle(in_numbers(folder, tmp_path / "numbers")).run(text)
-    room = Room(num_slots=512, page_size=16, max_rows=128, max_logits=128)
-    model = load_model(folder, LoadOptions(room=room, dtype="float32", device="cpu"))
+    capacity = ModelCapacity(num_slots=512, page_size=16, max_rows=128, max_logits=128)
+    model = load_model(folder, LoadOptions(capacity=capacity, dtype="float32", device="cpu"))
     torch.testing.assert_close(feed(model, text, [100]), theirs_NV, atol=1e-4, rtol=0)

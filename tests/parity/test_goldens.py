@@ -13,7 +13,7 @@ from torch import Tensor
 
 from doubles.tiny_checkpoints import VARIANTS, checksum, random_tensors, variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from parity.feeding import feed, greedy
@@ -57,8 +57,10 @@ def golden(
         metadata: dict[str, str] = stored.metadata()
         tensors: dict[str, Tensor] = {key: stored.get_tensor(key) for key in list(stored.keys())}
     folder = _folder(name, metadata, tmp_path_factory.mktemp("golden"))
-    room = Room(num_slots=256, page_size=16, max_rows=64, max_logits=64)
-    options = LoadOptions(room=room, dtype="float32", device="cpu", force_reference=force_reference)
+    capacity = ModelCapacity(num_slots=256, page_size=16, max_rows=64, max_logits=64)
+    options = LoadOptions(
+        capacity=capacity, dtype="float32", device="cpu", force_reference=force_reference
+    )
     return Golden(
         model=load_model(folder, options),
         tokens=[int(token) for token in tensors["tokens_N"]],

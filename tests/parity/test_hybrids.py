@@ -16,7 +16,7 @@ from doubles.hf_checkpoints import hushed
 from doubles.tiny_checkpoints import save_tensors
 from doubles.tiny_hybrids import hybrid_config, stored_hybrid, tiny_hybrid
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from outrider.models.qwen_hybrid import QwenHybridModel
@@ -53,7 +53,7 @@ def _peer(config: Mapping[str, Any], folder: Path) -> Any:
 
 def _ours(folder: Path, *, reference: bool = False) -> QwenHybridModel:
     options = LoadOptions(
-        room=Room(num_slots=256, page_size=8), device="cpu", force_reference=reference
+        capacity=ModelCapacity(num_slots=256, page_size=8), device="cpu", force_reference=reference
     )
     model = load_model(folder, options)
     assert isinstance(model, QwenHybridModel)

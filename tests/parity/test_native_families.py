@@ -20,7 +20,7 @@ from doubles.published import mxfp4
 from doubles.tiny_checkpoints import save_tensors, variant, write_checkpoint
 from doubles.tiny_families import FAMILIES, WRAPPERS, write_family, write_wrapper
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -31,7 +31,7 @@ pytest.importorskip("transformers")
 pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
-ROOM = Room(num_slots=512, page_size=16)
+CAPACITY = ModelCapacity(num_slots=512, page_size=16)
 every_family = pytest.mark.parametrize("name", FAMILIES)
 # A tree of twelve nodes behind a text, by parents.
 TREE = (-1, -1, 0, 0, 2, 1, 4, 6, 7, 8, 9, 10)
@@ -52,7 +52,11 @@ def load(
     folder: Path, *, dtype: str = "float32", force_reference: bool = False, quantise: str = "none"
 ) -> LlamaModel:
     options = LoadOptions(
-        room=ROOM, dtype=dtype, device="cpu", force_reference=force_reference, quantise=quantise
+        capacity=CAPACITY,
+        dtype=dtype,
+        device="cpu",
+        force_reference=force_reference,
+        quantise=quantise,
     )
     model = load_model(folder, options)
     assert isinstance(model, LlamaModel)
@@ -189,8 +193,8 @@ def test_long_factors_are_those_of_transformers(name: str, tmp_path: Path) -> No
     """transformers takes them for a text that is longer than the original window."""
     folder = write_checkpoint(tmp_path, variant(name), seed=3)
     text = [(7 * i * i + 3 * i) % 96 for i in range(150)]
-    room = replace(ROOM, window=200, max_logits=256)
-    model = load_model(folder, LoadOptions(room=room, dtype="float32", device="cpu"))
+    capacity = replace(CAPACITY, window=200, max_logits=256)
+    model = load_model(folder, LoadOptions(capacity=capacity, dtype="float32", device="cpu"))
     assert model.spec.max_tokens == 256
     logits_NV, _ = Oracle(folder).run(text)
     torch.testing.assert_close(feed(model, text, [100, 50]), logits_NV, atol=1e-4, rtol=1e-5)

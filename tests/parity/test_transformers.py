@@ -9,7 +9,7 @@ import torch
 
 from doubles.tiny_checkpoints import VARIANTS, Variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_config
 from outrider.models.load_options import LoadOptions
@@ -25,8 +25,10 @@ TEXT = [(7 * i * i + 3 * i) % 96 for i in range(120)]
 
 
 def load(folder: Path, *, dtype: str = "float32", force_reference: bool = False) -> Decoder:
-    room = Room(num_slots=512, page_size=16, max_rows=128, max_logits=128)
-    options = LoadOptions(room=room, dtype=dtype, device="cpu", force_reference=force_reference)
+    capacity = ModelCapacity(num_slots=512, page_size=16, max_rows=128, max_logits=128)
+    options = LoadOptions(
+        capacity=capacity, dtype=dtype, device="cpu", force_reference=force_reference
+    )
     return load_model(folder, options)
 
 

@@ -16,7 +16,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.env import cache_folder
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.hf_config import read_native_config
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -104,7 +104,7 @@ def test_blocks_are_as_near_to_their_numbers_as_8_bits_of_activations(file: Path
 
 
 def _log_probs(file: Path, ids: list[int], dtype: str) -> Tensor:
-    options = LoadOptions(room=Room(num_slots=256), device="cpu", dtype=dtype)
+    options = LoadOptions(capacity=ModelCapacity(num_slots=256), device="cpu", dtype=dtype)
     model = load_model(file, options)
     model.state.open(0, ())
     logits_MV = model.step([StepRow.chain(0, ids)], DraftNeeds()).logits_MV

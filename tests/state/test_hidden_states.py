@@ -11,12 +11,14 @@ from torch import Tensor
 from doubles.tiny_checkpoints import random_llama, variant
 from outrider.core.protocols import DraftNeeds, HiddenStore, StepRow
 from outrider.kernels.kinds import DTYPES
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 
 LAYERS = (2, 0, 1)
 NEEDS = DraftNeeds(hidden_layers=LAYERS)
-ROOM = Room(num_slots=128, page_size=4, max_rows=32, max_logits=32, hidden_layers=LAYERS)
+CAPACITY = ModelCapacity(
+    num_slots=128, page_size=4, max_rows=32, max_logits=32, hidden_layers=LAYERS
+)
 TEXT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)
 
 
@@ -27,7 +29,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["one call", "many"])
 def model(dtype: str, request: pytest.FixtureRequest) -> LlamaModel:
-    model = random_llama(variant("llama2"), seed=2, dtype=dtype, room=ROOM)
+    model = random_llama(variant("llama2"), seed=2, dtype=dtype, capacity=CAPACITY)
     if request.param == "many":
         model.kernels = replace(model.kernels)
         assert model.forward() is None
@@ -37,7 +39,7 @@ def model(dtype: str, request: pytest.FixtureRequest) -> LlamaModel:
 def told(dtype: str, tokens: tuple[int, ...]) -> Tensor:
     """The states of `tokens` as a model reports them that keeps none."""
     plain = random_llama(
-        variant("llama2"), seed=2, dtype=dtype, room=replace(ROOM, hidden_layers=())
+        variant("llama2"), seed=2, dtype=dtype, capacity=replace(CAPACITY, hidden_layers=())
     )
     plain.state.open(0, ())
     hidden_NKD = plain.step([StepRow.chain(0, tokens)], NEEDS).hidden_NKD

@@ -17,7 +17,7 @@ from outrider.core.errors import CapacityError
 from outrider.core.protocols import StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.core.tree import ROOT
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.qwen_hybrid import QwenHybridModel
 
 ROLLBACKS = ("ring", "replay")
@@ -46,7 +46,9 @@ def _model(rollback: str, *, history: int = 6, num_slots: int = 256) -> QwenHybr
     states = RecurrentCapacity(
         rollback=rollback, history=history, num_sequences=4, num_checkpoints=4
     )
-    return tiny_hybrid(room=Room(num_slots=num_slots, page_size=4, max_rows=16, states=states))
+    return tiny_hybrid(
+        capacity=ModelCapacity(num_slots=num_slots, page_size=4, max_rows=16, states=states)
+    )
 
 
 def _step(model: QwenHybridModel, *rows: StepRow) -> Tensor:
@@ -244,7 +246,9 @@ def test_chains_staged_token_by_token_stay_within_the_room(
     states = RecurrentCapacity(
         rollback=rollback, history=history, num_sequences=2, num_checkpoints=1
     )
-    model = tiny_hybrid(room=Room(num_slots=256, page_size=page_size, max_rows=16, states=states))
+    model = tiny_hybrid(
+        capacity=ModelCapacity(num_slots=256, page_size=page_size, max_rows=16, states=states)
+    )
     for seq_id in range(2):
         model.state.open(seq_id, ())
         _read(model, seq_id, TEXT[:3])

@@ -27,7 +27,7 @@ from outrider.engine.compaction import history_note, keep_of
 from outrider.engine.drafter_builders import alone_for
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.operators import Kernels
-from outrider.models.decoder import Decoder, Room, SharedWeights
+from outrider.models.decoder import Decoder, ModelCapacity, SharedWeights
 from outrider.models.gguf.folder import tokenizer_notes
 from outrider.models.heads import HeadsToLoad
 from outrider.models.load_options import LoadOptions
@@ -222,11 +222,13 @@ def _load_target(
 ) -> tuple[Decoder, Callable[[], object] | None]:
     """The target, and what ends the other processes that it is shared with, if there are any. Its
     weights are those of `there`, if it can give them."""
-    config, room = plan.settings, target_room(plan, heads)
-    other = None if there is None else there.beside(room)
+    config, capacity = plan.settings, target_room(plan, heads)
+    other = None if there is None else there.beside(capacity)
     if other is not None:
         return other, None
-    options = replace(options_for(config, room), quantise=config.quantise, kv_dtype=config.kv_dtype)
+    options = replace(
+        options_for(config, capacity), quantise=config.quantise, kv_dtype=config.kv_dtype
+    )
     if config.tensor_parallel == 1:
         return load_model(plan.folder, options, name=name), None
     # Imported here: few use it, and it brings PyTorch's communication along.
@@ -263,13 +265,13 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
         vocab_size=plan.target.vocab_size,
         num_common=plan.num_common,
         num_distributions=config.most_batch * config.most_k,
-        num_slots=options.room.num_slots,
+        num_slots=options.capacity.num_slots,
         page_size=config.page_size,
-        max_rows=options.room.max_rows,
-        max_logits=options.room.max_logits,
+        max_rows=options.capacity.max_rows,
+        max_logits=options.capacity.max_logits,
         chunk=config.prefill_chunk,
         batch_size=config.most_batch,
-        states=asdict(options.room.states),
+        states=asdict(options.capacity.states),
         max_tokens=plan.draft_window,
         name=plan.draft_name,
         dtype=config.dtype,
@@ -282,10 +284,10 @@ def _child(plan: LoadPlan, folder: Path, options: LoadOptions) -> ChildOptions:
     )
 
 
-def options_for(config: EngineConfig, room: Room) -> LoadOptions:
+def options_for(config: EngineConfig, capacity: ModelCapacity) -> LoadOptions:
     """Those that a draft model has too: its weights are not quantised."""
     return LoadOptions(
-        room=room,
+        capacity=capacity,
         dtype=config.dtype,
         device=config.device,
         force_reference=config.force_reference,

@@ -20,7 +20,7 @@ from outrider.engine.drafter_builders import draft_capacity, most_staged, room_o
 from outrider.engine.prompt_logprobs import SCORED_ROWS
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.registry import is_native
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_config
@@ -74,7 +74,7 @@ class _Model:
     role: str
     spec: ModelSpec
     stored: StoredWeights
-    room: Room
+    capacity: ModelCapacity
     device: str
     in_float32: bool
     num_lanes: int
@@ -91,11 +91,11 @@ def files_of(plan: LoadPlan) -> Files:
     return Files(target, heads=stored_in(plan.heads_folder), heads_read=plan.heads(0))
 
 
-def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> Room:
+def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> ModelCapacity:
     config = plan.settings
     rows = plan.resolved.pass_rows
     most = max(config.prefill_chunk + rows, config.kv_window if config.kv_budget else 0)
-    room = room_of(
+    capacity = room_of(
         config,
         plan.num_slots,
         max_rows=most,
@@ -103,16 +103,16 @@ def target_room(plan: LoadPlan, heads: HeadsToLoad | None) -> Room:
         window=plan.window,
         num_staged=most_staged(plan.resolved),
     )
-    return replace(room, hidden_layers=plan.hidden_layers(heads))
+    return replace(capacity, hidden_layers=plan.hidden_layers(heads))
 
 
-def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> Room:
+def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> ModelCapacity:
     """Beside a target with so many slots, with room for the foreseen verdicts of a draft model that
     drafts ahead."""
     config, more = resolved.settings, draft_capacity(resolved)
     # A process of its own is told of no such memory.
     apart = config.drafter_home != "process"
-    room = room_of(
+    capacity = room_of(
         config,
         num_slots + config.most_batch * whole_pages(more.num_slots, config.page_size),
         max_rows=max(config.prefill_chunk, 2 * config.most_batch, more.num_rows),
@@ -121,8 +121,8 @@ def draft_room(resolved: ResolvedConfig, num_slots: int, window: int = 0) -> Roo
         num_staged=apart * (most_staged(resolved) + LEAST_SHARE + more.num_slots),
     )
     # A model that drafts ahead stages all its branches.
-    history = max(room.states.history, more.num_slots)
-    return replace(room, states=replace(room.states, history=history))
+    history = max(capacity.states.history, more.num_slots)
+    return replace(capacity, states=replace(capacity.states, history=history))
 
 
 def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> tuple[Part, ...]:
@@ -133,8 +133,8 @@ def memory_parts(plan: LoadPlan, files: Files, *, has_weights: bool = False) -> 
     lanes = {"single": 1, "pd": 2}.get(config.schedule, 3)
     heads = files.heads_read
     if heads is not None:
-        more = heads.room.num_slots + plan.num_slots
-        heads = replace(heads, room=replace(heads.room, num_slots=more))
+        more = heads.capacity.num_slots + plan.num_slots
+        heads = replace(heads, capacity=replace(heads.capacity, num_slots=more))
     in_float32 = _in_float32(plan.target, config, device)
     target = _Model(
         "target",
@@ -203,7 +203,7 @@ def _stored_bytes(
 
 
 def _model_parts(model: _Model) -> Iterator[Part]:
-    spec, room, device = model.spec, model.room, model.device
+    spec, capacity, device = model.spec, model.capacity, model.device
     of = f"of the {model.role}"
     yield Part(WEIGHTS + model.role, _weights_bytes(model), device, is_weights=True)
     yield Part(f"loading {of}", _loading_bytes(model), device, "loading")
@@ -213,32 +213,34 @@ def _model_parts(model: _Model) -> Iterator[Part]:
         pages = 4 * spec.num_layers * (4 << 20)
         pages = min(pages, spec.weight_bytes) + (32 << 20)
         yield Part(f"mapped files {of}", mapped + pages, device, "addresses")
-    arena = spec.arena_bytes(room.num_slots, room.num_local_slots(spec) or room.num_slots)
-    yield Part(f"KV arena {of}, {room.num_slots} tokens", arena, device)
-    kept = room.num_slots * len(room.hidden_layers) * spec.hidden_size * spec.bytes_per_kv
+    arena = spec.arena_bytes(
+        capacity.num_slots, capacity.num_local_slots(spec) or capacity.num_slots
+    )
+    yield Part(f"KV arena {of}, {capacity.num_slots} tokens", arena, device)
+    kept = capacity.num_slots * len(capacity.hidden_layers) * spec.hidden_size * spec.bytes_per_kv
     yield Part(f"hidden states {of}", kept, device)
-    yield Part(f"recurrent states {of}", room.states.num_bytes(spec), device)
-    yield Part(f"positions and pages {of}", tables_bytes(spec, room), device)
-    yield Part(f"scratch {of}", model.num_lanes * _scratch_bytes(spec, room), device)
+    yield Part(f"recurrent states {of}", capacity.states.num_bytes(spec), device)
+    yield Part(f"positions and pages {of}", tables_bytes(spec, capacity), device)
+    yield Part(f"scratch {of}", model.num_lanes * _scratch_bytes(spec, capacity), device)
     # Logits, and the distributions that sampling makes of them.
-    logits = 2 * model.num_lanes * room.max_logits * spec.vocab_size * 4
+    logits = 2 * model.num_lanes * capacity.max_logits * spec.vocab_size * 4
     yield Part(f"logits {of}", logits, device)
     if device.startswith("cuda"):
         # Imported here: the plugin of a device that most machines lack.
         from outrider.plugins.gpu.kernels.scratch import PART, attention_scratch, workspace_bytes
 
-        num_parts = -(-room.num_positions(spec.max_tokens, reach=spec.reach) // PART)
-        scratch = attention_scratch(room.max_rows, spec.num_heads, spec.head_dim, num_parts)
+        num_parts = -(-capacity.num_positions(spec.max_tokens, reach=spec.reach) // PART)
+        scratch = attention_scratch(capacity.max_rows, spec.num_heads, spec.head_dim, num_parts)
         yield Part(f"attention {of}", model.num_lanes * workspace_bytes(scratch), device)
 
 
 def _copy_parts(target: _Model, quantise: str) -> Iterator[Part]:
     """What a copy of the target takes besides its matrices; tables are the target's."""
-    spec, room = target.spec, target.room
+    spec, capacity = target.spec, target.capacity
     if quantise != "none":
         copy = replace(target, spec=replace(spec, quantise=quantise))
         yield Part("loading of the copy", _loading_bytes(copy), target.device, "loading")
-    taken = _scratch_bytes(spec, room) + room.max_logits * spec.vocab_size * 4
+    taken = _scratch_bytes(spec, capacity) + capacity.max_logits * spec.vocab_size * 4
     yield Part("scratch and logits of the copy", taken, target.device)
 
 
@@ -247,18 +249,20 @@ def _heads_parts(
 ) -> Iterator[Part]:
     # Their own keys and values are of the weights' precision.
     spec = replace(target.spec, kv_dtype="auto")
-    room = heads.room
+    capacity = heads.capacity
     weights = stored.num_bytes * spec.bytes_per_weight // 2
     if heads.folder == plan.folder:
         weights = spec.num_parameters * spec.bytes_per_weight // spec.num_layers
     yield Part(f"{WEIGHTS}heads", weights, target.device, is_weights=True)
     num_layers = spec.num_layers if spec.num_kv_layers is None else spec.num_kv_layers
     if heads.format.arena:
-        arena = room.num_slots * spec.kv_bytes_per_token // max(1, num_layers) * heads.num_layers
-        tables = tables_bytes(spec, room)
-        yield Part(f"KV arena of the heads, {room.num_slots} tokens", arena, target.device)
+        arena = (
+            capacity.num_slots * spec.kv_bytes_per_token // max(1, num_layers) * heads.num_layers
+        )
+        tables = tables_bytes(spec, capacity)
+        yield Part(f"KV arena of the heads, {capacity.num_slots} tokens", arena, target.device)
         yield Part("positions and pages of the heads", tables, target.device)
-    taken = _scratch_bytes(spec, room) + room.max_logits * spec.vocab_size * 4
+    taken = _scratch_bytes(spec, capacity) + capacity.max_logits * spec.vocab_size * 4
     yield Part("scratch and logits of the heads", taken, target.device)
 
 
@@ -310,27 +314,27 @@ def _loading_bytes(model: _Model) -> int:
     return most
 
 
-def tables_bytes(spec: ModelSpec, room: Room) -> int:
+def tables_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
     """Cosines and sines in float32, and the lists of pages."""
-    positions = room.num_positions(spec.max_tokens, reach=spec.reach)
-    return positions * spec.head_dim * 4 + room.num_slots * _PAGE_BYTES // room.page_size
+    positions = capacity.num_positions(spec.max_tokens, reach=spec.reach)
+    return positions * spec.head_dim * 4 + capacity.num_slots * _PAGE_BYTES // capacity.page_size
 
 
-def _scratch_bytes(spec: ModelSpec, room: Room) -> int:
+def _scratch_bytes(spec: ModelSpec, capacity: ModelCapacity) -> int:
     """The buffers of one step (models/decoder.py), float32. A mixture copies every row to each of
     its experts and keeps what these give."""
     attended = spec.num_heads * spec.head_dim
     wide = 3 * spec.hidden_size + 2 * attended + 2 * spec.num_kv_heads * spec.head_dim
     if spec.num_experts:
         wide += (2 * spec.num_active_experts + 1) * spec.hidden_size
-    return room.max_rows * 4 * (wide + 3 * spec.ffn_size)
+    return capacity.max_rows * 4 * (wide + 3 * spec.ffn_size)
 
 
 def _captured_bytes(model: _Model, config: EngineConfig, width: int) -> int:
     """Memory of rounds in a CUDA graph, of `width` rows a text: buffers, logits, slots, pages."""
     spec, num_rows = model.spec, config.most_batch * width
-    positions = model.room.num_positions(spec.max_tokens, reach=spec.reach)
-    rows = _scratch_bytes(spec, replace(model.room, max_rows=num_rows))
+    positions = model.capacity.num_positions(spec.max_tokens, reach=spec.reach)
+    rows = _scratch_bytes(spec, replace(model.capacity, max_rows=num_rows))
     return rows + 4 * num_rows * spec.vocab_size + 8 * config.most_batch * positions
 
 

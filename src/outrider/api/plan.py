@@ -156,7 +156,7 @@ class LoadPlan:
         size = resolved.k if resolved.left_to_us else resolved.draft_size
         nodes = whole_pages(settings.most_k * min(size, MAX_WIDTH) + 1, settings.page_size)
         rows = settings.most_batch * (size + 1)
-        room = room_of(
+        capacity = room_of(
             settings,
             num_slots + settings.most_batch * nodes,
             max_rows=max(settings.prefill_chunk, rows),
@@ -164,12 +164,12 @@ class LoadPlan:
             window=self.window,
         )
         layers = hidden_layers_of(folder, given.name, _num_layers(self.target))
-        return HeadsToLoad(folder, given.name, replace(room, hidden_layers=layers))
+        return HeadsToLoad(folder, given.name, replace(capacity, hidden_layers=layers))
 
     def hidden_layers(self, heads: HeadsToLoad | None) -> tuple[int, ...]:
         """Those that the target keeps for what drafts."""
         if heads is not None:
-            return heads.room.hidden_layers
+            return heads.capacity.hidden_layers
         last = "last layer" in self.resolved.drafter.reads
         return (_num_layers(self.target),) if last else ()
 
@@ -380,11 +380,11 @@ def _default_slots(plan: LoadPlan) -> int:
     if plan.auto_batch:
         usual = min(longest, whole_pages(2 * OPEN_TOKENS, config.page_size))
         num_slots = min(num_slots, max(_WHOLE_WINDOWS * longest, config.most_batch * usual))
-    room = room_of(config, num_slots, max_rows=1, max_logits=1, num_staged=staged)
+    capacity = room_of(config, num_slots, max_rows=1, max_logits=1, num_staged=staged)
     return arena_slots(
         spec,
         num_slots=num_slots,
-        num_local_slots=room.num_local_slots(spec),
+        num_local_slots=capacity.num_local_slots(spec),
         device=pick_device(config.device),
         states=states_of(config),
         share=config.memory_share,

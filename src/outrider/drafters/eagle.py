@@ -186,7 +186,7 @@ def load_eagle(heads: HeadsToLoad, target: NormedTarget) -> EntranceNet:
         _check_numbers(weights)
         block = _read_block(WeightReader(weights, kernels, place), weights, config, heads, target)
         weights.check_all_taken(ignored=_DERIVED)
-    return EntranceNet(block, kernels, place, heads.room)
+    return EntranceNet(block, kernels, place, heads.capacity)
 
 
 def _read_block(
@@ -196,15 +196,15 @@ def _read_block(
     heads: HeadsToLoad,
     target: NormedTarget,
 ) -> HeadBlock:
-    sizes, fused, room = config.layer, config.fused, heads.room
-    hidden, layers = sizes.hidden_size, room.hidden_layers
+    sizes, fused, capacity = config.layer, config.fused, heads.capacity
+    hidden, layers = sizes.hidden_size, capacity.hidden_layers
     prefixes = [f"layers.{index}." for index in range(sizes.num_layers)]
     if "midlayer.self_attn.q_proj.weight" in reader:
         prefixes[0] = "midlayer."
     device = target.tables.embeddings.device
     fc = reader.linear({"fc": hidden}, (len(layers) if fused else 2) * hidden)
     bias_D = reader.bias({"fc": hidden}, present="fc.bias" in reader)
-    turns = turns_of(sizes, room.num_positions(target.spec.max_tokens), device)
+    turns = turns_of(sizes, capacity.num_positions(target.spec.max_tokens), device)
     # EAGLE 3 uses fc for the target's states, before the entrance.
     if fused:
         norms = _norms_before_fc(reader, config, len(layers))
@@ -232,7 +232,7 @@ def _read_block(
             attends=Attends.PAIR if fused else Attends.RESIDUAL,
             keeps_norm=config.norm_before_residual,
             gives_normed=fused and config.norm_output,
-            **entrance_buffers(room, hidden, device),
+            **entrance_buffers(capacity, hidden, device),
         ),
         states=states,
         embedding_VD=_embedding(reader, target),

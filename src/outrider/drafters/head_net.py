@@ -26,7 +26,7 @@ from outrider.kernels.kinds import compile_ahead
 from outrider.kernels.native.forward import Attends, Entrance, Forward, ForwardParts, LayerWeights
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.models.decoder import LayerKV, Passes, Room, Scratch
+from outrider.models.decoder import LayerKV, ModelCapacity, Passes, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadMemory
 from outrider.models.llama_layers import LayerOperators
@@ -162,10 +162,10 @@ class EntranceBuffers(TypedDict):
     own_ND: Tensor
 
 
-def entrance_buffers(room: Room, size: int, device: torch.device) -> EntranceBuffers:
+def entrance_buffers(capacity: ModelCapacity, size: int, device: torch.device) -> EntranceBuffers:
     """For as many packed tokens as there is room for."""
-    states_ND, own_ND = (torch.empty(room.max_rows, size, device=device) for _ in range(2))
-    pair_N2D = torch.empty(room.max_rows, 2 * size, device=device)
+    states_ND, own_ND = (torch.empty(capacity.max_rows, size, device=device) for _ in range(2))
+    pair_N2D = torch.empty(capacity.max_rows, 2 * size, device=device)
     return {"states_ND": states_ND, "pair_N2D": pair_N2D, "own_ND": own_ND}
 
 
@@ -174,7 +174,9 @@ class EntranceNet:
     the target's ids: an id that is not drafted has next to none. With a `native` pass it is that
     which runs."""
 
-    def __init__(self, block: HeadBlock, kernels: Kernels, place: Placement, room: Room) -> None:
+    def __init__(
+        self, block: HeadBlock, kernels: Kernels, place: Placement, capacity: ModelCapacity
+    ) -> None:
         self._block, self._kernels = block, kernels
         # Each block has memory of its own, with the keys and values of its layers.
         self._config = config = replace(block.config, num_layers=len(block.layers))
@@ -184,7 +186,7 @@ class EntranceNet:
             place.spec(config),
             up_size=2 * config.ffn_size,
             place=place,
-            room=replace(room, hidden_layers=()),
+            capacity=replace(capacity, hidden_layers=()),
         )
         self.hidden_layers = block.states.layers
         self.native = self._native()

@@ -56,7 +56,7 @@ from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.drafters.native import fused_head_drafts
 from outrider.kernels.native.forward import Entrance
 from outrider.kernels.plan import PackedLinear
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.documents import read_document
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig, parse_llama
 from outrider.models.heads import HeadsToLoad
@@ -201,25 +201,27 @@ _Part = tuple[BlockLayer, PackedLinear, tuple[Tensor, Tensor, Tensor]]
 
 
 def read_blocks(
-    folder: Path, config: MtpConfig, target: NormedTarget, room: Room
+    folder: Path, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
 ) -> list[HeadBlock]:
     """Raises CheckpointError for tensors that are missing or of another shape."""
-    num_positions = room.num_positions(config.block.max_tokens)
+    num_positions = capacity.num_positions(config.block.max_tokens)
     turns = turns_of(config.block, num_positions, target.tables.embeddings.device)
     with Weights(folder) as weights:
         reader = WeightReader(weights, own_kernels(target), placement_of(target))
         if isinstance(config.block, QwenHybridConfig):
-            parts = _gated_parts(folder, reader, config.block, turns, room)
+            parts = _gated_parts(folder, reader, config.block, turns, capacity)
         else:
             first, operators = config.first_layer, LayerOperators(config.block, turns)
             indices = range(first, first + config.depth)
             parts = [_llama_part(reader, operators, index) for index in indices]
             if first == 0:
                 weights.check_all_taken(ignored=(*DERIVED, *_COPIES))
-    return [_block(part, config, target, room) for part in parts]
+    return [_block(part, config, target, capacity) for part in parts]
 
 
-def _block(part: _Part, config: MtpConfig, target: NormedTarget, room: Room) -> HeadBlock:
+def _block(
+    part: _Part, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
+) -> HeadBlock:
     layer, join, (token_norm_D, state_norm_D, norm_D) = part
     tables, size = target.tables, config.block.hidden_size
     return HeadBlock(
@@ -230,7 +232,7 @@ def _block(part: _Part, config: MtpConfig, target: NormedTarget, room: Room) -> 
             state_norm_D=state_norm_D,
             join=join,
             gives_normed=config.gives_normed,
-            **entrance_buffers(room, size, tables.embeddings.device),
+            **entrance_buffers(capacity, size, tables.embeddings.device),
         ),
         states=TargetStates(
             layers=(target.spec.num_layers,),
@@ -254,7 +256,11 @@ def _llama_part(reader: WeightReader, operators: LayerOperators, index: int) -> 
 
 
 def _gated_parts(
-    folder: Path, reader: WeightReader, config: QwenHybridConfig, turns: Turns, room: Room
+    folder: Path,
+    reader: WeightReader,
+    config: QwenHybridConfig,
+    turns: Turns,
+    capacity: ModelCapacity,
 ) -> list[_Part]:
     """Blocks that share all but the layer. Raises CheckpointError where there are none."""
     if "mtp.fc.weight" not in reader:
@@ -274,7 +280,7 @@ def _gated_parts(
     operators = HybridOperators(config, turns)
     # One block runs after the other.
     gated_NA = torch.empty(
-        room.max_rows, config.num_heads * config.head_dim, device=turns[0].device
+        capacity.max_rows, config.num_heads * config.head_dim, device=turns[0].device
     )
     read = [names.layer(index) for index in layers]
     gated = [GatedLayer(operators, layer, native_layer(layer, gated_NA)) for layer in read]
@@ -282,13 +288,13 @@ def _gated_parts(
 
 
 def load_mtp(
-    folder: Path, config: MtpConfig, target: NormedTarget, room: Room
+    folder: Path, config: MtpConfig, target: NormedTarget, capacity: ModelCapacity
 ) -> tuple[EntranceNet, ...]:
     """The blocks, each with memory of its own. Raises CheckpointError for tensors that are missing,
     of another shape or not numbers."""
     place = placement_of(target)
-    blocks = read_blocks(folder, config, target, room)
-    nets = tuple(EntranceNet(block, own_kernels(target), place, room) for block in blocks)
+    blocks = read_blocks(folder, config, target, capacity)
+    nets = tuple(EntranceNet(block, own_kernels(target), place, capacity) for block in blocks)
     check_finite(folder, torch.stack([_probe(net, target) for net in nets]), "MTP block")
     return nets
 
@@ -314,7 +320,7 @@ def mtp_drafter(
     """
     host = normed_target(target)
     config = read_mtp_config(heads.folder, target.spec)
-    nets = load_mtp(heads.folder, config, host, heads.room)
+    nets = load_mtp(heads.folder, config, host, heads.capacity)
     window, wanted = config.block.max_tokens, target.spec.max_tokens
     if window < wanted:
         _log.warning(
@@ -323,8 +329,8 @@ def mtp_drafter(
             wanted,
         )
     limits = HeadLimits(
-        chunk=min(chunk, heads.room.max_rows),
-        reach=max(heads.room.max_rows // batch_size, 1),
+        chunk=min(chunk, heads.capacity.max_rows),
+        reach=max(heads.capacity.max_rows // batch_size, 1),
         window=min(window, wanted),
     )
     fused = None

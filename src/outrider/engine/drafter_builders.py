@@ -32,7 +32,7 @@ from outrider.drafters.portfolio import ForcedDrafter, PortfolioDrafter, ReplayS
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.self_draft import SelfDrafter, SelfDraftSpec, gain_notes, skipped_layers
 from outrider.kernels.kinds import pick_device
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.families import LLAMA_FAMILIES, LlamaConfig
 
 if TYPE_CHECKING:
@@ -293,11 +293,11 @@ def room_of(
     max_logits: int,
     window: int = 0,
     num_staged: int = 0,
-) -> Room:
+) -> ModelCapacity:
     """With `num_staged`, that many tokens of a text at a time besides those that were committed,
     local layers have memory of their own: on CPUs and in one process."""
     apart = num_staged and config.tensor_parallel == 1 and pick_device(config.device).type == "cpu"
-    return Room(
+    return ModelCapacity(
         num_slots=num_slots,
         page_size=config.page_size,
         max_rows=max_rows,

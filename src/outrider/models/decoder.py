@@ -55,13 +55,13 @@ class Decoder(CausalLM, Protocol):
 class SharedWeights(Protocol):
     """A Decoder that other engines may use with memory of their own."""
 
-    def beside(self, room: Room, /) -> Decoder | None:
+    def beside(self, capacity: ModelCapacity, /) -> Decoder | None:
         """The same weights with memory and buffers for `room`; None where that cannot be."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class ModelCapacity:
     """How much one model may hold: `num_slots` KV positions in all, with the states of
     `hidden_layers`; in one step, `max_rows` packed tokens and `max_logits` rows of logits. A hybrid
     has room for recurrent `states` besides. No sequence is longer than `window`, where that is not
@@ -170,19 +170,21 @@ class Passes:
 
     announce: Callable[[PackedPlan, Tensor], None] | None = None
 
-    def __init__(self, spec: ModelSpec, *, up_size: int, place: Placement, room: Room) -> None:
-        self._room = room
+    def __init__(
+        self, spec: ModelSpec, *, up_size: int, place: Placement, capacity: ModelCapacity
+    ) -> None:
+        self._capacity = capacity
         self.kv = PagedKV(
-            spec if room.frees_pages else replace(spec, reach=0),
+            spec if capacity.frees_pages else replace(spec, reach=0),
             dtype=place.dtype,
             device=place.device,
-            size=ArenaSize(room.num_slots, room.page_size, room.num_local_slots(spec)),
-            num_hidden=len(room.hidden_layers),
+            size=ArenaSize(capacity.num_slots, capacity.page_size, capacity.num_local_slots(spec)),
+            num_hidden=len(capacity.hidden_layers),
         )
         self._views: dict[int, Scratch] = {}
         self._make_buffers = lambda: (
-            Scratch.buffers(spec, up_size, place, room.max_rows),
-            torch.empty(room.max_logits, spec.vocab_size, device=place.device),
+            Scratch.buffers(spec, up_size, place, capacity.max_rows),
+            torch.empty(capacity.max_logits, spec.vocab_size, device=place.device),
         )
         self.scratch, self.logits_MV = self._make_buffers()
 
@@ -197,21 +199,21 @@ class Passes:
     def for_drafts(self) -> Passes:
         """The same, for a model that drafts in this one's memory: it keeps no hidden states."""
         other = self.twin()
-        other._room = replace(self._room, hidden_layers=())
+        other._capacity = replace(self._capacity, hidden_layers=())
         return other
 
     def view(self, num_rows: int) -> Scratch:
         """The first `num_rows` rows of the buffers, at most `max_rows` of them."""
-        if num_rows > self._room.max_rows:
+        if num_rows > self._capacity.max_rows:
             raise ContractError("more rows than there is room for")
         return self._view(num_rows)
 
     def step(self, stack: Stack, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
         """At most `max_rows` tokens. The states of the room's layers are kept in the arena; those
         that `needs` names besides come with the output."""
-        if not 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows:
+        if not 0 < sum(len(row.tokens) for row in rows) <= self._capacity.max_rows:
             raise ContractError("a step has 1 to max_rows tokens")
-        kept = self._room.hidden_layers
+        kept = self._capacity.hidden_layers
         told = () if needs.hidden_layers == kept else needs.hidden_layers
         with torch.inference_mode():
             plan, forward = self.kv.plan(rows), stack.forward()
@@ -265,7 +267,7 @@ class Passes:
     def _place(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
         """Packed indices of the rows that want logits, int32, and the room for those."""
         wanted = wanted_tokens(rows)
-        if len(wanted) > self._room.max_logits:
+        if len(wanted) > self._capacity.max_logits:
             raise ContractError("more logits are wanted than there is room for")
         wanted_M = sent(torch.tensor(wanted, dtype=torch.int32), self.logits_MV.device)
         return wanted_M, self.logits_MV[: len(wanted)]

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
+from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
 from outrider.models.families import GPT2Config
 from outrider.models.weights import Placement, WeightReader, Weights
 
@@ -121,12 +121,12 @@ class GPT2Model(PassDecoder):
         *,
         kernels: Kernels,
         place: Placement,
-        room: Room,
+        capacity: ModelCapacity,
     ) -> None:
         self.config, self.kernels = config, kernels
         self._spec = place.spec(config)
         reader = GPT2Reader(WeightReader(weights, kernels, place), config)
-        length = room.num_positions(config.max_tokens)
+        length = capacity.num_positions(config.max_tokens)
         self._tables = reader.tables(num_positions=length)
         self._layers = [reader.layer(index) for index in range(config.num_layers)]
         weights.check_all_taken(ignored=MASKS)
@@ -134,7 +134,7 @@ class GPT2Model(PassDecoder):
         self._cos_TH = torch.ones(length, config.head_dim // 2, device=place.device)
         self._sin_TH = torch.zeros_like(self._cos_TH)
         self._scale = config.head_dim**-0.5
-        self._passes = Passes(self._spec, up_size=config.ffn_size, place=place, room=room)
+        self._passes = Passes(self._spec, up_size=config.ffn_size, place=place, capacity=capacity)
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
         tables = self._tables

@@ -30,7 +30,7 @@ from outrider.core.protocols import CacheStore, CausalLM, StepRow
 from outrider.estimate.stated import KEY, StatedWorth
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedPlan
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.documents import read_document
 from outrider.models.json_object import MAX_LAYERS, JsonObject, is_there, no_config
 from outrider.models.llama_weights import Tables
@@ -92,7 +92,7 @@ class HeadsToLoad:
 
     folder: Path
     kind: HeadKind
-    room: Room
+    capacity: ModelCapacity
 
     @property
     def format(self) -> HeadFormat:

@@ -27,7 +27,7 @@ from outrider.kernels.native.forward import (
 from outrider.kernels.native.rounds import RoundModel
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
-from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
+from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.layer_kinds import Gate, Norms
 from outrider.models.llama_layers import ALONE, LayerOperators
@@ -64,7 +64,7 @@ class LlamaModel(PassDecoder):
         *,
         kernels: Kernels,
         place: Placement,
-        room: Room,
+        capacity: ModelCapacity,
         comm: Comm = ALONE,
     ) -> None:
         self.config, self.kernels = config, kernels
@@ -84,10 +84,12 @@ class LlamaModel(PassDecoder):
         weights.check_all_taken(beside=(*mtp_prefixes(weights, config), *seeing))
         self._depths = frozenset(range(config.num_layers))
         self._operators = [
-            LayerOperators(part, t, comm) for t in _turns(config, room, place.device)
+            LayerOperators(part, t, comm) for t in _turns(config, capacity, place.device)
         ]
-        self._hidden_layers = room.hidden_layers
-        self._passes = Passes(place.spec(part), up_size=2 * part.ffn_size, place=place, room=room)
+        self._hidden_layers = capacity.hidden_layers
+        self._passes = Passes(
+            place.spec(part), up_size=2 * part.ffn_size, place=place, capacity=capacity
+        )
         self._logit_parts = LogitParts(comm, config.vocab_size, self._passes.logits_MV)
         self._made_by, self._forward = kernels, self._make_forward()
 
@@ -124,17 +126,19 @@ class LlamaModel(PassDecoder):
             other._made_by, other._forward = other.kernels, other._make_forward()
         return other
 
-    def beside(self, room: Room) -> Self | None:
+    def beside(self, capacity: ModelCapacity) -> Self | None:
         """The same weights with memory and buffers of its own, for another engine; None where ranks
         have a share each, or where kernels cannot be doubled."""
         if self._comm.size > 1 or self.kernels.twin is None:
             return None
         other, config, place = copy(self), self.config, self._place
-        turns = _turns(config, room, place.device)
+        turns = _turns(config, capacity, place.device)
         other.kernels = other._made_by = self.kernels.twin()
         other._operators = [LayerOperators(config, one) for one in turns]
-        other._hidden_layers = room.hidden_layers
-        other._passes = Passes(self._spec, up_size=2 * config.ffn_size, place=place, room=room)
+        other._hidden_layers = capacity.hidden_layers
+        other._passes = Passes(
+            self._spec, up_size=2 * config.ffn_size, place=place, capacity=capacity
+        )
         other._logit_parts = LogitParts(self._comm, config.vocab_size, other._passes.logits_MV)
         other._forward = other._make_forward()
         return other
@@ -244,9 +248,9 @@ def _decoder_traits(config: LlamaConfig) -> DecoderTraits:
     )
 
 
-def _turns(config: LlamaConfig, room: Room, device: torch.device) -> list[Turns]:
+def _turns(config: LlamaConfig, capacity: ModelCapacity, device: torch.device) -> list[Turns]:
     """Tables of every layer. Layers that turn alike share them."""
-    num_positions = room.num_positions(config.max_tokens, reach=config.reach)
+    num_positions = capacity.num_positions(config.max_tokens, reach=config.reach)
     plain = turns_of(config, num_positions, device)
     ropes = [config.layer_kind(index).rope for index in range(config.num_layers)]
     tables: dict[Rope | None, Turns] = {config.rope: plain}

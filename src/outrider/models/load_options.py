@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +13,7 @@ class LoadOptions:
     is none, int8 or int4, for the matrices that are multiplied by; other weights keep their dtype.
     `kv_dtype` is that of keys and values: auto, which is `dtype`, or int8."""
 
-    room: Room
+    capacity: ModelCapacity
     dtype: str = "auto"
     device: str = "auto"
     force_reference: bool = False

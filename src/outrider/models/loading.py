@@ -123,7 +123,7 @@ def load_model(
         from outrider.plugins.transformers.model import load_adapter
 
         return load_adapter(folder, options, name=name)
-    config = read_native_config(folder).for_context(options.room.window)
+    config = read_native_config(folder).for_context(options.capacity.window)
     device = pick_device(options.device)
     with Weights(folder) as weights:
         stored = weights.stored
@@ -147,12 +147,14 @@ def load_model(
             held,
             options.kv_dtype,
         )
-        room, delta = options.room, None
+        capacity, delta = options.capacity, None
         match config:
             case GPT2Config():
-                model = GPT2Model(config, weights, kernels=kernels, place=place, room=room)
+                model = GPT2Model(config, weights, kernels=kernels, place=place, capacity=capacity)
             case QwenHybridConfig():
-                model = QwenHybridModel(config, weights, kernels=kernels, place=place, room=room)
+                model = QwenHybridModel(
+                    config, weights, kernels=kernels, place=place, capacity=capacity
+                )
                 delta = config.delta
             case _:
                 if not comm.ordered:
@@ -160,7 +162,7 @@ def load_model(
                 if config.attends_otherwise:
                     kernels = for_kinds(kernels)
                 model = LlamaModel(
-                    config, weights, kernels=kernels, place=place, room=room, comm=comm
+                    config, weights, kernels=kernels, place=place, capacity=capacity, comm=comm
                 )
         if comm is ALONE:
             step = partial(model.step, needs=DraftNeeds())

@@ -31,7 +31,7 @@ from outrider.core.errors import ContractError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.operators import Kernels
-from outrider.models.decoder import Room, Scratch, residuals, wanted_tokens
+from outrider.models.decoder import ModelCapacity, Scratch, residuals, wanted_tokens
 from outrider.models.llama_weights import Tables
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.qwen_hybrid_weights import (
@@ -63,20 +63,20 @@ class QwenHybridModel:
         *,
         kernels: Kernels,
         place: Placement,
-        room: Room,
+        capacity: ModelCapacity,
     ) -> None:
         self.config, self.kernels = config, kernels
-        self._place, self._room = place, room
+        self._place, self._capacity = place, capacity
         self._spec = place.spec(config)
         # On a device the states are reserved before weights fill it.
-        self._state = HybridState(self._arena(), config.delta, room.states, place.device)
+        self._state = HybridState(self._arena(), config.delta, capacity.states, place.device)
         reader = HybridReader(WeightReader(weights, kernels, place), config)
         self._tables = reader.tables()
         self._layers = [reader.layer(index) for index in range(config.num_layers)]
         kinds = [type(layer.mixer) for layer in self._layers]
         self._indices = [kinds[:depth].count(kind) for depth, kind in enumerate(kinds)]
         weights.check_all_taken(beside=BESIDE)
-        turns = turns_of(config, room.num_positions(config.max_tokens), place.device)
+        turns = turns_of(config, capacity.num_positions(config.max_tokens), place.device)
         self._operators = HybridOperators(config, turns)
         self._make_buffers()
 
@@ -107,13 +107,13 @@ class QwenHybridModel:
 
         Texts whose state is not held at their length are read again first, which counts as passes.
         """
-        if not 0 < sum(len(row.tokens) for row in rows) <= self._room.max_rows:
+        if not 0 < sum(len(row.tokens) for row in rows) <= self._capacity.max_rows:
             raise ContractError("a step has 1 to max_rows tokens")
-        kept = self._room.hidden_layers
+        kept = self._capacity.hidden_layers
         told = () if needs.hidden_layers == kept else needs.hidden_layers
         num_passes = 1
         with torch.inference_mode():
-            while (again := self._state.overdue(rows, self._room.max_rows)) is not None:
+            while (again := self._state.overdue(rows, self._capacity.max_rows)) is not None:
                 with self._state.reading_again(*again) as plan:
                     self._forward(plan, self._scratch.first(len(again[1])), ())
                 num_passes += 1
@@ -171,7 +171,7 @@ class QwenHybridModel:
     def _logits(self, scratch: _Scratch, rows: Sequence[StepRow]) -> Tensor:
         """Logits of the rows that want them, in a buffer that the next step overwrites."""
         wanted = wanted_tokens(rows)
-        if len(wanted) > self._room.max_logits:
+        if len(wanted) > self._capacity.max_logits:
             raise ContractError("more logits are wanted than there is room for")
         logits_MV = self._logits_MV[: len(wanted)]
         if wanted:
@@ -184,17 +184,17 @@ class QwenHybridModel:
 
     def _arena(self) -> PagedKV:
         """Of the attention layers, with a page of nobody."""
-        place, room = self._place, self._room
+        place, capacity = self._place, self._capacity
         return PagedKV(
             replace(self._spec, num_layers=len(self.config.attention_layers)),
             dtype=place.dtype,
             device=place.device,
-            size=ArenaSize(room.num_slots + room.page_size, room.page_size),
-            num_hidden=len(room.hidden_layers),
+            size=ArenaSize(capacity.num_slots + capacity.page_size, capacity.page_size),
+            num_hidden=len(capacity.hidden_layers),
         )
 
     def _make_buffers(self) -> None:
-        config, place, num_rows = self.config, self._place, self._room.max_rows
+        config, place, num_rows = self.config, self._place, self._capacity.max_rows
         values, delta = config.value_size, config.delta
         sizes = {
             "gate_NA": config.num_heads * config.head_dim,
@@ -205,4 +205,6 @@ class QwenHybridModel:
         shared = Scratch.buffers(self._spec, 2 * config.ffn_size, place, num_rows)
         own = {name: torch.empty(num_rows, n, device=place.device) for name, n in sizes.items()}
         self._scratch = _Scratch(*(getattr(shared, each.name) for each in fields(shared)), **own)
-        self._logits_MV = torch.empty(self._room.max_logits, config.vocab_size, device=place.device)
+        self._logits_MV = torch.empty(
+            self._capacity.max_logits, config.vocab_size, device=place.device
+        )

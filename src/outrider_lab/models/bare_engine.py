@@ -27,7 +27,7 @@ from outrider.drafters.catalog import LoadedModels
 from outrider.engine.build import build_engine
 from outrider.engine.drafter_builders import room_of, whole_pages
 from outrider.kernels.operators import Kernels
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.plugins.lanes.ahead.drafter import AheadDrafter
 
 # Over all engines: what is opened in one must not meet another's in memory that they share.
@@ -135,7 +135,7 @@ class BareEngine:
             self._engine.close()
 
 
-def bare_rooms(config: EngineConfig, num_tokens: int) -> tuple[Room, Room]:
+def bare_rooms(config: EngineConfig, num_tokens: int) -> tuple[ModelCapacity, ModelCapacity]:
     """For a target and a draft model that run as `config` says, with `num_tokens` a sequence."""
     size = config.page_size
     slots = config.most_batch * whole_pages(num_tokens + config.most_k + 1, size)

@@ -28,7 +28,7 @@ from outrider.kernels.native.forward import Forward
 from outrider.kernels.operators import Kernels
 from outrider.kernels.plan import PackedLinear, PackedPlan
 from outrider.kernels.registry import choose
-from outrider.models.decoder import LayerKV, PassDecoder, Passes, Room, Scratch
+from outrider.models.decoder import LayerKV, ModelCapacity, PassDecoder, Passes, Scratch
 from outrider.models.families import LlamaConfig
 from outrider.models.load_options import LoadOptions
 from outrider.models.rope import turns_of
@@ -229,7 +229,7 @@ class GemmModel(PassDecoder):
         *,
         kernels: Kernels,
         place: Placement,
-        room: Room,
+        capacity: ModelCapacity,
     ) -> None:
         self.shape, self.costs, self.kernels = shape, costs, kernels
         self.config: LlamaConfig = shape.config()
@@ -245,9 +245,11 @@ class GemmModel(PassDecoder):
         self._spec = replace(place.spec(self.config), num_parameters=num_weights)
         self._start_D = torch.linspace(-9.0, 9.0, shape.hidden_size, device=place.device).sin_()
         self._norm_D = torch.ones(shape.hidden_size, device=place.device)
-        num_positions = room.num_positions(self.config.max_tokens) if costs.attention else 1
+        num_positions = capacity.num_positions(self.config.max_tokens) if costs.attention else 1
         self._turns = turns_of(self.config, num_positions, place.device)
-        self._passes = Passes(self._spec, up_size=2 * shape.ffn_size, place=place, room=room)
+        self._passes = Passes(
+            self._spec, up_size=2 * shape.ffn_size, place=place, capacity=capacity
+        )
 
     @property
     def streamed(self) -> tuple[Tensor, ...]:
@@ -380,7 +382,7 @@ def make_gemm(shape: GemmShape, costs: NonGemmCosts, options: LoadOptions) -> Ge
         quantise=options.quantise,
     )
     place = Placement(shape.name, dtype, device, options.quantise)
-    model = GemmModel(shape, costs, kernels=kernels, place=place, room=options.room)
+    model = GemmModel(shape, costs, kernels=kernels, place=place, capacity=options.capacity)
     model.kernels = tried(kernels, model.config)
     return model
 

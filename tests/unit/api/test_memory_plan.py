@@ -37,7 +37,7 @@ from outrider.core.errors import CapacityError, CheckpointError, out_of_memory
 from outrider.core.fields import WHOLE
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.kernels.native import huge_pages
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.sched import jobs
 from outrider.sched.jobs import OPEN_TOKENS
@@ -161,9 +161,12 @@ def test_the_plan_is_what_loading_takes(config: EngineConfig) -> None:
 def test_a_mixture_has_room_for_its_choices() -> None:
     """Three a row: what each of them reads and what it gives, and the sum of these."""
     spec = embedded(PLAIN).target.spec("", bytes_per_weight=4, bytes_per_kv=4)
-    sparse, room = replace(spec, num_experts=8, num_active_experts=3), Room(num_slots=64)
-    more = _scratch_bytes(sparse, room) - _scratch_bytes(spec, room)
-    assert more == 4 * room.max_rows * (3 + 3 + 1) * spec.hidden_size
+    sparse, capacity = (
+        replace(spec, num_experts=8, num_active_experts=3),
+        ModelCapacity(num_slots=64),
+    )
+    more = _scratch_bytes(sparse, capacity) - _scratch_bytes(spec, capacity)
+    assert more == 4 * capacity.max_rows * (3 + 3 + 1) * spec.hidden_size
 
 
 def test_an_arena_that_nobody_sized_shrinks_and_the_text_stays(

@@ -19,13 +19,13 @@ from doubles.kinds import close_to
 from doubles.tiny_checkpoints import COMMON_GPT2, Variant, random_llama, random_model
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CapacityError, ConfigError
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.plugins.compat.wrapper import Cache, ModelWrapper, PagedModel, load_wrapper
 
 TEXT = (5, 17, 3, 60, 5, 17, 9)
 PAGE = 4
-ROOM = Room(num_slots=256, page_size=PAGE, max_rows=16, max_logits=16)
+CAPACITY = ModelCapacity(num_slots=256, page_size=PAGE, max_rows=16, max_logits=16)
 
 
 @cache
@@ -34,18 +34,18 @@ def tokenizer() -> Tokenizer:
 
 
 def wrapping(model: PagedModel) -> ModelWrapper:
-    return ModelWrapper(model, tokenizer(), max_rows=ROOM.max_rows)
+    return ModelWrapper(model, tokenizer(), max_rows=CAPACITY.max_rows)
 
 
 @cache
 def tiny() -> LlamaModel:
-    return random_llama(room=ROOM)
+    return random_llama(capacity=CAPACITY)
 
 
 @cache
 def reference() -> ModelWrapper:
     """The same weights with a memory of their own."""
-    return wrapping(random_llama(room=ROOM))
+    return wrapping(random_llama(capacity=CAPACITY))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def wrapper() -> Iterator[ModelWrapper]:
     made = wrapping(tiny())
     yield made
     made.reset_cache()
-    assert made.free_tokens == ROOM.num_slots
+    assert made.free_tokens == CAPACITY.num_slots
     tiny().state.check()
 
 
@@ -94,7 +94,7 @@ class TestShape:
         """12 layers of 12 heads of 64; a small vocabulary and a narrow FFN save time."""
         sizes = {"n_layer": 12, "n_head": 12, "n_embd": 768}
         item = Variant("gpt2_sizes", sizes, base=COMMON_GPT2)
-        model = random_model(item, dtype="bfloat16", room=ROOM)
+        model = random_model(item, dtype="bfloat16", capacity=CAPACITY)
         wrapper = wrapping(cast("PagedModel", model))
         _, made = read(wrapper, TEXT)
         assert wrapper.kv_shapes(made) == [(1, 12, len(TEXT), 64)] * 12
@@ -212,7 +212,7 @@ class TestForwardWithCache:
         made: Cache | None = None
         for token in [7] * 40:
             _, made = wrapper.forward([token], made)
-        assert wrapper.free_tokens == ROOM.num_slots - 40
+        assert wrapper.free_tokens == CAPACITY.num_slots - 40
         assert "1 caches" in repr(wrapper)
 
     def test_a_freed_cache_and_one_of_another_wrapper_are_refused(

@@ -20,7 +20,7 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.core.tree import ROOT
 from outrider.kernels.reference.delta import StateCell, StateShape
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.qwen_hybrid import QwenHybridModel
 
 NEEDS = DraftNeeds()
@@ -54,7 +54,9 @@ def _model(rollback: str, history: int = 8, num_sequences: int = 2) -> QwenHybri
     states = RecurrentCapacity(
         rollback=rollback, history=history, num_sequences=num_sequences, num_checkpoints=2
     )
-    return tiny_hybrid(room=Room(num_slots=512, page_size=64, max_rows=32, states=states))
+    return tiny_hybrid(
+        capacity=ModelCapacity(num_slots=512, page_size=64, max_rows=32, states=states)
+    )
 
 
 def test_cells_are_made_when_they_are_first_needed_and_used_again() -> None:
@@ -78,7 +80,7 @@ def test_on_a_device_all_cells_are_there_at_once() -> None:
 def test_a_device_with_little_memory_gets_less_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """All cells are reserved at once there, so what does not fit is cut before weights are read."""
     device = torch.device("meta")
-    room = RecurrentCapacity(rollback="ring", history=6, num_sequences=2, num_checkpoints=0)
+    capacity = RecurrentCapacity(rollback="ring", history=6, num_sequences=2, num_checkpoints=0)
     spec = toy_spec("toy", 5)
 
     def state(free: int) -> HybridState:
@@ -88,11 +90,11 @@ def test_a_device_with_little_memory_gets_less_history(monkeypatch: pytest.Monke
 
         monkeypatch.setattr("outrider.cache.capacity.free_bytes", free_bytes)
         kv = PagedKV(spec, dtype=torch.float32, device=device, size=ArenaSize(16, 4))
-        return HybridState(kv, SHAPE, room, device)
+        return HybridState(kv, SHAPE, capacity, device)
 
-    assert state(room.num_bytes(SHAPE)).history == 6
-    assert state(room.num_bytes(SHAPE) - 1).history == 5
-    assert len(state(room.num_bytes(SHAPE)).cells.states) == room.num_states
+    assert state(capacity.num_bytes(SHAPE)).history == 6
+    assert state(capacity.num_bytes(SHAPE) - 1).history == 5
+    assert len(state(capacity.num_bytes(SHAPE)).cells.states) == capacity.num_states
     with pytest.raises(CapacityError, match="recurrent states of 2 sequences"):
         state(100)
 
@@ -190,13 +192,13 @@ def test_a_tree_is_cut_into_runs_that_start_where_they_hang() -> None:
 
 def test_the_arena_leaves_room_for_states() -> None:
     spec = replace(toy_spec("toy", 5), state_bytes=1000, input_bytes=10)
-    room = RecurrentCapacity(rollback="replay", history=3, num_sequences=2, num_checkpoints=4)
+    capacity = RecurrentCapacity(rollback="replay", history=3, num_sequences=2, num_checkpoints=4)
     taken = (2 * 5 + 4) * 1000 + 2 * 2 * 4 * 10
-    assert room.num_bytes(spec) == taken
+    assert capacity.num_bytes(spec) == taken
     share = int(total_bytes(HOST) * ARENA_SHARE)
-    slots = arena_slots(spec, num_slots=1 << 50, device=HOST, states=room)
+    slots = arena_slots(spec, num_slots=1 << 50, device=HOST, states=capacity)
     assert slots == (share - taken) // spec.kv_bytes_per_token
     huge = replace(spec, state_bytes=1 << 50)
     with pytest.raises(CapacityError, match="the recurrent states take") as caught:
-        arena_slots(huge, num_slots=1, device=HOST, states=room)
+        arena_slots(huge, num_slots=1, device=HOST, states=capacity)
     assert "--state-rollback replay" in (caught.value.hint or "")

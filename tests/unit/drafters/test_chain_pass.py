@@ -19,7 +19,7 @@ from outrider.core.rng import KeyedRng
 from outrider.drafters.growth import DraftSampler, TextPart
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import FusedDraft, FusedDrafts, fused_model_drafts
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -58,8 +58,8 @@ class CountedBranches(FusedBranches):
 
 def draft_model(folder: Path) -> LlamaModel:
     # Small pages, so that branches lie across them.
-    room = Room(num_slots=2048, page_size=4, max_rows=64, max_logits=BATCH * FAN_OUT)
-    model = load_model(folder, LoadOptions(room=room, dtype="float32", device="cpu"))
+    capacity = ModelCapacity(num_slots=2048, page_size=4, max_rows=64, max_logits=BATCH * FAN_OUT)
+    model = load_model(folder, LoadOptions(capacity=capacity, dtype="float32", device="cpu"))
     assert isinstance(model, LlamaModel)
     return model
 
@@ -153,9 +153,9 @@ def test_branches_at_once_are_those_that_grow(tmp_path: Path) -> None:
         pytest.skip("no compiler, no native kernels")
     assert isinstance(fused, CountedBranches)
     choices = AheadChoices(k=K, fan_out=FAN_OUT)
-    room, rng = capacity_needed(K, FAN_OUT, BATCH), random.Random(3)
+    capacity, rng = capacity_needed(K, FAN_OUT, BATCH), random.Random(3)
     one, other = (
-        AheadDrafter(ModelDrafter(m, sampler_of(m), chunk=5), choices, room, fused=calls)
+        AheadDrafter(ModelDrafter(m, sampler_of(m), chunk=5), choices, capacity, fused=calls)
         for m, calls in zip(models, (fused, None), strict=True)
     )
     sides = [sequences(model) for model in models]

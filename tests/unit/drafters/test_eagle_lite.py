@@ -16,17 +16,17 @@ from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.eagle_lite import ALPHA, MAX_DRAFT, LiteDrafter
 from outrider.drafters.growth import DraftSampler
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 
-ROOM = Room(num_slots=64, page_size=4, hidden_layers=(2,))
+CAPACITY = ModelCapacity(num_slots=64, page_size=4, hidden_layers=(2,))
 TEXT = (5, 12, 0, 77, 31, 5, 90)
 
 
 @pytest.fixture
 def target() -> LlamaModel:
     """With all of the text but its last token in memory."""
-    model = random_llama(room=ROOM)
+    model = random_llama(capacity=CAPACITY)
     model.state.open(0, ())
     model.step([StepRow.chain(0, TEXT[:-1])], DraftNeeds(hidden_layers=(2,)))
     model.state.commit({0: range(len(TEXT) - 1)})

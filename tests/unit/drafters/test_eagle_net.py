@@ -20,7 +20,7 @@ from outrider.core.protocols import StepRow
 from outrider.core.tree import ROOT
 from outrider.drafters.eagle import load_eagle
 from outrider.drafters.head_net import EntranceNet
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 
@@ -72,7 +72,9 @@ def target() -> LlamaModel:
 
 
 def heads_in(folder: Path, layers: tuple[int, ...]) -> HeadsToLoad:
-    return HeadsToLoad(folder, "eagle", Room(num_slots=256, page_size=4, hidden_layers=layers))
+    return HeadsToLoad(
+        folder, "eagle", ModelCapacity(num_slots=256, page_size=4, hidden_layers=layers)
+    )
 
 
 def loaded(folder: Path, written: EagleFolder, target: LlamaModel) -> EntranceNet:

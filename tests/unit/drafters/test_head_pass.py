@@ -42,7 +42,7 @@ from outrider.drafters.native import (
     HeadPass,
     fused_head_drafts,
 )
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
@@ -79,7 +79,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LlamaMo
     def loaded(dtype: str) -> LlamaModel:
         if dtype == "float32":
             return random_llama()
-        options = LoadOptions(room=Room(num_slots=64), dtype=dtype, device="cpu")
+        options = LoadOptions(capacity=ModelCapacity(num_slots=64), dtype=dtype, device="cpu")
         model = load_model(folder, options)
         assert isinstance(model, LlamaModel)
         return model
@@ -97,12 +97,14 @@ def loaded(name: str, folder: Path, target: LlamaModel, *, num_slots: int = 256)
 def unchecked(name: str, folder: Path, target: LlamaModel, *, num_slots: int = 256) -> Net:
     layers = EAGLES[name].layers or (2,) if name in EAGLES else (2,)
     # Rows for the levels of three trees.
-    room = Room(num_slots=num_slots, page_size=4, max_rows=64, max_logits=48, hidden_layers=layers)
+    capacity = ModelCapacity(
+        num_slots=num_slots, page_size=4, max_rows=64, max_logits=48, hidden_layers=layers
+    )
     if name in EAGLES:
-        return load_eagle(HeadsToLoad(EAGLES[name].write(folder), "eagle", room), target)
+        return load_eagle(HeadsToLoad(EAGLES[name].write(folder), "eagle", capacity), target)
     config = block_like(target.config, family=name)
     written = write_mtp(folder, config, mtp_tensors(config))
-    (net,) = load_mtp(written, read_mtp_config(written, target.spec), target, room)
+    (net,) = load_mtp(written, read_mtp_config(written, target.spec), target, capacity)
     return net
 
 
@@ -155,7 +157,7 @@ def test_a_native_pass_has_the_bits_of_the_operators(
 @pytest.mark.parametrize("name", ["EAGLE 3", "llama"])
 def test_reference_kernels_have_no_native_pass(name: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "target", variant("llama2"), seed=0)
-    options = LoadOptions(room=Room(num_slots=64), device="cpu", force_reference=True)
+    options = LoadOptions(capacity=ModelCapacity(num_slots=64), device="cpu", force_reference=True)
     target = load_model(folder, options)
     assert isinstance(target, LlamaModel)
     net = unchecked(name, tmp_path / "heads", target)

@@ -25,11 +25,11 @@ from outrider.core.errors import CheckpointError
 from outrider.core.protocols import StepRow
 from outrider.drafters.head_net import EntranceNet
 from outrider.drafters.mtp import MtpConfig, load_mtp, read_mtp_config
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
 
-ROOM = Room(num_slots=128, page_size=4, max_rows=32, max_logits=32, hidden_layers=(2,))
+CAPACITY = ModelCapacity(num_slots=128, page_size=4, max_rows=32, max_logits=32, hidden_layers=(2,))
 TOKENS = (5, 1, 90, 7, 7, 30)
 
 
@@ -48,7 +48,7 @@ def table(name: str) -> Tensor:
 
 
 def loaded(folder: Path, target: LlamaModel) -> tuple[EntranceNet, ...]:
-    return load_mtp(folder, read_mtp_config(folder, target.spec), target, ROOM)
+    return load_mtp(folder, read_mtp_config(folder, target.spec), target, CAPACITY)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -178,12 +178,12 @@ def test_a_block_may_lie_in_the_targets_own_files(tmp_path: Path, depth: int) ->
     from outrider.models.loading import load_model
 
     folder, config, blocks = behind_the_layers(tmp_path, depth)
-    target = load_model(folder, LoadOptions(room=ROOM, device="cpu"))
+    target = load_model(folder, LoadOptions(capacity=CAPACITY, device="cpu"))
     assert isinstance(target, LlamaModel)
     assert target.spec.num_layers == 2
     found = read_mtp_config(folder, target.spec)
     assert found == config
-    net = load_mtp(folder, found, target, ROOM)[0]
+    net = load_mtp(folder, found, target, CAPACITY)[0]
     renamed = {name.replace("layers.2.", "layers.0."): part for name, part in blocks.items()}
     embedded_PD = table("model.embed_tokens.weight")[list(TOKENS)]
     read_PD, _ = mtp_definition(renamed, llama_block(config), embedded_PD, states(6))

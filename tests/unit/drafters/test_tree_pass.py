@@ -38,7 +38,7 @@ from outrider.drafters.tree_drafts import settled_shape
 from outrider.kernels.native.rounds import CacheSpan, Draws
 from outrider.kernels.native.trees import PlannedTree
 from outrider.kernels.plan import PackedPlan
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -70,8 +70,8 @@ Pair = tuple[Drafter, Drafter, Counted]
 
 
 def draft_model(folder: Path, num_slots: int = 2048, max_logits: int = BATCH * 16) -> LlamaModel:
-    room = Room(num_slots=num_slots, page_size=4, max_rows=64, max_logits=max_logits)
-    model = load_model(folder, LoadOptions(room=room, dtype="float32", device="cpu"))
+    capacity = ModelCapacity(num_slots=num_slots, page_size=4, max_rows=64, max_logits=max_logits)
+    model = load_model(folder, LoadOptions(capacity=capacity, dtype="float32", device="cpu"))
     assert isinstance(model, LlamaModel)
     return model
 

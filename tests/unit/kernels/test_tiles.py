@@ -25,7 +25,7 @@ from outrider.kernels.native.quantised import NativeInt8
 from outrider.kernels.native.tuning import TunedKernel
 from outrider.kernels.plan import PackedLinear
 from outrider.kernels.reference.linear import TorchInt8
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -239,7 +239,10 @@ def test_a_pass_in_one_call_has_the_bits_of_its_operators(
     monkeypatch.setattr(registry, "built_kernels", built)
     monkeypatch.setattr(registry, "kind_answer", wins)
     options = LoadOptions(
-        room=Room(num_slots=512, page_size=8), dtype="bfloat16", device="cpu", quantise=quantise
+        capacity=ModelCapacity(num_slots=512, page_size=8),
+        dtype="bfloat16",
+        device="cpu",
+        quantise=quantise,
     )
     model = load_model(write_checkpoint(tmp_path, variant("llama2"), seed=4), options)
     assert isinstance(model, LlamaModel)

@@ -19,7 +19,7 @@ from doubles.tiny_checkpoints import save_tensors
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.plugins.transformers.attention import ArenaCache, RowByRow, RowLinear
 from outrider.plugins.transformers.config import read_adapter_config
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.wide, pytest.mark.slow, pytest.mark.filterwarnings("ig
 
 PLAIN = DraftNeeds()
 TEXT = [(5 * i * i + 7 * i + 1) % VOCAB for i in range(40)]
-OPTIONS = LoadOptions(room=Room(num_slots=256, page_size=8), device="cpu")
+OPTIONS = LoadOptions(capacity=ModelCapacity(num_slots=256, page_size=8), device="cpu")
 
 
 @cache
@@ -40,7 +40,7 @@ def loaded(family: str = "gpt_neox", dtype: str = "float32") -> AdapterModel:
 
 
 def fresh(family: str = "gpt_neox", *, num_slots: int = 1024) -> AdapterModel:
-    return with_room(loaded(family), Room(num_slots=num_slots, page_size=8))
+    return with_room(loaded(family), ModelCapacity(num_slots=num_slots, page_size=8))
 
 
 def rounds(model: AdapterModel, count: int, each: Callable[[], None] = lambda: None) -> None:
@@ -324,7 +324,7 @@ def test_an_mtp_block_behind_any_number_of_layers_is_left_out(tmp_path: Path) ->
 def test_a_dtype_that_no_kernel_takes_is_refused(tmp_path: Path) -> None:
     folder = write_hf(tmp_path, "gpt_neox")
     with pytest.raises(ConfigError, match="unknown value 'int3'"):
-        load_adapter(folder, LoadOptions(room=OPTIONS.room, device="cpu", dtype="int3"))
+        load_adapter(folder, LoadOptions(capacity=OPTIONS.capacity, device="cpu", dtype="int3"))
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": "float64"}))
     with pytest.raises(CheckpointError, match="weights of type float64"):

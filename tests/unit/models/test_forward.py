@@ -14,7 +14,7 @@ from doubles.gguf_writer import wide_llama
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.tree import ROOT
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -27,7 +27,9 @@ NAMES = [
 
 
 def load(folder: Path, dtype: str) -> LlamaModel:
-    options = LoadOptions(room=Room(num_slots=512, page_size=8), dtype=dtype, device="cpu")
+    options = LoadOptions(
+        capacity=ModelCapacity(num_slots=512, page_size=8), dtype=dtype, device="cpu"
+    )
     model = load_model(folder, options)
     assert isinstance(model, LlamaModel)
     if model.forward() is None:

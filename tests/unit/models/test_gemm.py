@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.plan import PackedLinear
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider_lab.models.gemm import (
     GEMM_SHAPES,
@@ -26,7 +26,7 @@ from outrider_lab.models.gemm import (
 
 NEEDS = DraftNeeds()
 SHAPE = gemm_shape("64x160x3x4x2x16")
-ROOM = Room(num_slots=64, page_size=8, max_rows=16, max_logits=16)
+CAPACITY = ModelCapacity(num_slots=64, page_size=8, max_rows=16, max_logits=16)
 
 
 def made(
@@ -36,7 +36,9 @@ def made(
     quantise: str = "none",
     dtype: str = "auto",
 ) -> GemmModel:
-    options = LoadOptions(room=ROOM, device="cpu", threads=1, quantise=quantise, dtype=dtype)
+    options = LoadOptions(
+        capacity=CAPACITY, device="cpu", threads=1, quantise=quantise, dtype=dtype
+    )
     return make_gemm(gemm_shape(name), costs or NonGemmCosts(), options)
 
 
@@ -129,7 +131,7 @@ def test_weights_are_written_and_products_stay_in_range() -> None:
 def test_logits_without_a_head_are_zero_and_memory_is_kept_as_in_any_model() -> None:
     model = made()
     assert not passed(model, 3).any()
-    assert model.state.num_free_tokens == ROOM.num_slots
+    assert model.state.num_free_tokens == CAPACITY.num_slots
     assert model.spec.num_parameters == 3 * (64 * (128 + 64 + 480))
     assert model.weight_bytes >= 2 * model.spec.num_parameters
 

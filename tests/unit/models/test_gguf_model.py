@@ -16,7 +16,7 @@ from doubles.tiny_checkpoints import random_tensors, variant, write_checkpoint
 from outrider import LLM
 from outrider.api.tokenizer import Tokenizer
 from outrider.core.errors import CheckpointError
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.gguf.blocks import TYPES, decode
 from outrider.models.gguf.folder import tokenizer_notes
@@ -71,7 +71,7 @@ def test_config_and_tensors_are_those_of_the_checkpoint(tmp_path: Path, name: st
 
 def test_a_converted_model_loads(tmp_path: Path) -> None:
     folder, path = converted(tmp_path, "qwen3")
-    options = LoadOptions(room=Room(num_slots=64), dtype="float32", device="cpu")
+    options = LoadOptions(capacity=ModelCapacity(num_slots=64), dtype="float32", device="cpu")
     ours, theirs = load_model(path, options), load_model(folder, options)
     assert ours.spec.num_parameters == theirs.spec.num_parameters
     assert isinstance(ours, LlamaModel)

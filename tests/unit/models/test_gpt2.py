@@ -16,7 +16,7 @@ from torch import Tensor
 from doubles.tiny_checkpoints import random_tensors, save_tensors, variant, write_checkpoint
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 from parity.feeding import feed
@@ -25,12 +25,14 @@ TEXT = [(5 * i * i + 7 * i + 1) % 96 for i in range(256)]
 TENSORS = random_tensors(variant("gpt2").config, seed=0)
 
 
-def load(folder: Path, tensors: dict[str, Tensor], *, room: Room | None = None) -> Decoder:
+def load(
+    folder: Path, tensors: dict[str, Tensor], *, capacity: ModelCapacity | None = None
+) -> Decoder:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(variant("gpt2").config))
     save_tensors(folder / "model.safetensors", tensors)
-    room = room or Room(num_slots=512, max_rows=256, max_logits=256)
-    return load_model(folder, LoadOptions(room=room, device="cpu"))
+    capacity = capacity or ModelCapacity(num_slots=512, max_rows=256, max_logits=256)
+    return load_model(folder, LoadOptions(capacity=capacity, device="cpu"))
 
 
 def bare(name: str) -> str:
@@ -107,8 +109,10 @@ def test_a_node_past_the_window_does_no_harm(tmp_path: Path) -> None:
 def test_the_published_window_of_1024_tokens_fits(tmp_path: Path) -> None:
     item = variant("gpt2")
     item = type(item)("long", {"n_positions": 1024}, base=item.base)
-    room = Room(num_slots=1024, max_rows=256, max_logits=1)
-    model = load_model(write_checkpoint(tmp_path, item), LoadOptions(room=room, device="cpu"))
+    capacity = ModelCapacity(num_slots=1024, max_rows=256, max_logits=1)
+    model = load_model(
+        write_checkpoint(tmp_path, item), LoadOptions(capacity=capacity, device="cpu")
+    )
     assert model.spec.max_tokens == 1024
     model.state.open(1, ())
     for start in range(0, 1024, 256):

@@ -18,7 +18,7 @@ from outrider import LLM, EngineConfig, SamplingParams
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.registry import is_native
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.load_options import LoadOptions
@@ -52,7 +52,9 @@ def inflated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def logits(folder: Path, dtype: str = "auto") -> Tensor:
-    model = load_model(folder, LoadOptions(room=Room(num_slots=128), device="cpu", dtype=dtype))
+    model = load_model(
+        folder, LoadOptions(capacity=ModelCapacity(num_slots=128), device="cpu", dtype=dtype)
+    )
     model.state.open(0, ())
     ids = [(11 * i * i + 5) % 8192 for i in range(50)]
     return model.step([StepRow.chain(0, ids)], DraftNeeds()).logits_MV

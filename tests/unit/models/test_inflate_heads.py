@@ -22,7 +22,7 @@ from outrider.core.protocols import StepRow
 from outrider.drafters.eagle import load_eagle
 from outrider.drafters.heads import HeadNet, NormedTarget, normed_target
 from outrider.drafters.mtp import MtpConfig, load_mtp, read_mtp_config
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.draft_heads import heads_beside
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
@@ -125,17 +125,17 @@ def net_in(folder: Path, target: NormedTarget) -> HeadNet:
     kind = kind_of(folder)
     assert kind in ("eagle", "mtp")
     layers = hidden_layers_of(folder, kind, target.spec.num_layers)
-    room = Room(num_slots=64, page_size=4, hidden_layers=layers)
+    capacity = ModelCapacity(num_slots=64, page_size=4, hidden_layers=layers)
     if kind == "eagle":
-        return load_eagle(HeadsToLoad(folder, kind, room), target)
+        return load_eagle(HeadsToLoad(folder, kind, capacity), target)
     config = read_mtp_config(folder, target.spec)
     assert isinstance(config, MtpConfig)
-    return load_mtp(folder, config, target, room)[1]
+    return load_mtp(folder, config, target, capacity)[1]
 
 
 def answers(folder: Path, target: Path, states_PKD: Tensor) -> tuple[Tensor, Tensor]:
     """(logits_PV, the first of the net's own states) of a text read by the heads in `folder`."""
-    options = LoadOptions(room=Room(num_slots=64), dtype="float32", device="cpu")
+    options = LoadOptions(capacity=ModelCapacity(num_slots=64), dtype="float32", device="cpu")
     net = net_in(folder, normed_target(load_model(target, options)))
     net.state.open(0, ())
     out = net.step([StepRow.chain(0, TEXT)], net.fuse(states_PKD))

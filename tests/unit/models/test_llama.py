@@ -16,14 +16,14 @@ from torch import Tensor
 from doubles.tiny_checkpoints import random_llama, random_model, random_tensors, variant
 from outrider.core.errors import CapacityError, ContractError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.llama import LlamaModel
 from parity.feeding import feed
 
 PLAIN = DraftNeeds()
 TEXT = [(5 * i * i + 7 * i + 1) % 96 for i in range(40)]
-ROOM = Room(num_slots=256, page_size=8, max_rows=48, max_logits=48)
+CAPACITY = ModelCapacity(num_slots=256, page_size=8, max_rows=48, max_logits=48)
 
 
 @pytest.fixture(
@@ -42,7 +42,7 @@ ROOM = Room(num_slots=256, page_size=8, max_rows=48, max_logits=48)
 )
 def model(request: pytest.FixtureRequest) -> Decoder:
     name, dtype = request.param
-    return random_model(variant(name), dtype=dtype, room=ROOM)
+    return random_model(variant(name), dtype=dtype, capacity=CAPACITY)
 
 
 def step(model: Decoder, *rows: StepRow) -> Tensor:
@@ -146,7 +146,7 @@ def test_hidden_layers_come_in_the_order_named_and_are_kept(model: Decoder) -> N
 
 
 def test_the_last_hidden_layer_is_what_the_head_reads() -> None:
-    model = random_llama(seed=2, room=ROOM)
+    model = random_llama(seed=2, capacity=CAPACITY)
     tensors = random_tensors(variant("llama2").config, seed=2)
     model.state.open(1, ())
     out = model.step([StepRow.chain(1, TEXT[:5])], DraftNeeds(hidden_layers=(2,)))
@@ -181,7 +181,7 @@ def test_more_than_a_step_holds_is_a_bug_of_the_caller(model: Decoder) -> None:
 
 
 def test_a_full_arena_stages_nothing() -> None:
-    model = random_llama(room=Room(num_slots=16, page_size=8))
+    model = random_llama(capacity=ModelCapacity(num_slots=16, page_size=8))
     model.state.open(1, ())
     step(model, StepRow.chain(1, TEXT[:10]))
     model.state.commit({1: range(10)})
@@ -192,7 +192,9 @@ def test_a_full_arena_stages_nothing() -> None:
 
 
 def test_positions_up_to_the_window_are_finite() -> None:
-    model = random_llama(variant("mistral_window"), room=Room(num_slots=512, max_logits=1))
+    model = random_llama(
+        variant("mistral_window"), capacity=ModelCapacity(num_slots=512, max_logits=1)
+    )
     model.state.open(1, ())
     assert (model.spec.max_tokens, model.spec.window) == (256, 128)
     row = StepRow.chain(1, (TEXT * 8)[:256], logits_from=255)

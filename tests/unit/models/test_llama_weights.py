@@ -10,13 +10,13 @@ from torch import Tensor
 from doubles.tiny_checkpoints import random_tensors, save_tensors, variant, write_checkpoint
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
 
 
 def load(folder: Path) -> Decoder:
-    return load_model(folder, LoadOptions(room=Room(num_slots=64), device="cpu"))
+    return load_model(folder, LoadOptions(capacity=ModelCapacity(num_slots=64), device="cpu"))
 
 
 def logits(model: Decoder) -> Tensor:

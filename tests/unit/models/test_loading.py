@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.errors import CheckpointError, ConfigError, MachineError
 from outrider.kernels.kinds import pick_device
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.gpt2 import GPT2Model
 from outrider.models.hf_config import read_config
 from outrider.models.llama import LlamaModel
@@ -21,11 +21,11 @@ from outrider.models.load_options import LoadOptions
 from outrider.models.loading import ALIASES, load_model, resolve
 from outrider.models.qwen_hybrid import QwenHybridModel
 
-ROOM = Room(num_slots=64)
+CAPACITY = ModelCapacity(num_slots=64)
 
 
 def load(folder: Path, *, dtype: str = "auto") -> Decoder:
-    return load_model(folder, LoadOptions(room=ROOM, dtype=dtype, device="cpu"))
+    return load_model(folder, LoadOptions(capacity=CAPACITY, dtype=dtype, device="cpu"))
 
 
 def kv_dtype(model: Decoder) -> torch.dtype:
@@ -38,7 +38,7 @@ def kv_dtype(model: Decoder) -> torch.dtype:
 @pytest.mark.weights
 @pytest.mark.parametrize("name", ALIASES)
 def test_an_alias_is_a_folder_of_the_package(name: str) -> None:
-    model = load_model(resolve(name), LoadOptions(room=ROOM, device="cpu"), name=name)
+    model = load_model(resolve(name), LoadOptions(capacity=CAPACITY, device="cpu"), name=name)
     assert model.spec.name == name
     assert model.spec.vocab_size == 8192
     assert kv_dtype(model) is torch.bfloat16

@@ -30,7 +30,7 @@ from doubles.thread_ranks import (
 from outrider.core.errors import CapacityError, ConfigError
 from outrider.core.protocols import DraftNeeds, StepOutput, StepRow
 from outrider.core.tree import ROOT
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, refuse_split
@@ -39,7 +39,7 @@ from outrider.plugins.parallel import comm
 from outrider.plugins.parallel.messages import RankCall
 from outrider.plugins.parallel.sharded import Orders
 
-OPTIONS = LoadOptions(room=Room(num_slots=256, page_size=4), device="cpu")
+OPTIONS = LoadOptions(capacity=ModelCapacity(num_slots=256, page_size=4), device="cpu")
 TEXT = (1, 4, 2, 2, 0, 3, 1, 77, 95, 30)
 NEEDS, HIDDEN = DraftNeeds(), DraftNeeds(hidden_layers=(1,))
 # Every way in which a layer is cut: multi-head, grouped, biases on both sides, norms of heads,
@@ -97,7 +97,7 @@ def test_a_native_pass_has_the_bits_of_its_operators(name: str, size: int) -> No
 def test_a_rows_bits_do_not_depend_on_its_batch(
     way: Callable[[int], list[Comm]], size: int, force_reference: bool
 ) -> None:
-    options = LoadOptions(room=OPTIONS.room, device="cpu", force_reference=force_reference)
+    options = LoadOptions(capacity=OPTIONS.capacity, device="cpu", force_reference=force_reference)
     split, _ = share_out("llama2", way(size), options)
     assert split.kernels.exact
     for seq_id in range(3):
@@ -282,7 +282,7 @@ def test_ranks_need_equal_parts_of_the_ffn() -> None:
 
 
 def test_quantised_weights_are_refused() -> None:
-    options = LoadOptions(room=OPTIONS.room, device="cpu", quantise="int8")
+    options = LoadOptions(capacity=OPTIONS.capacity, device="cpu", quantise="int8")
     with pytest.raises(ConfigError, match="quantised weights are not shared out"):
         refuse_split(stored("llama2", 0), options, 2)
 

@@ -28,7 +28,7 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.kernels.native import build
 from outrider.kernels.native.quantised import NativeGrouped
 from outrider.kernels.plan import BlockRows
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -120,7 +120,7 @@ def test_codes_are_to_be_had_without_their_numbers(tmp_path: Path) -> None:
 def test_a_model_is_that_of_its_numbers(tmp_path: Path, form: Format) -> None:
     """Bit by bit: both folders hold the same model."""
     quantised, plain = write_published(tmp_path, variant("qwen3"), form)
-    options = LoadOptions(room=Room(num_slots=64), dtype="float32", device="cpu")
+    options = LoadOptions(capacity=ModelCapacity(num_slots=64), dtype="float32", device="cpu")
     ours, theirs = load_model(quantised, options), load_model(plain, options)
     assert isinstance(ours, LlamaModel)
     assert isinstance(theirs, LlamaModel)
@@ -151,7 +151,7 @@ def test_gpt_oss_runs_from_its_blocks(tmp_path: Path) -> None:
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
     (folder / "config.json").write_text(json.dumps(config))
     save_tensors(folder / "model.safetensors", blocks)
-    options = LoadOptions(room=Room(num_slots=64), dtype="bfloat16", device="cpu")
+    options = LoadOptions(capacity=ModelCapacity(num_slots=64), dtype="bfloat16", device="cpu")
     rows = [StepRow.chain(0, [5, 9, 7, 30, 2])]
     logits: list[Tensor] = []
     for one in (plain, folder):
@@ -161,7 +161,7 @@ def test_gpt_oss_runs_from_its_blocks(tmp_path: Path) -> None:
     assert len(blocks) > len(numbers)
     assert torch.equal(*logits)
     grouped()
-    model = load_model(folder, LoadOptions(room=Room(num_slots=64), device="cpu"))
+    model = load_model(folder, LoadOptions(capacity=ModelCapacity(num_slots=64), device="cpu"))
     assert model.kernels.pack_blocks is not None
     model.state.open(0, ())
     near = functional.cosine_similarity(model.step(rows, DraftNeeds()).logits_MV, logits[0])
@@ -231,9 +231,9 @@ def test_a_model_runs_on_its_codes(tmp_path: Path, name: str) -> None:
     """Near the numbers that they stand for, a row at a time or several, in the memory planned."""
     grouped()
     quantised, plain = write_published(tmp_path, variant("qwen3"), BY_NAME[name])
-    room = Room(num_slots=64)
-    ours = load_model(quantised, LoadOptions(room=room, device="cpu"))
-    theirs = load_model(plain, LoadOptions(room=room, dtype="float32", device="cpu"))
+    capacity = ModelCapacity(num_slots=64)
+    ours = load_model(quantised, LoadOptions(capacity=capacity, device="cpu"))
+    theirs = load_model(plain, LoadOptions(capacity=capacity, dtype="float32", device="cpu"))
     text = [5, 9, 7, 30, 2]
     logits: list[Tensor] = []
     for model in (ours, theirs):
@@ -287,7 +287,7 @@ def test_the_plan_is_what_a_model_takes(tmp_path: Path, name: str, dtype: str) -
     Backend(token_models.WordLevel(words, "t0")).save(str(folder / "tokenizer.json"))
     plan = plan_pair(str(folder), None, EngineConfig(drafter="none", device="cpu"))
     parts = {part.name: part.num_bytes for part in memory_parts(plan, files_of(plan))}
-    model = load_model(folder, LoadOptions(room=Room(num_slots=64), device="cpu"))
+    model = load_model(folder, LoadOptions(capacity=ModelCapacity(num_slots=64), device="cpu"))
     assert isinstance(model, LlamaModel)
     taken = sum(one.nbytes for one in model.streamed) + model.tables.embeddings.nbytes
     assert taken <= parts["weights of the target"] <= 1.2 * taken
@@ -318,7 +318,7 @@ def test_a_bias_of_zeros_beside_a_matrix_is_none(tmp_path: Path) -> None:
         )
     packed = dict(safetensors_torch.load_file(path))  # pyright: ignore[reportUnknownMemberType]
     name = "model.layers.0.self_attn.q_proj.bias"
-    options = LoadOptions(room=Room(num_slots=64), dtype="float32", device="cpu")
+    options = LoadOptions(capacity=ModelCapacity(num_slots=64), dtype="float32", device="cpu")
     save_tensors(path, {**packed, name: torch.zeros(64)})
     load_model(quantised, options)
     save_tensors(path, {**packed, name: torch.ones(64)})

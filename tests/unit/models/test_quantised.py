@@ -18,7 +18,7 @@ from outrider.core.protocols import DraftNeeds, StepRow
 from outrider.core.spec import ModelSpec
 from outrider.kernels.plan import PackedTable
 from outrider.kernels.registry import choose
-from outrider.models.decoder import Decoder, Room
+from outrider.models.decoder import Decoder, ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
@@ -38,9 +38,9 @@ def plain(scheme: str) -> list[tuple[int, ...]]:
 
 
 def model_of(scheme: str, *, force_reference: bool = False) -> Decoder:
-    room = Room(num_slots=256, max_rows=256, max_logits=256)
+    capacity = ModelCapacity(num_slots=256, max_rows=256, max_logits=256)
     options = LoadOptions(
-        room=room, device="cpu", quantise=scheme, force_reference=force_reference, threads=1
+        capacity=capacity, device="cpu", quantise=scheme, force_reference=force_reference, threads=1
     )
     return load_model(resolve("outrider/embedded"), options)
 
@@ -154,8 +154,11 @@ def test_a_tied_table_of_int4_is_its_head(force_reference: bool) -> None:
 
 @pytest.mark.parametrize("name", ["llama2", "tied"])
 def test_one_call_of_int4_has_the_bits_of_many(name: str, tmp_path: Path) -> None:
-    room, text = Room(num_slots=256, max_rows=64), [(5 * i * i + 1) % 96 for i in range(40)]
-    options = LoadOptions(room=room, device="cpu", quantise="int4")
+    capacity, text = (
+        ModelCapacity(num_slots=256, max_rows=64),
+        [(5 * i * i + 1) % 96 for i in range(40)],
+    )
+    options = LoadOptions(capacity=capacity, device="cpu", quantise="int4")
     model = load_model(write_checkpoint(tmp_path, variant(name), seed=4), options)
     assert isinstance(model, LlamaModel)
     if model.forward() is None:
@@ -175,9 +178,16 @@ def test_a_scheme_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
 def test_every_family_of_ours_is_quantised(name: str, scheme: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, variant(name))
-    room, text = Room(num_slots=256, max_rows=64), [(5 * i * i + 1) % 96 for i in range(40)]
+    capacity, text = (
+        ModelCapacity(num_slots=256, max_rows=64),
+        [(5 * i * i + 1) % 96 for i in range(40)],
+    )
     own_NV, quantised_NV = (
-        feed(load_model(folder, LoadOptions(room=room, device="cpu", quantise=choice)), text, [40])
+        feed(
+            load_model(folder, LoadOptions(capacity=capacity, device="cpu", quantise=choice)),
+            text,
+            [40],
+        )
         for choice in ("none", scheme)
     )
     error = float((own_NV - quantised_NV).abs().mean() / own_NV.abs().mean())
@@ -186,7 +196,7 @@ def test_every_family_of_ours_is_quantised(name: str, scheme: str, tmp_path: Pat
 
 def test_a_family_of_transformers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
-    options = LoadOptions(room=Room(num_slots=64), device="cpu", quantise="int8")
+    options = LoadOptions(capacity=ModelCapacity(num_slots=64), device="cpu", quantise="int8")
     with pytest.raises(ConfigError, match="gpt_neox run through transformers"):
         load_model(tmp_path, options)
 

@@ -19,7 +19,7 @@ from doubles.tiny_attention import TinyAttentionLM
 from outrider.core.errors import ConfigError
 from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.estimate.theory import MissCurve
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -210,7 +210,7 @@ def test_random_weights_are_an_ordinary_checkpoint(tmp_path: Path) -> None:
     folder, shape = tmp_path / "c", replace(gemm_shape("32x48x2x2x1x16"), vocab_size=VOCAB)
     write_random(folder, shape, torch.bfloat16, max_tokens=64)
     options = LoadOptions(
-        room=Room(num_slots=64, max_rows=8, max_logits=8), device="cpu", threads=1
+        capacity=ModelCapacity(num_slots=64, max_rows=8, max_logits=8), device="cpu", threads=1
     )
     inner = load_model(folder, options)
     assert isinstance(inner, LlamaModel)

@@ -17,7 +17,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.protocols import DraftNeeds, DraftRow, HiddenStates, StepRow
 from outrider.core.rng import KeyedRng
 from outrider.drafters.mtp import mtp_drafter
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad
 from outrider.models.hf_config import read_native_config
 from outrider.models.load_options import LoadOptions
@@ -32,7 +32,9 @@ from outrider_lab.train.loop import Export
 from outrider_lab.train.shapes import config_json, small_hybrid
 
 LAYERS = 3
-ROOM = Room(num_slots=128, page_size=4, max_rows=64, max_logits=64, hidden_layers=(LAYERS,))
+CAPACITY = ModelCapacity(
+    num_slots=128, page_size=4, max_rows=64, max_logits=64, hidden_layers=(LAYERS,)
+)
 TEXT = (5, 17, 3, 3, 80, 41, 5, 17)
 
 
@@ -61,7 +63,7 @@ def write(net: Hybrid, folder: Path, dtype: torch.dtype = torch.float32) -> Qwen
     state = as_dtype(net.state_dict(), dtype)
     fill(folder, Export(state, config_json(net.config, dtype)), "# card\n", {})
     net.load_state_dict(state)
-    model = load_model(folder, LoadOptions(room=ROOM, dtype="float32", device="cpu"))
+    model = load_model(folder, LoadOptions(capacity=CAPACITY, dtype="float32", device="cpu"))
     assert isinstance(model, QwenHybridModel)
     return model
 
@@ -85,7 +87,7 @@ def test_turns_choose_what_the_drafter_drafts(tmp_path: Path) -> None:
     target.step([StepRow.chain(0, TEXT[:-1])], DraftNeeds(hidden_layers=(LAYERS,)))
     target.state.commit({0: range(len(TEXT) - 1)})
     drafter = mtp_drafter(
-        HeadsToLoad(tmp_path, "mtp", ROOM),
+        HeadsToLoad(tmp_path, "mtp", CAPACITY),
         target,
         SAMPLER,
         chunk=64,

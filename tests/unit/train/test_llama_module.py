@@ -11,7 +11,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from doubles.tiny_checkpoints import VARIANTS, Variant, variant, write_checkpoint
 from outrider.core.errors import CheckpointError
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.load_options import LoadOptions
@@ -26,7 +26,9 @@ IDS = [5, 17, 2, 90, 33, 33, 8, 61, 40]
 
 
 def decoder_logits(folder: Path, layers: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.Tensor]:
-    model = load_model(folder, LoadOptions(room=Room(num_slots=64), dtype="float32", device="cpu"))
+    model = load_model(
+        folder, LoadOptions(capacity=ModelCapacity(num_slots=64), dtype="float32", device="cpu")
+    )
     model.state.open(1, [])
     model.state.reserve({1: len(IDS)})
     out = model.step([StepRow.chain(1, IDS)], DraftNeeds(hidden_layers=layers))

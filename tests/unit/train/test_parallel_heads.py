@@ -23,7 +23,7 @@ from outrider.core.protocols import Drafter, DraftNeeds, StepRow
 from outrider.drafters.block import BlockContext, load_block, read_block_config
 from outrider.drafters.medusa import MedusaConfig, load_medusa, read_medusa_config
 from outrider.drafters.parallel_heads import BlockDrafter, MedusaDrafter, ParallelHeadSampler
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -65,8 +65,10 @@ def built(own: DrafterRecipe[Any], rng: float) -> nn.Module:
 
 
 def engine_target(*layers: int) -> LlamaModel:
-    room = Room(num_slots=512, page_size=4, max_rows=128, max_logits=64, hidden_layers=layers)
-    target = load_model(stored("llama2", 0), LoadOptions(room=room, device="cpu"))
+    capacity = ModelCapacity(
+        num_slots=512, page_size=4, max_rows=128, max_logits=64, hidden_layers=layers
+    )
+    target = load_model(stored("llama2", 0), LoadOptions(capacity=capacity, device="cpu"))
     assert isinstance(target, LlamaModel)
     return target
 

@@ -26,7 +26,7 @@ from outrider.drafters.eagle import EagleConfig, load_eagle
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.hidden import HeadLimits, HiddenDrafter
 from outrider.drafters.mtp import mtp_drafter
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
@@ -88,15 +88,15 @@ class Kind:
 
     def drafted(self, folder: Path, text: tuple[int, ...], count: int) -> tuple[int, ...]:
         """What the engine's drafter makes of a folder of heads."""
-        room = Room(
+        capacity = ModelCapacity(
             num_slots=128, page_size=4, max_rows=64, max_logits=64, hidden_layers=self.layers
         )
-        target = load_model(stored("llama2", 0), LoadOptions(room=room, device="cpu"))
+        target = load_model(stored("llama2", 0), LoadOptions(capacity=capacity, device="cpu"))
         assert isinstance(target, LlamaModel)
         target.state.open(0, ())
         target.step([StepRow.chain(0, text[:-1])], DraftNeeds(hidden_layers=self.layers))
         target.state.commit({0: range(len(text) - 1)})
-        drafter = self.drafter(HeadsToLoad(folder, self.name, room), target)
+        drafter = self.drafter(HeadsToLoad(folder, self.name, capacity), target)
         drafter.open(0, text)
         hidden = HiddenStates(len(text) - 1, partial(target.state.hidden, 0))
         asked = DraftRow(

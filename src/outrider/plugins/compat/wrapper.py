@@ -29,7 +29,7 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.kinds import DTYPES, pick_device
 from outrider.kernels.kv_rows import floats
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.hf_config import read_config
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve, spec_of_config
@@ -299,9 +299,11 @@ def load_wrapper(
         device=pick_device(device),
         states=RecurrentCapacity(),
     )
-    room = Room(num_slots=num_slots, page_size=_PAGE_SIZE, max_rows=_MAX_ROWS, max_logits=_MAX_ROWS)
+    capacity = ModelCapacity(
+        num_slots=num_slots, page_size=_PAGE_SIZE, max_rows=_MAX_ROWS, max_logits=_MAX_ROWS
+    )
     options = LoadOptions(
-        room=room, dtype=dtype, device=device, quantise=quantise, kv_dtype=kv_dtype
+        capacity=capacity, dtype=dtype, device=device, quantise=quantise, kv_dtype=kv_dtype
     )
     # Decoders of every family keep their KV in an arena.
     model = cast("PagedModel", load_model(folder, options, name=model_id))

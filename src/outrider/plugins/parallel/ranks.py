@@ -33,7 +33,7 @@ from outrider.core.errors import ContractError, given
 from outrider.core.spec import RecurrentCapacity
 from outrider.kernels.kinds import pick_device
 from outrider.kernels.native.rounds import RoundModel
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model
@@ -362,8 +362,11 @@ def follow() -> None:
 
 
 def _options(given: dict[str, Any]) -> LoadOptions:
-    room: dict[str, Any] = {**given["room"], "states": RecurrentCapacity(**given["room"]["states"])}
-    values: dict[str, Any] = {**given, "room": Room(**room)}
+    capacity: dict[str, Any] = {
+        **given["capacity"],
+        "states": RecurrentCapacity(**given["capacity"]["states"]),
+    }
+    values: dict[str, Any] = {**given, "capacity": ModelCapacity(**capacity)}
     return LoadOptions(**values)
 
 

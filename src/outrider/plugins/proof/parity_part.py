@@ -23,7 +23,7 @@ from outrider.core.protocols import CausalLM, DraftNeeds, StepRow
 from outrider.core.sequence import LiveSequence
 from outrider.engine.stages import read_pass
 from outrider.kernels.reference.pointwise import argmax
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, resolve
 from outrider.plugins.proof.check import Check, Part
@@ -304,13 +304,13 @@ def _looked_into(
 def _options(job: ParityTask) -> LoadOptions:
     config = job.subject.config
     longest = max(map(len, job.prompts)) + job.greedy.max_tokens
-    room = Room(
+    capacity = ModelCapacity(
         num_slots=BATCH * -(-longest // config.page_size) * config.page_size,
         page_size=config.page_size,
         max_rows=BATCH * longest,
         max_logits=BATCH * (job.largest_k + 1),
     )
-    return replace(options_for(config, room), quantise=config.quantise)
+    return replace(options_for(config, capacity), quantise=config.quantise)
 
 
 def _found(model: CausalLM, job: ParityTask, difference: TokenDifference, text: Ids) -> NearTie:

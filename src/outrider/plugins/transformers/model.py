@@ -30,7 +30,7 @@ from outrider.core.tree import ROOT
 from outrider.kernels.kinds import pick_device, pick_dtype, tried
 from outrider.kernels.operators import Kernels
 from outrider.kernels.registry import choose
-from outrider.models.decoder import Room, wanted_tokens
+from outrider.models.decoder import ModelCapacity, wanted_tokens
 from outrider.models.documents import read_document
 from outrider.models.json_object import OTHER_CHECKPOINT
 from outrider.models.load_options import LoadOptions
@@ -77,10 +77,10 @@ class AdapterTrial:
         self.texts = (chain, begin + branch, chain[::-1])
 
     @property
-    def room(self) -> Room:
+    def capacity(self) -> ModelCapacity:
         """A small arena of pages that the texts cross."""
         tokens = sum(map(len, self.texts))
-        return Room(num_slots=2 * tokens, page_size=_PAGE_SIZE, max_rows=tokens)
+        return ModelCapacity(num_slots=2 * tokens, page_size=_PAGE_SIZE, max_rows=tokens)
 
     def run(self, model: CausalLM, expected_NV: Tensor, weights: torch.dtype) -> bool:
         """`expected_NV` are the logits of all texts in turn, `weights` the type of the linears'.
@@ -150,18 +150,20 @@ class Body:
 class AdapterModel:
     """CausalLM over a PagedKV that it owns. Several may share one body, each with its own arena."""
 
-    def __init__(self, config: AdapterConfig, body: Body, room: Room, *, name: str) -> None:
-        self.config, self.body, self.room = config, body, room
+    def __init__(
+        self, config: AdapterConfig, body: Body, capacity: ModelCapacity, *, name: str
+    ) -> None:
+        self.config, self.body, self.capacity = config, body, capacity
         size = body.dtype.itemsize
         self._spec = config.spec(name, bytes_per_weight=size, bytes_per_kv=size)
         self._kv = PagedKV(
             self._spec,
             dtype=body.dtype,
             device=body.device,
-            size=ArenaSize(room.num_slots, room.page_size),
+            size=ArenaSize(capacity.num_slots, capacity.page_size),
         )
         self._cache = ArenaCache(
-            self._kv, body.kernels, num_heads=config.num_heads, max_rows=room.max_rows
+            self._kv, body.kernels, num_heads=config.num_heads, max_rows=capacity.max_rows
         )
         # On other devices nothing is row-invariant, so there is nothing to keep.
         self._by_row = RowByRow() if body.device.type == "cpu" else nullcontext()
@@ -195,7 +197,7 @@ class AdapterModel:
 
         Raises ConfigError for a hidden layer that the model does not give.
         """
-        if not 0 < sum(len(row.tokens) for row in rows) <= self.room.max_rows:
+        if not 0 < sum(len(row.tokens) for row in rows) <= self.capacity.max_rows:
             raise ContractError("a step has 1 to max_rows tokens")
         self._check_layers(needs.hidden_layers)
         with torch.inference_mode(), self._by_row:
@@ -267,7 +269,7 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
         )
         config = replace(config, notes=(*config.notes, note))
     body = Body(model, replace(kernels, exact=exact), dtype, device)
-    return AdapterModel(config, body, options.room, name=name or folder.name)
+    return AdapterModel(config, body, options.capacity, name=name or folder.name)
 
 
 def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> bool:
@@ -279,7 +281,7 @@ def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> bool:
     with calling(f"{config.family}: it fails over the arena"):
         expected_NV = torch.cat([_alone(body, text) for text in trial.texts])
         use_arena(body.model)
-        model = AdapterModel(config, body, trial.room, name=config.family)
+        model = AdapterModel(config, body, trial.capacity, name=config.family)
         return trial.run(model, expected_NV, weights)
 
 

@@ -16,7 +16,7 @@ from triton.runtime.jit import mangle_type
 
 from outrider.core.rng import Role, RoundKeys
 from outrider.kernels.reference.delta import TokenRun
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_native_config
 from outrider.models.llama import LlamaModel
@@ -135,9 +135,13 @@ def model_without_data() -> LlamaModel:
     kernels = triton_kernels(META, torch.bfloat16, "none", (), exact=True)
     config = read_native_config(resolve("outrider/embedded-draft"))
     assert isinstance(config, LlamaConfig)
-    room = Room(num_slots=512, page_size=4, max_rows=128, max_logits=64, hidden_layers=(2,))
+    capacity = ModelCapacity(
+        num_slots=512, page_size=4, max_rows=128, max_logits=64, hidden_layers=(2,)
+    )
     place = Placement("no data", torch.bfloat16, META)
-    return LlamaModel(config, no_weights(torch.bfloat16), kernels=kernels, place=place, room=room)
+    return LlamaModel(
+        config, no_weights(torch.bfloat16), kernels=kernels, place=place, capacity=capacity
+    )
 
 
 def read_round(k: int, sampler: str) -> None:

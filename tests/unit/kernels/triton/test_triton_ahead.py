@@ -17,7 +17,7 @@ import torch
 from doubles.tiny_checkpoints import random_llama, variant
 from outrider.kernels.operators import Kernels
 from outrider.models import loading
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.plugins.gpu.kernels import trial
 from outrider.plugins.gpu.kernels.build import triton_kernels
 from outrider.plugins.gpu.kernels.tiles import Launch, launch, noted
@@ -86,8 +86,8 @@ def test_what_loading_rehearses_stays_in_no_memory(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(trial, "compile_launches", compile_launches)
     monkeypatch.setattr(loading, "choose", chosen)
-    space = Room(num_slots=64, page_size=8, max_rows=8, max_logits=1)
-    model = random_llama(variant("qwen3"), room=space)
+    space = ModelCapacity(num_slots=64, page_size=8, max_rows=8, max_logits=1)
+    model = random_llama(variant("qwen3"), capacity=space)
     assert {"attend_kernel", "linear_kernel", "norm_kernel", "pick_kernel", "edge_kernel"} < {
         *found
     }

@@ -21,7 +21,7 @@ from outrider.kernels.kinds import tried
 from outrider.kernels.operators import OPS, Kernels
 from outrider.kernels.reference.accept import verify_prefix
 from outrider.models import loading
-from outrider.models.decoder import Room as Space
+from outrider.models.decoder import ModelCapacity as Space
 from outrider.models.llama import LlamaModel
 from outrider.plugins.gpu.kernels import trial
 from outrider.plugins.gpu.kernels.build import triton_kernels
@@ -177,14 +177,14 @@ def logits_of(model: LlamaModel, tokens: list[int], seq_id: int) -> Tensor:
 def test_a_model_gives_the_logits_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """With norms of heads; and a pass of three tokens is three passes, bit for bit."""
     space = Space(num_slots=64, page_size=8, max_rows=8, max_logits=8)
-    plain = random_llama(variant("qwen3"), room=space)
+    plain = random_llama(variant("qwen3"), capacity=space)
     kernels = side()
 
     def chosen(**_: object) -> Kernels:
         return kernels
 
     monkeypatch.setattr(loading, "choose", chosen)
-    model = random_llama(variant("qwen3"), room=space)
+    model = random_llama(variant("qwen3"), capacity=space)
     assert model.kernels.exact
     assert model.kernels.linear == kernels.linear
     for one in (plain, model):
@@ -206,7 +206,7 @@ def test_activations_in_the_dtype_of_weights_change_no_bit(monkeypatch: pytest.M
     space, found = Space(num_slots=64, page_size=8, max_rows=8, max_logits=8), list[Tensor]()
     for chosen, dtype in ((kernels, torch.bfloat16), (other, torch.float32)):
         monkeypatch.setattr(loading, "choose", lambda chosen=chosen, **_: chosen)  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
-        model = random_llama(variant("llama2"), dtype="bfloat16", room=space)
+        model = random_llama(variant("llama2"), dtype="bfloat16", capacity=space)
         held = (model.scratch.normed, model.scratch.attended_NA, model.scratch.activated_NF)
         assert {one.dtype for one in held} == {dtype}
         model.state.open(1, ())

@@ -26,7 +26,7 @@ from outrider.drafters.common_ids import CommonIds
 from outrider.drafters.growth import DraftSampler
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.native import fused_model_drafts
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.models.loading import load_model, prepare_torch
 from outrider.plugins.lanes.ahead.choices import capacity_needed
@@ -72,21 +72,21 @@ def build_inner(options: ChildOptions) -> Inner:
         fused = fused_model_drafts(model, sampler, batch_size=batch)
         return Inner(ModelDrafter(model, sampler, chunk=options.chunk, fused=fused), size, pick)
     needed = capacity_needed(choices.k, choices.fan_out, 1)
-    room = replace(needed, num_rows=options.max_rows, num_logits=options.max_logits)
-    drafter = ahead(model, sampler, choices, room, chunk=options.chunk, batch_size=batch)
+    capacity = replace(needed, num_rows=options.max_rows, num_logits=options.max_logits)
+    drafter = ahead(model, sampler, choices, capacity, chunk=options.chunk, batch_size=batch)
     return Inner(drafter, size, pick, drafter)
 
 
 def _load_options(options: ChildOptions) -> LoadOptions:
-    room = Room(
+    capacity = ModelCapacity(
         num_slots=options.num_slots,
         page_size=options.page_size,
         max_rows=options.max_rows,
         max_logits=options.max_logits,
     )
-    states = replace(room.states, **dict[str, Any](options.states))
+    states = replace(capacity.states, **dict[str, Any](options.states))
     return LoadOptions(
-        room=replace(room, states=states),
+        capacity=replace(capacity, states=states),
         dtype=options.dtype,
         device=options.device,
         force_reference=options.force_reference,
