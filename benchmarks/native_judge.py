@@ -49,7 +49,7 @@ class NativeJudge:
         )
         drafts.described_in(described)
         for index, row in enumerate(rows):
-            drafts.tell(index, row, index * most)
+            drafts.describe(index, row, index * most)
         if not self._run(ctypes.addressof(described)):
             return None
         return [drafts.verdict(index, index * most) for index in range(len(rows))]

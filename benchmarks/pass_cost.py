@@ -180,8 +180,8 @@ def _hybrid_cost(options: Namespace, repeats: int, report: Report) -> None:
             rollback=rollback, history=max(ROWS), num_sequences=1, num_checkpoints=0
         )
         capacity = ModelCapacity(num_slots=context + 2048, max_logits=max(ROWS), states=states)
-        place = Placement("random hybrid", torch.bfloat16, CPU, options.quantise)
-        model, weights = random_hybrid(size, kernels, place, capacity)
+        placement = Placement("random hybrid", torch.bfloat16, CPU, options.quantise)
+        model, weights = random_hybrid(size, kernels, placement, capacity)
         report["num_parameters"] = model.spec.num_parameters
         for cell in _hybrid_cells(model, weights, context, repeats):
             note(report, rollback=rollback, **cell)

@@ -122,8 +122,8 @@ class Make:
         # Imported here: few use it, and it brings PyTorch's communication along.
         from outrider.plugins.parallel.sharded import load_sharded
 
-        with TemporaryDirectory(prefix="outrider-shared-") as place:
-            folder = Path(place) / "target"
+        with TemporaryDirectory(prefix="outrider-shared-") as placement:
+            folder = Path(placement) / "target"
             write_random(folder, self._sized(shape), self.torch_dtype, max_tokens=MAX_TOKENS)
             return load_sharded(folder, self.options(capacity), size=self.ranks, name=shape.name)
 
@@ -194,7 +194,7 @@ def check_fits(shape: PairShape, make: Make, free_bytes: int) -> None:
     cannot share the target."""
     if make.ranks > 1 and make.quantise != "none":
         raise ConfigError(
-            f"tensor_parallel={make.ranks}: quantised weights are not shared out.",
+            f"tensor_parallel={make.ranks}: quantised weights cannot be split.",
             hint="leave --quantise at none, or --tensor-parallel at 1",
         )
     if make.ranks > 1:
@@ -314,8 +314,8 @@ class ProductTimer:
         return int(self.kernels.threads.name) if self.kernels.threads else 1
 
     def weights(self) -> RandomWeights:
-        place = Placement("", self.dtype, pick_device(self.make.device), self.make.quantise)
-        return RandomWeights(self.kernels, place)
+        placement = Placement("", self.dtype, pick_device(self.make.device), self.make.quantise)
+        return RandomWeights(self.kernels, placement)
 
     def layer(self, shape: GemmShape) -> Mapping[str, PackedLinear]:
         if self._layer is None or self._layer[0] != shape.name:

@@ -120,9 +120,9 @@ def _built(
     capacity: ModelCapacity,
     quantise: str = "none",
 ) -> LlamaModel:
-    place = Placement("inflated", setting.dtype, setting.device, quantise)
+    placement = Placement("inflated", setting.dtype, setting.device, quantise)
     kernels = kernels_of(setting, quantise)
-    model = LlamaModel(config, weights, kernels=kernels, place=place, capacity=capacity)
+    model = LlamaModel(config, weights, kernels=kernels, placement=placement, capacity=capacity)
     model.kernels = tried(kernels, config)
     return model
 
@@ -219,7 +219,7 @@ def config_of(size: HybridSize) -> QwenHybridConfig:
 
 
 def random_hybrid(
-    size: HybridSize, kernels: Kernels, place: Placement, capacity: ModelCapacity
+    size: HybridSize, kernels: Kernels, placement: Placement, capacity: ModelCapacity
 ) -> tuple[QwenHybridModel, tuple[Tensor, ...]]:
     """The model, and the matrices that each pass reads."""
     streamed: list[Tensor] = []
@@ -229,9 +229,11 @@ def random_hybrid(
         streamed.append(packed.data)
         return packed
 
-    source = cast("Weights", RandomWeights(place.device))
+    source = cast("Weights", RandomWeights(placement.device))
     noting = replace(kernels, pack=pack)
-    model = QwenHybridModel(config_of(size), source, kernels=noting, place=place, capacity=capacity)
+    model = QwenHybridModel(
+        config_of(size), source, kernels=noting, placement=placement, capacity=capacity
+    )
     model.kernels = kernels
     return model, tuple(streamed)
 

@@ -252,13 +252,13 @@ def hybrid(setting: Setting, record: dict[str, Any]) -> None:
 
 
 def _model(setting: Setting, rollback: str) -> QwenHybridModel:
-    place = Placement("random hybrid", setting.dtype, setting.device)
+    placement = Placement("random hybrid", setting.dtype, setting.device)
     states = RecurrentCapacity(rollback=rollback, history=8, num_sequences=4, num_checkpoints=2)
     capacity = ModelCapacity(
         num_slots=4096, page_size=PAGE, max_rows=128, max_logits=64, states=states
     )
     return random_hybrid(
-        QUICK_HYBRID if setting.quick else RANDOM_HYBRID, kernels_of(setting), place, capacity
+        QUICK_HYBRID if setting.quick else RANDOM_HYBRID, kernels_of(setting), placement, capacity
     )[0]
 
 

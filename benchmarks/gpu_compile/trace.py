@@ -269,8 +269,8 @@ def _llama() -> LlamaConfig:
 def _built(case: Case, name: str, capacity: models.ModelCapacity) -> dict[str, Any]:
     dtype = DTYPES[case.dtype]
     kernels = registry.choose(device=META, dtype=dtype, quantise=case.scheme)
-    place = Placement(name, dtype, META, case.scheme)
-    return {"kernels": kernels, "place": place, "capacity": capacity}
+    placement = Placement(name, dtype, META, case.scheme)
+    return {"kernels": kernels, "placement": placement, "capacity": capacity}
 
 
 def rounds(case: Case, recorder: Recorder) -> tuple[RoundCost, list[Launch]]:

@@ -23,7 +23,7 @@ from doubles.tiny_mtp import block_like, mtp_tensors, write_mtp
 from outrider.core.spec import ModelSpec
 from outrider.drafters.block import BlockConfig
 from outrider.drafters.medusa import MedusaConfig
-from outrider.models.draft_heads import heads_beside
+from outrider.models.draft_heads import find_heads
 from outrider.models.families import LlamaConfig
 from outrider.models.hf_config import read_config
 from outrider.models.weights import Weights
@@ -41,7 +41,7 @@ def dense_ground(folder: Path) -> Matrix:
     """Writes heads into `folder`."""
     target = TINY / "target"
     heads = write_heads(folder, target)
-    heads |= {kind: str(path) for kind, path in heads_beside(target).items()}
+    heads |= {kind: str(path) for kind, path in find_heads(target).items()}
     drafts: dict[str, str | None] = {}
     for name in available():
         source = known(name).source

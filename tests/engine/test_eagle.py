@@ -74,7 +74,7 @@ def test_greedy_tokens_equal_plain_decoding(
     assert llm.last_result.stats.num_drafted > 0
     # Without a compiler, a note says so too.
     assert [note for note in llm.notes if not note.startswith("kernels: ")] == [
-        "the heads were trained on 64 tokens; later drafts may be kept less often"
+        "the heads were trained on 64 tokens; later drafts may be accepted less often"
     ]
 
 

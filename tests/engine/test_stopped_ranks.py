@@ -81,12 +81,12 @@ LEADER = """
 import os, sys, time
 from pathlib import Path
 from outrider.core.protocols import DraftNeeds, StepRow
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.load_options import LoadOptions
 from outrider.plugins.parallel import sharded
 
 sharded.SILENT_SECONDS = 3.0
-options = LoadOptions(room=Room(num_slots=512, page_size=8), device="cpu")
+options = LoadOptions(capacity=ModelCapacity(num_slots=512, page_size=8), device="cpu")
 model = sharded.load_sharded(Path(sys.argv[1]), options, size=2)
 print("loaded", flush=True)
 sys.stdin.readline()

@@ -272,12 +272,12 @@ def test_an_interrupt_leaves_the_ranks_together(shared: ShardedLM) -> None:
 SCRIPT = """
 import os, sys, tempfile
 from pathlib import Path
-from outrider.models.decoder import Room
+from outrider.models.decoder import ModelCapacity
 from outrider.models.llama import LlamaModel
 from outrider.models.load_options import LoadOptions
 from outrider.plugins.parallel.sharded import load_sharded
 tempfile.tempdir = sys.argv[3]
-options = LoadOptions(room=Room(num_slots=64), device="cpu")
+options = LoadOptions(capacity=ModelCapacity(num_slots=64), device="cpu")
 model = load_sharded(Path(sys.argv[1]), options, size=2)
 print(*model.process_ids, flush=True)
 if sys.argv[2] == "killed":
@@ -316,7 +316,7 @@ def test_a_follower_that_cannot_start_says_why() -> None:
 def test_a_follower_that_says_nothing_is_not_waited_for() -> None:
     # This one of Python's reads to the end of its pipe before it says anything.
     ranks = RankGroup("json.tool", MEETING(), {})
-    with pytest.raises(RankError, match=r"rank 1 did not get to say 'here' within 0\.2 s"):
+    with pytest.raises(RankError, match=r"rank 1 did not report 'here' within 0\.2 s"):
         ranks.hear("here", 0.2)
     assert all_gone(ranks.process_ids)
 

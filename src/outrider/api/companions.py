@@ -20,7 +20,7 @@ from outrider.core.config import EngineConfig
 from outrider.core.drafter_kinds import AUTO, KINDS, MODEL
 from outrider.core.errors import OutriderError
 from outrider.models.documents import read_document
-from outrider.models.draft_heads import has_own_mtp, heads_beside, own_mtp_depth
+from outrider.models.draft_heads import find_heads, has_own_mtp, own_mtp_depth
 from outrider.models.families import LLAMA_FAMILIES
 from outrider.models.gguf.folder import parts_of
 from outrider.models.heads import kind_of
@@ -55,7 +55,7 @@ def found_draft(target: Path) -> FoundDraft | None:
     if _has_own_mtp(target):
         return FoundDraft(target, _MTP, "the checkpoint's own MTP block")
     if reads_heads(target):
-        for kind, folder in heads_beside(target).items():
+        for kind, folder in find_heads(target).items():
             words = f"{KINDS[kind].needs_words} in {folder.name}, found with the target"
             return FoundDraft(folder, kind, words)
     model = companion_of(target)

@@ -223,7 +223,7 @@ def _load_target(
     """The target, and what ends the other processes that it is shared with, if there are any. Its
     weights are those of `there`, if it can give them."""
     config, capacity = plan.settings, target_room(plan, heads)
-    other = None if there is None else there.beside(capacity)
+    other = None if there is None else there.with_capacity(capacity)
     if other is not None:
         return other, None
     options = replace(

@@ -22,7 +22,7 @@ from outrider.cli.output import answer, say, screen_table
 from outrider.cli.paint import Meter
 from outrider.core.errors import CheckpointError, ConfigError
 from outrider.core.fields import size
-from outrider.models.hub import HubModel, check_room, fetch, local_copy, look
+from outrider.models.hub import HubModel, check_space, fetch, local_copy, look
 from outrider.models.hub_client import HubName, HubUnreachableError
 from outrider.models.loading import ALIASES, HEAD_ALIASES, HUB_ID
 from outrider.pairs.catalog import (
@@ -76,7 +76,7 @@ def pull(call: Call[PullOptions]) -> int:
     draft = _draft(target, options.draft)
     if draft is not None:
         sides.append(_find_draft(draft, known=options.draft == "auto"))
-    free = check_room([side.model for side in sides if side.model])
+    free = check_space([side.model for side in sides if side.model])
     for line in _intentions(sides, free):
         say(line)
     try:
@@ -106,7 +106,7 @@ def fetch_missing(name: str) -> None:
     if local_copy(_hub_name(name)) is None:
         side = _find("model", name)
         if side.model:
-            for line in _intentions([side], check_room([side.model])):
+            for line in _intentions([side], check_space([side.model])):
                 say(line)
         _fetch_all([side])
 

@@ -185,7 +185,7 @@ class EntranceNet:
         self._passes = Passes(
             place.spec(config),
             up_size=2 * config.ffn_size,
-            place=place,
+            placement=place,
             capacity=replace(capacity, hidden_layers=()),
         )
         self.hidden_layers = block.states.layers

@@ -1,8 +1,8 @@
-"""How fast this machine multiplies and adds numbers that stay in registers.
+"""The speed of this machine's multiplications and additions of numbers in registers.
 
-A pass over many rows does so much with each weight that this bounds it, not memory (bandwidth.py).
-For weights of each precision it is the instructions of their products alone (csrc/peak.cpp):
-nothing is loaded, and nothing is done to make numbers of weights.
+It limits a pass over many rows, which uses each weight so often that memory (bandwidth.py) does
+not. For each precision of weights, only the instructions of products are timed (csrc/peak.cpp):
+nothing is loaded, and no weight is decoded.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from outrider.kernels.native.ops import function, team
 
 # In the order of `Kind` in csrc/peak.cpp.
 ARITHMETIC = ("bfloat16", "bfloat16 dots", "int8", "int4")
-# The best turn counts: in others a thread of somebody else's, or of PyTorch's, was in the way.
+# The best turn counts: in others, a thread of PyTorch or of another program interfered.
 NUM_TURNS = 12
-# Some milliseconds.
+# So many that a turn takes some milliseconds.
 STEPS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticCeiling:
-    """Operations a second by `threads` threads; two a multiplication and its addition. `arithmetic`
-    is "bfloat16" (products in float32), "bfloat16 dots" (pairs by dot products, where the CPU has
-    them), "int8" or "int4"."""
+    """Billions of operations a second by `threads` threads; a multiplication with its addition is
+    two. `arithmetic` is "bfloat16" (products in float32), "bfloat16 dots" (dot products of pairs,
+    if the CPU has them), "int8" or "int4"."""
 
     arithmetic: str
     threads: int
@@ -36,7 +36,7 @@ class ArithmeticCeiling:
 def arithmetic_ceilings(
     threads: Sequence[int], *, clock: Callable[[], float] = perf_counter
 ) -> tuple[ArithmeticCeiling, ...]:
-    """One for each arithmetic that this CPU has and each of `threads`, in less than half a
+    """Measure each arithmetic that this CPU has with each number of `threads`, in less than half a
     second. Raises MachineError without a compiler."""
     library = needed_library("arithmetic cannot be timed")
     peak = function(library, "peak")

@@ -1,9 +1,9 @@
-"""How fast this machine reads from each cache and from memory, by one thread and by all.
+"""The speed of reading from each cache and from memory, by one thread and by all threads.
 
-A pass reads every weight once, so these are the ceilings of decoding. Each thread has its own share
-of the bytes (csrc/stream.cpp), so a size for all threads is that for one times their number where
-the cache is a core's own, and the same where it is shared. Medians of turns that rotate; each turn
-first brings its bytes to where they are read from.
+A pass reads every weight once, so these speeds are the ceilings of decoding. Each thread reads its
+own share of the bytes (csrc/stream.cpp). So for a cache of each core, the size for all threads is
+that for one thread times their number; for a shared cache it is the same. Speeds are medians of
+turns that rotate; each turn first brings its bytes into the level that it measures.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from outrider.kernels.native.ops import function, team
 
 
 class BandwidthReader:
-    """Reads tensors by the threads that multiply by them. Raises MachineError without a compiler.
+    """Reads tensors with the threads that linears use. Raises MachineError without a compiler.
 
-    `threads` 0 are the physical cores.
+    0 `threads` mean one for each physical core.
     """
 
     def __init__(self, threads: int = 0) -> None:
@@ -33,8 +33,8 @@ class BandwidthReader:
         self._stream = function(library, "stream")
 
     def read(self, tensors: Sequence[Tensor], times: int = 1) -> int:
-        """All bytes of contiguous CPU tensors, each so many times in a row; the exclusive or, of 8
-        bytes, of the last time's."""
+        """Read all bytes of contiguous CPU tensors, each tensor `times` times in a row. Return the
+        exclusive or of the 8-byte words of one reading."""
         found = 0
         for tensor in tensors:
             found ^= self._stream(self._team, tensor.data_ptr(), tensor.nbytes, times)
@@ -49,7 +49,7 @@ MIN_MEMORY_BYTES, MAX_MEMORY_BYTES = 64 << 20, 192 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """`level` is "L2", "L3" or "memory"; `num_bytes` were read again and again."""
+    """A measured speed: `level` is "L2", "L3" or "memory"; `num_bytes` were read repeatedly."""
 
     level: str
     num_bytes: int
@@ -60,7 +60,7 @@ class Ceiling:
 def ceilings(
     threads: Sequence[int], *, clock: Callable[[], float] = perf_counter
 ) -> tuple[Ceiling, ...]:
-    """One for each level and each of `threads`, in about half a second.
+    """Measure each level with each number of `threads`, in about half a second.
 
     Raises MachineError without a compiler.
     """
@@ -70,7 +70,7 @@ def ceilings(
     most = max(num_bytes * (max(numbers) if level == "L2" else 1) for level, num_bytes in sizes)
     data = torch.ones(most, dtype=torch.uint8)
     found: list[Ceiling] = []
-    # A level at a time, or what a larger one left in the caches would slow it.
+    # One level at a time: data of a larger level left in the caches would slow it.
     for level, num_bytes in sizes:
         own = {n: data[: num_bytes * (n if level == "L2" else 1)] for n in numbers}
         times = {n: -(-MIN_TURN_BYTES // own[n].nbytes) for n in numbers}
@@ -88,7 +88,8 @@ def ceilings(
 
 
 def level_sizes(caches: dict[int, int]) -> list[tuple[str, int]]:
-    """Half of the second and of the last cache, and more than any cache: bytes by level."""
+    """Bytes to read for each level: half of each cache from the second on, and for memory more than
+    any cache holds."""
     last = max(caches.values(), default=0)
     memory = min(max(2 * last, MIN_MEMORY_BYTES), MAX_MEMORY_BYTES)
     inner = [(f"L{level}", size // 2) for level, size in caches.items() if level > 1]

@@ -1,7 +1,7 @@
-"""Device, dtype and kernels that a model and the options of its load ask for.
+"""Device, dtype and kernels for a model and the options of its load.
 
-Some layers attend in their own way (windows, soft caps, sinks: AttentionKind), kernels are known to
-be `exact` after a trial of the model's shapes, and their binaries are compiled ahead of requests.
+Some layers attend differently (windows, soft caps, sinks: AttentionKind). A trial on the model's
+shapes shows whether kernels are `exact`, and their binaries are compiled ahead of requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def pick_device(name: str) -> torch.device:
-    """Raises MachineError if this machine lacks the device."""
+    """The device that `name` means. Raises MachineError if this machine lacks it."""
     present = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
@@ -41,14 +41,14 @@ def pick_device(name: str) -> torch.device:
     if not present[name]:
         usable = ", ".join(device for device, there in present.items() if there)
         raise MachineError(
-            f"the device {name} was asked for, but PyTorch {torch.__version__} sees none.",
+            f"the device {name} was requested, but PyTorch {torch.__version__} sees none.",
             hint=f"usable here: {usable}; or leave --device at auto",
         )
     return torch.device(name)
 
 
 def pick_dtype(name: str, own: str, folder: Path) -> torch.dtype:
-    """What `name` means for a checkpoint of type `own`."""
+    """The dtype that `name` means for a checkpoint of dtype `own`."""
     if name != "auto":
         if name not in DTYPES:
             raise ConfigError(f"dtype: unknown value {name!r}.", hint=did_you_mean(name, DTYPES))
@@ -62,42 +62,42 @@ def pick_dtype(name: str, own: str, folder: Path) -> torch.dtype:
 
 
 def for_kinds(kernels: Kernels) -> Kernels:
-    """The same kernels where they know such layers. Triton's attention knows scales alone, so the
-    reference's takes its place, in which rows are not alike."""
-    place = OPS.index("attention")
-    if kernels.choices[place].name != "triton":
+    """Kernels for layers that attend differently. Triton's attention supports only a scale, so the
+    reference's attention replaces it, in which rows are not invariant."""
+    index = OPS.index("attention")
+    if kernels.choices[index].name != "triton":
         return kernels
     reason = "triton: it has no windows, caps or sinks"
     chosen = list(kernels.choices)
-    chosen[place] = Choice("attention", "reference", (*chosen[place].refusals, reason))
+    chosen[index] = Choice("attention", "reference", (*chosen[index].refusals, reason))
     own: dict[str, Any] = {"choices": tuple(chosen), "exact": False, "trial": None}
     return changed(kernels, lambda one: replace(one, attention=TorchAttention(alone=False), **own))
 
 
 def changed(kernels: Kernels, change: Callable[[Kernels], Kernels]) -> Kernels:
-    """`change` done to these and to their twins."""
+    """`kernels` after `change`, which also applies to their twins."""
     make = given(kernels.twin, "maker of such kernels")
     return replace(change(kernels), twin=lambda: changed(make(), change))
 
 
 def tried(kernels: Kernels, config: DecoderConfig, delta: StateShape | None = None) -> Kernels:
-    """`kernels` with the answer of their trial, if they have one, by the weights that they have
-    packed by now, the attention of `config` and recurrent layers of shape `delta`."""
+    """`kernels` with the result of their trial, if they have one: on the weights that they have
+    packed so far, the attention of `config` and recurrent layers of shape `delta`."""
     if kernels.trial is None:
         return kernels
     exact = kernels.trial(config, delta)
     return changed(kernels, lambda one: replace(one, exact=exact, trial=None))
 
 
-# A sequence that no request has, nor a hybrid's memory.
+# The id of a sequence that neither a request nor a hybrid's memory has.
 _NO_ID = -2
 
 
 def compile_ahead(
     kernels: Kernels, vocab_size: int, state: CacheStore, step: Callable[[StepRow], object]
 ) -> None:
-    """Compile, where kernels are compiled at all, those of a `step` over a chain, of one over a
-    tree, and those that choose tokens."""
+    """Compile the kernels of a `step` over a chain, of a `step` over a tree, and of sampling, if
+    these kernels are compiled at run time."""
 
     def passes() -> None:
         for parents in ((ROOT, 0), (ROOT, ROOT)):

@@ -1,8 +1,8 @@
-"""Keys and values as an arena holds them: as floats, or as integers of 8 bits (`--kv-dtype int8`).
+"""Rows of keys and values in an arena: floats, or integers of 8 bits (`--kv-dtype int8`).
 
-A row of integers is that of the format Q8_0 of GGUF files, codes before scales: D bytes of -127 to
-127, then a float16 for each 32 of them, so D + D / 16 bytes. What is read is code times scale. A
-row's bytes depend on that row alone, so speculation changes no text.
+A row of integers has the numbers of GGUF's format Q8_0, with all codes before the scales: D bytes
+of -127 to 127, then a float16 for each 32 of them, so D + D / 16 bytes. A number is its code times
+its scale. A row's bytes depend on that row alone, so speculation changes no text.
 
 Shapes:  D = head size, R = bytes of a row.
 """
@@ -18,12 +18,12 @@ LARGEST = 127
 
 
 def row_size(head_dim: int, dtype: torch.dtype) -> int:
-    """Elements of a stored row. Of integers, `head_dim` is a multiple of 32."""
+    """Number of elements of a stored row. For integers, `head_dim` is a multiple of 32."""
     return head_dim + head_dim // GROUP * 2 if dtype == torch.int8 else head_dim
 
 
 def head_dim_of(rows: Tensor) -> int:
-    """The head size D, of rows of any shape [..., R]."""
+    """The head size D of rows of any shape [..., R]."""
     size = rows.shape[-1]
     return size * GROUP // (GROUP + 2) if rows.dtype == torch.int8 else size
 
@@ -33,7 +33,7 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype != torch.int8:
         return x.to(dtype)
     groups = x.float().reshape(*x.shape[:-1], -1, GROUP)
-    # What is no finite number makes all of its group none.
+    # A number that is not finite makes its whole group NaN.
     scale = groups.abs().amax(-1, keepdim=True) / LARGEST + (groups * 0).sum(-1, keepdim=True)
     half = scale.half()
     kept = half.float()

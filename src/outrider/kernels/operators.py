@@ -1,4 +1,4 @@
-"""The operators of an engine: `Kernels` has one function for each, and says where they run.
+"""The operators of an engine: `Kernels` has a function for each, and records where it runs.
 
 Shapes:  N = packed tokens, M = logits rows, I = inputs, O = outputs, D = head or hidden size,
          F = feed-forward size, E = packed query, key and value heads, T = positions,
@@ -36,7 +36,7 @@ OPS = (
     "sigmoid_mul", "gelu", "gelu_mul", "soft_cap", "delta", "argmax", "verify_prefix", "softmax",
     "pick", "leftover",
 )  # fmt: skip
-# What an implementation for the layers of a decoder has under the names of `Kernels`.
+# Operators of a decoder's layers, which an implementation has under the names of `Kernels`.
 DECODER_OPS = ("pack", *OPS[: OPS.index("delta")])
 
 
@@ -55,10 +55,10 @@ class Delta(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which implementation `op` got, and why each one before it was passed over.
+    """The implementation chosen for `op`, and why each one before it was refused.
 
-    `kind` is vectors, dots or tiles (native/cpu.py), where an implementation has several, and `why`
-    says why, with `timings` where they were measured.
+    `kind` is vectors, dots or tiles (native/cpu.py), if the implementation has several kinds, `why`
+    the reason for it, with `timings` if kinds were measured.
     """
 
     op: str
@@ -93,20 +93,20 @@ class Kernels:
     verify_prefix(logits_BKV, draft_ids_BK)           (accept_len_B, mask_BK) of greedy chains
     sampling                                          from logits to a token: core/sampling.py
 
-    `argmax` and `verify_prefix` are host syncs. `pack_head`, if there is one, packs the output
-    head, which is held in another way; `pack_blocks`, of a file's own rows, gives None for what it
-    cannot pack. `table` makes a table of tokens of what either packed.
+    `argmax` and `verify_prefix` are host syncs. `pack_head`, if there is one, packs the output head
+    in a format of its own; `pack_blocks` packs rows of a file, or returns None if it cannot.
+    `table` makes a table of tokens from a matrix that either of them packed.
 
-    `forward`, if there is one, makes a whole pass of a Llama-shaped decoder one call, with the same
-    bits; `mixture` makes one of a router and its experts, which `mix` runs. `exact` says that every
-    operator is row-invariant: a row's bits depend on that row alone; with a `trial` that is unknown
-    before the device answered (kinds.py). `threads` is how many of them native operators use; they
-    never change a bit. `lookups`, if there are some, serve drafters. `compile_ahead(work, size)`
-    compiles what `work`, which has no effect, would launch, and what a vocabulary of `size` needs.
+    `forward`, if there is one, runs a whole pass of a Llama-shaped decoder in one call, with the
+    same bits; `mixture` makes one call of a router and its experts, which `mix` runs. `exact`: a
+    row's bits depend on that row alone, in every operator; a `trial`, if any, must run to know it
+    (kinds.py). `threads` is the number of threads of native operators, which never changes a bit.
+    `lookups`, if any, serve drafters. `compile_ahead(work, size)` compiles the kernels that `work`
+    launches (it has no effect), and those of sampling from `size` tokens.
 
-    For lanes that run at once: `twin` makes operators over the same packed weights that share no
-    scratch memory with these, and `join_lane(number, threads)` has the native calls of the calling
-    thread served by a team of that lane's own, None where there are no teams.
+    For lanes that run at once: `twin` makes operators over the same packed weights with their own
+    scratch memory; `join_lane(number, threads)` gives the calling thread that lane's own team, and
+    is None if there are no teams.
     """
 
     pack: Callable[[Tensor], PackedLinear]

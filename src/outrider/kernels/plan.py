@@ -1,10 +1,10 @@
 """Attention metadata of a packed pass: where each token reads and writes in the KV cache.
 
 A token at logical position t attends to exactly t + 1 keys, its own included, in logical order. The
-first `visible_N[n]` lie in the sequence's pages at positions 0, 1, 2, ...; a tree node whose
-ancestors are not a contiguous run names the rest by slot in `extra`. A kernel's arithmetic for a
-token may depend on those keys in that order and on nothing else: not on the number of packed
-tokens, on batch mates, or on pages. So a verify pass of K + 1 tokens has the bits of K + 1 passes
+first `visible_N[n]` are in the sequence's pages at positions 0, 1, 2, ...; a tree node whose
+ancestors are not a contiguous run lists the slots of the rest in `extra`. A kernel's arithmetic for
+a token may depend only on those keys in that order: not on the number of packed tokens, on other
+sequences of the batch, or on pages. So a verify pass of K + 1 tokens has the bits of K + 1 passes
 of one.
 
 Shapes:  N = packed tokens, B = sequences in the pass, P = page-table columns, E = extra keys,
@@ -26,15 +26,15 @@ from torch import Tensor
 
 
 def sent(host: Tensor, device: torch.device) -> Tensor:
-    """A copy of `host` on `device`. From pageable memory it would wait for all work of a CUDA
-    device, such as a round that runs."""
+    """A copy of `host` on `device`. The copy uses pinned memory: one from pageable memory would
+    wait for all work of a CUDA device, such as a running round."""
     is_cuda = device.type == "cuda"
     return (host.pin_memory() if is_cuda else host).to(device, non_blocking=is_cuda)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPlan:
-    """All tensors are int32 and contiguous, on the arena's device, unless said otherwise.
+    """The plan of a pass. Tensors are int32 and contiguous, on the arena's device.
 
     `pages_BP` holds each sequence's page numbers (unused columns are 0); the slot of logical
     position t is `pages[t // page_size] * page_size + t % page_size`. `extra_offsets_N1` and
@@ -58,11 +58,11 @@ class PackedPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """How a layer attends, where that is not a softmax over all keys.
+    """The attention of a layer that is more than a softmax over all keys.
 
-    Products are multiplied by `scale`. A token sees the last `window` of its keys, itself among
-    them; 0 is all of them. A score s becomes `cap` * tanh(s / `cap`); 0 leaves it. `sinks_H`,
-    float32, are scores that take their share of the softmax of a query head and add nothing.
+    Products are multiplied by `scale`. A token sees the last `window` of its keys, itself included;
+    0 means all. A score s becomes `cap` * tanh(s / `cap`); a cap of 0 means none. `sinks_H`,
+    float32, has a score for each query head that takes a share of its softmax but has no value.
     """
 
     scale: float
@@ -72,14 +72,14 @@ class AttentionKind:
 
     @classmethod
     def of(cls, how: AttentionKind | float) -> AttentionKind:
-        """A number alone is the scale."""
+        """An AttentionKind for `how`; a number is a plain softmax's scale."""
         return how if isinstance(how, AttentionKind) else cls(how)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """Rows of a matrix as a GGUF file has them: `raw` are blocks of type number `kind`, row by row.
-    Output o is row `order_O[o]`, or row o without an order."""
+    """Rows of a matrix as a GGUF file stores them: `raw` has blocks of type number `kind`, row by
+    row. Output o is row `order_O[o]`, or row o if there is no order."""
 
     raw: NDArray[np.uint8]
     kind: int
@@ -88,19 +88,19 @@ class BlockRows:
     order_O: Tensor | None = None
 
     def in_order(self, order_O: Tensor) -> BlockRows:
-        """These outputs in another order."""
+        """The same rows with their outputs in another order."""
         own = self.order_O
         return replace(self, order_O=order_O if own is None else own[order_O])
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Made by a `pack` and read by the `linear` chosen with it, by nobody else.
+    """A weight matrix made by a `pack`; only the `linear` chosen with it can read it.
 
-    `pointer` is the address of `descriptor`, which tells the native kernel of `data`. `tile` is the
-    number of rows that one call of the reference takes; None is all of them. `scales` are those of
+    `pointer` is the address of `descriptor`, which describes `data` to the native kernel. `tile` is
+    the number of rows in one call of the reference; None means all rows. `scales` are those of
     quantised weights that are not within `data`. `call` is the address of the native function that
-    multiplies by it, 0 if there is none.
+    multiplies by the matrix, 0 if there is none.
     """
 
     num_out: int
@@ -130,7 +130,7 @@ class PackedTable:
     """The embeddings of all tokens as a packed matrix, which may be the output head as well.
 
     `read` writes rows of it as float32; `lookup` is the address of the native function that does.
-    `dtype` is that of the other weights, which copies of the table have.
+    `dtype` is the dtype of the other weights and of copies of the table.
     """
 
     packed: PackedLinear
@@ -143,12 +143,12 @@ class PackedTable:
         return self.packed.num_out, self.packed.num_in
 
     def floats(self) -> Tensor:
-        """All of it, [V, D]."""
+        """The whole table as numbers, [V, D]."""
         out_VD = torch.empty(self.shape)
         self.read(torch.arange(self.shape[0]), out_VD)
         return out_VD.to(self.dtype)
 
     @cached_property
     def kept(self) -> Tensor:
-        """The same, made once for all who keep it."""
+        """The result of `floats`, made once and shared by all its users."""
         return self.floats()

@@ -1,7 +1,7 @@
-"""Kernel registry: chooses every operator once, when an engine is built, and says why.
+"""Kernel registry: chooses every operator once, when an engine is built, and records the reason.
 
 The order is fixed: native (compiled C++, on CPUs), Triton (on CUDA), then the reference (PyTorch,
-anywhere). All operators come from one side, so a model's arithmetic has one definition of rounding.
+anywhere). All operators come from one of these, so a model's arithmetic rounds in one way.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from outrider.kernels.reference.delta import torch_delta
 from outrider.kernels.reference.grouped import TorchGrouped, definition
 from outrider.kernels.reference.linear import TorchInt8, TorchLinear, pack_plain, pack_tiled
 
-# What `quantise` of `choose` may be besides none and the schemes of kernels/reference/grouped.py.
+# A value of `quantise` in `choose`, besides none and the schemes of kernels/reference/grouped.py.
 AS_STORED = "stored"
 
 _Quantised = NativeInt8 | NativeInt4 | TorchInt8 | TorchGrouped
@@ -54,12 +54,12 @@ def choose(
     compiler: str | None = None,
     quantise: str = "none",
 ) -> Kernels:
-    """Native or Triton's where they are willing, else the reference. May compile (seconds, once).
+    """Native or Triton kernels if they support this, else the reference. May compile for seconds.
 
-    `dtype` is that of weights and arena; 0 threads are the physical cores, or all hardware threads
-    where they are measured to be faster. `compiler` overrides the environment's. With `quantise`,
-    int8 or int4, `pack` quantises and `linear` multiplies integers. With AS_STORED native kernels
-    hold matrices of quantised files as they are (`pack_blocks`); others take them as floats.
+    `dtype` is that of weights and arena. 0 threads mean the physical cores, or all hardware threads
+    if they are measured to be faster. `compiler` overrides the environment's. If `quantise` is int8
+    or int4, `pack` quantises and `linear` multiplies integers. With AS_STORED, native kernels keep
+    the format of quantised files (`pack_blocks`); other kernels decode matrices to floats.
     """
     refusal = _why_not(device, dtype, force_reference)
     wanted = refusal is None
@@ -90,22 +90,22 @@ def choose(
 
 
 def is_native(device: torch.device, dtype: torch.dtype, force_reference: bool = False) -> bool:
-    """Whether `choose` takes native kernels for these. May compile (seconds, once)."""
+    """True if `choose` takes native kernels for these. May compile (seconds, once)."""
     refused = _why_not(device, dtype, force_reference) is not None
     return not refused and built_kernels(env.compiler(), env.cache_folder()).library is not None
 
 
 @cache
 def _warn(why: str) -> None:
-    """Once a process: every model chooses kernels."""
+    """Log a warning once a process, though every model chooses kernels."""
     _log.warning("Using the reference kernels, which are slower: %s.", why)
 
 
 def _measured(
     library: ctypes.CDLL, folder: Path | None, dtype: torch.dtype, threads: int, quantise: str
 ) -> Kernels:
-    """Native kernels of the kind that a rule names, or that is faster on this machine where kinds
-    have the same bits, and with the threads that are faster."""
+    """Native kernels of the kind that a rule names, or of the faster of kinds with the same bits,
+    with the faster number of threads."""
     answer = kind_answer(library, dtype, quantise, folder)
     kind = answer.chosen
     team = _team(library, threads, folder)
@@ -121,8 +121,8 @@ def _measured(
     wished, by_rule = env.linears(), quantise == "none" and dtype == torch.bfloat16
     wish = "as OUTRIDER_LINEARS says" if wished == kind else ""
     ruled = RULE if by_rule and wished is None else ""
-    told = wish or answer.why or ruled
-    reasons = [told, *(f"{name}: {why}" for name, why in refused.items())]
+    decided = wish or answer.why or ruled
+    reasons = [decided, *(f"{name}: {why}" for name, why in refused.items())]
     why = "; ".join(filter(None, reasons))
 
     def described(kernels: Kernels) -> Kernels:
@@ -151,7 +151,7 @@ def _quantised(kernels: Kernels, side: _Quantised) -> Kernels:
 
 
 def _grouped(kernels: Kernels, library: ctypes.CDLL, quantise: str) -> Kernels:
-    """AS_STORED or int4."""
+    """Native kernels with linears over blocks, for AS_STORED or int4."""
     threads = int(given(kernels.threads, "number of threads").name)
     linear, *others = kernels.choices
     if quantise == "int4":
@@ -160,13 +160,13 @@ def _grouped(kernels: Kernels, library: ctypes.CDLL, quantise: str) -> Kernels:
     grouped = NativeGrouped(library, threads)
     own: dict[str, Any] = {"pack_blocks": grouped.pack, "table": grouped.table}
     own["choices"] = (replace(linear, name=f"{linear.name} blocks"), *others)
-    return changed(kernels, lambda one: replace(one, linear=grouped.beside(one.linear), **own))
+    return changed(kernels, lambda one: replace(one, linear=grouped.with_plain(one.linear), **own))
 
 
 def _why_not(device: torch.device, dtype: torch.dtype, force_reference: bool) -> str | None:
-    """Why native kernels are out of the question, before any compiler is asked."""
+    """The reason why native kernels cannot be used, found before any compiler runs."""
     if force_reference:
-        return "the reference was asked for"
+        return "the reference was requested"
     if device.type != "cpu":
         return f"it runs on cpu, not on {device.type}"
     if dtype not in SUFFIXES:

@@ -1,11 +1,11 @@
 """The decoder that all families share: one packed forward pass over a stack of layers.
 
 Prefill, decode and verification are one call over packed tokens of several sequences; the plan says
-where each token reads and writes. A family is a `Stack`: how tokens enter, what a layer does and
-how logits come out. The residual x and all activations are float32; weights and KV have their own
-dtype. Scratch memory is allocated once, for `max_rows` packed tokens.
+where each token reads and writes. A family is a `Stack`: it embeds tokens, runs layers and computes
+logits. The residual x and all activations are float32; weights and KV have their own dtype. Scratch
+memory is allocated once, for `max_rows` packed tokens.
 
-Shapes:  N = packed tokens or W = tokens of the window, M = packed logits rows or kept tokens,
+Shapes:  N = packed tokens or W = tokens of the window, M = packed logits rows or retained tokens,
          D = hidden size or head size, V = vocabulary, E = fused q, k and v, A = heads x head size,
          F = FFN size, U = outputs of the FFN's first product (2F where it has a gate), K = captured
          layers, G = KV heads, S = slots, T = tokens, H = query heads, C = slots of whole pages.
@@ -36,8 +36,7 @@ from outrider.models.weights import Placement
 
 
 class Decoder(CausalLM, Protocol):
-    """A CausalLM loaded from a checkpoint. It looks its kernels up at every call, so that they may
-    be exchanged for timed ones."""
+    """A CausalLM from a checkpoint. `kernels` are read at every call, so they can be replaced."""
 
     @property
     def kernels(self) -> Kernels: ...
@@ -46,29 +45,29 @@ class Decoder(CausalLM, Protocol):
     @property
     def config(self) -> DecoderConfig: ...
     def twin(self) -> Decoder | None:
-        """The same model for another lane: weights and memory are shared, buffers are not, so that
-        both may run at once for different sequences. None where that cannot be."""
+        """The same model for another lane. It shares weights and memory and has buffers of its own,
+        so both may run at once for different sequences. None if the kernels do not allow that."""
         ...
 
 
 @runtime_checkable
 class SharedWeights(Protocol):
-    """A Decoder that other engines may use with memory of their own."""
+    """A Decoder whose weights other engines may use, with memory of their own."""
 
-    def beside(self, capacity: ModelCapacity, /) -> Decoder | None:
-        """The same weights with memory and buffers for `room`; None where that cannot be."""
+    def with_capacity(self, capacity: ModelCapacity, /) -> Decoder | None:
+        """A Decoder with these weights and its own memory of `capacity`; None if unsupported."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCapacity:
-    """How much one model may hold: `num_slots` KV positions in all, with the states of
-    `hidden_layers`; in one step, `max_rows` packed tokens and `max_logits` rows of logits. A hybrid
-    has room for recurrent `states` besides. No sequence is longer than `window`, where that is not
-    0. With `frees_pages`, pages that no later token sees are given back: no text is then forked
-    where it was shorter. Local layers then have memory of their own, for what `num_texts` texts see
-    that have at most `num_staged` tokens more at a time; without a number they keep what the others
-    do."""
+    """Sizes of one model's memory and buffers: `num_slots` KV positions in all, with the states of
+    `hidden_layers`; in a step, `max_rows` packed tokens and `max_logits` rows of logits. A hybrid
+    also holds recurrent `states`. No sequence is longer than `window` (0: no such limit).
+
+    With `frees_pages`, pages that no later token sees are freed, so no text is forked at an earlier
+    length. Local layers then have memory of their own: for the windows of `num_texts` texts, each
+    with at most `num_staged` more tokens. If `num_texts` is 0, they have as much as the others."""
 
     num_slots: int
     page_size: int = 32
@@ -82,13 +81,13 @@ class ModelCapacity:
     num_staged: int = 0
 
     def num_positions(self, max_tokens: int, *, reach: int = 0) -> int:
-        """How many positions the tables of a model of that window need, whose tokens see the last
-        `reach`. Siblings of a tree may lie past the window, no path does."""
+        """Positions in the tables of a model with a window of `max_tokens` whose tokens see the
+        last `reach` (0: all). Siblings of a tree may lie past the window, though no path does."""
         most = max_tokens if self.frees_pages and reach else min(max_tokens, self.num_slots)
         return min(most, self.window or most) + self.max_rows
 
     def num_local_slots(self, spec: ModelSpec) -> int:
-        """KV positions of local layers, in whole pages; 0 where all layers have the same."""
+        """KV positions of local layers, in whole pages; 0 if all layers have the same memory."""
         num_pages = -(-(spec.window + self.num_staged) // self.page_size) + 1
         num_slots = self.num_texts * num_pages * self.page_size
         apart = spec.local_layers and self.frees_pages and num_slots < self.num_slots
@@ -97,8 +96,8 @@ class ModelCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The buffers of one step, float32 but for `rows_ND` and what linears alone read, which is of
-    the weights' dtype. The next step overwrites them."""
+    """The buffers of one step, which the next step overwrites. They are float32, except `rows_ND`
+    and buffers that only linears read, which have the weights' dtype."""
 
     rows_ND: Tensor
     x_ND: Tensor
@@ -109,23 +108,23 @@ class Scratch:
     activated_NF: Tensor
 
     @classmethod
-    def buffers(cls, spec: ModelSpec, up_size: int, place: Placement, num_rows: int) -> Scratch:
+    def buffers(cls, spec: ModelSpec, up_size: int, placement: Placement, num_rows: int) -> Scratch:
         def buffer(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(num_rows, width, dtype=dtype, device=place.device)
+            return torch.empty(num_rows, width, dtype=dtype, device=placement.device)
 
         return Scratch(
-            rows_ND=buffer(spec.hidden_size, place.dtype),
+            rows_ND=buffer(spec.hidden_size, placement.dtype),
             x_ND=buffer(spec.hidden_size),
             norm_ND=buffer(spec.hidden_size),
             qkv_NE=buffer((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim),
-            attended_NA=buffer(spec.num_heads * spec.head_dim, place.activations),
+            attended_NA=buffer(spec.num_heads * spec.head_dim, placement.activations),
             up_NU=buffer(up_size),
-            activated_NF=buffer(spec.ffn_size, place.activations),
+            activated_NF=buffer(spec.ffn_size, placement.activations),
         )
 
     @property
     def normed(self) -> Tensor:
-        """Memory for what a layer's norm gives to linears alone."""
+        """Buffer for the output of a norm that only linears read."""
         return self.rows_ND if self.activated_NF.dtype == self.rows_ND.dtype else self.norm_ND
 
     def first(self, num_rows: int) -> Self:
@@ -133,7 +132,7 @@ class Scratch:
 
     @property
     def for_native(self) -> ForwardBuffers:
-        """Those that a native pass writes to."""
+        """The buffers that a native pass writes to."""
         return ForwardBuffers(*(getattr(self, buffer.name) for buffer in fields(ForwardBuffers)))
 
 
@@ -153,51 +152,50 @@ class Stack(Protocol):
         ...
 
     def head(self, x_MD: Tensor, norm_MD: Tensor, logits_MV: Tensor) -> None:
-        """From last residuals to logits; `norm_MD` is room for what the last norm gives."""
+        """Compute logits from the last residuals; `norm_MD` is a buffer for the last norm."""
         ...
 
     def forward(self) -> Forward | None:
-        """All of the above as one call, where the kernels have it."""
+        """One native call for all of the above; None if the kernels have no such call."""
         ...
 
 
 class Passes:
-    """Runs a stack of a model's size over a PagedKV that it owns.
+    """Runs the passes of a model's stack over a PagedKV that it owns.
 
-    `logits_MV` is room for the logits of one step, which returns the first rows of it. `announce`
-    is told of a pass that is no native call, with the rows that want logits, before it runs.
+    `logits_MV` is the buffer for the logits of one step, which returns its first rows. `announce`
+    is called before a pass that is no native call, with the plan and the rows that want logits.
     """
 
     announce: Callable[[PackedPlan, Tensor], None] | None = None
 
     def __init__(
-        self, spec: ModelSpec, *, up_size: int, place: Placement, capacity: ModelCapacity
+        self, spec: ModelSpec, *, up_size: int, placement: Placement, capacity: ModelCapacity
     ) -> None:
         self._capacity = capacity
         self.kv = PagedKV(
             spec if capacity.frees_pages else replace(spec, reach=0),
-            dtype=place.dtype,
-            device=place.device,
+            dtype=placement.dtype,
+            device=placement.device,
             size=ArenaSize(capacity.num_slots, capacity.page_size, capacity.num_local_slots(spec)),
             num_hidden=len(capacity.hidden_layers),
         )
         self._views: dict[int, Scratch] = {}
         self._make_buffers = lambda: (
-            Scratch.buffers(spec, up_size, place, capacity.max_rows),
-            torch.empty(capacity.max_logits, spec.vocab_size, device=place.device),
+            Scratch.buffers(spec, up_size, placement, capacity.max_rows),
+            torch.empty(capacity.max_logits, spec.vocab_size, device=placement.device),
         )
         self.scratch, self.logits_MV = self._make_buffers()
 
     def twin(self) -> Passes:
-        """Passes over the same arena with buffers of their own, which may run at the same time for
-        other sequences."""
+        """Passes over the same arena, with buffers of their own, for other sequences at once."""
         other = copy(self)
         other._views = {}
         other.scratch, other.logits_MV = self._make_buffers()
         return other
 
     def for_drafts(self) -> Passes:
-        """The same, for a model that drafts in this one's memory: it keeps no hidden states."""
+        """A `twin` for a model that drafts in this one's memory; it stores no hidden states."""
         other = self.twin()
         other._capacity = replace(self._capacity, hidden_layers=())
         return other
@@ -205,33 +203,33 @@ class Passes:
     def view(self, num_rows: int) -> Scratch:
         """The first `num_rows` rows of the buffers, at most `max_rows` of them."""
         if num_rows > self._capacity.max_rows:
-            raise ContractError("more rows than there is room for")
+            raise ContractError("more rows than max_rows")
         return self._view(num_rows)
 
     def step(self, stack: Stack, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        """At most `max_rows` tokens. The states of the room's layers are kept in the arena; those
-        that `needs` names besides come with the output."""
+        """Run at most `max_rows` tokens. Hidden states of the capacity's layers are stored in the
+        arena. If `needs` names other layers, their states are returned with the logits instead."""
         if not 0 < sum(len(row.tokens) for row in rows) <= self._capacity.max_rows:
             raise ContractError("a step has 1 to max_rows tokens")
         kept = self._capacity.hidden_layers
-        told = () if needs.hidden_layers == kept else needs.hidden_layers
+        returned = () if needs.hidden_layers == kept else needs.hidden_layers
         with torch.inference_mode():
             plan, forward = self.kv.plan(rows), stack.forward()
-            wanted_M, logits_MV = self._place(rows)
-            if forward is not None and not told:
+            wanted_M, logits_MV = self._wanted_rows(rows)
+            if forward is not None and not returned:
                 forward(plan, wanted_M, logits_MV)
                 return StepOutput(logits_MV, None)
             if self.announce is not None:
                 self.announce(plan, wanted_M)
-            hidden_NKD = self._forward(stack, plan, told or kept)
-            if kept and not told and hidden_NKD is not None:
+            hidden_NKD = self._forward(stack, plan, returned or kept)
+            if kept and not returned and hidden_NKD is not None:
                 self.kv.keep_hidden(plan.slots_N, hidden_NKD)
                 hidden_NKD = None
             self._logits(stack, plan, wanted_M, logits_MV)
             return StepOutput(logits_MV, hidden_NKD)
 
     def follow(self, stack: Stack, plan: PackedPlan, wanted_M: Tensor) -> None:
-        """A pass that was planned elsewhere, over the same slots."""
+        """Run a pass that another rank planned, over the same slots."""
         logits_MV, forward = self.logits_MV[: len(wanted_M)], stack.forward()
         with torch.inference_mode():
             if forward is not None:
@@ -253,7 +251,7 @@ class Passes:
         return residuals(layers, scratch.x_ND, hidden_layers)
 
     def _logits(self, stack: Stack, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
-        """Logits of the rows that want them. Overwrites the residual unless all do."""
+        """Compute the logits of the rows that want them. Overwrites the residual unless all do."""
         scratch, num_wanted = self._view(plan.num_tokens), wanted_M.shape[0]
         if not num_wanted:
             return
@@ -264,11 +262,11 @@ class Passes:
             x_MD, norm_MD = part.norm_ND, part.x_ND
         stack.head(x_MD, norm_MD, logits_MV)
 
-    def _place(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
-        """Packed indices of the rows that want logits, int32, and the room for those."""
+    def _wanted_rows(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
+        """Packed indices of the rows that want logits, int32, and the buffer for these logits."""
         wanted = wanted_tokens(rows)
         if len(wanted) > self._capacity.max_logits:
-            raise ContractError("more logits are wanted than there is room for")
+            raise ContractError("more rows want logits than max_logits")
         wanted_M = sent(torch.tensor(wanted, dtype=torch.int32), self.logits_MV.device)
         return wanted_M, self.logits_MV[: len(wanted)]
 
@@ -280,7 +278,7 @@ class Passes:
 def residuals(
     layers: Iterable[Callable[[], None]], x_ND: Tensor, hidden_layers: tuple[int, ...]
 ) -> Tensor | None:
-    """hidden_NKD of the captured layers in the order named, while all `layers` add to `x_ND`."""
+    """Run all `layers`, which add to `x_ND`; return hidden_NKD of `hidden_layers`, if any."""
     captured: dict[int, Tensor] = {}
     depth = -1
     for depth, run in enumerate(layers):
@@ -310,7 +308,7 @@ class PassDecoder(Stack):
 
     @property
     def scratch(self) -> Scratch:
-        """The buffers of a step; rounds that have buffers of their own make them alike."""
+        """The buffers of a step; native rounds make buffers of their own in the same sizes."""
         return self._passes.scratch
 
     def twin(self) -> Self | None:
@@ -325,12 +323,12 @@ class PassDecoder(Stack):
         compact(self, self.state, self._passes.view(keep.window), seq_id, keep)
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
+        """Run at most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L."""
         return self._passes.step(self, rows, needs)
 
 
 def wanted_tokens(rows: Sequence[StepRow]) -> list[int]:
-    """Packed indices of the tokens whose logits are asked for."""
+    """Packed indices of the tokens whose logits are requested."""
     wanted: list[int] = []
     start = 0
     for row in rows:
@@ -341,16 +339,16 @@ def wanted_tokens(rows: Sequence[StepRow]) -> list[int]:
 
 
 def compact(stack: Stack, kv: PagedKV, scratch: Scratch, seq_id: int, keep: Keep) -> None:
-    """Keep of the committed tokens of `seq_id` what `keep` says; there are more of them.
+    """Retain only those of the committed keys and values of `seq_id` that `keep` chooses.
 
     `scratch` has a row for each token of the window. Raises CapacityError, with nothing changed,
-    where others share so much of it that there is no room for a copy.
+    if the sequence shares its pages and too few are free for a copy.
 
-    The queries of the prompt's end are needed once more, and no cache holds queries. So the last
-    tokens go through the layers again, over a copy of the sequence's keys and values, layer by
-    layer; each layer's queries and keys then choose (cache/compaction.py). Nothing is written to
-    the KV cache before all layers have chosen. The cost is a pass of as many rows as the window
-    has, and one copy of a layer's memory at a time.
+    The choice needs the queries of the prompt's end, and no cache holds queries. So the last tokens
+    go through the layers again, over a copy of the sequence's keys and values, layer by layer; each
+    layer's queries and keys then decide (cache/compaction.py). Nothing is written to the KV cache
+    before all layers have decided. The cost is a pass of as many rows as the window has, and one
+    copy of a layer's memory at a time.
     """
     tokens, slots_T = kv.tokens(seq_id), kv.slots(seq_id)
     first = len(tokens) - keep.window
@@ -361,13 +359,13 @@ def compact(stack: Stack, kv: PagedKV, scratch: Scratch, seq_id: int, keep: Keep
         for depth, (k_GSD, v_GSD) in enumerate(kv.layers):
             k_GCD, v_GCD = (_copied(all_GSD, slots_T, kv.page_size) for all_GSD in (k_GSD, v_GSD))
             stack.layer(depth, plan, scratch, (k_GCD, v_GCD))
-            places_GM = _chosen(scratch, k_GCD[:, : len(tokens)], keep)
-            kept.append(_gathered(k_GSD, v_GSD, slots_T[places_GM]))
+            positions_GM = _chosen(scratch, k_GCD[:, : len(tokens)], keep)
+            kept.append(_gathered(k_GSD, v_GSD, slots_T[positions_GM]))
         kv.replace(seq_id, torch.stack(kept))
 
 
 def _again(tokens: Sequence[int], first: int, page_size: int, device: torch.device) -> PackedPlan:
-    """A pass of `tokens`, from position `first` on, over a copy that lies in order."""
+    """A plan for `tokens`, from position `first` on, over a copy whose slots are in order."""
     end = first + len(tokens)
     positions_N = torch.arange(first, end, dtype=torch.int32, device=device)
     pages_P = torch.arange(-(-end // page_size), dtype=torch.int32, device=device)
@@ -390,7 +388,7 @@ def _copied(all_GSD: Tensor, slots_T: Tensor, page_size: int) -> Tensor:
 
 
 def _chosen(scratch: Scratch, k_GTD: Tensor, keep: Keep) -> Tensor:
-    """By the queries that a layer left in `scratch`, turned as the keys are."""
+    """Positions that each KV head retains, chosen by the rotated queries in `scratch`."""
     num_kv_heads, head_dim = k_GTD.shape[0], head_dim_of(k_GTD)
     heads_WED = scratch.qkv_NE.view(keep.window, -1, head_dim)
     return kept_keys(heads_WED[:, : -2 * num_kv_heads], floats(k_GTD), keep, head_dim**-0.5)

@@ -8,10 +8,11 @@ from outrider.models.json_object import JsonObject, is_in_gguf
 
 
 def read_document(path: Path) -> JsonObject:
-    """`path` may lead into a GGUF file as if it were the folder. Raises CheckpointError."""
+    """Read `path`, which may name a document within a GGUF file as if that were the folder. Raises
+    CheckpointError."""
     if not is_in_gguf(path):
         return JsonObject.read(path)
-    # Imported here: it reads tensors too, and whoever reads folders needs none.
+    # Imported here: it reads tensors too, which the readers of folders do not need.
     from outrider.models.gguf.folder import document
 
     return JsonObject(str(path.parent), document(path))

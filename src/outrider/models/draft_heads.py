@@ -1,8 +1,8 @@
-"""Heads that belong to a target: where they lie, and what speaks against them.
+"""Draft heads of a target: finds their folders, and remarks on heads that may not fit.
 
-Heads are trained for one target, so their folders lie in the target's own folder or beside it. A
-folder fits if its sizes and layers are the target's; what only may cost acceptance is a caution. Of
-weights nothing is read but their names, unless `weight_remarks` is asked.
+Heads are trained for one target, so their folders lie in the target's own folder or next to it. A
+folder fits if its sizes and layers are the target's; a difference that can only lower acceptance is
+a caution. Only `weight_remarks` reads the values of weights; the rest reads at most their names.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _CONFIG = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """`wrong` says that drafts cannot be right so; otherwise it is a caution."""
+    """A sentence on heads: `wrong` if they cannot draft for the target, else a caution."""
 
     wrong: bool
     text: str
 
 
-def heads_beside(target: Path) -> dict[HeadKind, Path]:
-    """Folders of heads that fit the model in `target`, by kind: those within it before those beside
-    it, and by name."""
+def find_heads(target: Path) -> dict[HeadKind, Path]:
+    """Folders of heads that fit the model in `target`, one for each kind. Folders within `target`
+    come before its siblings, and each group is searched in the order of names."""
     found: dict[HeadKind, Path] = {}
     for folder in _neighbours(target):
         try:
@@ -49,7 +49,7 @@ def heads_beside(target: Path) -> dict[HeadKind, Path]:
 
 
 def name_of(folder: Path) -> str:
-    """What --draft calls it: its alias, if it comes with the package."""
+    """The name of heads for --draft: their alias if they come with the package, else their path."""
     for alias in HEAD_ALIASES:
         try:
             if resolve(alias) == folder:
@@ -60,7 +60,7 @@ def name_of(folder: Path) -> str:
 
 
 def size_remarks(target: Path, folder: Path) -> list[Remark]:
-    """What speaks against the heads in `folder` for the model in `target`, from their configs.
+    """Remarks on the heads in `folder` as heads of the model in `target`, from their configs.
 
     Raises CheckpointError for a folder that has no heads, or a config that cannot be read.
     """
@@ -78,8 +78,8 @@ def size_remarks(target: Path, folder: Path) -> list[Remark]:
 
 
 def weight_remarks(folder: Path) -> list[Remark]:
-    """Tensors with numbers that are none (NaN or infinite), the first three by name. Reads all of
-    the weights. Raises CheckpointError for a folder without safetensors."""
+    """A remark on tensors that hold NaN or infinities; it names the first three. Reads all weights.
+    Raises CheckpointError for a folder without safetensors."""
     with Weights(folder) as weights:
         bad = [name for name, tensor in weights.each() if not _all_numbers(tensor)]
     if not bad:
@@ -91,8 +91,8 @@ def weight_remarks(folder: Path) -> list[Remark]:
 
 
 def has_own_mtp(target: Path) -> bool:
-    """Whether the checkpoint in `target` holds the tensors of an MTP block of its own, which stand
-    by themselves or as one more layer. Raises CheckpointError for a folder without safetensors."""
+    """True if the checkpoint in `target` holds the tensors of its own MTP block, under names of
+    their own or as one more layer. Raises CheckpointError for a folder without safetensors."""
     layers = _text_config(target).integer("num_hidden_layers", 0, least=0)
     own = ("mtp.", "model.mtp.", f"model.layers.{layers}.")
     with Weights(target) as weights:
@@ -100,7 +100,8 @@ def has_own_mtp(target: Path) -> bool:
 
 
 def own_mtp_depth(target: Path) -> int:
-    """How many MTP blocks the config of `target` announces; a checkpoint may have one unsaid."""
+    """Number of MTP blocks that the config of `target` names; a checkpoint may have one that its
+    config does not name."""
     config = _text_config(target)
     keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
     return max(config.integer(key, 0, least=0) for key in keys)
@@ -112,9 +113,9 @@ def _text_config(folder: Path) -> JsonObject:
 
 
 def _neighbours(target: Path) -> list[Path]:
-    def folders(place: Path) -> list[Path]:
+    def folders(parent: Path) -> list[Path]:
         try:
-            return sorted(path for path in place.iterdir() if (path / _CONFIG).is_file())
+            return sorted(path for path in parent.iterdir() if (path / _CONFIG).is_file())
         except OSError:
             return []
 
@@ -122,11 +123,12 @@ def _neighbours(target: Path) -> list[Path]:
 
 
 def _sizes(config: JsonObject, spec: ModelSpec) -> Iterator[Remark]:
-    """Of what the heads' config says; what it leaves out is found in their tensors at loading."""
+    """Remarks on sizes in the heads' config. Sizes that it leaves out are found in the tensors when
+    the heads are loaded."""
     for key, own in (("hidden_size", spec.hidden_size), ("vocab_size", spec.vocab_size)):
-        told = config.integer(key) if config.has(key) else own
-        if told != own:
-            yield Remark(True, f"{key} is {told} and the target's {own}")
+        value = config.integer(key) if config.has(key) else own
+        if value != own:
+            yield Remark(True, f"{key} is {value} and the target's {own}")
 
 
 def _layers(folder: Path, kind: HeadKind, spec: ModelSpec) -> Iterator[Remark]:
@@ -138,17 +140,17 @@ def _layers(folder: Path, kind: HeadKind, spec: ModelSpec) -> Iterator[Remark]:
 
 def _windows(config: JsonObject, spec: ModelSpec) -> Iterator[Remark]:
     key = "max_position_embeddings"
-    told = config.integer(key) if config.has(key) else spec.max_tokens
-    if told < spec.max_tokens:
+    value = config.integer(key) if config.has(key) else spec.max_tokens
+    if value < spec.max_tokens:
         yield Remark(
             False,
-            f"the window is {told} tokens and the target's {spec.max_tokens}: no text of this pair "
-            "is longer than the shorter one",
+            f"the window is {value} tokens and the target's {spec.max_tokens}: no text of this "
+            "pair is longer than the shorter one",
         )
 
 
 def _ropes(config: JsonObject, target: JsonObject) -> Iterator[Remark]:
-    """Heads turn their positions as their target does, if they turn any."""
+    """A remark if the heads have rotary positions other than the target's."""
     if not (config.has("rope_theta") or config.has("rope_parameters")):
         return
     try:

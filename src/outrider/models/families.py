@@ -1,8 +1,8 @@
 """Model configs: `config.json` of GPT-2 and of the Llama line, whose rows are in family_table.py.
 
 Defaults of absent keys are those of transformers. A setting that would change the logits and is not
-implemented is refused by name, never ignored; a window beyond which this decoder would differ is
-cut, and a note says so. No tensors.
+implemented is refused by name, never ignored. If this decoder would compute other logits from some
+position on, the window ends there, and a note says so. No tensors.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ _SWITCHES: Mapping[str, bool] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPT2Config(DecoderConfig):
-    """Sizes and options of GPT-2 and DistilGPT2. `max_tokens` is the number of positions that have
-    an embedding."""
+    """Sizes and options of GPT-2 and DistilGPT2. `max_tokens` positions have an embedding."""
 
     family: str = "gpt2"
     layer_norm_eps: float = 1e-5
@@ -66,7 +65,8 @@ class GPT2Config(DecoderConfig):
 
 
 def parse_gpt2(raw: JsonObject, generation: JsonObject | None = None) -> GPT2Config:
-    """Raises CheckpointError, naming file and key, for anything missing, ill-typed or unknown."""
+    """Parse a config. Raises CheckpointError, naming file and key, for anything missing, ill-typed
+    or unknown."""
     raw = JsonObject(raw.where, {**_DEFAULTS, **raw.values})
     refuse_activation(raw, "activation_function", ("gelu_new",))
     scheme_of(raw)
@@ -110,11 +110,12 @@ def _check_heads(where: str, config: GPT2Config) -> None:
 class LlamaConfig(DecoderConfig):
     """Sizes and options of a decoder of the Llama family.
 
-    `qk_norm` normalises every query and key head before it turns. `fused_tensors` says that the
+    `qk_norm` normalises every query and key head before its rotation. With `fused_tensors` the
     files hold q, k and v as one matrix, and gate and up as one. `layers` has an entry for each
-    layer, or none where all see the whole text and turn by `rope`. The FFNs of `sparse_layers` are
-    mixtures of `experts`. `also_sees`: files and settings are those of a model with a part for
-    pictures. With other rotary factors (`for_context`) the window is `longest_tokens`, if not 0.
+    layer; it is empty if all layers see the whole text and rotate by `rope`. The FFNs of
+    `sparse_layers` are mixtures of `experts`. With `also_sees`, files and settings belong to a
+    model that also has a part for pictures. With its long rotary factors (`for_context`) the model
+    has a window of `longest_tokens`; 0 if it has no such factors.
     """
 
     rms_norm_eps: float = 1e-6
@@ -146,48 +147,48 @@ class LlamaConfig(DecoderConfig):
             replace(kind, rope=None if kind.rope is None else stretched(kind.rope))
             for kind in self.layers
         )
-        told = f"{_LONG_FACTORS} hold for texts of any length, as the context was made longer"
+        note = f"{_LONG_FACTORS} hold for texts of any length, as the context was made longer"
         return replace(
             self,
             max_tokens=self.longest_tokens,
             rope=stretched(self.rope),
             layers=layers,
-            notes=(*notes, told),
+            notes=(*notes, note),
         )
 
     @property
     def scale(self) -> float:
-        """What scores of attention are multiplied by."""
+        """The factor of attention scores."""
         return self.traits.attention_scale or self.head_dim**-0.5
 
     @property
     def whole_tokens(self) -> int:
-        """How long a text may be that every layer sees whole."""
+        """The longest text, in tokens, that every layer sees as a whole."""
         windows = (kind.window for kind in self.layers if kind.window)
         return min((self.max_tokens, *windows))
 
     @property
     def reach(self) -> int:
-        """How many of the last tokens any layer sees; 0 if one sees the whole text."""
+        """The largest window of any layer, in tokens; 0 if some layer sees the whole text."""
         windows = [self.layer_kind(index).window for index in range(self.num_layers)]
         return max(windows) if all(windows) else 0
 
     @property
     def local_layers(self) -> tuple[int, ...]:
-        """Layers with a window, the same for all of them, where others see the whole text."""
+        """Layers with a window, if they all have the same one and the others see the whole text."""
         windows = [self.layer_kind(index).window for index in range(self.num_layers)]
         mixed = len(set(windows)) == 2 and 0 in windows
         return tuple(index for index, window in enumerate(windows) if window) if mixed else ()
 
     @property
     def attends_otherwise(self) -> bool:
-        """Whether attention is anywhere more than a softmax over all keys."""
+        """True if some layer's attention is more than a softmax over all keys."""
         traits = self.traits
         return traits.sinks or traits.attention_cap > 0 or self.whole_tokens < self.max_tokens
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """What its layers have that those of Llama, Mistral, Qwen2, Qwen3 and Phi-3 do not."""
+        """Features that the layers of Llama, Mistral, Qwen2, Qwen3 and Phi-3 do not have."""
         ropes = {self.layer_kind(index).rope for index in range(self.num_layers)}
         found = {
             "mixtures of experts": bool(self.sparse_layers),
@@ -235,13 +236,14 @@ class LlamaConfig(DecoderConfig):
         )
 
 
-# Those of its line whose layers all are a Llama's, but for biases, norms of heads and windows.
+# Families whose layers differ from a Llama's only in biases, norms of heads and windows.
 LLAMA_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 DECODER_FAMILIES = (*FAMILY_TABLE, *WRAPPERS)
 
 
 def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaConfig:
-    """Raises CheckpointError, naming file and key, for anything missing, ill-typed or unknown."""
+    """Parse a config. Raises CheckpointError, naming file and key, for anything missing, ill-typed
+    or unknown."""
     name = raw.text("model_type")
     outer, (raw, family) = raw, _text_model(raw)
     refuse_activation(raw, family.activation_key, family.activations)
@@ -255,7 +257,7 @@ def parse_llama(raw: JsonObject, generation: JsonObject | None = None) -> LlamaC
     max_tokens, notes = _window(raw, rope, family.reach(raw))
     longest = bounded_window(raw.integer("max_position_embeddings"))[0] if rope.long_factors else 0
     most = max(max_tokens, longest)
-    # A window that hides nothing is none.
+    # A window that hides nothing counts as no window.
     layers = tuple(
         LayerKind(kind.window if kind.window < most else 0, kind.rope) for kind in layers
     )
@@ -312,7 +314,8 @@ _LONG_FACTORS = "the long factors of longrope"
 
 
 def _tied(outer: JsonObject, raw: JsonObject) -> bool:
-    """A model that also sees says it at its top, or in its text part."""
+    """True if the output head is the embedding. A model that also takes pictures has the key at its
+    top or in its text part."""
     own = raw.flag("tie_word_embeddings", default=False)
     key = "tie_word_embeddings"
     return outer.flag(key, default=own) if outer.has("text_config") else own
@@ -341,7 +344,7 @@ def _check_llama(where: str, config: LlamaConfig) -> None:
 def _window(
     raw: JsonObject, rope: Rope, reach: tuple[int, str] | None
 ) -> tuple[int, tuple[str, ...]]:
-    """How far this decoder computes what the model means."""
+    """The window in which this decoder computes the model's own logits; a note if it was cut."""
     max_tokens = raw.integer("max_position_embeddings")
     limits = [reach] if reach else []
     if rope.kind == "longrope":

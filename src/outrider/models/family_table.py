@@ -1,7 +1,7 @@
-"""The families that llama_layers.py computes, a row each: what config.json means. No tensors.
+"""The families that llama_layers.py computes, with a row for each: the meaning of its config.json.
 
-A row says which keys have other defaults, which are never read, and what sets the layers apart
-(layer_kinds.py). Defaults are those of transformers.
+A row has the defaults of absent keys, the keys that are never read, and how the layers differ
+(layer_kinds.py). Defaults are those of transformers. No tensors.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from outrider.models.rope_config import COMMON_ROPE, MROPE, PHI3_ROPE, RopeRules
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What sets a family apart: `defaults` of keys that are absent, `fixed` ones that it never
-    reads, and what its layers are. `activations` are the names of its gate, under `activation_key`;
-    the first is the default. `norm_key` is where the epsilon of its norms is. `reach` is the number
-    of tokens up to which it computes what llama_layers.py does, and why no further."""
+    """Properties of a family: `defaults` of absent keys, `fixed` values of keys that it never
+    reads, and its kinds of layers. `activations` are the names of its gate under `activation_key`;
+    the first is the default. `norm_key` names the epsilon of its norms. `reach` returns the number
+    of tokens up to which llama_layers.py computes the family's own logits, and the reason."""
 
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     fixed: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -262,7 +262,7 @@ WRAPPERS: Mapping[str, str] = {
 
 
 def layer_kinds(raw: JsonObject, family: Family, num_layers: int) -> tuple[LayerKind, ...]:
-    """Of every layer. Raises CheckpointError, naming the key, for what is not supported."""
+    """The kind of every layer. Raises CheckpointError, naming the key, for an unsupported value."""
     windows = family.windows(raw, num_layers)
     ropes = family.ropes(raw, family.rope, windows)
     return tuple(LayerKind(*pair) for pair in zip(windows, ropes, strict=True))

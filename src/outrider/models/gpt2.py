@@ -11,7 +11,7 @@ have `transformer.` in front or not. Old files also store the causal mask (`attn
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size, T = positions,
          E = fused q, k and v, A = heads x head size, U = F = FFN size, I = inputs, O = outputs,
-         H = half of a head, G = heads, S = slots, F = FFN size.
+         H = half of a head, G = heads, S = slots.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Gpt2Linear:
 
 @dataclass(frozen=True, slots=True)
 class Gpt2Tables:
-    """The embeddings of positions past the window are zeros, which nothing kept ever reads."""
+    """Tables of the model. Embeddings of positions past the window are zeros: only siblings of a
+    tree that are never accepted read them."""
 
     embeddings: Tensor
     positions_TD: Tensor
@@ -65,7 +66,7 @@ class Gpt2Layer:
 
 
 class GPT2Reader:
-    """Norms, biases and positions are float32."""
+    """Reads the tensors of a GPT-2 checkpoint. Norms, biases and positions are float32."""
 
     def __init__(self, reader: WeightReader, config: GPT2Config) -> None:
         self._reader, self._config = reader, config
@@ -120,21 +121,24 @@ class GPT2Model(PassDecoder):
         weights: Weights,
         *,
         kernels: Kernels,
-        place: Placement,
+        placement: Placement,
         capacity: ModelCapacity,
     ) -> None:
         self.config, self.kernels = config, kernels
-        self._spec = place.spec(config)
-        reader = GPT2Reader(WeightReader(weights, kernels, place), config)
+        self._spec = placement.spec(config)
+        reader = GPT2Reader(WeightReader(weights, kernels, placement), config)
         length = capacity.num_positions(config.max_tokens)
         self._tables = reader.tables(num_positions=length)
         self._layers = [reader.layer(index) for index in range(config.num_layers)]
         weights.check_all_taken(ignored=MASKS)
-        # Nothing turns: heads go to the arena by the way that rotates them, with tables of (1, 0).
-        self._cos_TH = torch.ones(length, config.head_dim // 2, device=place.device)
+        # Heads do not rotate: the operator that rotates them and writes them to the arena gets
+        # tables of (1, 0).
+        self._cos_TH = torch.ones(length, config.head_dim // 2, device=placement.device)
         self._sin_TH = torch.zeros_like(self._cos_TH)
         self._scale = config.head_dim**-0.5
-        self._passes = Passes(self._spec, up_size=config.ffn_size, place=place, capacity=capacity)
+        self._passes = Passes(
+            self._spec, up_size=config.ffn_size, placement=placement, capacity=capacity
+        )
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
         tables = self._tables
@@ -151,7 +155,7 @@ class GPT2Model(PassDecoder):
         self.kernels.linear(norm_MD, self._tables.head, logits_MV)
 
     def forward(self) -> None:
-        """No kernel knows this family's order of operators."""
+        """Return None: no native kernel has this family's order of operators."""
 
     def _attend(self, layer: Gpt2Layer, plan: PackedPlan, scratch: Scratch, kv: LayerKV) -> None:
         kernels, qkv_NE, attended_NA = self.kernels, scratch.qkv_NE, scratch.attended_NA

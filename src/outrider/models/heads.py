@@ -1,11 +1,11 @@
-"""Folders of draft heads: their kind, and what they ask of their target.
+"""Folders of draft heads: their kind, and the hidden layers that they read of their target.
 
 Heads are small nets that read the target's hidden states (drafters/heads.py), in folders with a
 `config.json` and safetensors, in the formats that their projects publish:
 
-    eagle    EAGLE 1 and 2 call themselves a Llama of one layer and have a tensor `fc.weight`;
-             EAGLE 3 says `draft_vocab_size`, names itself in `architectures`, or is a folder of
-             the speculators library (`speculators_model_type`), which names its target as well
+    eagle    EAGLE 1 and 2 are configured as a Llama of one layer and have a tensor `fc.weight`;
+             EAGLE 3 has `draft_vocab_size`, is named in `architectures`, or is a folder of the
+             speculators library (`speculators_model_type`), which also names its target
     medusa   `medusa_num_heads` in config.json
     mtp      `model_type` outrider_mtp; or the MTP block within a target's own checkpoint
     block    `model_type` outrider_block
@@ -58,8 +58,8 @@ _SHARING = (
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """Heads that are not read: `words` that their architecture or type has in it, and `keys` of
-    their config.json."""
+    """A kind of heads that is not supported, recognised by `words` in its architecture or type, or
+    by `keys` of its config.json."""
 
     title: str
     words: tuple[str, ...]
@@ -70,7 +70,7 @@ class _Unread:
         return any(word in names for word in self.words) or not keys.isdisjoint(self.keys)
 
 
-# The first one that fits names them: some formats have the keys of an older one too.
+# The first kind that matches is named in the error: some formats also have an older one's keys.
 _UNREAD = (
     _Unread("DSpark", ("dspark",), ("dspark_config", "markov_rank", "dspark_markov_rank")),
     _Unread("DFlash2", ("dflash2",)),
@@ -88,7 +88,7 @@ _UNREAD = (
 
 @dataclass(frozen=True, slots=True)
 class HeadsToLoad:
-    """Heads that are to be loaded, and the room that they may take."""
+    """Heads to load, and the sizes of their memory."""
 
     folder: Path
     kind: HeadKind
@@ -100,20 +100,22 @@ class HeadsToLoad:
 
     @property
     def num_layers(self) -> int:
-        """With keys and values of their own."""
+        """Number of layers that have keys and values of their own."""
         key = self.format.layers_key
         return layer_part(_config(self.folder)).integer(key, 1, most=MAX_LAYERS) if key else 1
 
     def notes(self, window: int) -> tuple[str, ...]:
-        """A sentence if the heads were trained on texts shorter than `window`: nothing stops them
-        there, for their positions go on as the target's do."""
+        """A note if the heads were trained on texts shorter than `window`. They draft past that
+        length too, as their positions go on like the target's."""
         key = self.format.window_key
         if not key:
             return ()
         trained = layer_part(_config(self.folder)).integer(key, window)
         if trained >= window:
             return ()
-        return (f"the heads were trained on {trained} tokens; later drafts may be kept less often",)
+        return (
+            f"the heads were trained on {trained} tokens; later drafts may be accepted less often",
+        )
 
 
 @runtime_checkable
@@ -127,7 +129,7 @@ class HeadTarget(CausalLM, Protocol):
 
 
 def head_target(target: CausalLM) -> HeadTarget:
-    """Raises ConfigError if `target` shares nothing with heads."""
+    """Return `target` as one that shares its tables. Raises ConfigError if it does not."""
     if not isinstance(target, HeadTarget):
         raise ConfigError(
             f"the target {target.spec.name} ({target.spec.family}) does not share its tables with "
@@ -139,7 +141,7 @@ def head_target(target: CausalLM) -> HeadTarget:
 
 class HeadMemory(CacheStore, Protocol):
     """Keys and values of heads, which plan their passes themselves; `layers` are (k_GSD, v_GSD).
-    The rest is for drafts in one call, as PagedKV has it."""
+    `pages` and the methods after it serve drafts in one native call, as in PagedKV."""
 
     @property
     def layers(self) -> Sequence[tuple[Tensor, Tensor]]: ...
@@ -155,8 +157,11 @@ class HeadMemory(CacheStore, Protocol):
 
 
 def kind_of(folder: Path) -> DraftKind:
-    """What --draft names holds; a GGUF file is a model. Raises CheckpointError for a folder without
-    `config.json`, or with heads in a format that is never opened."""
+    """The kind of heads in a folder that --draft names, or MODEL; a GGUF file is a model.
+
+    Raises CheckpointError for a folder without `config.json` or with heads in an unsupported
+    format.
+    """
     if folder.is_file():
         return MODEL
     config = _config(folder)
@@ -170,7 +175,7 @@ def kind_of(folder: Path) -> DraftKind:
 
 
 def draft_notes(folder: Path) -> tuple[str, ...]:
-    """Cautions on a draft model that was made for another way of drafting."""
+    """A caution on a draft model that was made for another method of drafting."""
     if folder.is_file() or not _config(folder).has("pard_token"):
         return ()
     return (
@@ -180,7 +185,7 @@ def draft_notes(folder: Path) -> tuple[str, ...]:
 
 
 def worth_of(folder: Path, drafter: str) -> StatedWorth | None:
-    """What a folder says that `drafter` brings and costs; None where it says nothing."""
+    """The gain and cost of `drafter` that a folder's config states; None if it states none."""
     if folder.is_file() or not is_there(folder / "config.json"):
         return None
     stated = _config(folder).values.get(KEY)
@@ -191,8 +196,8 @@ def worth_of(folder: Path, drafter: str) -> StatedWorth | None:
 
 
 def verifier_of(folder: Path) -> str | None:
-    """The target that heads of the speculators library name as theirs; None for any other folder.
-    Raises CheckpointError for heads that name none, or are of a kind that is not read."""
+    """The target that heads of the speculators library name; None for any other folder. Raises
+    CheckpointError for heads that name none, or whose kind is not supported."""
     if folder.is_file() or not is_there(folder / "config.json"):
         return None
     config = _config(folder)
@@ -211,7 +216,7 @@ def verifier_of(folder: Path) -> str | None:
 
 
 def layer_part(config: JsonObject) -> JsonObject:
-    """Where the sizes of the heads' layers stand: in a part of its own or with everything else."""
+    """The part of a config that has the sizes of the heads' layers; all of it if there is none."""
     return config.child("transformer_layer_config") or config
 
 
@@ -235,7 +240,7 @@ def hidden_layers_of(folder: Path, kind: HeadKind, num_layers: int) -> tuple[int
 
 
 def is_eagle3(config: JsonObject) -> bool:
-    """Whether EAGLE heads fuse three layers of the target, and not read its last one alone."""
+    """True if EAGLE heads fuse three layers of the target, False if they read only its last one."""
     own = (config.text("model_type", ""), config.text(_SPECULATORS, ""))
     named = " ".join((*config.texts("architectures"), *own))
     return config.has("draft_vocab_size") or "eagle3" in named.lower()
@@ -248,8 +253,8 @@ def _usual_layers(config: JsonObject, kind: HeadKind, num_layers: int) -> tuple[
 
 
 def _named_layers(config: JsonObject) -> tuple[int, ...] | None:
-    """Those that the file names itself, at its top or, as some trainers write, in a part of it.
-    The speculators library counts states, from the embedding on, as is done here."""
+    """The layers that the file names at its top or, as some trainers write, in a part of it. The
+    speculators library numbers states from the embedding on, as we do."""
     for part in (config, config.child("eagle_config")):
         if part is not None and part.has(_LAYERS):
             return part.integers(_LAYERS)
@@ -260,8 +265,9 @@ def _named_layers(config: JsonObject) -> tuple[int, ...] | None:
 
 
 def _counted_from_0(published: tuple[int, ...]) -> tuple[int, ...]:
-    """Some trainers number a state by the layer that gives it, others by the one that takes it. The
-    lowest that both use is behind layer 1, which is the first's 1 and the second's 2."""
+    """Layers numbered as ours are. Some trainers number a state by the layer that outputs it,
+    others by the layer that reads it. The lowest state that both use lies between layers 1 and 2,
+    counted from 0: the former trainers call it 1, the latter 2."""
     return tuple(layer + 1 for layer in published) if published[:1] == (1,) else published
 
 
@@ -287,7 +293,7 @@ def _refuse_unread(config: JsonObject) -> None:
 
 
 def _named_kind(config: JsonObject) -> HeadKind | None:
-    """By what `config.json` says; None if it says nothing of heads."""
+    """The kind of heads that `config.json` states; None if it states none."""
     own = config.text("model_type", "")
     for kind, form in _FORMATS.items():
         if own in form.model_types:
@@ -310,20 +316,20 @@ def _stored_kind(folder: Path) -> DraftKind:
 
 
 def _refuse_pickles(folder: Path, *, heads: bool) -> None:
-    """A model without safetensors is refused where it is loaded; heads have no tokenizer either,
-    of which the user would be told first."""
+    """Raise CheckpointError for heads that are only stored as pickles. A model without safetensors
+    is refused when it is loaded, but heads have no tokenizer, which would be reported first."""
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles and (heads or not any(folder.glob("*token*"))):
         raise CheckpointError(
             f"{folder} has its weights only as {pickles[0]}, a format that can run code when it "
-            "is read; Outrider reads safetensors alone.",
+            "is read; Outrider reads only safetensors.",
             hint=f"convert it where you trust it, in that folder: {_conversion(pickles[0])}",
         )
 
 
 def _conversion(pickle: str) -> str:
-    """A command that writes the same tensors as safetensors; tensors that share memory are copied,
-    which that format wants."""
+    """A command that writes the same tensors as safetensors. It copies tensors, since that format
+    does not allow shared memory."""
     return (
         'python -c "import torch; from safetensors.torch import save_file; '
         f"t = torch.load('{pickle}', map_location='cpu', weights_only=True); "

@@ -1,7 +1,7 @@
 """Reads a Hugging Face `config.json` by the family that its `model_type` names. No tensors.
 
-Each family has a config of its own (families.py, qwen_hybrid_config.py); `DecoderConfig` is what
-they have in common.
+Each family has a config of its own (families.py, qwen_hybrid_config.py); `DecoderConfig` has their
+common fields.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ENCODERS = frozenset((
 def read_config(folder: Path) -> DecoderConfig:
     """Read `config.json` and, if there is one, `generation_config.json`.
 
-    A family without a decoder of ours is read by transformers, where it is installed.
+    A family without a decoder of ours is read by transformers, if it is installed.
     """
     family = read_model_type(folder)
     if family in FAMILIES:
@@ -60,7 +60,7 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def read_native_config(folder: Path) -> NativeConfig:
-    """As `read_config`, for a family that a decoder of ours runs."""
+    """Read the config of a family that a decoder of ours runs, as `read_config` does."""
     generation = folder / "generation_config.json"
     config = parse_config(
         _read_json(folder), read_document(generation) if is_there(generation) else None
@@ -74,8 +74,8 @@ def read_native_config(folder: Path) -> NativeConfig:
 
 
 def read_sampling(folder: Path) -> dict[str, float]:
-    """Sampling that the makers of a checkpoint advise, as fields of SamplingParams; empty where
-    they name none, or greedy decoding. Values that no sampling has are left out."""
+    """The sampling that a checkpoint recommends, as fields of SamplingParams. Empty if it names
+    none, or greedy decoding. Values that SamplingParams would refuse are left out."""
     path = folder / "generation_config.json"
     values: Mapping[str, object] = read_document(path).values if is_there(path) else {}
     if values.get("do_sample") is False:
@@ -94,12 +94,14 @@ def read_sampling(folder: Path) -> dict[str, float]:
 
 
 def read_model_type(folder: Path) -> str:
-    """Raises CheckpointError if there is no readable `config.json` that says it."""
+    """The `model_type` of a folder. Raises CheckpointError if its `config.json` cannot be read or
+    has none."""
     return _read_json(folder).text("model_type")
 
 
 def parse_config(raw: JsonObject, generation: JsonObject | None = None) -> NativeConfig:
-    """Raises CheckpointError, naming file and key, for anything missing, ill-typed or unknown."""
+    """Parse a config. Raises CheckpointError, naming file and key, for anything missing, ill-typed
+    or unknown."""
     family = raw.text("model_type")
     if family not in _PARSERS:
         known = ", ".join(FAMILIES)

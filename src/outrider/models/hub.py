@@ -1,9 +1,9 @@
-"""Hugging Face hub: what it has of a model, what the local cache has, downloads that resume.
+"""Hugging Face hub: lists a model's files there and in the local cache, and resumes downloads.
 
-The cache is the documented one of `huggingface_hub`: of each repository, `blobs/` has files by the
-hash of their content, `snapshots/COMMIT/` names them, and `refs/` says which commit a name means.
-Large files are fetched here, one after the other, so that a stopped download goes on and is
-compared with its hash; `huggingface_hub` fetches the small ones and enters all into its cache.
+The cache is the documented one of `huggingface_hub`: for each repository, `blobs/` has files by the
+hash of their content, `snapshots/COMMIT/` names them, and `refs/` maps a name to a commit. This
+module fetches large files, one after the other, so that a stopped download is resumed and its hash
+checked; `huggingface_hub` fetches the small ones and adds all files to its cache.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ from outrider.models.loading import HUB_FILES, HUB_NOISE
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# Seconds to wait for the first answer.
+# Seconds to wait for the first response.
 _PATIENCE = 10.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """`blob` names its content in the cache; of a `large` file it is the SHA-256 in hexadecimal."""
+    """A file on the hub. `blob` is the name of its content in the cache: for a `large` file, its
+    SHA-256 in hexadecimal."""
 
     name: str
     num_bytes: int
@@ -58,22 +59,23 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model on the hub at one commit: `files` are those that are read."""
+    """A model on the hub at one commit, with the `files` that loading reads."""
 
     name: HubName
     commit: str
     files: tuple[HubFile, ...]
 
     def missing(self) -> list[HubFile]:
-        """Those that the cache does not have under this model's name."""
+        """The files that the cache does not have under this model's name."""
         return [file for file in self.files if not self._is_here(file)]
 
     def bytes_to_fetch(self) -> int:
-        """What is neither whole in the cache nor a part of a file whose download was stopped."""
+        """Bytes that the cache lacks; a part of a stopped download counts as present."""
         return sum(max(0, file.num_bytes - self.bytes_here(file)) for file in self.missing())
 
     def bytes_here(self, file: HubFile) -> int:
-        """Of its content, whole or begun; 0 for small files, which are not begun."""
+        """Bytes of a file in the cache, complete or partial; 0 for small files that are missing,
+        which are never stored in part."""
         for path in (self.blob(file), self.part(file)):
             if path.exists():
                 return path.stat().st_size
@@ -83,7 +85,7 @@ class HubModel:
         return self.name.store / "blobs" / file.blob
 
     def part(self, file: HubFile) -> Path:
-        """What has come of it so far."""
+        """The path of a partial download."""
         return self.name.store / "blobs" / f"{file.blob}.incomplete"
 
     def _is_here(self, file: HubFile) -> bool:
@@ -92,10 +94,10 @@ class HubModel:
 
 
 def look(name: HubName) -> HubModel:
-    """Ask the hub what it has, in one request (two for a gated model).
+    """Look a model up on the hub, in one request (two for a gated model).
 
-    Raises HubUnreachableError, and CheckpointError for what is unknown, gated, has nothing that we
-    read or names a file by no hash.
+    Raises HubUnreachableError; CheckpointError if the model is unknown or gated, has no files that
+    we read, or has a large file without a hash.
     """
     with explained(name):
         api = HfApi()
@@ -111,8 +113,8 @@ def look(name: HubName) -> HubModel:
 
 
 def _file(name: HubName, item: RepoSibling) -> HubFile:
-    """The hash of a large one becomes the name of a file here. Raises CheckpointError if it is
-    none, and for a name or a size that no file has."""
+    """A file as the hub describes it. The hash of a large file becomes the name of a local file, so
+    this raises CheckpointError for a malformed hash, and for an impossible name or size."""
     parts = item.rfilename.replace("\\", "/").split("/")
     size = cast("object", item.size)
     if (
@@ -131,7 +133,7 @@ def _file(name: HubName, item: RepoSibling) -> HubFile:
 
 
 def local_copy(name: HubName) -> Path | None:
-    """The folder of a model that is in the cache as a whole, as far as the cache alone can tell."""
+    """The folder of a model if the cache holds all of it, as far as the cache alone shows."""
     with suppress(LocalEntryNotFoundError, HFValidationError, CheckpointError):
         folder = Path(
             snapshot_download(
@@ -157,7 +159,7 @@ def _is_read(file: str) -> bool:
 
 
 def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[str]) -> None:
-    """Raise CheckpointError, with what is there instead, unless `files` make a model."""
+    """Raise CheckpointError unless `files` make a model; the message lists the other files."""
     kept = list(files)
     if "config.json" in kept and any(file.endswith(".safetensors") for file in kept):
         return
@@ -181,7 +183,7 @@ def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[st
         there = ", ".join(every[:5]) or "no files"
         hint = "is it the repository of a whole model? `outrider models pairs` lists some"
     raise CheckpointError(
-        f"{name} has no config.json with safetensors beside it; there are {there}.", hint=hint
+        f"{name} has no config.json together with safetensors; there are {there}.", hint=hint
     )
 
 
@@ -189,25 +191,25 @@ def _check_readable(name: HubName, everything: Iterable[str], files: Iterable[st
 _MAX_BYTES = 50_000_000_000
 
 
-def check_room(models: Sequence[HubModel]) -> int:
-    """The bytes that are free where `models` go. Raises MachineError if they do not fit."""
+def check_space(models: Sequence[HubModel]) -> int:
+    """Free bytes on the disk of the cache. Raises MachineError if `models` do not fit."""
     folder = Path(constants.HF_HUB_CACHE).expanduser().absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free, wanted = shutil.disk_usage(there).free, sum(model.bytes_to_fetch() for model in models)
     if wanted > free:
         raise MachineError(
             f"{wanted / 1e9:.1f} GB are to be fetched, and {folder} has {free / 1e9:.1f} GB free.",
-            hint="make room (`hf cache ls` shows what is there), or set HF_HOME to a folder on a "
+            hint="free some space (`hf cache ls` lists the cache), or set HF_HOME to a folder on a "
             "larger disk",
         )
     return free
 
 
 def fetch(model: HubModel, report: Report) -> Path:
-    """Fetch what is missing; `report` hears how many bytes came since it last did, and a negative
-    number where some have to come again.
+    """Fetch the missing files and return the folder of the model.
 
-    Returns the folder of the model. Raises CheckpointError and MachineError; what has come stays.
+    `report` is called with the number of bytes since its last call; the number is negative if some
+    must be fetched again. Raises CheckpointError and MachineError; bytes already fetched stay.
     """
     with explained(model.name):
         for file in model.missing():
@@ -216,7 +218,7 @@ def fetch(model: HubModel, report: Report) -> Path:
             if not model.blob(file).exists():
                 _fetch_large(model, file, report)
         small = [file for file in model.missing() if not model.blob(file).exists()]
-        # By its name, not its commit, so that the cache knows what the name means.
+        # By its name, not its commit, so that the cache maps the name to the commit.
         found = snapshot_download(
             model.name.repo,
             revision=model.name.revision,
@@ -230,8 +232,8 @@ def fetch(model: HubModel, report: Report) -> Path:
 
 
 def _check_whole(model: HubModel, folder: Path) -> None:
-    """Raises CheckpointError if `folder` is not what was looked up: the name may mean another
-    commit by now, and where the hub is not heard of again its client takes what the cache has."""
+    """Raise CheckpointError if `folder` is not the model that was looked up: the name may mean
+    another commit by now, and the client falls back to the cache if it does not reach the hub."""
     if folder.name != model.commit:
         raise CheckpointError(
             f"{model.name} changed on the hub while it was fetched, from commit "
@@ -252,12 +254,12 @@ def _fetch_large(model: HubModel, file: HubFile, report: Report) -> None:
     part.parent.mkdir(parents=True, exist_ok=True)
     lock = store.parent / ".locks" / store.name / f"{file.blob}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    # The client's own lock: whoever fetches the same file with it waits for us.
+    # The client's own lock: other programs that fetch the same file with it wait for us.
     with WeakFileLock(lock):
         if blob.exists():
             return
         if part.exists() and part.stat().st_size > file.num_bytes:
-            # Of a server that sent all again and a client that did not notice.
+            # A server sent all of it again, and a client did not notice.
             part.unlink()
         with part.open("ab") as stream:
             bar = ByteBar(model.name, report, file.num_bytes - stream.tell())
@@ -272,7 +274,7 @@ def _fetch_large(model: HubModel, file: HubFile, report: Report) -> None:
                     _tqdm_bar=cast("Any", bar),
                 )
             except CheckpointError:
-                # More came than was announced: none of it can be trusted.
+                # The server sent more than it announced: none of it can be trusted.
                 part.unlink()
                 raise
         if _sha256(part) != file.blob:

@@ -1,6 +1,6 @@
-"""What the local cache of the Hugging Face hub has, read from its documented folders.
+"""Models in the local cache of the Hugging Face hub, read from its documented folders.
 
-`models--ORG--NAME/` has a model: `refs/main` names the commit that the branch means, and
+`models--ORG--NAME/` has a model: `refs/main` names the commit of the branch `main`, and
 `snapshots/COMMIT/` has its files.
 """
 
@@ -16,15 +16,15 @@ _PREFIX = "models--"
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model by its hub id, and the folder of its newest commit; None where it has none. Not all
-    of its files need be there."""
+    """A model by its hub id, and the folder of its newest commit (None if it has none). Some of its
+    files may be missing."""
 
     name: str
     snapshot: Path | None
 
 
 def cached_models() -> list[CachedModel]:
-    """By their names."""
+    """The models in the cache, sorted by name."""
     # Imported here: a local model needs no hub client.
     from huggingface_hub import constants
 
@@ -36,7 +36,7 @@ def cached_models() -> list[CachedModel]:
 
 
 def _newest(store: Path) -> Path | None:
-    """What the branch `main` means there, or else any commit."""
+    """The folder of the commit of `main`, or else of any commit."""
     snapshots = store / "snapshots"
     try:
         return snapshots / read_text(store / "refs" / "main", FileKind.SYSTEM).strip()

@@ -1,6 +1,6 @@
-"""Names of models on the Hugging Face hub, and its client: what it raises, how much it may fetch.
+"""Names of models on the Hugging Face hub; the errors and the download limits of its client.
 
-A hub may send another answer than it announced, so a download ends at the announced size.
+A hub may send more than it announced, so a download ends at the announced size.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ from huggingface_hub.utils import tqdm as hub_bar
 from outrider.core.errors import CheckpointError, MachineError, OutriderError, words_of
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
-# What its client raises when a server cannot be reached comes from one library or another, by the
-# version of huggingface_hub; this is their common base.
+# The version of huggingface_hub decides which library's error its client raises for a server that
+# cannot be reached; this is the errors' common base.
 _HttpError: type[Exception] = next(
     kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError"
 )
-# What a disk or the rights to it are at fault for; others are the network's.
+# Errors of a disk or of the rights to it; all others are errors of the network.
 _OF_DISKS = frozenset((
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM,
     errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
 ))  # fmt: skip
-# What small files may have beyond their announced sizes.
+# Bytes that small files may have beyond their announced sizes.
 _MORE_BYTES = 1 << 20
 
 Report = Callable[[int], object]
 
 
 class HubUnreachableError(CheckpointError):
-    """Nothing was heard of the hub: no network, a wrong address, or offline mode."""
+    """The hub did not respond: no network, a wrong address, or offline mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A repository, and the branch, tag or commit of it."""
+    """A repository with a branch, tag or commit."""
 
     repo: str
     revision: str = constants.DEFAULT_REVISION
 
     def __str__(self) -> str:
-        """As loaders take it."""
+        """The name as loaders accept it: REPO or REPO@REVISION."""
         default = self.revision == constants.DEFAULT_REVISION
         return self.repo if default else f"{self.repo}@{self.revision}"
 
     @property
     def store(self) -> Path:
-        """Its folder in the cache, which may not exist yet."""
+        """The repository's folder in the cache, which may not exist yet."""
         folder = repo_folder_name(repo_id=self.repo, repo_type="model")
         return Path(constants.HF_HUB_CACHE).expanduser() / folder
 
 
 @contextmanager
 def explained(name: HubName) -> Generator[None]:
-    """What the hub's client raises within becomes an error that says what to try next."""
+    """Turn errors that the hub's client raises within the block into errors with a hint."""
     try:
         yield
     except GatedRepoError as error:
@@ -99,7 +99,7 @@ def explained(name: HubName) -> Generator[None]:
     except OutriderError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        # Its client takes an answer for well formed.
+        # The client does not check that a response is well formed.
         raise nonsense(name, f"{type(error).__name__}: {words_of(error)}") from error
 
 
@@ -127,20 +127,21 @@ def _failed(name: HubName, error: Exception) -> CheckpointError | MachineError:
     if isinstance(error, OSError) and error.errno in _OF_DISKS:
         return MachineError(
             f"the cache of models, {constants.HF_HUB_CACHE}, cannot be written: {error.strerror}.",
-            hint="make room there, or set HF_HOME to a folder with more",
+            hint="free some space there, or set HF_HOME to a folder on another disk",
         )
     reason = (str(error) or type(error).__name__).splitlines()[0]
     heard = isinstance(error, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError))
     what = "broke off" if heard else "cannot be reached"
     return HubUnreachableError(
-        f"{name} is not to be had: {constants.ENDPOINT} {what} ({reason}).",
+        f"{name} cannot be fetched: {constants.ENDPOINT} {what} ({reason}).",
         hint="repeat the command when there is a network, which goes on where this one stopped; "
         "`outrider models list` shows what is on this machine",
     )
 
 
 def hidden_bar(name: HubName, most: int) -> type[hub_bar]:
-    """The client's own bar, not drawn. It ends a download of more than `most` bytes."""
+    """A class for the client's progress bar that draws nothing and ends a download of more than
+    `most` bytes."""
 
     class Hidden(hub_bar):
         come = 0.0
@@ -159,8 +160,8 @@ def hidden_bar(name: HubName, most: int) -> type[hub_bar]:
 
 
 class ByteBar:
-    """A bar, to the client, that reports how many bytes came. It ends a download of more than
-    `most`, before they are written."""
+    """A progress bar for the client that reports the number of bytes. It ends a download of more
+    than `most` bytes before they are written."""
 
     def __init__(self, name: HubName, report: Report, most: int) -> None:
         self._name, self._report, self._most = name, report, most

@@ -1,8 +1,7 @@
-"""A checkpoint's JSON file, read key by key: every complaint names the file and the key.
+"""A checkpoint's JSON file, read key by key: every error names the file and the key.
 
-A key that holds null counts as absent, as in Hugging Face folders.
-
-Keys of a `config.json` that mean the same in every family, and refusals of what none can do.
+A key that holds null counts as absent, as in Hugging Face folders. Functions below read keys of a
+`config.json` that mean the same in every family, and refuse values that no family supports.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ GGUF_DOCUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
-    """`where` is what messages call it: a path, or a path and a key."""
+    """A JSON object. Messages call it `where`: a path, or a path and a key."""
 
     where: str
     values: Mapping[str, object]
 
     @classmethod
     def read(cls, path: Path) -> JsonObject:
-        """Raises CheckpointError unless `path` is a readable file that holds one JSON object. What
-        may be in a GGUF file is read by `documents.read_document`."""
+        """Read `path`. Raises CheckpointError unless it is a readable file with one JSON object.
+        A path that may lead into a GGUF file is read by `documents.read_document`."""
         try:
             loaded = read_json(path, FileKind.of(path))
         except OSError as error:
@@ -145,19 +144,19 @@ class JsonObject:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a folder, or the GGUF file that stands for one, has the document `path`."""
+    """True if a folder, or the GGUF file that stands for one, has the document `path`."""
     return path.name in GGUF_DOCUMENTS if is_in_gguf(path) else path.exists()
 
 
 def no_config(folder: Path, hint: str) -> CheckpointError:
-    """Of a folder without config.json. One of an adapter (LoRA) is called so."""
+    """The error for a folder without config.json; it names an adapter (LoRA) as such."""
     adapter = folder / "adapter_config.json"
     if not adapter.is_file():
         return CheckpointError(f"{folder} has no config.json.", hint=hint)
     base = JsonObject.read(adapter).text("base_model_name_or_path", "its base model")
     return CheckpointError(
         f"{folder} holds an adapter (LoRA) of {base}, and no model.",
-        hint="merge it where its library is: peft's AutoPeftModelForCausalLM.from_pretrained("
+        hint="merge it with its library, peft: AutoPeftModelForCausalLM.from_pretrained("
         "folder).merge_and_unload().save_pretrained(new_folder)",
     )
 
@@ -167,7 +166,7 @@ def is_in_gguf(path: Path) -> bool:
 
 
 def _is_integer(value: object) -> TypeGuard[int]:
-    """In JSON true is no number, though Python has bool as a kind of int."""
+    """True for integers but not for booleans, which are a kind of int in Python."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -180,23 +179,24 @@ def _kind(value: object) -> str:
 OTHER_CHECKPOINT = "choose another checkpoint; `outrider models pairs` lists some that load"
 CONTRADICTION = "config.json contradicts itself: download it again, or choose another checkpoint"
 
-# What is read of a file is bounded before anything is made of it. No model has so many layers.
+# Values of a file are checked against limits before anything is made of them. No model has so many
+# layers.
 MAX_LAYERS = 4096
-# The last position that float32 tells from its neighbours, in which angles are computed.
+# The last position that float32, in which angles are computed, can tell from its neighbours.
 MAX_POSITIONS = 1 << 24
 
 
 def bounded_window(max_tokens: int) -> tuple[int, tuple[str, ...]]:
-    """The window that positions allow, and a note where that is less than the file's."""
+    """The window that float32 positions allow, and a note if it is shorter than `max_tokens`."""
     if max_tokens <= MAX_POSITIONS:
         return max_tokens, ()
-    note = f"float32 tells positions apart up to {MAX_POSITIONS}: that is the window"
+    note = f"float32 can tell positions apart up to {MAX_POSITIONS}: that is the window"
     return MAX_POSITIONS, (f"{note}, not {max_tokens}",)
 
 
 def refuse_deep(raw: JsonObject) -> None:
-    """Raise CheckpointError for more layers than any model has, under any family's name of them:
-    for each of them something is made while a config is read."""
+    """Raise CheckpointError for more layers than any model has, under any family's key: reading a
+    config allocates something for each layer."""
     for part in (raw, raw.child("text_config")):
         for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
             if part is not None and part.has(key):
@@ -214,11 +214,12 @@ def refuse_activation(raw: JsonObject, key: str, known: tuple[str, ...]) -> None
 
 
 def stop_ids(vocab_size: int, *files: JsonObject | None) -> tuple[int, ...]:
-    """End-of-text ids of all files. Ids outside the vocabulary are dropped: none can be drawn."""
+    """End-of-text ids of all files. Ids outside the vocabulary are dropped, as none is ever
+    sampled."""
     ids = [item for file in files if file for item in file.integers("eos_token_id")]
     return tuple(dict.fromkeys(item for item in ids if 0 <= item < vocab_size))
 
 
 def stored_dtype(raw: JsonObject) -> str:
-    """The checkpoint's own dtype, under its new name or its old one; "" if unsaid."""
+    """The checkpoint's own dtype, under its new key or its old one; "" if it has neither."""
     return raw.text("dtype", raw.text("torch_dtype", "")).removeprefix("torch.")

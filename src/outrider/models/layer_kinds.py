@@ -1,6 +1,6 @@
-"""What sets decoder layers apart: norms and their places, windows, positions, experts. No tensors.
+"""Kinds of decoder layers: their norms, windows, rotary positions and experts. No tensors.
 
-A family is a row of these (family_table.py); llama_layers.py computes them all.
+A row of family_table.py combines these for a family; llama_layers.py computes all of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from outrider.models.rope_config import Rope
 
 
 class Norms(Enum):
-    """Where a layer normalises: before attention and FFN, after them, before and after, or once
-    before both, which then read the same."""
+    """The norms of a layer: before attention and FFN, after them, before and after, or one norm
+    before both, which then read the same tensor."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -24,8 +24,8 @@ class Norms(Enum):
 
 
 class Gate(Enum):
-    """What an FFN makes of its gate g and of `up` u: silu(g) * u; gelu(g) * u, with tanh; or
-    gpt-oss's g * sigmoid(alpha * g) * (u + 1), both cut at a limit."""
+    """The formula of an FFN's gate g and `up` u: silu(g) * u; gelu(g) * u, with tanh; or gpt-oss's
+    g * sigmoid(alpha * g) * (u + 1), with g and u clamped to a limit."""
 
     SILU = "silu"
     GELU = "gelu"
@@ -34,8 +34,8 @@ class Gate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """A token sees the last `window` tokens, its own included; 0 is all. Without a `rope` heads do
-    not turn with positions."""
+    """The window and positions of a layer. A token sees the last `window` tokens, itself included;
+    0 means all. If `rope` is None, heads do not rotate with positions."""
 
     window: int = 0
     rope: Rope | None = field(default_factory=Rope)
@@ -43,14 +43,14 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTraits:
-    """What all layers of a family share, and what comes before and after them; the defaults are a
-    Llama's.
+    """Traits of all layers of a family, and of its embedding and head; the defaults are a Llama's.
 
-    Norms are `centred` (layer norms without bias); `from_one` says that files hold what is to be
-    added to 1. Norms of queries and keys take all heads as one if `whole_heads`. Attention's scores
-    are multiplied by `attention_scale` (0: 1 / sqrt(head_dim)) and softly capped, as logits are; a
-    cap of 0 is none. What attention and FFN add is multiplied by `residual_scale`. `interleaved`
-    turns neighbours of a head. `sinks` are learnt scores without a value.
+    `centred` norms are layer norms without bias. With `from_one`, files hold a norm's weight minus
+    1. With `whole_heads`, norms of queries and keys normalise all heads as one vector. Attention
+    scores are multiplied by `attention_scale` (0: 1 / sqrt(head_dim)) and softly capped, as logits
+    are; a cap of 0 means no cap. The outputs of attention and FFN are multiplied by
+    `residual_scale` before they are added to the residual. With `interleaved`, rotary pairs are
+    neighbours in a head. `sinks` are learnt scores without a value.
     """
 
     norms: Norms = Norms.BEFORE
@@ -72,8 +72,8 @@ PLAIN_LAYERS = LayerTraits()
 
 
 class ExpertNames(Enum):
-    """How files call and lay out a mixture: Qwen's, Mixtral's, or gpt-oss's, whose experts are
-    stacked as inputs by outputs, with gate and up in turn."""
+    """The names and layout of a mixture in files: Qwen's, Mixtral's, or gpt-oss's, whose experts
+    are stacked as inputs by outputs, with the outputs of gate and up interleaved."""
 
     QWEN = "qwen"
     MIXTRAL = "mixtral"
@@ -82,8 +82,9 @@ class ExpertNames(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture's sizes: each token goes through `num_chosen` of `num_experts` and through one that
-    all share, if it has a size. `normalise` makes the weights of the chosen ones sum to 1."""
+    """Sizes of a mixture: each token goes through `num_chosen` of `num_experts`, and through a
+    shared expert unless `shared_ffn_size` is 0. With `normalise`, the weights of the chosen experts
+    sum to 1."""
 
     num_experts: int
     num_chosen: int
@@ -97,12 +98,12 @@ class Experts:
     names: ExpertNames = ExpertNames.QWEN
 
     def expert_parameters(self, hidden_size: int) -> int:
-        """Of all experts that are chosen from."""
+        """Parameters of all experts that the router chooses from."""
         biases = self.biased * (2 * self.ffn_size + hidden_size)
         return self.num_experts * (3 * hidden_size * self.ffn_size + biases)
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Router, shared expert and its gate included."""
+        """Parameters of the whole mixture, with router, shared expert and its gate."""
         shared = bool(self.shared_ffn_size) * hidden_size * (3 * self.shared_ffn_size + 1)
         router = self.num_experts * (hidden_size + self.biased)
         return self.expert_parameters(hidden_size) + router + shared

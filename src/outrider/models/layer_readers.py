@@ -1,4 +1,4 @@
-"""What `config.json` says of layers, as families write it: windows, ropes, traits, experts.
+"""Readers of a `config.json`'s layers, by family: windows, ropes, traits and experts.
 
 Defaults of absent keys are those of transformers. No tensors.
 """
@@ -37,7 +37,8 @@ def by_switch(raw: JsonObject, num_layers: int) -> Sequence[int]:
 
 
 def by_kinds(raw: JsonObject, num_layers: int, slides: Callable[[int], bool]) -> Sequence[int]:
-    """`layer_types` says which layers slide; without it `slides` does."""
+    """Windows of layers: `layer_types` names the layers that slide; if it is absent, `slides`
+    decides."""
     kinds = raw.texts("layer_types")
     if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
         raise CheckpointError(
@@ -57,22 +58,25 @@ def by_kinds(raw: JsonObject, num_layers: int, slides: Callable[[int], bool]) ->
 
 
 def qwen_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
-    """Without `layer_types`, those from a certain layer on may slide."""
+    """Windows of Qwen's layers. If `layer_types` is absent, layers from `max_window_layers` on may
+    slide."""
     first = raw.integer("max_window_layers", least=0)
     switched = raw.flag("use_sliding_window", default=False)
     return by_kinds(raw, num_layers, lambda index: switched and index >= first)
 
 
 def qwen2_moe_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
-    """Without `layer_types`, every other one up to a certain layer may slide."""
+    """Windows of Qwen2-MoE's layers. If `layer_types` is absent, every other layer before
+    `max_window_layers` may slide."""
     end = raw.integer("max_window_layers", least=0)
     switched = raw.flag("use_sliding_window", default=False)
     return by_kinds(raw, num_layers, lambda index: switched and index < end and index % 2 == 0)
 
 
 def all_but_every(default: int) -> Windows:
-    """One in so many layers is whole; `sliding_window_pattern` may say another number, or the
-    letters L (sliding) and G of layers in turn."""
+    """A reader of windows: every `default`-th layer sees the whole text, the others slide.
+    `sliding_window_pattern` may have another number, or a letter for each layer in turn: L slides,
+    G does not."""
 
     def windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
         key = "sliding_window_pattern"
@@ -92,7 +96,7 @@ def smollm3_windows(raw: JsonObject, num_layers: int) -> Sequence[int]:
 
 
 def _turning(raw: JsonObject, num_layers: int) -> Sequence[bool]:
-    """SmolLM3's list says 1 for layers that turn with positions."""
+    """True for each layer whose heads rotate with positions; SmolLM3's list has a 1 for it."""
     listed = raw.integers("no_rope_layers")
     if listed and len(listed) != num_layers:
         raise CheckpointError(
@@ -120,7 +124,7 @@ def where_listed(
 def where_sliding(
     raw: JsonObject, rules: RopeRules, windows: Sequence[int]
 ) -> Sequence[Rope | None]:
-    """Whole layers beside sliding ones know no positions."""
+    """Rotary positions for sliding layers only; layers that see the whole text have none."""
     rope = parse_rope(raw, rules)
     return [rope if window else None for window in windows]
 
@@ -128,13 +132,14 @@ def where_sliding(
 def exaone_ropes(
     raw: JsonObject, rules: RopeRules, windows: Sequence[int]
 ) -> Sequence[Rope | None]:
-    """The same, in models that have a window at all."""
+    """Rotary positions as in `where_sliding` if the model has a window, else for all layers."""
     return (where_sliding if raw.has("sliding_window") else one_rope)(raw, rules, windows)
 
 
 def by_kind(local_key: str, local_theta: float) -> Ropes:
-    """Sliding layers have positions of their own: those under their name, or plain ones of the base
-    `local_key`. What stretches positions stretches those of whole layers."""
+    """A reader of rotary positions: sliding layers have their own, either those under their name or
+    plain ones with the base `local_key`. A scaling stretches only the layers that see the whole
+    text."""
 
     def ropes(raw: JsonObject, rules: RopeRules, windows: Sequence[int]) -> Sequence[Rope | None]:
         found = _named_by_kind(raw, rules, windows)
@@ -149,14 +154,14 @@ def by_kind(local_key: str, local_theta: float) -> Ropes:
 def named_or_one(
     raw: JsonObject, rules: RopeRules, windows: Sequence[int]
 ) -> Sequence[Rope | None]:
-    """Positions of each kind of layers under its name, or one for all."""
+    """Rotary positions of each kind of layers under its name, or one for all layers."""
     return _named_by_kind(raw, rules, windows) or one_rope(raw, rules, windows)
 
 
 def gpt_oss_rope(
     raw: JsonObject, rules: RopeRules, windows: Sequence[int]
 ) -> Sequence[Rope | None]:
-    """Positions are stretched also where the file does not say how."""
+    """Rotary positions of gpt-oss, which are stretched even if the file has no scaling."""
     if not any(raw.has(key) for key in _ROPE_KEYS):
         yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
         stretched = {**yarn, "original_max_position_embeddings": 4096}
@@ -267,7 +272,7 @@ def qwen_experts(raw: JsonObject) -> Experts | None:
 
 
 def _count(raw: JsonObject, *, least: int = 1) -> int:
-    """Newer files have another name for it."""
+    """Number of experts, under its newer key or its older one."""
     key = "num_local_experts" if raw.has("num_local_experts") else "num_experts"
     return raw.integer(key, least=least)
 
@@ -293,7 +298,8 @@ def gpt_oss_experts(raw: JsonObject) -> Experts:
 
 
 def ministral3_reach(raw: JsonObject) -> tuple[int, str] | None:
-    """Queries grow with the position, in steps of the window that the model was first made for."""
+    """The number of tokens up to which queries are not scaled, and the reason: Ministral 3 scales
+    queries by position, in steps of its original window."""
     rope = raw.child("rope_parameters")
     if rope is None or not rope.has("llama_4_scaling_beta"):
         return None

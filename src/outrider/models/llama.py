@@ -1,7 +1,6 @@
 """The Llama line as one decoder: the families of family_table.py.
 
-llama_layers.py says what a layer does, llama_weights.py where its tensors come from; decoder.py
-runs the passes.
+llama_layers.py computes a layer, llama_weights.py reads its tensors, decoder.py runs the passes.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size.
 """
@@ -35,14 +34,14 @@ from outrider.models.llama_weights import Tables, mtp_prefixes, read_layer, read
 from outrider.models.rope import Turns, still_turns, turns_of
 from outrider.models.rope_config import Rope
 from outrider.models.share import Comm, LogitParts, Share
-from outrider.models.text_names import BESIDE_TEXT, TextNames
+from outrider.models.text_names import VISION_PREFIXES, TextNames
 from outrider.models.weights import Placement, WeightReader, Weights
 
 
 @dataclass(frozen=True, slots=True)
 class CheaperParts:
-    """What a cheaper model has of its own: operators, matrices, and which layers it runs. `layers`
-    has an entry for every layer; those that are not run are never read."""
+    """The parts that a cheaper model does not share: kernels, matrices, and the `depths` of the
+    layers that it runs. `layers` has an entry for every layer; the others are never read."""
 
     kernels: Kernels
     head: PackedLinear
@@ -53,8 +52,8 @@ class CheaperParts:
 class LlamaModel(PassDecoder):
     """CausalLM over a PagedKV that it owns. Reads every weight when built.
 
-    With a `comm` of several ranks it holds one rank's share of weights and KV. Rank 0 alone is
-    asked for passes, and the others `follow`.
+    With a `comm` of several ranks it holds one rank's share of weights and KV. Only rank 0 gets
+    steps to run; the other ranks `follow`.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class LlamaModel(PassDecoder):
         weights: Weights,
         *,
         kernels: Kernels,
-        place: Placement,
+        placement: Placement,
         capacity: ModelCapacity,
         comm: Comm = ALONE,
     ) -> None:
@@ -71,36 +70,37 @@ class LlamaModel(PassDecoder):
         share = Share(comm.rank, comm.size)
         self._comm, part = comm, share.part(config)
         if {one.name for one in kernels.choices} == {"triton"} and config.traits.gate is Gate.SILU:
-            # Its linears round what they read to the dtype of a weight: to the same bits. A matrix
-            # is always read in one dtype, a head in float32: compilers may sum in other orders.
-            place = replace(place, activations=place.dtype)
-        self._spec, self._place = place.spec(config), place
-        reader = WeightReader(weights, kernels, place, text=TextNames.of(weights))
+            # Triton's linears round their inputs to the dtype of the weights anyway, so buffers in
+            # that dtype give the same bits. A matrix always reads inputs of one dtype, and a head
+            # float32, because a compiler may sum in another order for another dtype.
+            placement = replace(placement, activations=placement.dtype)
+        self._spec, self._placement = placement.spec(config), placement
+        reader = WeightReader(weights, kernels, placement, text=TextNames.of(weights))
         self._tables = read_tables(reader, config, share)
         self._layers = [
             read_layer(reader, config, index, share) for index in range(config.num_layers)
         ]
-        seeing = BESIDE_TEXT if config.also_sees else ()
-        weights.check_all_taken(beside=(*mtp_prefixes(weights, config), *seeing))
+        seeing = VISION_PREFIXES if config.also_sees else ()
+        weights.check_all_taken(unread=(*mtp_prefixes(weights, config), *seeing))
         self._depths = frozenset(range(config.num_layers))
         self._operators = [
-            LayerOperators(part, t, comm) for t in _turns(config, capacity, place.device)
+            LayerOperators(part, t, comm) for t in _turns(config, capacity, placement.device)
         ]
         self._hidden_layers = capacity.hidden_layers
         self._passes = Passes(
-            place.spec(part), up_size=2 * part.ffn_size, place=place, capacity=capacity
+            placement.spec(part), up_size=2 * part.ffn_size, placement=placement, capacity=capacity
         )
         self._logit_parts = LogitParts(comm, config.vocab_size, self._passes.logits_MV)
         self._made_by, self._forward = kernels, self._make_forward()
 
     @property
     def logits(self) -> Tensor:
-        """Room for the logits of one step, of shape [M, V]; every step writes over it."""
+        """The buffer for the logits of one step, of shape [M, V]; every step overwrites it."""
         return self._passes.logits_MV
 
     @property
     def streamed(self) -> tuple[Tensor, ...]:
-        """The weights that every pass reads whole: all linears but experts, and the output head."""
+        """The weights that every pass reads completely: all linears but experts, and the head."""
         packed = [self._tables.head]
         for layer in self._layers:
             dense = (layer.gate_up, layer.down)
@@ -110,8 +110,8 @@ class LlamaModel(PassDecoder):
 
     def cheaper(self, parts: CheaperParts) -> LlamaModel:
         """A model over this one's memory that drafts for it, with other matrices or fewer layers,
-        and buffers of its own. It keeps no hidden states. A layer that it leaves out has nothing in
-        memory of what is fed to it."""
+        and buffers of its own. It stores no hidden states. Layers that it leaves out get no keys
+        and values of the tokens fed to it."""
         other = copy(self)
         other.kernels = other._made_by = parts.kernels
         other._tables = replace(self._tables, head=parts.head)
@@ -126,18 +126,18 @@ class LlamaModel(PassDecoder):
             other._made_by, other._forward = other.kernels, other._make_forward()
         return other
 
-    def beside(self, capacity: ModelCapacity) -> Self | None:
-        """The same weights with memory and buffers of its own, for another engine; None where ranks
-        have a share each, or where kernels cannot be doubled."""
+    def with_capacity(self, capacity: ModelCapacity) -> Self | None:
+        """A model with the same weights and with memory and buffers of its own, for another engine;
+        None if ranks share this one or its kernels have no twin."""
         if self._comm.size > 1 or self.kernels.twin is None:
             return None
-        other, config, place = copy(self), self.config, self._place
-        turns = _turns(config, capacity, place.device)
+        other, config, placement = copy(self), self.config, self._placement
+        turns = _turns(config, capacity, placement.device)
         other.kernels = other._made_by = self.kernels.twin()
         other._operators = [LayerOperators(config, one) for one in turns]
         other._hidden_layers = capacity.hidden_layers
         other._passes = Passes(
-            self._spec, up_size=2 * config.ffn_size, place=place, capacity=capacity
+            self._spec, up_size=2 * config.ffn_size, placement=placement, capacity=capacity
         )
         other._logit_parts = LogitParts(self._comm, config.vocab_size, other._passes.logits_MV)
         other._forward = other._make_forward()
@@ -150,7 +150,7 @@ class LlamaModel(PassDecoder):
 
     @property
     def layers(self) -> Sequence[LayerWeights]:
-        """Of every layer, for a model that drafts with some of them."""
+        """The weights of every layer, for a model that drafts with some of them."""
         return self._layers
 
     def embed(self, plan: PackedPlan, scratch: Scratch) -> None:
@@ -180,16 +180,18 @@ class LlamaModel(PassDecoder):
         self._logit_parts.gather(part_MV, logits_MV)
 
     def forward(self) -> Forward | None:
-        """None also while the kernels that it was made of are exchanged for others, and where ranks
-        that share no memory have to meet between the layers."""
+        """The native call for a whole pass. None if the kernels have none, while other kernels
+        replace those that it was made with, and for ranks without shared memory, which have to meet
+        between layers."""
         return self._forward if self.kernels is self._made_by else None
 
     def lead(self, announce: Callable[[PackedPlan, Tensor], None]) -> None:
-        """Tell other ranks of passes that are no native call, which does so itself."""
+        """Call `announce` before a pass that is no native call; native calls notify the other ranks
+        themselves."""
         self._passes.announce = announce
 
     def follow(self, plan: PackedPlan, wanted_M: Tensor) -> None:
-        """Run along, with the share of a rank but 0, a pass that rank 0 planned."""
+        """Run this rank's share of a pass that rank 0 planned; for ranks other than 0."""
         self._passes.follow(self, plan, wanted_M)
 
     def copy_slots(self, source: Sequence[int], target: Sequence[int]) -> None:
@@ -197,14 +199,14 @@ class LlamaModel(PassDecoder):
 
     @property
     def native_share(self) -> RoundModel | None:
-        """What runs along passes that are one native call; None where there are none."""
+        """This rank's part of passes that are one native call; None if passes are not."""
         forward = self._forward
         if not isinstance(forward, NativeForward):
             return None
         return RoundModel(forward, self.logits, self.state.page_size)
 
     def runs_native(self, needs: DraftNeeds) -> bool:
-        """Whether a step is one native call."""
+        """True if a step with these `needs` is one native call."""
         return self.forward() is not None and needs.hidden_layers in ((), self._hidden_layers)
 
     def _make_forward(self) -> Forward | None:
@@ -249,7 +251,7 @@ def _decoder_traits(config: LlamaConfig) -> DecoderTraits:
 
 
 def _turns(config: LlamaConfig, capacity: ModelCapacity, device: torch.device) -> list[Turns]:
-    """Tables of every layer. Layers that turn alike share them."""
+    """Rotary tables of every layer. Layers with the same positions share them."""
     num_positions = capacity.num_positions(config.max_tokens, reach=config.reach)
     plain = turns_of(config, num_positions, device)
     ropes = [config.layer_kind(index).rope for index in range(config.num_layers)]

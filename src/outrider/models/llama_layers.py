@@ -3,9 +3,10 @@
     x += out(attention(rope(qkv(norm(x)))))
     x += down(silu(gate(y)) * up(y))            y = norm(x)
 
-where norm scales by the root mean square. Families differ in what the config says: biases, where
-norms are, what attends how, mixtures (layer_kinds.py). Ranks sum the residual after attention and
-after the FFN: rank 0 adds its summand to the residual, the others give theirs alone.
+where norm scales by the root mean square. Families differ by their config: in biases, in the
+positions of norms, in attention, and in mixtures (layer_kinds.py). Ranks sum the residual after
+attention and after the FFN: rank 0 contributes the residual plus its summand, the others only their
+summands.
 
 Shapes:  N = packed tokens, D = hidden size, E = fused q, k and v, F = FFN size, I = inputs, H = a
          head or all of a kind, A = heads x head size.
@@ -34,8 +35,9 @@ ALONE = Alone()
 
 @dataclass(frozen=True, slots=True)
 class LayerOperators:
-    """A layer operator by operator, in sizes of a rank's share. What native code does of it in one
-    call (kernels/native/forward.py) has the same bits. Layers that turn otherwise have others."""
+    """A layer operator by operator, with the sizes of a rank's share. The native call for all
+    layers (kernels/native/forward.py) has the same bits. Layers with other positions have other
+    operators."""
 
     config: LlamaConfig
     turns: Turns
@@ -68,7 +70,7 @@ class LayerOperators:
     def _normed(
         self, kernels: Kernels, layer: LayerWeights, weight_D: Tensor | None, scratch: Scratch
     ) -> Tensor:
-        """What a product reads of the residual. Routers of a mixture read float32."""
+        """The normed residual, which a product reads. The router of a mixture reads float32."""
         if weight_D is None:
             return scratch.x_ND
         out_ND = scratch.normed if layer.mixture is None else scratch.norm_ND
@@ -130,7 +132,7 @@ class LayerOperators:
         product: tuple[Tensor, PackedLinear, Tensor | None],
         norm_D: Tensor | None,
     ) -> None:
-        """Add a product to the residual, with what the other ranks have of it."""
+        """Add a product to the residual, summed over all ranks."""
         x_NI, packed, bias_D = product
         if norm_D is not None or self.config.traits.residual_scale != 1:
             kernels.linear(x_NI, packed, scratch.norm_ND)
@@ -146,7 +148,7 @@ class LayerOperators:
     def _add_to_residual(
         self, kernels: Kernels, scratch: Scratch, given_ND: Tensor, norm_D: Tensor | None
     ) -> None:
-        """The same of what is normed and scaled first; `given_ND` is written over."""
+        """Norm and scale `given_ND`, which is overwritten, and add it to the residual."""
         if norm_D is not None:
             self.norm(kernels, given_ND, norm_D, given_ND)
         if self.config.traits.residual_scale != 1:

@@ -1,7 +1,7 @@
 """Tensors of a checkpoint of the Llama line, fused and packed: tables and layers.
 
-q, k and v become one matrix, and so do gate and up, unless the files hold them so (Phi-3). A rank
-reads its share of each (parallel/shard.py).
+q, k and v become one matrix, and so do gate and up, unless the files already hold them so (Phi-3).
+A rank reads its share of each (parallel/shard.py).
 
 Shapes:  V = vocabulary, D = hidden size, E = fused q, k and v, F = FFN size, H = a head or heads.
 """
@@ -35,7 +35,7 @@ class Tables:
 
     @property
     def embeddings(self) -> Tensor:
-        """Those of all tokens as numbers, [V, D]."""
+        """The embeddings of all tokens as numbers, [V, D]."""
         return self.embedding if isinstance(self.embedding, Tensor) else self.embedding.kept
 
 
@@ -53,13 +53,13 @@ def read_tables(reader: WeightReader, config: LlamaConfig, share: Share = WHOLE)
 
 
 def _norm(reader: WeightReader, config: LlamaConfig, name: str, size: int) -> Tensor:
-    """What a norm multiplies by."""
+    """The factors that a norm multiplies by."""
     weight_D = reader.vector(f"{name}.weight", size)
     return weight_D.add_(1) if config.traits.from_one else weight_D
 
 
 def mtp_prefixes(weights: Weights, config: LlamaConfig) -> tuple[str, ...]:
-    """Of blocks for multi-token prediction that lie behind the last layer; a drafter reads them."""
+    """Prefixes of MTP blocks, which are numbered on after the last layer; a drafter reads them."""
     behind = (f"model.layers.{index}." for index in count(config.num_layers))
     return tuple(takewhile(lambda prefix: f"{prefix}enorm.weight" in weights, behind))
 
@@ -84,13 +84,13 @@ def read_layer(
         return weight_H if order_H is None else weight_H[order_H]
 
     norms = {
-        place: _norm(reader, config, f"{prefix}{name}", hidden)
-        for place, name in _NORM_NAMES[config.traits.norms].items()
+        role: _norm(reader, config, f"{prefix}{name}", hidden)
+        for role, name in _NORM_NAMES[config.traits.norms].items()
     }
     sparse = config.experts if index in config.sparse_layers else None
 
     def summed_bias(outputs: dict[str, int], *, present: bool) -> Tensor | None:
-        """Ranks add up what such a linear gives, so one of them has its bias."""
+        """The bias of a linear whose outputs the ranks sum, so only rank 0 adds it."""
         bias_D = reader.bias(outputs, present=present)
         return bias_D if share.rank == 0 else None
 
@@ -147,7 +147,7 @@ def _turning_order(config: LlamaConfig) -> Tensor | None:
 
 
 def _fused_names(prefix: str, config: LlamaConfig) -> tuple[dict[str, int], dict[str, int]]:
-    """Names and outputs of what becomes one matrix: q, k and v; gate and up."""
+    """Names and numbers of outputs of the parts of a fused matrix: q, k and v; gate and up."""
     ffn, kv = config.ffn_size, config.num_kv_heads * config.head_dim
     if config.fused_tensors:
         return {f"{prefix}self_attn.qkv_proj": config.qkv_size}, {
@@ -162,7 +162,7 @@ def _fused_names(prefix: str, config: LlamaConfig) -> tuple[dict[str, int], dict
 
 
 def _qkv_order(config: LlamaConfig, share: Share) -> Tensor | None:
-    """Where each row of the fused matrix lies in the checkpoint's; None if nothing moves."""
+    """order_E: the checkpoint's row of each row of the fused q, k and v; None if no row moves."""
     order_H = _turning_order(config)
     if order_H is None and share == WHOLE:
         return None
@@ -170,7 +170,7 @@ def _qkv_order(config: LlamaConfig, share: Share) -> Tensor | None:
     if order_H is not None:
         # Norms of all heads as one would have to move as well; no family has both.
         if config.qk_norm and config.traits.whole_heads:
-            raise ContractError("norms of all heads cannot be turned")
+            raise ContractError("norms of all heads as one vector cannot be reordered")
         turned = heads[: -config.num_kv_heads]
         turned.copy_(turned[:, order_H])
     kinds = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads])
@@ -178,7 +178,7 @@ def _qkv_order(config: LlamaConfig, share: Share) -> Tensor | None:
 
 
 def _gate_up_order(config: LlamaConfig, share: Share) -> Tensor | None:
-    """The same of gate and up."""
+    """order_2F: the checkpoint's row of each row of gate and up; None if no row moves."""
     if share == WHOLE:
         return None
     rows = torch.arange(2 * config.ffn_size).view(2, config.ffn_size)

@@ -9,9 +9,9 @@ from outrider.models.decoder import ModelCapacity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """`auto` is the checkpoint's own dtype, and the first device of cuda, mps and cpu. `quantise`
-    is none, int8 or int4, for the matrices that are multiplied by; other weights keep their dtype.
-    `kv_dtype` is that of keys and values: auto, which is `dtype`, or int8."""
+    """Options of a load. `auto` means the checkpoint's own dtype, and the first available device of
+    cuda, mps and cpu. `quantise` is none, int8 or int4 and applies to the matrices of linears;
+    other weights keep their dtype. `kv_dtype`, of keys and values, is auto (as `dtype`) or int8."""
 
     capacity: ModelCapacity
     dtype: str = "auto"

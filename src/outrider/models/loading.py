@@ -55,7 +55,7 @@ ALIASES = {
 # Heads for the embedded target, which are no models.
 HEAD_ALIASES = {f"outrider/embedded-{kind}": kind for kind in ("eagle", "medusa", "mtp")}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
-# Models of before the hub had organisations.
+# Models from before the hub had organisations.
 _MOVED = {
     **{
         name: f"openai-community/{name}"
@@ -71,10 +71,10 @@ HUB_NOISE = ["consolidated*", "*/*"]
 
 
 def prepare_torch(*, deterministic: bool, threads: int) -> None:
-    """Settings of this process that models are loaded under; 0 threads leave PyTorch's own.
+    """Set this process up to load models; with 0 threads PyTorch keeps its own number.
 
     Raises MachineError in a forked child of a process that loaded a model: PyTorch would wait for
-    ever for threads that did not come along.
+    ever for threads that a fork does not copy.
     """
     process = _loading_process()
     if process != os.getpid():
@@ -93,18 +93,21 @@ def prepare_torch(*, deterministic: bool, threads: int) -> None:
 
 @cache
 def _loading_process() -> int:
-    """The first process, of this one and those it was forked from, that loaded a model."""
+    """The id of the first process that loaded a model: this one or one that it was forked from."""
     return os.getpid()
 
 
 def load_model(
     folder: Path, options: LoadOptions, *, name: str = "", comm: Comm = ALONE
 ) -> Decoder:
-    """`name` is what reports call the model, by default the folder's name. A family without a
-    decoder of ours runs through transformers, over the same arena. Of a model of the Llama family,
-    `comm` with several ranks says that this process has one share (see `refuse_split`).
+    """Load the model in `folder`. Reports call it `name`, by default the folder's name.
 
-    Raises CheckpointError for a bad folder, ConfigError or MachineError for a bad wish.
+    A family without a decoder of ours runs through transformers, over the same arena. A `comm` with
+    several ranks makes this process load one share of a model of the Llama family (see
+    `refuse_split`).
+
+    Raises CheckpointError for a bad folder, ConfigError or MachineError for options that the model
+    or the machine does not support.
     """
     family = read_model_type(folder)
     if family not in FAMILIES:
@@ -139,7 +142,7 @@ def load_model(
         )
         held = 0 if kernels.pack_blocks is None else stored.held_bytes
         check_kv_dtype(options.kv_dtype, config, device)
-        place = Placement(
+        placement = Placement(
             name or folder.name,
             dtype,
             device,
@@ -150,10 +153,12 @@ def load_model(
         capacity, delta = options.capacity, None
         match config:
             case GPT2Config():
-                model = GPT2Model(config, weights, kernels=kernels, place=place, capacity=capacity)
+                model = GPT2Model(
+                    config, weights, kernels=kernels, placement=placement, capacity=capacity
+                )
             case QwenHybridConfig():
                 model = QwenHybridModel(
-                    config, weights, kernels=kernels, place=place, capacity=capacity
+                    config, weights, kernels=kernels, placement=placement, capacity=capacity
                 )
                 delta = config.delta
             case _:
@@ -162,7 +167,12 @@ def load_model(
                 if config.attends_otherwise:
                     kernels = for_kinds(kernels)
                 model = LlamaModel(
-                    config, weights, kernels=kernels, place=place, capacity=capacity, comm=comm
+                    config,
+                    weights,
+                    kernels=kernels,
+                    placement=placement,
+                    capacity=capacity,
+                    comm=comm,
                 )
         if comm is ALONE:
             step = partial(model.step, needs=DraftNeeds())
@@ -183,7 +193,7 @@ def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:
         )
     if options.quantise != "none":
         raise ConfigError(
-            f"{wish}: quantised weights are not shared out.",
+            f"{wish}: quantised weights cannot be split.",
             hint="leave --quantise at none, or --tensor-parallel at 1",
         )
     device = pick_device(options.device)
@@ -201,20 +211,20 @@ def refuse_split(folder: Path, options: LoadOptions, size: int) -> None:
 
 
 def spec_of_config(config: DecoderConfig, dtype: str, kv_dtype: str = "auto") -> ModelSpec:
-    """What it will be once loaded; `auto` is as for LoadOptions."""
+    """The spec that a model of this config will have when loaded; `auto` as in LoadOptions."""
     width = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32).itemsize
     return replace(config.spec("", bytes_per_weight=width, bytes_per_kv=width), kv_dtype=kv_dtype)
 
 
 def check_kv_dtype(name: str, config: DecoderConfig, device: torch.device) -> None:
-    """Raise ConfigError where keys and values cannot be held so."""
+    """Raise ConfigError if keys and values cannot be stored in the dtype `name`."""
     if name == "auto":
         return
     if name != "int8":
         raise ConfigError(f"kv_dtype: unknown value {name!r}.", hint="auto or int8")
     if device.type == "cuda":
         raise ConfigError(
-            "kv_dtype int8: the kernels for CUDA read floats alone.",
+            "kv_dtype int8: the kernels for CUDA read only floats.",
             hint="leave --kv-dtype at auto, or use --device cpu",
         )
     if config.head_dim % KV_GROUP:
@@ -226,8 +236,8 @@ def check_kv_dtype(name: str, config: DecoderConfig, device: torch.device) -> No
 
 
 def resolve(name: str) -> Path:
-    """The folder or GGUF file that `name` means, downloaded if need be. Raises CheckpointError if
-    none."""
+    """The folder or GGUF file of the model `name`, downloaded if need be. Raises CheckpointError if
+    there is none."""
     shipped_as = {**ALIASES, **HEAD_ALIASES}
     if name in shipped_as:
         shipped = Path(str(files("outrider.pairs") / "tiny" / shipped_as[name]))
@@ -246,8 +256,8 @@ def resolve(name: str) -> Path:
         if folder.suffix.lower() == ".gguf":
             header_of(folder)
         raise CheckpointError(
-            f"{name} is a file, and no GGUF file; a model is one, or a folder with config.json, "
-            "safetensors and tokenizer.",
+            f"{name} is a file but no GGUF file; a model is a GGUF file, or a folder with "
+            "config.json, safetensors and tokenizer.",
             hint=f"name its folder, {folder.resolve().parent}",
         )
     if folder.suffix == ".gguf":
@@ -259,8 +269,8 @@ def resolve(name: str) -> Path:
 
 
 def _no_file(file: Path) -> CheckpointError:
-    beside = sorted(file.parent.glob("*.gguf"))[:20] if file.parent.is_dir() else []
-    near = did_you_mean(str(file), map(str, beside)) if beside else ""
+    siblings = sorted(file.parent.glob("*.gguf"))[:20] if file.parent.is_dir() else []
+    near = did_you_mean(str(file), map(str, siblings)) if siblings else ""
     return CheckpointError(
         f"there is no file {file}.",
         hint=near
@@ -271,8 +281,8 @@ def _no_file(file: Path) -> CheckpointError:
 
 @cache
 def _called(name: str, folder: Path) -> str | Path:
-    """The one model on this machine that `name` is short for: of the hub cache, or a folder that
-    was made here. Raises CheckpointError, with what to fetch, if none is or several are."""
+    """The one model on this machine that `name` is short for, in the hub cache or in a folder that
+    was made here. Raises CheckpointError if there is none, with models to fetch, or several."""
     cached = [one.name for one in cached_models() if "/" in one.name]
     here: list[str | Path] = [model for model in cached if name and is_called(model, name)]
     same = {model.rpartition("/")[2] for model in cached}
@@ -284,7 +294,7 @@ def _called(name: str, folder: Path) -> str | Path:
         listed = ", ".join(map(str, here))
         raise CheckpointError(f"{name!r} may be one of {listed}.", hint="name one in full")
     known = [_MOVED[name]] if name in _MOVED else models_called(name)
-    # Of a family whose version or size is not known: "llama" of "llama3.3".
+    # For an unknown version or size of a known family: "llama" for "llama3.3".
     family = re.split(r"[^a-z]", name.lower(), maxsplit=1)[0]
     akin = [] if known or len(family) < _SHORTEST_FAMILY else models_called(family)
     fetched = " or ".join(f"`outrider pull {model}`" for model in (known or akin)[:2])
@@ -297,7 +307,7 @@ def _called(name: str, folder: Path) -> str | Path:
 
 
 def made_models() -> list[Path]:
-    """Folders of published models that scripts/real_model made; a whole one has config.json."""
+    """Folders of published models that scripts/real_model made; a complete one has config.json."""
     cache = cache_folder()
     found = sorted(cache.glob("real/*/config.json")) if cache is not None else []
     return [file.parent for file in found]
@@ -329,23 +339,23 @@ def _from_hub(name: str, folder: Path) -> Path:
         reason = (str(error) or "no reason given").splitlines()[0]
         raise CheckpointError(
             f"no model {name!r}: there is no such folder, and as a hub id it is neither in the "
-            f"local cache nor to be had from the Hugging Face hub ({reason})",
+            f"local cache nor available from the Hugging Face hub ({reason})",
             hint=_fetching(name) + _suggest(folder, name),
         ) from error
     return Path(found)
 
 
 def _fetching(name: str) -> str:
-    """The command that fetches a model, or says why that cannot be; nothing for names of ours."""
+    """The hint that names the command to fetch a model; empty for Outrider's own names."""
     if name.startswith("outrider/"):
         return ""
     return f"`outrider models pull {name}` where there is a network. "
 
 
 def _suggest(folder: Path, name: str) -> str:
-    """The nearest of what would have worked: aliases, and model folders beside the given path."""
+    """A hint with the nearest valid name: an alias, or a model folder next to the given path."""
     parent = folder.parent
-    beside = sorted(parent.glob("*/config.json"))[:20] if parent.is_dir() else []
+    siblings = sorted(parent.glob("*/config.json"))[:20] if parent.is_dir() else []
     # Heads run with a target only.
     shipped = [*ALIASES, *(HEAD_ALIASES if name.startswith("outrider/") else ())]
-    return did_you_mean(name, [*shipped, *(str(found.parent) for found in beside)])
+    return did_you_mean(name, [*shipped, *(str(found.parent) for found in siblings)])

@@ -1,9 +1,9 @@
-"""Mixtures of experts: each token goes through the few that a router chooses for it.
+"""Mixtures of experts: each token goes through the few experts that a router chooses for it.
 
-A pass reads the weights of the experts that its tokens chose, each once, and no others. A token's
-bits depend on that token alone: its experts' outputs are summed in the order of their numbers.
+A pass reads the weights of the chosen experts only, each once. A token's bits depend on that token
+alone: the outputs of its experts are summed in the order of the experts' numbers.
 
-Shapes:  N = tokens, Q = experts of a token, P = all choices, N times Q, by expert, D = hidden size,
+Shapes:  N = tokens, Q = experts of a token, P = N times Q choices by expert, D = hidden size,
          F = an FFN's size, X = experts, I = inputs, O = outputs.
 """
 
@@ -26,12 +26,12 @@ from outrider.models.weights import WeightReader
 
 
 def gated(kernels: Kernels, gate: Gate, up_N2F: Tensor, out_NF: Tensor) -> None:
-    """What a dense FFN's second product reads."""
+    """Compute the input of a dense FFN's second product from the output of its first."""
     (kernels.gelu_mul if gate is Gate.GELU else kernels.silu_mul)(up_N2F, out_NF)
 
 
 def feed(kernels: Kernels, sizes: Experts, net: DenseWeights, x_ND: Tensor) -> Tensor:
-    """What one net gives for all of `x_ND`, in new memory."""
+    """The output of one net for all rows of `x_ND`, in new memory."""
     whole = [(net, slice(None))]
     return _second(kernels, whole, _first(kernels, sizes, whole, x_ND), x_ND.shape[1])
 
@@ -41,7 +41,7 @@ _Parts = Sequence[tuple[DenseWeights, slice]]
 
 
 def _first(kernels: Kernels, sizes: Experts, parts: _Parts, x_ND: Tensor) -> Tensor:
-    """What the nets' second products read."""
+    """The inputs of the nets' second products."""
     num_up = parts[0][0].gate_up.num_out
     up_N2F = x_ND.new_empty(x_ND.shape[0], num_up)
     for net, rows in parts:
@@ -77,7 +77,7 @@ def _clamped(sizes: Experts, up_N2F: Tensor, out_NF: Tensor) -> None:
 
 
 def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor) -> Tensor:
-    """What the mixture gives for the normed residual `x_ND`. A host sync: reads who was chosen."""
+    """The output of the mixture for the normed residual `x_ND`. A host sync: reads the choices."""
     if weights.native is not None:
         out_ND = torch.empty_like(x_ND)
         kernels.mix(weights.native, x_ND, out_ND)
@@ -88,14 +88,14 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
     parts_NQ, chosen_NQ = probs_NX.topk(sizes.num_chosen)
     if sizes.normalise:
         parts_NQ = by_row(lambda row_Q: row_Q / row_Q.sum(), parts_NQ)
-    experts, places = _by_expert(host_rows(chosen_NQ))
-    places_P = torch.tensor(places, device=x_ND.device)
-    rows_P = places_P // sizes.num_chosen
+    experts, order = _by_expert(host_rows(chosen_NQ))
+    choices_P = torch.tensor(order, device=x_ND.device)
+    rows_P = choices_P // sizes.num_chosen
     nets = [(weights.experts[expert], rows) for expert, rows in experts]
     activated_PF = _first(kernels, sizes, nets, x_ND.index_select(0, rows_P))
     given_PD = _second(kernels, nets, activated_PF, x_ND.shape[1])
-    given_PD.mul_(parts_NQ.flatten().index_select(0, places_P)[:, None])
-    # In order: a token's summands come by the numbers of its experts.
+    given_PD.mul_(parts_NQ.flatten().index_select(0, choices_P)[:, None])
+    # The sums are in order: a token's summands come in the order of its experts' numbers.
     out_ND = torch.zeros_like(x_ND).index_add_(0, rows_P, given_PD)
     if weights.shared is None:
         return out_ND
@@ -104,16 +104,17 @@ def mix(kernels: Kernels, sizes: Experts, weights: MixtureWeights, x_ND: Tensor)
 
 
 def _by_expert(chosen: Sequence[Sequence[int]]) -> tuple[list[tuple[int, slice]], list[int]]:
-    """Experts by number, with their part of the places; a place is that of a choice among all."""
+    """Choices sorted by expert: each chosen expert with its slice of them, and the indices of the
+    sorted choices among all, row by row."""
     flat = [expert for experts in chosen for expert in experts]
-    places = sorted(range(len(flat)), key=flat.__getitem__)
+    order = sorted(range(len(flat)), key=flat.__getitem__)
     experts: list[tuple[int, slice]] = []
     first = 0
-    for expert, group in groupby(flat[place] for place in places):
+    for expert, group in groupby(flat[choice] for choice in order):
         end = first + sum(1 for _ in group)
         experts.append((expert, slice(first, end)))
         first = end
-    return experts, places
+    return experts, order
 
 
 # Names of the FFN, of its router, and of an expert's gate, up and down.
@@ -127,7 +128,8 @@ _NAMES = {
 def read_mixture(
     reader: WeightReader, sizes: Experts, layer: str, hidden_size: int
 ) -> MixtureWeights:
-    """Of the layer whose names begin with `layer`. Raises CheckpointError for what is missing."""
+    """Read the mixture of the layer whose names begin with `layer`. Raises CheckpointError for a
+    tensor that is missing or has another shape."""
     prefix, router, parts = _NAMES[sizes.names]
     prefix = layer + prefix
     if sizes.names is ExpertNames.MIXTRAL and f"{prefix}{router}.weight" not in reader:
@@ -178,7 +180,7 @@ def _dense(
 def _stacked(
     reader: WeightReader, sizes: Experts, prefix: str, hidden_size: int
 ) -> list[DenseWeights]:
-    """As GGUF files have them: gate, up and down of all experts in a tensor each."""
+    """Experts in the layout of GGUF files: one tensor each has gate, up and down of all experts."""
     count, ffn = sizes.num_experts, sizes.ffn_size
     halves = [f"{prefix}{part}_proj" for part in ("gate", "up")]
     gate_up = reader.stacked({f"{half}.weight": ffn for half in halves}, count, hidden_size)

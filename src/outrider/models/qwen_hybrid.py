@@ -1,13 +1,13 @@
 """Qwen3-Next and Qwen3.5 (hybrid): a few attention layers, the others gated delta recurrences.
 
-A layer is x += mix(norm(x)) and then x += feed(norm(x)). An attention layer rotates a part of each
-head only, and scales its heads' outputs by a sigmoid of a gate. A recurrent layer is a gated delta
+A layer is x += mix(norm(x)) and then x += feed(norm(x)). An attention layer rotates only a part of
+each head, and scales its heads' outputs by a sigmoid of a gate. A recurrent layer is a gated delta
 rule (kernels/reference/delta.py) whose output is normed per head and scaled by silu(z):
 
     c, z, b, a = first(x);   o = delta(silu(conv(c)), b, a);   x += out(norm(o) * silu(z)).
 
-The recurrence goes token by token in every pass, prompts included, since another order of sums
-would round otherwise, and a verification must give the bits of plain decoding.
+The recurrence runs token by token in every pass, prompts included: another order of sums would
+round differently, and a verification must give the bits of plain decoding.
 
 Shapes:  N = packed tokens, M = packed logits rows, V = vocabulary, D = hidden size, A = heads x
          head size, P = outputs of a recurrent layer's first product, O = value heads x value size,
@@ -35,7 +35,7 @@ from outrider.models.decoder import ModelCapacity, Scratch, residuals, wanted_to
 from outrider.models.llama_weights import Tables
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.qwen_hybrid_weights import (
-    BESIDE,
+    UNREAD_PREFIXES,
     HybridLayer,
     HybridOperators,
     HybridReader,
@@ -62,21 +62,21 @@ class QwenHybridModel:
         weights: Weights,
         *,
         kernels: Kernels,
-        place: Placement,
+        placement: Placement,
         capacity: ModelCapacity,
     ) -> None:
         self.config, self.kernels = config, kernels
-        self._place, self._capacity = place, capacity
-        self._spec = place.spec(config)
-        # On a device the states are reserved before weights fill it.
-        self._state = HybridState(self._arena(), config.delta, capacity.states, place.device)
-        reader = HybridReader(WeightReader(weights, kernels, place), config)
+        self._placement, self._capacity = placement, capacity
+        self._spec = placement.spec(config)
+        # On a device, states are reserved before the weights fill its memory.
+        self._state = HybridState(self._arena(), config.delta, capacity.states, placement.device)
+        reader = HybridReader(WeightReader(weights, kernels, placement), config)
         self._tables = reader.tables()
         self._layers = [reader.layer(index) for index in range(config.num_layers)]
         kinds = [type(layer.mixer) for layer in self._layers]
         self._indices = [kinds[:depth].count(kind) for depth, kind in enumerate(kinds)]
-        weights.check_all_taken(beside=BESIDE)
-        turns = turns_of(config, capacity.num_positions(config.max_tokens), place.device)
+        weights.check_all_taken(unread=UNREAD_PREFIXES)
+        turns = turns_of(config, capacity.num_positions(config.max_tokens), placement.device)
         self._operators = HybridOperators(config, turns)
         self._make_buffers()
 
@@ -102,15 +102,15 @@ class QwenHybridModel:
         return other
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L; those
-        that the room names are kept in the arena, others come with the output.
+        """Run at most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L.
+        Hidden states of the capacity's layers are stored in the arena, others are returned.
 
-        Texts whose state is not held at their length are read again first, which counts as passes.
+        Texts without a stored state at their length are read again first; these passes count too.
         """
         if not 0 < sum(len(row.tokens) for row in rows) <= self._capacity.max_rows:
             raise ContractError("a step has 1 to max_rows tokens")
         kept = self._capacity.hidden_layers
-        told = () if needs.hidden_layers == kept else needs.hidden_layers
+        returned = () if needs.hidden_layers == kept else needs.hidden_layers
         num_passes = 1
         with torch.inference_mode():
             while (again := self._state.overdue(rows, self._capacity.max_rows)) is not None:
@@ -119,8 +119,8 @@ class QwenHybridModel:
                 num_passes += 1
             with self._state.planning(rows) as plan:
                 scratch = self._scratch.first(plan.packed.num_tokens)
-                hidden_NKD = self._forward(plan, scratch, told or kept)
-                if kept and not told and hidden_NKD is not None:
+                hidden_NKD = self._forward(plan, scratch, returned or kept)
+                if kept and not returned and hidden_NKD is not None:
                     self._state.kv.keep_hidden(plan.packed.slots_N, hidden_NKD)
                     hidden_NKD = None
                 logits_MV = self._logits(scratch, rows)
@@ -140,7 +140,7 @@ class QwenHybridModel:
         return residuals(layers, scratch.x_ND, hidden_layers)
 
     def _layer(self, layer: HybridLayer, index: int, plan: HybridPlan, scratch: _Scratch) -> None:
-        """`index` counts the layers before it that mix alike."""
+        """Run a layer. `index` is its number among all attention or all recurrent layers."""
         kernels, operators = self.kernels, self._operators
         operators.norm(kernels, layer.mixer_norm_D, scratch)
         if isinstance(layer.mixer, RecurrentWeights):
@@ -172,7 +172,7 @@ class QwenHybridModel:
         """Logits of the rows that want them, in a buffer that the next step overwrites."""
         wanted = wanted_tokens(rows)
         if len(wanted) > self._capacity.max_logits:
-            raise ContractError("more logits are wanted than there is room for")
+            raise ContractError("more rows want logits than max_logits")
         logits_MV = self._logits_MV[: len(wanted)]
         if wanted:
             x_MD = scratch.x_ND[torch.tensor(wanted, device=scratch.x_ND.device)]
@@ -183,18 +183,18 @@ class QwenHybridModel:
         return logits_MV
 
     def _arena(self) -> PagedKV:
-        """Of the attention layers, with a page of nobody."""
-        place, capacity = self._place, self._capacity
+        """The arena of the attention layers, with one page that belongs to no sequence."""
+        placement, capacity = self._placement, self._capacity
         return PagedKV(
             replace(self._spec, num_layers=len(self.config.attention_layers)),
-            dtype=place.dtype,
-            device=place.device,
+            dtype=placement.dtype,
+            device=placement.device,
             size=ArenaSize(capacity.num_slots + capacity.page_size, capacity.page_size),
             num_hidden=len(capacity.hidden_layers),
         )
 
     def _make_buffers(self) -> None:
-        config, place, num_rows = self.config, self._place, self._capacity.max_rows
+        config, placement, num_rows = self.config, self._placement, self._capacity.max_rows
         values, delta = config.value_size, config.delta
         sizes = {
             "gate_NA": config.num_heads * config.head_dim,
@@ -202,9 +202,9 @@ class QwenHybridModel:
             "out_NO": values,
             "gated_N2O": 2 * values,
         }
-        shared = Scratch.buffers(self._spec, 2 * config.ffn_size, place, num_rows)
-        own = {name: torch.empty(num_rows, n, device=place.device) for name, n in sizes.items()}
+        shared = Scratch.buffers(self._spec, 2 * config.ffn_size, placement, num_rows)
+        own = {name: torch.empty(num_rows, n, device=placement.device) for name, n in sizes.items()}
         self._scratch = _Scratch(*(getattr(shared, each.name) for each in fields(shared)), **own)
         self._logits_MV = torch.empty(
-            self._capacity.max_logits, config.vocab_size, device=place.device
+            self._capacity.max_logits, config.vocab_size, device=placement.device
         )

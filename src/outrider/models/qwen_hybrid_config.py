@@ -1,7 +1,7 @@
 """`config.json` of Qwen3-Next and Qwen3.5: most layers are recurrent, every few attend.
 
-Files of Qwen3.5 describe a text model inside one that also sees; only the text is read. Defaults of
-absent keys are those of transformers.
+Files of Qwen3.5 describe a text model within a model for text and pictures; only the text model is
+read. Defaults of absent keys are those of transformers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class QwenHybridConfig(DecoderConfig):
 
     @property
     def value_size(self) -> int:
-        """All value heads of a recurrent layer."""
+        """Size of all value heads of a recurrent layer together."""
         return self.delta.num_heads * self.delta.value_dim
 
     @property
@@ -106,7 +106,8 @@ _FAMILY_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 
 
 def parse_qwen_hybrid(raw: JsonObject, generation: JsonObject | None = None) -> QwenHybridConfig:
-    """Raises CheckpointError, naming file and key, for anything missing, ill-typed or unknown."""
+    """Parse a config. Raises CheckpointError, naming file and key, for anything missing, ill-typed
+    or unknown."""
     family = raw.text("model_type")
     text = raw.child("text_config") or raw
     name = text.text("model_type", family)

@@ -1,9 +1,9 @@
-"""Tensors of a Qwen3-Next or Qwen3.5 checkpoint, fused and packed, and what layers do with them.
+"""Tensors of a Qwen3-Next or Qwen3.5 checkpoint, fused and packed, and operators of its layers.
 
-Norms hold the difference from 1, but for the norm inside a recurrent layer. The input projection of
-such a layer is stored by Qwen3-Next key head by key head (query, key, values and gates), by Qwen3.5
-as one matrix a purpose; experts come one by one or stacked. Tensors for pictures or multi-token
-prediction are left to others.
+Norms are stored minus 1, except the norm inside a recurrent layer. Qwen3-Next stores the input
+projection of such a layer key head by key head (query, key, values and gates), Qwen3.5 as one
+matrix for each purpose; experts are stored one by one or stacked. Tensors for pictures or
+multi-token prediction are not read here.
 
 Shapes:  D = hidden size, V = vocabulary or value size, H = head size or heads, E = fused q, k, v,
          J = taps, C = channels of the convolution, O and P = rows of a matrix, N = packed tokens,
@@ -31,14 +31,14 @@ from outrider.models.qwen_hybrid_config import QwenHybridConfig
 from outrider.models.rope import Turns, turning_order
 from outrider.models.weights import WeightReader
 
-# With the text model inside one that also sees, or by itself.
+# Prefixes of a text model within a model for text and pictures, and of a text model by itself.
 _PREFIXES = ("model.language_model.", "model.")
-BESIDE = ("mtp.", "model.visual.")
+UNREAD_PREFIXES = ("mtp.", "model.visual.")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """`gate` scales what each head found, after a sigmoid."""
+    """Weights of an attention layer. The sigmoid of `gate` scales the output of each head."""
 
     qkv: PackedLinear
     gate: PackedLinear
@@ -49,7 +49,8 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentWeights:
-    """`first` gives the convolution's channels, the output gate z, and b and a of every head."""
+    """Weights of a recurrent layer. `first` computes the convolution's channels, the output gate z,
+    and b and a of every head."""
 
     first: PackedLinear
     delta: DeltaWeights
@@ -66,8 +67,8 @@ class HybridLayer:
 
 
 def native_layer(layer: HybridLayer, gated_NA: Tensor) -> LayerWeights | None:
-    """What a native pass is told of a layer that attends; `gated_NA` is room for its gate. None for
-    a mixture."""
+    """An attention layer's weights for a native pass; `gated_NA` is the buffer for its gate. None
+    for a recurrent layer or a mixture."""
     mixer, ffn = layer.mixer, layer.ffn
     if not isinstance(mixer, AttentionWeights) or not isinstance(ffn, DenseWeights):
         return None
@@ -90,7 +91,7 @@ def native_layer(layer: HybridLayer, gated_NA: Tensor) -> LayerWeights | None:
 
 @dataclass(frozen=True, slots=True)
 class HybridOperators:
-    """What layers do beside the recurrence (qwen_hybrid.py). All add to `scratch.x_ND`."""
+    """The operators of layers, except the recurrence (qwen_hybrid.py)."""
 
     config: QwenHybridConfig
     turns: Turns
@@ -107,7 +108,8 @@ class HybridOperators:
         gate_NA: Tensor,
         kv: LayerKV,
     ) -> None:
-        """Of the normed residual. `gate_NA` is room for the gate."""
+        """Attend from the normed residual and add the output to `scratch.x_ND`. `gate_NA` is the
+        buffer for the gate."""
         config, qkv_NE = self.config, scratch.qkv_NE
         kernels.linear(scratch.norm_ND, weights.qkv, qkv_NE)
         kernels.linear(scratch.norm_ND, weights.gate, gate_NA)
@@ -131,8 +133,8 @@ class HybridOperators:
 
 
 class HybridReader:
-    """Norms are read as what they multiply by. Names begin with `prefix`; None is the text model's
-    own, which is looked for."""
+    """Reads the tensors whose names begin with `prefix`; None finds the text model's own prefix.
+    Norms are read as the factors that they multiply by."""
 
     def __init__(
         self, reader: WeightReader, config: QwenHybridConfig, prefix: str | None = None
@@ -233,7 +235,7 @@ class HybridReader:
 
 
 def _by_purpose(config: QwenHybridConfig) -> Tensor:
-    """order_P: rows that lie key head by key head, as all q, k, v, z, b and a."""
+    """order_P: the rows, stored key head by key head, in the order of q, k, v, z, b and a."""
     delta = config.delta
     shared = delta.num_heads // delta.num_key_heads
     values = shared * delta.value_dim

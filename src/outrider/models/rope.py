@@ -6,8 +6,8 @@ divides all by the factor; `llama3` divides the slow ones, leaves the fast ones 
 factor of its own. Every expression follows transformers operation by operation in float32, because
 a last-bit difference in a frequency grows with the position.
 
-Shapes:  T = positions, P = some of them, R = half of what turns of a head, H = half of a head's
-         size, D = head size.
+Shapes:  T = positions, P = some of them, R = half of a head's rotated dimensions, H = half of a
+         head's size, D = head size.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def turns_of(config: RotatedConfig, num_positions: int, device: torch.device) ->
 
 
 def rope_tables(rope: Rope, *, head_dim: int, num_positions: int) -> Turns:
-    """(cos_TH, sin_TH) in float32, both times the attention factor; what never turns has (1, 0).
+    """(cos_TH, sin_TH) in float32, both times the attention factor; (1, 0) for dimensions that do
+    not rotate.
 
-    Made some positions at a time, so that a long window takes no more than its tables.
+    Computed some positions at a time, so that a long window takes no more memory than its tables.
     """
     freqs_R = frequencies(rope, head_dim)
     num_turning = freqs_R.shape[0]
@@ -56,25 +57,25 @@ def rope_tables(rope: Rope, *, head_dim: int, num_positions: int) -> Turns:
 
 
 def still_turns(turns: Turns) -> Turns:
-    """Tables like `turns` for layers whose heads do not turn with positions."""
+    """Tables like `turns` for layers whose heads do not rotate with positions."""
     cos_TH, sin_TH = turns
     return torch.ones_like(cos_TH), torch.zeros_like(sin_TH)
 
 
 def turning_order(rope: Rope, head_dim: int, *, interleaved: bool = False) -> Tensor | None:
-    """order_D: the place in the checkpoint of each dimension of a head as the kernels pair them.
+    """order_D: the checkpoint's dimension of each dimension of a head as the kernels pair them.
 
-    Kernels turn (i, i + D/2), checkpoints (i, i + R), or (2i, 2i + 1) if `interleaved`: where only
-    a part of a head turns, its second half must move up to D/2. None if nothing moves. Queries and
-    keys in one order have the same products in any.
+    Kernels rotate (i, i + D/2), checkpoints (i, i + R), or (2i, 2i + 1) if `interleaved`. If only a
+    part of a head rotates, the second half of that part must move up to D/2. None if nothing moves.
+    The products of queries and keys do not depend on the order, as both have the same one.
     """
     if interleaved:
         return torch.arange(head_dim).view(-1, 2).T.flatten()
     turns = rope.rotary_dim(head_dim)
     if turns == head_dim:
         return None
-    places_D = torch.arange(head_dim)
-    turning, still = places_D[:turns], places_D[turns:]
+    dims_D = torch.arange(head_dim)
+    turning, still = dims_D[:turns], dims_D[turns:]
     first, second = (torch.chunk(part, 2) for part in (turning, still))
     return torch.cat([first[0], second[0], first[1], second[1]])
 

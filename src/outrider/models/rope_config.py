@@ -1,6 +1,6 @@
 """Rotary positions as a `config.json` describes them. No tensors: rope.py makes the tables.
 
-Both generations of files are read: `rope_theta` beside `rope_scaling`, or one `rope_parameters`.
+Both generations of files are read: `rope_theta` with `rope_scaling`, or one `rope_parameters`.
 Defaults of absent keys are those of transformers.
 """
 
@@ -18,11 +18,11 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: `kind` says how the plain frequencies are stretched (models/rope.py).
+    """Rotary positions: `kind` names the method that stretches frequencies (models/rope.py).
 
-    `attention_factor` multiplies both tables. The first `partial_rotary_factor` of each head turns,
-    the rest does not. Fields that `kind` does not use keep their default. Longrope divides by its
-    short factors, or by its long ones if `is_long`.
+    `attention_factor` multiplies both tables. The first `partial_rotary_factor` of each head
+    rotates, the rest does not. Fields that `kind` does not use have their default. Longrope divides
+    by its short factors, or by its long ones if `is_long`.
     """
 
     kind: str = "default"
@@ -41,13 +41,14 @@ class Rope:
     is_long: bool = False
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How much of a head turns."""
+        """Number of dimensions of a head that rotate."""
         return int(head_dim * self.partial_rotary_factor)
 
 
 @dataclass(frozen=True, slots=True)
 class RopeRules:
-    """What a family reads: `kinds` maps the names in files to ours; `partial` allows a factor."""
+    """A family's rules for reading: `kinds` maps the names in files to ours; `partial` allows a
+    `partial_rotary_factor`."""
 
     kinds: Mapping[str, str]
     partial: bool = False
@@ -64,7 +65,8 @@ PHI3_ROPE = RopeRules(
 
 
 def parse_rope(raw: JsonObject, rules: RopeRules = COMMON_ROPE) -> Rope:
-    """Raises CheckpointError, naming the key, for what is missing, ill-typed or not supported."""
+    """Parse rotary positions. Raises CheckpointError, naming the key, for a value that is missing,
+    ill-typed or not supported."""
     key = "rope_scaling" if raw.has("rope_scaling") else "rope_parameters"
     part = raw.child(key) or JsonObject(f"{raw.where}: rope_parameters", {})
     kind = _kind(part, rules)
@@ -76,7 +78,7 @@ def parse_rope(raw: JsonObject, rules: RopeRules = COMMON_ROPE) -> Rope:
 
 
 def check_rotary(where: str, rope: Rope, head_dim: int) -> None:
-    """Raise CheckpointError unless a head of this size can turn as `rope` says."""
+    """Raise CheckpointError unless `rope` fits heads of this size."""
     dim = rope.rotary_dim(head_dim)
     for name, value in (("head_dim", head_dim), ("the rotated part of a head", dim)):
         if value % 2 or value < 1:
@@ -168,11 +170,11 @@ def _mscale(factor: float, scale: float) -> float:
 
 
 def _longrope(part: JsonObject, rope: Rope, max_tokens: int) -> Rope:
-    """Ding et al., "LongRoPE", 2024: short factors as far as the original window reaches.
+    """Ding et al., "LongRoPE", 2024: short factors for texts within the original window.
 
-    Past it the long ones hold for all positions, those already in memory included; so which of them
-    hold is decided when a model is loaded. The attention factor is that of the whole range either
-    way.
+    For longer texts the long factors hold for all positions, also of keys already in memory; so
+    loading decides which factors hold. The attention factor is that of the whole range in both
+    cases.
     """
     original = rope.original_tokens
     if original < 2:

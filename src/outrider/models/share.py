@@ -1,4 +1,4 @@
-"""Tensor-parallel split (Megatron-LM): which part of a Llama-shaped checkpoint each rank holds.
+"""Tensor-parallel split (Megatron-LM): the part of a Llama-shaped checkpoint that each rank holds.
 
 Matrices that read the residual (q, k, v, gate, up) are cut by outputs, so a rank has whole heads
 and whole FFN features; matrices that write to it (out, down) are cut by inputs, and one sum over
@@ -24,13 +24,13 @@ from outrider.models.families import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What rank `rank` of `size` holds of anything that is cut."""
+    """The share of rank `rank` of `size` in anything that is cut."""
 
     rank: int = 0
     size: int = 1
 
     def cut(self, total: int) -> slice:
-        """Its part of `total` rows or columns; parts differ by one where they must."""
+        """The rank's part of `total` rows or columns; parts differ by at most one."""
         return slice(total * self.rank // self.size, total * (self.rank + 1) // self.size)
 
     def part(self, config: LlamaConfig) -> LlamaConfig:
@@ -70,7 +70,8 @@ class RankError(MachineError):
 
 
 class Comm(Protocol):
-    """Blocks until the tensor may be used. Raises RankError when another rank is gone."""
+    """Sums and messages among ranks. A call blocks until its tensor may be used, and raises
+    RankError if another rank is gone."""
 
     @property
     def rank(self) -> int: ...
@@ -78,17 +79,17 @@ class Comm(Protocol):
     def size(self) -> int: ...
     @property
     def backend(self) -> str:
-        """How ranks speak, for reports."""
+        """The means of communication, for reports."""
         ...
 
     @property
     def memory(self) -> NativeRanks | None:
-        """What a pass that is one native call sums over; None where ranks share no memory."""
+        """The shared memory over which native passes sum; None if ranks share no memory."""
         ...
 
     @property
     def ordered(self) -> bool:
-        """Whether sums are added up in the order of ranks, wherever a number lies."""
+        """True if sums are added up in the order of ranks, at every offset of a tensor."""
         ...
 
     def all_reduce_(self, tensor: Tensor) -> None:
@@ -97,12 +98,12 @@ class Comm(Protocol):
 
     def send(self, tensor: Tensor, to: int) -> None: ...
     def recv_(self, tensor: Tensor, source: int) -> None:
-        """Fill `tensor` with what rank `source` sends; it must have the same size."""
+        """Fill `tensor` with the tensor that rank `source` sends, which has the same size."""
         ...
 
     def barrier(self) -> None: ...
     def end(self) -> None:
-        """Have whoever waits fail, in any rank; from any thread."""
+        """Make calls that wait fail, in every rank. May be called from any thread."""
         ...
 
 
@@ -139,19 +140,19 @@ class LogitParts:
     """
 
     def __init__(self, comm: Comm, vocab_size: int, logits_MV: Tensor) -> None:
-        """`logits_MV` is the room that one step has for logits."""
+        """`logits_MV` is the buffer for the logits of one step."""
         self._comm = comm
         self._columns = [Share(rank, comm.size).cut(vocab_size) for rank in range(comm.size)]
-        # A product writes contiguous rows and peers send them, so parts need room of their own.
+        # A product writes contiguous rows and peers send them, so parts need a buffer of their own.
         widest = max(columns.stop - columns.start for columns in self._columns)
         num_numbers = logits_MV.shape[0] * widest if comm.size > 1 and comm.rank == 0 else 0
         self._flat = torch.empty(num_numbers, device=logits_MV.device)
 
     def own(self, logits_MV: Tensor) -> Tensor:
-        """Where this rank's head writes; the next call writes over it."""
+        """The buffer that this rank's head writes to; the next call overwrites it."""
         if self._comm.size == 1 or self._comm.rank:
             return logits_MV
-        return self._room(logits_MV.shape[0], self._columns[0])
+        return self._buffer(logits_MV.shape[0], self._columns[0])
 
     def gather(self, part_MV: Tensor, logits_MV: Tensor) -> None:
         """Fill rank 0's `logits_MV`, given what `own` returned and the head wrote."""
@@ -162,10 +163,10 @@ class LogitParts:
             return
         logits_MV[:, self._columns[0]] = part_MV
         for rank, columns in enumerate(self._columns[1:], start=1):
-            theirs_MV = self._room(logits_MV.shape[0], columns)
+            theirs_MV = self._buffer(logits_MV.shape[0], columns)
             self._comm.recv_(theirs_MV, rank)
             logits_MV[:, columns] = theirs_MV
 
-    def _room(self, num_rows: int, columns: slice) -> Tensor:
+    def _buffer(self, num_rows: int, columns: slice) -> Tensor:
         width = columns.stop - columns.start
         return self._flat[: num_rows * width].view(num_rows, width)

@@ -1,4 +1,4 @@
-"""Names of tensors: where files keep a text model, by itself or within one that also sees."""
+"""Names of a text model's tensors, by itself or within a model for text and pictures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EMBEDDINGS = (
     "transformer.wte.weight",
     "wte.weight",
 )
-# What a model that also sees has beside its text model.
-BESIDE_TEXT = tuple(
+# Prefixes of the other tensors of a model for text and pictures.
+VISION_PREFIXES = tuple(
     f"{outer}{part}"
     for outer in ("model.", "")
     for part in ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
@@ -29,14 +29,14 @@ BESIDE_TEXT = tuple(
 
 @dataclass(frozen=True, slots=True)
 class TextNames:
-    """What the files have in place of `model.` and `lm_head.`."""
+    """The prefixes that the files have instead of `model.` and `lm_head.`."""
 
     model: str = "model."
     head: str = "lm_head."
 
     @classmethod
     def of(cls, weights: Container[str]) -> TextNames:
-        """As the files have it; the plain names if they have no table of tokens."""
+        """The names of the files; plain names if the files have no table of tokens."""
         found = (pair for pair in _PREFIXES if f"{pair[0]}{_EMBEDDING}" in weights)
         return cls(*next(found, _PREFIXES[0]))
 
@@ -48,8 +48,8 @@ class TextNames:
 
 
 def without_mtp(names: Iterable[str], config: Any) -> list[str]:
-    """Names of none of the blocks for multi-token prediction that `config`, transformers'
-    settings, announces: blocks lie behind the last layer and are numbered on."""
+    """`names` without those of MTP blocks, which are numbered on after the last layer. `config`,
+    the settings of transformers, has the number of blocks."""
     text = config.get_text_config(decoder=True)
     num_layers = text.num_hidden_layers
     num_blocks = getattr(text, "num_nextn_predict_layers", None) or 0

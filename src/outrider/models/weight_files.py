@@ -1,5 +1,7 @@
-"""The files that hold a folder's weights: found by name, opened, measured. What could run code is
-refused."""
+"""The files that hold a folder's weights: finds them by name, opens them and reports their sizes.
+
+Formats that could run code are refused.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ _HEADER_LENGTH = 8
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Sizes of a folder's weights in its files: in all, and of the largest. `most_values` is how
-    many weights they can hold. `has_head` says that an output head is among them. Kernels that run
-    on the blocks of a file hold `held_bytes`; 0 of other files."""
+    """Sizes of a folder's weight files: of all of them, and of the largest. They can hold at most
+    `most_values` weights. `has_head`: an output head is among them. `held_bytes` is the memory that
+    weights take if kernels run on the blocks of the files; 0 for files without such blocks."""
 
     folder: Path
     num_bytes: int
@@ -43,13 +45,14 @@ class StoredWeights:
         return self.folder.is_file()
 
     def stays(self, dtype: str, quantise: str) -> bool:
-        """Whether matrices stay as a file has them, where kernels can run on those: nobody asked
-        for another precision."""
+        """True if matrices stay in their stored format: kernels can run on it, and the options
+        request no other precision."""
         return self.held_bytes > 0 and dtype == "auto" and quantise == "none"
 
     def check_claim(self, num_weights: int) -> None:
-        """Raise CheckpointError for a model of more weights than the files can hold, one a byte or
-        as many as a table lists: nothing is to be allocated for what is not there."""
+        """Raise CheckpointError for a model of more weights than the files can hold, so that no
+        memory is allocated for weights that do not exist. A safetensors file can hold one weight a
+        byte, or more if it is quantised; a GGUF file as many as its table lists."""
         if num_weights <= self.most_values:
             return
         if self.is_gguf:
@@ -74,7 +77,8 @@ class TensorFile(Protocol):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with weights of `folder`, or an error that says what is there instead."""
+    """The files with weights of `folder`. Raises CheckpointError if there are none; the message
+    names the files that are there instead."""
     if folder.is_file():
         return list(parts_of(folder))
     for name in (WEIGHTS, MEDUSA_WEIGHTS):
@@ -86,7 +90,7 @@ def weight_files(folder: Path) -> list[Path]:
     if pickles:
         raise CheckpointError(
             f"{folder} has its weights only as {pickles[0]}, a format that can run code when it "
-            "is read; Outrider reads safetensors alone.",
+            "is read; Outrider reads only safetensors.",
             hint="convert it where you trust it: transformers' "
             "from_pretrained(folder) and then save_pretrained(new_folder)",
         )
@@ -98,21 +102,22 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _shards(folder: Path) -> list[Path]:
     index = JsonObject.read(folder / INDEX)
-    places = index.child("weight_map")
-    if not places or not places.values:
+    weight_map = index.child("weight_map")
+    if not weight_map or not weight_map.values:
         raise CheckpointError(f"{index.where}: weight_map is missing or empty.")
-    names = sorted({places.text(name) for name in places.values})
+    names = sorted({weight_map.text(name) for name in weight_map.values})
     for name in names:
-        # A shard lies beside its index; anything with a separator could name any file.
+        # A shard is in the folder of its index; a name with a separator could be any file.
         if not name.endswith(".safetensors") or set(name) & set("/\\:\0"):
             raise CheckpointError(
-                f"{places.where} names {name!r}, which is not a safetensors file of this folder."
+                f"{weight_map.where} names {name!r}, which is not a safetensors file of this "
+                "folder."
             )
     return [folder / name for name in names]
 
 
 def open_safetensors(path: Path) -> TensorFile:
-    """Raises CheckpointError for a file that is missing or damaged."""
+    """Open a file of safetensors. Raises CheckpointError if it is missing or damaged."""
     if not path.exists():
         raise CheckpointError(
             f"{path} is missing, though {INDEX} names it.",
@@ -126,8 +131,8 @@ def open_safetensors(path: Path) -> TensorFile:
 
 
 def check_header(path: Path) -> None:
-    """A header takes memory several times its size. Raises OSError, also for what is no regular
-    file, or has a header longer than those of real models."""
+    """Check the length of a header, since it takes several times its size in memory. Raises OSError
+    if the header is longer than those of real models, or the path is no regular file."""
     with open_regular(path) as stream:
         size = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
     if size > FileKind.HEADER.max_bytes:
@@ -136,7 +141,7 @@ def check_header(path: Path) -> None:
 
 
 def damaged(path: Path, error: Exception) -> OutriderError:
-    """What to raise for a file that cannot be read."""
+    """The error for a file that cannot be read."""
     reason = (error.strerror if isinstance(error, OSError) else None) or error
     return out_of_memory(error, f"mapping {path}") or CheckpointError(
         f"{path} ({path.stat().st_size} bytes) is damaged or incomplete: {reason}.",

@@ -1,10 +1,10 @@
 """Checkpoint weights: tensors of safetensors and GGUF files, fused and packed for a decoder.
 
 Formats that run code when they are read (pickle, under all its file names) are never opened. A
-mapped tensor is pages of the file, so loading needs no second copy in memory. Every tensor is asked
-for by name and shape; a tensor that nobody asked for is an error as well, since ignoring a weight
-would change the model without a word. Tensors of several names become one matrix where the decoder
-wants one product. A tied output head shares the embedding's values but not its memory.
+mapped tensor is pages of the file, so loading needs no second copy in memory. Every tensor is read
+by name and shape; a tensor that is never read is an error, since ignoring a weight would silently
+change the model. Tensors of several names become one matrix if the decoder needs one product. A
+tied output head shares the embedding's values but not its memory.
 
 Shapes:  D = hidden size, V = vocabulary, T = positions, O = outputs, I = inputs.
 """
@@ -41,8 +41,8 @@ from outrider.models.weight_files import (
 HEAD = "lm_head.weight"
 # Old files store the rotary frequencies.
 DERIVED = ("rotary_emb.inv_freq",)
-# Bytes read of a file before its pages, which count as this process's memory, are let go of. A GGUF
-# mapping is told so; one of safetensors is made anew, and goes with its last tensor.
+# Bytes read of a file before its pages, which count as this process's memory, are released: a GGUF
+# mapping drops them, a safetensors file is mapped anew. Its old mapping ends with the last tensor.
 _MAX_READ = {True: 1 << 22, False: 1 << 25}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -57,7 +57,7 @@ class Weights:
             name: path for path, file in self._readers.items() for name in list(file.keys())
         }
         self._quantised = Quantised(scheme_in(folder), self._stored_in, self._read)
-        self._file_of = self._quantised.places(self._stored_in)
+        self._file_of = self._quantised.files_of(self._stored_in)
         self._untaken = set(self._file_of)
         self._last: Path | None = None
         self._num_read = 0
@@ -87,8 +87,8 @@ class Weights:
         return StoredWeights(self.folder, sum(sizes), most, max(sizes), HEAD in self, held)
 
     def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The tensor `name`: a view of its file, not to be written, or, of one that is quantised,
-        its numbers in `dtype`. Raises for another shape."""
+        """The tensor `name`: a view of its file, not to be written, or the decoded numbers of a
+        quantised one in `dtype`. Raises CheckpointError for another shape."""
         tensor = self._taken(name, shape, dtype)
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
@@ -101,8 +101,8 @@ class Weights:
     def stacked_blocks(
         self, name: str, count: int, num_out: int, num_in: int
     ) -> Sequence[BlockRows] | None:
-        """The `count` matrices of the tensor `name` as the files have them; None for what is not
-        quantised, or not of this shape, which `take` then says."""
+        """The `count` matrices of the tensor `name` in their stored format; None if it is not
+        quantised or has another shape, for which `take` raises an error."""
         path = self._file_of.get(name)
         file = None if path is None else self._readers[path]
         found = file.blocks(name) if isinstance(file, GgufTensors) else self._coded_blocks(name)
@@ -122,7 +122,7 @@ class Weights:
         return self._quantised.codes(name)
 
     def take_integers(self, name: str, *shape: int) -> Tensor:
-        """The same of a tensor of whole numbers: a table of ids, no weight."""
+        """The tensor `name` of whole numbers, a table of ids. Raises CheckpointError otherwise."""
         tensor = self._taken(name, shape, torch.float32)
         if tensor.is_floating_point() or tensor.is_complex():
             raise CheckpointError(
@@ -155,11 +155,11 @@ class Weights:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of every tensor in the files."""
+        """The names of all tensors in the files."""
         return tuple(self._file_of)
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor by name, whoever takes it; one is read when its turn comes."""
+        """Every tensor by name, taken or not; each is read when its turn comes."""
         for name in self._file_of:
             codes = self.codes(name)
             yield name, self._read(name) if codes is None else codes.numbers(torch.float32)
@@ -172,29 +172,26 @@ class Weights:
         return file.dtype_of(name) if isinstance(file, GgufTensors) else self._read(name).dtype
 
     def check_all_taken(
-        self, *, ignored: tuple[str, ...] = DERIVED, beside: tuple[str, ...] = ()
+        self, *, ignored: tuple[str, ...] = DERIVED, unread: tuple[str, ...] = ()
     ) -> None:
-        """Raise CheckpointError if the folder holds a tensor that nobody asked for.
-
-        Names that end in one of `ignored` hold nothing that config.json does not determine; those
-        that begin with one of `beside` belong to other models in the same files.
-        """
+        """Raise CheckpointError if a tensor was not taken. Tensors whose names end with `ignored`
+        follow from config.json; those that begin with `unread` belong to other models."""
         left = sorted(
             name
             for name in self._untaken
             if not name.endswith(ignored)
-            and not name.startswith(beside)
+            and not name.startswith(unread)
             and not self._quantised.is_no_bias(name)
         )
         if left:
             raise CheckpointError(
-                f"{self.folder}: {left[0]} has no place in this model "
+                f"{self.folder}: the tensor {left[0]} is not part of this model "
                 f"({len(left)} such tensors in all).",
                 hint="do config.json and the weights belong to one model?",
             )
 
     def _look(self, name: str) -> Tensor:
-        """Mapped, but not to be read whole."""
+        """The mapped tensor, of which only a part is to be read."""
         path = self._stored_in[name]
         try:
             return self._readers[path].get_tensor(name)
@@ -207,7 +204,7 @@ class Weights:
         return tensor
 
     def _let_go(self, path: Path, num_bytes: int) -> None:
-        """Let go of pages when much of a file has been read, or another's turn has come."""
+        """Release pages when much of a file has been read, or when another file's turn comes."""
         last, self._last = self._last or path, path
         self._num_read += num_bytes
         if last == path and self._num_read <= _MAX_READ[self.folder.is_file()]:
@@ -229,7 +226,7 @@ class Weights:
 
 
 def stored_in(folder: Path) -> StoredWeights:
-    """Raises CheckpointError as `Weights` does."""
+    """The sizes of a folder's weight files. Raises CheckpointError as `Weights` does."""
     with Weights(folder) as weights:
         return weights.stored
 
@@ -239,9 +236,9 @@ EVERYTHING = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Precision of weights, KV and `activations` that linears alone read, and where all live;
-    reports call the model `name`. Matrices are held as `quantise` says, blocks of a file that stay
-    as they are take `stored_bytes`."""
+    """Device and precision of a model: of weights, of keys and values, and of the `activations`
+    that only linears read. Reports call the model `name`. Matrices are quantised to `quantise`;
+    blocks of a file that keep their format take `stored_bytes`."""
 
     name: str
     dtype: torch.dtype
@@ -259,16 +256,21 @@ class Placement:
 
 
 class WeightReader:
-    """Reads, converts and packs one matrix at a time, so the peak is one matrix over the model.
-    `text` says where the files keep a text model; None is under its plain names.
+    """Reads, converts and packs one matrix at a time, so the peak memory is the model plus one
+    matrix. `text` has the files' names of a text model; None means plain names.
 
     Every method raises CheckpointError for a tensor that is missing or has another shape.
     """
 
     def __init__(
-        self, weights: Weights, kernels: Kernels, place: Placement, *, text: TextNames | None = None
+        self,
+        weights: Weights,
+        kernels: Kernels,
+        placement: Placement,
+        *,
+        text: TextNames | None = None,
     ) -> None:
-        self._weights, self.kernels, self._place = weights, kernels, place
+        self._weights, self.kernels, self._placement = weights, kernels, placement
         self._text = text or TextNames()
 
     def __contains__(self, name: str) -> bool:
@@ -279,26 +281,26 @@ class WeightReader:
 
     def table(self, name: str, *shape: int) -> Tensor:
         """A matrix that is looked up by row, in the weights' dtype."""
-        return self._copy(self._take(name, *shape), self._place.dtype)
+        return self._copy(self._take(name, *shape), self._placement.dtype)
 
     def vector(self, name: str, *shape: int) -> Tensor:
         """Norms, biases and positions, in float32."""
         return self._copy(self._weights.take(self._named(name), *shape), torch.float32)
 
     def tokens(self, name: str, *shape: int, tied: bool) -> Tensor | PackedTable:
-        """The embeddings of all tokens, by blocks of the file where kernels run on those, or, if
-        they are `tied`, by an output head that is quantised in a way of its own."""
+        """The embeddings of all tokens: as stored blocks if kernels run on those; from the output
+        head if they are `tied` and kernels pack heads in another format; else as a tensor."""
         kernels, packed = self.kernels, self._as_stored({name: shape[0]}, shape[1])
         if packed is None and kernels.table and kernels.pack_head and tied and HEAD not in self:
             packed = kernels.pack_head(self.table(name, *shape))
         if packed is None or kernels.table is None:
             return self.table(name, *shape)
-        return kernels.table(packed, self._place.dtype)
+        return kernels.table(packed, self._placement.dtype)
 
     def head(
         self, embedding_VD: Tensor | PackedTable, *, tied: bool, rows: slice = EVERYTHING
     ) -> PackedLinear:
-        """As in transformers, a head that is stored wins over tying. `rows` are those wanted."""
+        """The output head, or its `rows`. As in transformers, a stored head wins over tying."""
         vocab_size, hidden_size = embedding_VD.shape
         pack = self.kernels.pack_head or self.kernels.pack
         every = range(vocab_size)
@@ -320,8 +322,8 @@ class WeightReader:
         *,
         columns: slice = EVERYTHING,
     ) -> PackedLinear:
-        """One matrix of the weights of `outputs`, in that order; then its rows in `order_O`, and
-        of its inputs those in `columns`."""
+        """One matrix from the weights of `outputs`, in that order; then its rows in the order
+        `order_O`, and only the inputs in `columns`."""
         if order_O is None and range(num_in)[columns] == range(num_in):
             names = {f"{name}.weight": num_out for name, num_out in outputs.items()}
             if (stored := self._as_stored(names, num_in)) is not None:
@@ -330,7 +332,7 @@ class WeightReader:
         return self._packed(_ordered(torch.cat(parts), order_O)[:, columns].contiguous())
 
     def stacked(self, outputs: Mapping[str, int], count: int, num_in: int) -> list[PackedLinear]:
-        """The matrices of tensors that hold `count` of them each; one of each become one."""
+        """`count` matrices, each fused from one matrix of every tensor; tensors hold `count`."""
         if (stored := self._stacked_as_stored(outputs, count, num_in)) is not None:
             return stored
         stacks = [self._take(name, count, num_out, num_in) for name, num_out in outputs.items()]
@@ -339,7 +341,7 @@ class WeightReader:
     def stacked_conv(
         self, name: str, count: int, num_in: int, num_out: int, order_O: Tensor | None = None
     ) -> list[PackedLinear]:
-        """The same of matrices stored as inputs by outputs; then their rows in `order_O`."""
+        """`count` matrices stored as inputs by outputs; then their rows in the order `order_O`."""
         if (stored := self._stacked_as_stored({name: num_out}, count, num_in, order_O)) is not None:
             return stored
         stack = self._take(name, count, num_in, num_out)
@@ -361,7 +363,7 @@ class WeightReader:
         return self._copy(_ordered(torch.cat(parts), order_O), torch.float32)
 
     def _take(self, name: str, *shape: int) -> Tensor:
-        return self._weights.take(self._named(name), *shape, dtype=self._place.dtype)
+        return self._weights.take(self._named(name), *shape, dtype=self._placement.dtype)
 
     def _as_stored(self, outputs: Mapping[str, int], num_in: int) -> PackedLinear | None:
         found = self._stacked_as_stored(outputs, 1, num_in)
@@ -370,7 +372,7 @@ class WeightReader:
     def _stacked_as_stored(
         self, outputs: Mapping[str, int], count: int, num_in: int, order_O: Tensor | None = None
     ) -> list[PackedLinear] | None:
-        """The blocks of the file, if the kernels run on all of them."""
+        """The matrices as blocks of the file; None unless the kernels run on all of them."""
         if (pack := self.kernels.pack_blocks) is None:
             return None
         stacks = [
@@ -387,12 +389,11 @@ class WeightReader:
         return whole if len(whole) == count else None
 
     def _packed(self, weight_OI: Tensor) -> PackedLinear:
-        place = self._place
-        return self.kernels.pack(weight_OI.to(device=place.device, dtype=place.dtype))
+        return self.kernels.pack(weight_OI.to(self._placement.device, self._placement.dtype))
 
     def _copy(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Memory of our own: the file may change or vanish while the model runs."""
-        return tensor.to(device=self._place.device, dtype=dtype, copy=True)
+        return tensor.to(device=self._placement.device, dtype=dtype, copy=True)
 
 
 def _ordered(rows: Tensor, order_O: Tensor | None) -> Tensor:

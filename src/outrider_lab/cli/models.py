@@ -25,7 +25,7 @@ def inflate(call: Call[InflateOptions]) -> int:
     say what it holds."""
     name, folder = needed(call, "SHAPE"), Path(needed(call, "FOLDER", position=1))
 
-    from outrider.models.draft_heads import heads_beside
+    from outrider.models.draft_heads import find_heads
     from outrider_lab.models.inflate import shape_called
     from outrider_lab.models.inflate_files import (
         INFLATABLE,
@@ -46,7 +46,7 @@ def inflate(call: Call[InflateOptions]) -> int:
             raise ContractError("nothing was written")
         # A model whose heads fail goes as well.
         files.extend(folder.iterdir())
-        for kind, place in heads_beside(source).items():
+        for kind, place in find_heads(source).items():
             if kind in INFLATABLE:
                 write_inflated_heads(place, source, shape, folder / kind, dtype)
                 files.extend([*(folder / kind).iterdir(), folder / kind])

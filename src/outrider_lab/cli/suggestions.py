@@ -18,7 +18,7 @@ from outrider.cli.models import LocalModel, local_models, read_spec, small_files
 from outrider.core.drafter_kinds import KINDS, PLUGINS
 from outrider.core.errors import CheckpointError
 from outrider.models.documents import read_document
-from outrider.models.draft_heads import has_own_mtp, heads_beside, name_of, own_mtp_depth
+from outrider.models.draft_heads import find_heads, has_own_mtp, name_of, own_mtp_depth
 from outrider.models.families import DECODER_FAMILIES
 from outrider.pairs.catalog import draft_of, list_pairs
 from outrider_lab.bench.studies.drafters_lineup import available
@@ -87,7 +87,7 @@ def _own_mtp(target: str, folder: Path) -> Iterator[Suggestion]:
 
 
 def _heads(target: str, folder: Path) -> Iterator[Suggestion]:
-    for kind, heads in heads_beside(folder).items():
+    for kind, heads in find_heads(folder).items():
         name = name_of(heads)
         yield Suggestion(
             drafter=kind,
@@ -209,7 +209,7 @@ def _training(target: str, folder: Path) -> Iterator[Suggestion]:
         reason="a draft model trained on your own text, on this machine",
         command=f"outrider train draft my-draft TEXTS --target {quote(target)}",
     )
-    if "eagle" not in heads_beside(folder):
+    if "eagle" not in find_heads(folder):
         yield Suggestion(
             drafter="eagle",
             draft="my-eagle",

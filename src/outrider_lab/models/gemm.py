@@ -228,12 +228,12 @@ class GemmModel(PassDecoder):
         costs: NonGemmCosts,
         *,
         kernels: Kernels,
-        place: Placement,
+        placement: Placement,
         capacity: ModelCapacity,
     ) -> None:
         self.shape, self.costs, self.kernels = shape, costs, kernels
         self.config: LlamaConfig = shape.config()
-        random = RandomWeights(kernels, place)
+        random = RandomWeights(kernels, placement)
         sizes = products(shape, fused=costs.fused)
         self._layers = [
             {name: random.packed(*size) for name, size in sizes.items()}
@@ -242,13 +242,13 @@ class GemmModel(PassDecoder):
         sizes_of_head = (shape.vocab_size, shape.hidden_size)
         self._head = random.packed_head(*sizes_of_head) if costs.head else None
         num_weights = sum(one.num_in * one.num_out for one in self._packed())
-        self._spec = replace(place.spec(self.config), num_parameters=num_weights)
-        self._start_D = torch.linspace(-9.0, 9.0, shape.hidden_size, device=place.device).sin_()
-        self._norm_D = torch.ones(shape.hidden_size, device=place.device)
+        self._spec = replace(placement.spec(self.config), num_parameters=num_weights)
+        self._start_D = torch.linspace(-9.0, 9.0, shape.hidden_size, device=placement.device).sin_()
+        self._norm_D = torch.ones(shape.hidden_size, device=placement.device)
         num_positions = capacity.num_positions(self.config.max_tokens) if costs.attention else 1
-        self._turns = turns_of(self.config, num_positions, place.device)
+        self._turns = turns_of(self.config, num_positions, placement.device)
         self._passes = Passes(
-            self._spec, up_size=2 * shape.ffn_size, place=place, capacity=capacity
+            self._spec, up_size=2 * shape.ffn_size, placement=placement, capacity=capacity
         )
 
     @property
@@ -345,8 +345,8 @@ class GemmModel(PassDecoder):
 class RandomWeights:
     """Makes matrices whose products are about as large as what is multiplied."""
 
-    def __init__(self, kernels: Kernels, place: Placement) -> None:
-        self._kernels, self._place = kernels, place
+    def __init__(self, kernels: Kernels, placement: Placement) -> None:
+        self._kernels, self._placement = kernels, placement
         rng = torch.Generator().manual_seed(0)
         self._drawn = torch.randn(_NUM_DRAWN, generator=rng)
 
@@ -359,10 +359,10 @@ class RandomWeights:
 
     def _weight(self, num_out: int, num_in: int) -> Tensor:
         """Written in full: memory that was only allocated is read faster than real memory."""
-        dtype, count = self._place.dtype, num_out * num_in
+        dtype, count = self._placement.dtype, num_out * num_in
         drawn = (self._drawn[:count] * num_in**-0.5).to(dtype)
         weight_OI = drawn.repeat(-(-count // _NUM_DRAWN))[:count].view(num_out, num_in)
-        return weight_OI.to(self._place.device)
+        return weight_OI.to(self._placement.device)
 
 
 def make_gemm(shape: GemmShape, costs: NonGemmCosts, options: LoadOptions) -> GemmModel:
@@ -381,8 +381,8 @@ def make_gemm(shape: GemmShape, costs: NonGemmCosts, options: LoadOptions) -> Ge
         threads=options.threads,
         quantise=options.quantise,
     )
-    place = Placement(shape.name, dtype, device, options.quantise)
-    model = GemmModel(shape, costs, kernels=kernels, place=place, capacity=options.capacity)
+    placement = Placement(shape.name, dtype, device, options.quantise)
+    model = GemmModel(shape, costs, kernels=kernels, placement=placement, capacity=options.capacity)
     model.kernels = tried(kernels, model.config)
     return model
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 from outrider.core.errors import CheckpointError
 from outrider.kernels.reference.delta import NORM_EPS
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
-from outrider.models.qwen_hybrid_weights import BESIDE
+from outrider.models.qwen_hybrid_weights import UNREAD_PREFIXES
 from outrider.models.weights import Weights
 from outrider_lab.train.llama_module import (
     FFN,
@@ -308,7 +308,7 @@ def read_hybrid(folder: Path, config: QwenHybridConfig, num_positions: int) -> H
     net = HybridDecoder(config, num_positions)
     with Weights(folder) as weights:
         take_all(net, weights)
-        weights.check_all_taken(beside=BESIDE)
+        weights.check_all_taken(unread=UNREAD_PREFIXES)
     return net
 
 

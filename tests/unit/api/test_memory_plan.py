@@ -248,7 +248,7 @@ def test_a_window_that_no_model_has_makes_small_tables(tmp_path: Path) -> None:
     sizes = {part.name: part.num_bytes for part in parts}
     assert plan.window == 1 << 24
     assert sizes["positions and pages of the target"] <= total_bytes(CPU) / 128
-    assert "float32 tells positions apart" in " ".join(plan.target.notes)
+    assert "float32 can tell positions apart" in " ".join(plan.target.notes)
     short = replace(PLAIN, context=256)
     parts = fitted(plan_pair(name, None, short))[1]
     sizes = {part.name: part.num_bytes for part in parts}

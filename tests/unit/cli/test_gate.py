@@ -287,7 +287,7 @@ def test_names_of_tensors_are_told_without_sequences(outrider: Command, checkpoi
         save_tensors(checkpoint / "model.safetensors", {**tensors, **stranger})
         told = outrider("models", "load", str(checkpoint))
         assert told.code == 3
-        check(told.err, some=f"~{visible(payload)} has no place in this model")
+        check(told.err, some=f"~{visible(payload)} is not part of this model")
 
 
 def test_reasons_of_a_template_are_told_without_sequences(

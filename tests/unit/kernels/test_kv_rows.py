@@ -147,7 +147,7 @@ def test_an_arena_takes_half_the_memory() -> None:
     [
         ("int4", 64, "cpu", "unknown value 'int4'"),
         ("int8", 80, "cpu", "heads of this model have 80"),
-        ("int8", 64, "cuda", "the kernels for CUDA read floats alone"),
+        ("int8", 64, "cuda", "the kernels for CUDA read only floats"),
     ],
 )
 def test_what_cannot_be_is_refused(name: str, head_dim: int, device: str, told: str) -> None:

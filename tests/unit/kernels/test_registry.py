@@ -56,7 +56,7 @@ def test_a_compiler_that_fails_is_told_once(caplog: pytest.LogCaptureFixture) ->
 def test_the_reference_can_be_asked_for() -> None:
     kernels = choose(device=CPU, dtype=torch.float32, force_reference=True)
     assert kernels.exact
-    assert kernels.choices[0].refusals == ("native: the reference was asked for",)
+    assert kernels.choices[0].refusals == ("native: the reference was requested",)
 
 
 @pytest.mark.parametrize(

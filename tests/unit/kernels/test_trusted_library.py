@@ -205,7 +205,7 @@ def test_a_library_that_others_could_plant_is_not_loaded(
     private = temporary / f"outrider-{os.geteuid()}"
     assert built.folder == private
     assert private.stat().st_mode & 0o777 == 0o700
-    assert any("neither taken from" in message for message in caplog.messages)
+    assert any("neither loaded from" in message for message in caplog.messages)
 
 
 def test_the_planted_library_would_have_run(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_hidden_layers_come_in_the_order_named() -> None:
     assert out.hidden_NKD.shape == (5, 2, 40)
     weight_VD = model.body.model.get_input_embeddings().weight
     assert torch.equal(out.hidden_NKD[:, 1], weight_VD[TEXT[:5]])
-    with pytest.raises(ConfigError, match="before layer 1 at the latest, and 2 was asked for"):
+    with pytest.raises(ConfigError, match="before layer 1 at the latest, and 2 was requested"):
         model.step([StepRow.chain(0, (1,), parent=4)], DraftNeeds(hidden_layers=(2,)))
 
 

@@ -13,8 +13,8 @@ from doubles.eagle_heads import EagleFolder, save_tensors
 from doubles.tiny_checkpoints import variant, write_checkpoint
 from outrider.core.errors import CheckpointError
 from outrider.models.draft_heads import (
+    find_heads,
     has_own_mtp,
-    heads_beside,
     own_mtp_depth,
     size_remarks,
     weight_remarks,
@@ -47,9 +47,9 @@ def texts(target: Path, heads: Path, *, wrong: bool) -> list[str]:
 
 def test_heads_in_the_folder_come_before_heads_beside_it(target: Path, tmp_path: Path) -> None:
     beside = eagle(tmp_path / "a-heads")
-    assert heads_beside(target) == {"eagle": beside}
+    assert find_heads(target) == {"eagle": beside}
     within = eagle(target / "heads")
-    assert heads_beside(target) == {"eagle": within}
+    assert find_heads(target) == {"eagle": within}
 
 
 def test_heads_of_another_target_and_models_are_not_taken(target: Path, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_heads_of_another_target_and_models_are_not_taken(target: Path, tmp_path
     write_checkpoint(tmp_path / "draft", variant("llama2"))
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "config.json").write_text("{")
-    assert heads_beside(target) == {}
+    assert find_heads(target) == {}
 
 
 def test_sizes_and_layers_that_are_not_the_targets_are_wrong(target: Path, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_factors_of_a_tensor_are_stretched_as_well(tmp_path: Path) -> None:
     assert isinstance(config, LlamaConfig)
     assert config.rope.short_factors == (2.0, 6.0, 4.0, 10.0)
     file.metadata["llama.rope.scaling.type"] = "yarn"
-    with pytest.raises(CheckpointError, match="yarn beside rope_freqs"):
+    with pytest.raises(CheckpointError, match="yarn with rope_freqs"):
         read_native_config(file.write(tmp_path / "a.gguf"))
 
 
@@ -134,7 +134,7 @@ def test_gpt_oss_is_stretched_only_where_its_file_says_so(tmp_path: Path) -> Non
     assert config.rope == PLAIN
     assert config.experts is not None
     assert config.experts.num_chosen == 2
-    with pytest.raises(CheckpointError, match="none beside a factor"):
+    with pytest.raises(CheckpointError, match="none with a factor"):
         read(tmp_path, {**EXPERTS, S + "type": "none", S + "factor": 2.0}, "gpt-oss", 2)
 
 

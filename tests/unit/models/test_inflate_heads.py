@@ -23,7 +23,7 @@ from outrider.drafters.eagle import load_eagle
 from outrider.drafters.heads import HeadNet, NormedTarget, normed_target
 from outrider.drafters.mtp import MtpConfig, load_mtp, read_mtp_config
 from outrider.models.decoder import ModelCapacity
-from outrider.models.draft_heads import heads_beside
+from outrider.models.draft_heads import find_heads
 from outrider.models.families import LlamaConfig
 from outrider.models.heads import HeadsToLoad, hidden_layers_of, kind_of
 from outrider.models.hf_config import read_native_config
@@ -90,7 +90,7 @@ def test_every_round_is_the_small_model_s(
 @pytest.mark.weights
 def test_they_are_found_with_their_target(inflated: Callable[[str], Path]) -> None:
     folder = inflated("x2")
-    found = heads_beside(folder)
+    found = find_heads(folder)
     assert {kind: found[kind] for kind in ("eagle", "mtp")} == {
         "eagle": folder / "eagle",
         "mtp": folder / "mtp",
@@ -192,4 +192,4 @@ def test_the_command_inflates_heads_with_their_target(
     monkeypatch.setattr(inflate, "SHAPES", {"0.4b": SMALL["x2"]})
     assert run(["models", "inflate", "0.4b", str(tmp_path / "big"), "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["heads"]) == {"eagle", "mtp"}
-    assert set(heads_beside(tmp_path / "big")) == {"eagle", "mtp"}
+    assert set(find_heads(tmp_path / "big")) == {"eagle", "mtp"}

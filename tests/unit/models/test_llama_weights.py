@@ -72,7 +72,7 @@ def test_biases_that_the_config_denies_are_not_dropped_silently(name: str, tmp_p
     folder = write_checkpoint(tmp_path, variant(name))
     config = {**variant(name).config, name: False}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"\.bias has no place in this model"):
+    with pytest.raises(CheckpointError, match=r"\.bias is not part of this model"):
         load(folder)
 
 

@@ -118,7 +118,7 @@ def test_a_hub_that_fails_is_reported(error: Exception, monkeypatch: pytest.Monk
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(CheckpointError, match="neither in the local cache nor to be had") as caught:
+    with pytest.raises(CheckpointError, match="neither in the local cache nor available") as caught:
         resolve("org/name")
     assert str(caught.value.hint).startswith("`outrider models pull org/name`")
 
@@ -226,14 +226,14 @@ def test_a_second_gpu_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cuda:1") == torch.device("cuda", 1)
     assert pick_device("auto") == torch.device("cuda")
-    with pytest.raises(MachineError, match="the device cuda:2 was asked for") as caught:
+    with pytest.raises(MachineError, match="the device cuda:2 was requested") as caught:
         pick_device("cuda:2")
     assert "cuda:1" in str(caught.value.hint)
 
 
 def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(MachineError, match="the device cuda was asked for") as caught:
+    with pytest.raises(MachineError, match="the device cuda was requested") as caught:
         pick_device("cuda")
     assert caught.value.hint is not None
     assert "cpu" in caught.value.hint

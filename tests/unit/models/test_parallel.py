@@ -283,7 +283,7 @@ def test_ranks_need_equal_parts_of_the_ffn() -> None:
 
 def test_quantised_weights_are_refused() -> None:
     options = LoadOptions(capacity=OPTIONS.capacity, device="cpu", quantise="int8")
-    with pytest.raises(ConfigError, match="quantised weights are not shared out"):
+    with pytest.raises(ConfigError, match="quantised weights cannot be split"):
         refuse_split(stored("llama2", 0), options, 2)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.errors import ConfigError
 from outrider.kernels.kinds import DTYPES
-from outrider.models.draft_heads import has_own_mtp, heads_beside
+from outrider.models.draft_heads import find_heads, has_own_mtp
 from outrider.models.hf_config import read_config
 from outrider.models.loading import resolve
 from outrider.models.qwen_hybrid_config import QwenHybridConfig
@@ -57,7 +57,7 @@ def test_the_embedded_hybrid_brings_a_block_and_nothing_lies_beside_it() -> None
     folder = resolve(EMBEDDED_HYBRID)
     assert isinstance(read_config(folder), QwenHybridConfig)
     assert has_own_mtp(folder)
-    assert heads_beside(folder) == {}
+    assert find_heads(folder) == {}
     assert draft_of(EMBEDDED_HYBRID, "eagle") is None
 
 

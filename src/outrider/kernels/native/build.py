@@ -1,10 +1,11 @@
 """Finds or makes the native CPU library: the wheel's, or csrc/ compiled at first use.
 
-A library is loaded from this user's own folder (core/files.py), with the SHA-256 that was recorded
-when it was put there and every function of the sources; any other one is made again. Its name is
-the SHA-256 of what it is made from, so no stale one is found. One process makes it while others
-wait. Folders are tried in order: the cache, a private one among temporary files, one for this
-process. Each failure becomes one sentence for the user, who then gets the reference kernels.
+A library is loaded from this user's own folder (core/files.py), and only if it has the SHA-256 that
+was recorded when it was stored and every function of the sources; otherwise it is made again. Its
+name is a SHA-256 of everything that it is made from, so a stale library is never found. One process
+makes it while others wait. Folders are tried in order: the cache, a private folder for temporary
+files, a folder for this process. Each failure becomes one sentence for the user, who then gets the
+reference kernels.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from outrider.kernels.native.levels import (
 
 COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT_SECONDS = 300
-# How long to wait for another process that builds; then this one builds for itself.
+# Limit of the wait for another process that builds; then this process builds for itself.
 WAIT_SECONDS = 120.0
 
 _MAX_LIBRARY_BYTES = 1 << 26
@@ -56,9 +57,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The compiled kernels, or why there are none: exactly one is given. `folder` is ours alone and
-    keeps what else is known of them; None where nothing can be kept. `origin` says who compiled
-    them, and `unbrought` why they are not those of the package, unless a compiler was named."""
+    """The compiled kernels (`library`), or the reason why there are none (`refusal`). `folder` is
+    this user's alone and stores results of trials and measurements; None if nothing can be stored.
+    `origin` describes who compiled the kernels, and `unbrought` why they are not those of the
+    package, unless a compiler was named."""
 
     library: ctypes.CDLL | None = None
     refusal: str | None = None
@@ -68,16 +70,16 @@ class Built:
 
 
 class CompileError(Exception):
-    """Why the native kernels cannot be used here, in one sentence."""
+    """The native kernels cannot be used here, for a reason in one sentence."""
 
 
 @functools.cache
 def built_kernels(compiler: str | None, cache_dir: Path | None) -> Built:
-    """Finds or makes the library; asked again, gives the same answer at once.
+    """Find or make the library. A second call returns the same result at once.
 
-    `compiler` is a command (as in $CXX), which compiles; None takes what the wheel brought, or else
+    `compiler` is a command (as in $CXX) that compiles; None takes the wheel's library, or else
     looks for a compiler on the path. Without a `cache_dir` that can be written and trusted, the
-    library is kept among temporary files.
+    library is stored in a folder for temporary files.
     """
     unbrought = ""
     if compiler is None:
@@ -97,8 +99,8 @@ def built_kernels(compiler: str | None, cache_dir: Path | None) -> Built:
 
 
 def needed_library(purpose: str) -> ctypes.CDLL:
-    """The library that the environment names; without one MachineError says that `purpose`, such as
-    "memory cannot be timed", and why."""
+    """The library for the environment's settings. Raises MachineError if there is none; the message
+    begins with `purpose`, such as "memory cannot be timed"."""
     built = built_kernels(env.compiler(), env.cache_folder())
     if built.library is None:
         raise MachineError(f"{purpose}: {built.refusal}.", hint="outrider doctor")
@@ -106,15 +108,15 @@ def needed_library(purpose: str) -> ctypes.CDLL:
 
 
 def _installed(brought: Brought, cache_dir: Path | None) -> Built:
-    """The wheel's library, loaded from a copy in a folder of ours: what is tried or measured of it
-    on this CPU is kept beside it, and the bytes that were checked are those that are loaded. Raises
-    DamagedError."""
+    """The wheel's library, loaded from a copy in a folder of ours. So results of trials and
+    measurements on this CPU can be stored with it, and the bytes that are loaded are those that
+    were checked. Raises DamagedError."""
     origin = f"the wheel's, for CPUs of level {brought.level}"
     of_cpu = hashlib.sha256(cpu_identity().encode() + brought.data).hexdigest()
     folders = trusted_folders(cache_dir)
     try:
         found = _kept_or_made(f"kernels-{of_cpu}.so", partial(_keep, brought.data), folders)
-    except CompileError:  # A folder whose files must not be run.
+    except CompileError:  # Files of that folder must not be run.
         found = None
     try:
         library, folder = found or (ctypes.CDLL(str(brought.path)), None)
@@ -124,7 +126,7 @@ def _installed(brought: Brought, cache_dir: Path | None) -> Built:
 
 
 def must_compile(compiler: str | None, cache_dir: Path | None) -> bool:
-    """Whether `built_kernels` would run a compiler, which takes a while."""
+    """True if `built_kernels` would run a compiler, which takes a while."""
     if compiler is None:
         with suppress(NoneBroughtError):
             brought_library()
@@ -143,7 +145,7 @@ def _found_or_built(compiler: str | None, cache_dir: Path | None) -> Built:
     if (found := _kept_or_made(name, make, trusted_folders(cache_dir))) is not None:
         library, folder = found
         return Built(library, folder=folder, origin=origin)
-    # The file stays as long as the process: trials of it run in others.
+    # The file stays until this process ends: trials of it run in other processes.
     alone = Path(tempfile.mkdtemp(prefix="outrider-"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
     return Built(make(alone / name), origin=origin)
@@ -152,7 +154,7 @@ def _found_or_built(compiler: str | None, cache_dir: Path | None) -> Built:
 def _kept_or_made(
     name: str, make: Callable[[Path], ctypes.CDLL], folders: Sequence[Path]
 ) -> tuple[ctypes.CDLL, Path] | None:
-    """The library of this name and its folder; None where no folder can hold it."""
+    """The library `name` with its folder; None if no folder can hold it."""
     for folder in folders:
         if (library := _kept(folder / name)) is not None:
             return library, folder
@@ -161,20 +163,20 @@ def _kept_or_made(
             if (library := _made_once(make, folder / name)) is not None:
                 return library, folder
         except OSError as error:
-            _log.warning("No kernels are kept in %s: %s.", folder, error.strerror or error)
+            _log.warning("Kernels cannot be stored in %s: %s.", folder, error.strerror or error)
     return None
 
 
 def trusted_folders(cache_dir: Path | None) -> list[Path]:
-    """Folders of this user alone, made if need be, the best first; a line on the log says why
-    `cache_dir` is none of them."""
+    """Folders of this user alone, made if need be, the best first. If `cache_dir` is not one of
+    them, the log says why."""
     found: list[Path] = []
     temporary = Path(tempfile.gettempdir()) / f"outrider-{os.geteuid()}"
     for folder in filter(None, (cache_dir, temporary)):
         try:
             found.append(private_folder(folder))
         except NotPrivateError as error:
-            _log.warning("Compiled kernels are neither taken from %s nor kept: %s.", folder, error)
+            _log.warning("Kernels are neither loaded from %s nor stored there: %s.", folder, error)
         except OSError as error:
             _log.warning("The cache folder %s cannot be made: %s.", folder, error.strerror)
     return found
@@ -209,7 +211,7 @@ def _key(command: list[str]) -> str:
 
 
 def _kept(path: Path) -> ctypes.CDLL | None:
-    """The library at `path` if there is one and it is ours, else None."""
+    """The library at `path` if there is one that passes the checks, else None."""
     if not path.exists():
         return None
     try:
@@ -222,9 +224,9 @@ def _kept(path: Path) -> ctypes.CDLL | None:
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
-    """Load `path`, after the checks. Raises NotPrivateError, OSError.
+    """Check and load `path`. Raises NotPrivateError, OSError.
 
-    Nobody else can change the file between the checks and the loading: `path` lies in a folder of
+    No other user can change the file between the checks and the loading: `path` is in a folder of
     this user alone.
     """
     data = read_private(path, _MAX_LIBRARY_BYTES)
@@ -238,18 +240,18 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 
 def _expected_digest(path: Path) -> str:
-    """What the library at `path` must hash to: its record, written when it was put there."""
+    """The SHA-256 of the library at `path`, from the record written when it was stored."""
     return read_private(_record(path), 1024).decode("ascii", "replace").split(" ")[0]
 
 
 def _record(path: Path) -> Path:
-    """The file beside a library that `sha256sum --check` reads."""
+    """The file with a library's SHA-256, in the format of `sha256sum --check`."""
     return path.with_name(f"{path.name}.sha256")
 
 
 def _functions() -> list[bytes]:
-    """The names that every library of these sources exports; kinds of linear that need more of a
-    CPU say themselves whether they are there."""
+    """The names that every library of these sources exports. Kinds of linear that need more
+    features of a CPU are left out: they report themselves whether they exist."""
     optional = tuple(ending.encode() for ending in ENDINGS.values() if ending)
     texts = [path.read_bytes() for path in sorted(SOURCES.glob("*.cpp"))]
     names = {name for text in texts for name in _FUNCTION.findall(text)}
@@ -257,8 +259,8 @@ def _functions() -> list[bytes]:
 
 
 def _made_once(make: Callable[[Path], ctypes.CDLL], path: Path) -> ctypes.CDLL | None:
-    """Make `path` unless another process does so first; None where `path` cannot be written.
-    Raises OSError, or TimeoutError if the other one takes too long."""
+    """Make `path` unless another process does so first; None if `path` cannot be written. Raises
+    OSError, or TimeoutError if the other process takes too long."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return None
     with locked(path.parent / _LOCK, WAIT_SECONDS) as held:
@@ -268,7 +270,7 @@ def _made_once(make: Callable[[Path], ctypes.CDLL], path: Path) -> ctypes.CDLL |
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what builds that were killed left in `folder`, whose lock is held."""
+    """Remove files of killed builds from `folder`, whose lock is held."""
     for left in (*folder.glob(f"{_BUILDING}*"), *folder.glob(".kernels-*.part")):
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)
@@ -277,7 +279,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _built(command: list[str], path: Path) -> ctypes.CDLL:
-    """Compile the sources, keep the library at `path` and load it. Raises OSError."""
+    """Compile the sources, store the library at `path` and load it. Raises OSError."""
     _log.info("Compiling the native kernels; the first use on a machine takes about a minute.")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=path.parent) as folder:
@@ -289,8 +291,8 @@ def _built(command: list[str], path: Path) -> ctypes.CDLL:
 
 
 def _keep(data: bytes, path: Path) -> ctypes.CDLL:
-    """Keep a library at `path`, with its record, and load it. Raises OSError."""
-    # The record comes last: whoever finds an old one beside a new library makes it again.
+    """Store a library at `path`, with its record, and load it. Raises OSError."""
+    # The record comes last: a process that finds an old record for a new library makes it again.
     write_private(path, data)
     digest = hashlib.sha256(data).hexdigest()
     write_private(_record(path), f"{digest}  {path.name}\n".encode())
@@ -303,8 +305,8 @@ def _keep(data: bytes, path: Path) -> ctypes.CDLL:
 def compile_library(
     command: Sequence[str], output: Path, flags: Sequence[str], link_flags: Sequence[str] = ()
 ) -> None:
-    """Compile all sources with `flags` besides FLAGS, and link them to `output`, beside which the
-    objects stay. Raises one that says why the compiler failed."""
+    """Compile all sources with FLAGS and `flags`, and link them to `output`; the objects stay in
+    its folder. Raises CompileError with the compiler's reason."""
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(output.with_name(f"{source.stem}.o")) for source in sources]
     with ThreadPoolExecutor(num_physical_cores()) as pool:

@@ -1,7 +1,7 @@
 """The draft chains of a batch as one native call (`outrider_drafts` of csrc/round.cpp).
 
-Drafters that read hidden states cannot be part of the round itself: this makes their drafts, from
-states that must lie in the entrance's `states_ND` when the call is made.
+Drafters that read hidden states cannot be part of a native round. This call makes their drafts from
+the states that the caller has written to the entrance's `states_ND`.
 
 Shapes:  B = rows, K = depth of the deepest draft, V = vocabulary.
 """
@@ -25,15 +25,15 @@ from outrider.kernels.native.rounds import (
     RoundModel,
     RoundStruct,
     Row,
-    tell,
+    describe_draws,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ChainRow:
-    """One sequence: what is read of it, how deep to draft, and how. A chain that branches off a
-    staged one sees `feed.length` places and has its own from `branch_place` on, behind all that is
-    staged."""
+    """One sequence: the span that the model reads, the depth of the draft, and the sampling. A
+    chain that branches off a staged one sees `feed.length` positions; its own tokens get positions
+    from `branch_place` on, after all staged ones."""
 
     feed: CacheSpan
     depth: int
@@ -43,15 +43,15 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class DraftedChains:
-    """The drafts of all rows; `probs_BKV` are what those at a temperature were drawn from, None if
-    all are greedy."""
+    """The drafts of all rows. `probs_BKV` are the distributions of sampled drafts; None if all
+    drafts are greedy."""
 
     drafted: Sequence[Sequence[int]]
     probs_BKV: Tensor | None
 
 
 class NativeChains:
-    """Drafts of up to `batch_size` rows. Not thread-safe: memory is used again by every call."""
+    """Drafts chains of up to `batch_size` rows. Not thread-safe: every call reuses the buffers."""
 
     def __init__(self, model: RoundModel, *, batch_size: int, vocab_size: int) -> None:
         self._lane = Lane(model, batch_size)
@@ -73,7 +73,7 @@ class NativeChains:
         self._run = function(model.forward.library, "drafts")
 
     def fits(self, rows: Sequence[ChainRow]) -> bool:
-        """Whether buffers have room for the drafts, each of one token at least."""
+        """True if the buffers are large enough for the drafts, each of one token at least."""
         return (
             len(rows) <= min(len(self._rows), self._max_logits)
             and all(0 < row.depth <= MOST_NODES for row in rows)
@@ -81,18 +81,19 @@ class NativeChains:
         )
 
     def __call__(self, rows: Sequence[ChainRow]) -> DraftedChains | None:
-        """None if some logits are no numbers; memory then holds nothing that counts."""
+        """Draft all rows. None if some logits are NaN; the KV cache then has nothing valid of the
+        call."""
         most, at = max(row.depth for row in rows), 0
         probs_BKV = None
         if any(row.draws.temperature for row in rows):
             probs_BKV = torch.empty(len(rows), most, self._vocab_size)
         for index, row in enumerate(rows):
-            told = self._rows[index]
-            tell(told, row.draws, row.depth)
-            told.draft_length, told.draft_unread = row.feed.length, len(row.feed.unread)
-            told.branch_place = row.branch_place
+            native_row = self._rows[index]
+            describe_draws(native_row, row.draws, row.depth)
+            native_row.draft_length, native_row.draft_unread = row.feed.length, len(row.feed.unread)
+            native_row.branch_place = row.branch_place
             if probs_BKV is not None:
-                told.drawn_from = probs_BKV[index].data_ptr()
+                native_row.drawn_from = probs_BKV[index].data_ptr()
             at = self._lane.read(index, row.feed, at)
         self._round.num_rows, self._round.most_drafted = len(rows), most
         if not self._run(self._address):

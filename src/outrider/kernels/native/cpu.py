@@ -1,10 +1,10 @@
 """The CPU: caches and identity, matrix tiles (AMX), kinds of linear.
 
 Kinds of linear: vectors run anywhere, dots multiply pairs of bfloat16 (AVX512-BF16), tiles multiply
-blocks of bfloat16 or bytes (AMX); see csrc/linear.cpp and csrc/tiles.h. In bfloat16 kinds sum in
-different orders, so a rule on the CPU decides and machines of one make write one text. For integers
-all kinds have the same sums, so the faster is measured (tuning.py). Who builds kernels asks
-here, and needs no torch for it.
+blocks of bfloat16 or bytes (AMX); see csrc/linear.cpp and csrc/tiles.h. In bfloat16, kinds sum in
+different orders, so the CPU decides by a rule, and machines with the same CPU write the same text.
+For integers all kinds have the same sums, so the faster one is measured (tuning.py). Builds of the
+kernels use this module, so it does not import torch at the top.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ import os
 from collections.abc import Sequence
 
 _SYSTEM = Path("/sys/devices/system")
-# A core is fast that has so much of the fastest one's speed: cores of one kind differ by a few
-# hundredths (the best may run faster), those of two kinds by a quarter and more.
+# A core is fast if it has at least this share of the fastest core's speed. Cores of one kind differ
+# by a few hundredths (the best may run faster), cores of two kinds by a quarter or more.
 _FAST_SHARE = 0.85
-# What says how fast a core is, the first that is there: its share of the fastest (arm64), its kHz.
+# Files with a core's speed, of which the first is read: its share of the fastest (arm64), its kHz.
 _SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
 
 
 def hardware_threads() -> tuple[int, ...]:
-    """Their numbers, in order."""
+    """Numbers of the hardware threads that this process may run on, in order."""
     if not hasattr(os, "sched_getaffinity"):
         return tuple(range(os.cpu_count() or 1))
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def allowed_cores() -> list[tuple[int, ...]]:
-    """The hardware threads of each core, those of a NUMA node behind each other."""
+    """The hardware threads of each core; cores of one NUMA node follow each other."""
     nodes = _nodes()
     cores: dict[tuple[int, str], list[int]] = {}
     for number in hardware_threads():
@@ -58,29 +58,29 @@ def allowed_cores() -> list[tuple[int, ...]]:
 
 
 def num_physical_cores() -> int:
-    """Cores this process may run on; the hardware threads of one core count once."""
+    """Number of cores that this process may run on; hardware threads of a core count once."""
     return len(allowed_cores())
 
 
 def num_fast_cores() -> int:
-    """Physical cores of the fastest kind that this process may run on: all, unless the CPU is a
-    hybrid (Intel's performance cores, Apple's, big.LITTLE) and the system says so."""
+    """Number of physical cores of the fastest kind that this process may run on: all of them,
+    unless the system reports a hybrid CPU (Intel's performance cores, Apple's, big.LITTLE)."""
     if sys.platform == "darwin":
         return _performance_cores() or num_physical_cores()
     return len(_fast(allowed_cores()))
 
 
 def memory_nodes() -> tuple[int, ...]:
-    """The NUMA nodes of the cores; none where the system does not tell."""
+    """The NUMA nodes of the cores; empty if the system does not report them."""
     nodes = _nodes()
     return tuple(sorted({nodes[number] for number in hardware_threads() if number in nodes}))
 
 
 def pinned_threads(num_threads: int) -> tuple[int, ...]:
-    """The hardware threads that a team of `num_threads` is pinned to, one each, the first for who
-    calls it. None where the system's scheduler is left to place them: on one NUMA node, and for
-    teams that are not of all cores or all hardware threads, since those share cores with others:
-    ranks, lanes, a drafter's process."""
+    """The hardware thread to which each thread of a team of `num_threads` is pinned; the first one
+    is the calling thread's. Empty if the choice is left to the scheduler: on one NUMA node, and for
+    teams that do not take all cores or all hardware threads, since these share cores with other
+    teams (ranks, lanes, a drafter's process)."""
     cores = allowed_cores()
     first = [core[0] for core in cores]
     both = [*first, *(number for core in cores for number in core[1:])]
@@ -96,7 +96,7 @@ def _fast(cores: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _speed(number: int) -> int:
-    """0 where the system does not tell."""
+    """The speed of a core, in the unit of the first file that has it; 0 if none has."""
     for name in _SPEEDS:
         with contextlib.suppress(ValueError):
             return int(_read(_SYSTEM / f"cpu/cpu{number}" / name))
@@ -104,7 +104,7 @@ def _speed(number: int) -> int:
 
 
 def _performance_cores() -> int:
-    """0 where macOS does not tell."""
+    """Number of performance cores on macOS; 0 if it does not report them."""
     found, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     name = b"hw.perflevel0.physicalcpu"
     ask = ctypes.CDLL(None).sysctlbyname
@@ -113,7 +113,7 @@ def _performance_cores() -> int:
 
 
 def _nodes() -> Mapping[int, int]:
-    """The NUMA node of each hardware thread; empty where the system does not tell."""
+    """The NUMA node of each hardware thread; empty if the system does not report nodes."""
     found: dict[int, int] = {}
     for folder in _SYSTEM.glob("node/node*"):
         name = folder.name.removeprefix("node")
@@ -123,7 +123,7 @@ def _nodes() -> Mapping[int, int]:
 
 
 def _numbers(text: str) -> list[int]:
-    """Of a list of CPUs as Linux writes it: 0-3,8."""
+    """The numbers in a list of CPUs as Linux writes it: 0-3,8."""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -162,16 +162,16 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def tiles_refusal(library: ctypes.CDLL) -> str | None:
-    """Why linears cannot use tiles, in one sentence; None if they can, in this process from now on.
+    """The reason why linears cannot use tiles, in one sentence; None if they can from now on.
 
-    `library` is the one of `built_kernels`. The permission is for all threads of the process, those
-    that run already too.
+    `library` is the one of `built_kernels`. The permission holds for all threads of this process,
+    also for those that already run.
 
-    The harmless questions come first: does the CPU have tiles, does the operating system keep them,
-    and did the compiler know them? If so, a short trial of the kernels runs in another process, so
-    that a fault of machine, compiler or hypervisor ends that process only. A passed trial leaves an
-    empty file beside the library and is not repeated. At last this process asks the kernel for its
-    own permission, which must come before it uses a tile.
+    Harmless checks come first: does the CPU have tiles, does the operating system save them, and
+    did the compiler know them? If so, a short trial of the kernels runs in another process, so that
+    a fault of machine, compiler or hypervisor ends only that process. A passed trial leaves an
+    empty file in the library's folder and is not repeated. Last, this process requests the
+    permission of the operating system's kernel, which it needs before it uses a tile.
     """
     missing: int = library.outrider_tiles_missing()
     if missing:
@@ -213,7 +213,7 @@ def _trial(library: Path) -> str | None:
 
 
 VECTORS, DOTS, TILES = "vectors", "dots", "tiles"
-# What the names of a kind's functions end in.
+# Endings of the names of a kind's functions.
 ENDINGS = {VECTORS: "", DOTS: "_dots", TILES: "_tiles"}
 
 RULE = (
@@ -230,11 +230,11 @@ _NO_DOTS = (
 
 
 def refused_kinds(library: ctypes.CDLL, dtype: torch.dtype, scheme: str) -> dict[str, str]:
-    """By kind, why linears of `dtype`, or of a scheme of quantisation unless that is "none", cannot
-    use it, in one sentence. Kinds that are not named can be used."""
+    """Kinds that linears of `dtype` (or of `scheme`, unless that is "none") cannot use, each with
+    the reason in one sentence. All other kinds can be used."""
     import torch
 
-    # Asked of every precision: permission must come before the first team of threads.
+    # Called for every precision: permission must come before the first team of threads.
     no_tiles = tiles_refusal(library)
     missing: int = library.outrider_dots_missing()
     no_dots: str | None = _NO_DOTS[missing]
@@ -246,7 +246,7 @@ def refused_kinds(library: ctypes.CDLL, dtype: torch.dtype, scheme: str) -> dict
 
 
 def kind_by_rule(library: ctypes.CDLL, refused: Mapping[str, str]) -> str:
-    """What RULE says, where `refused` kinds cannot be used."""
+    """The kind that RULE names if `refused` kinds cannot be used."""
     if TILES not in refused:
         return TILES
     return DOTS if DOTS not in refused and library.outrider_dots_faster() else VECTORS
@@ -257,7 +257,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def cache_bytes() -> dict[int, int]:
-    """Bytes of the first core's data caches by level; empty where the system does not tell."""
+    """Bytes of the first core's data caches by level; empty if the system does not report them."""
     found: dict[int, int] = {}
     for folder in _CACHES.glob("index*"):
         try:
@@ -273,7 +273,7 @@ def cache_bytes() -> dict[int, int]:
 
 
 def last_cache_bytes() -> int:
-    """Of the largest cache; 32 MiB where the system does not tell."""
+    """Bytes of the largest cache; 32 MiB if the system does not report it."""
     return max(cache_bytes().values(), default=32 << 20)
 
 
@@ -282,7 +282,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @functools.cache
 def cpu_identity() -> str:
-    """Equal for two machines only if code compiled for one may run on the other."""
+    """A text that is equal on two machines only if code compiled for one may run on the other."""
     lines = [platform.machine(), platform.processor(), platform.system()]
     try:
         text = read_text(_CPUINFO, FileKind.SYSTEM)

@@ -1,7 +1,7 @@
 """Gated delta rule (linear attention) of a layer as one native call: csrc/delta.cpp.
 
-kernels/reference/delta.py is the definition. A pass's runs are written down once, as arrays of
-numbers that native code walks.
+kernels/reference/delta.py is the definition. The runs of a pass are converted once to arrays of
+numbers for native code.
 
 Shapes:  N = packed tokens, P = outputs of a layer's first product, O = value heads x value size.
 """
@@ -39,8 +39,9 @@ class _Pass(Structure):
 
 
 class NativeDelta:
-    """`team` is the address of the threads that run it. Remembers the last pass, so it is not
-    thread-safe, but two instances may run at once."""
+    """The operator `delta` of `Kernels`. `team` is the address of the threads that run it.
+
+    It stores the last pass, so it is not thread-safe, but two instances may run at once."""
 
     def __init__(self, library: ctypes.CDLL, team: int) -> None:
         self._team = team
@@ -75,7 +76,7 @@ class NativeDelta:
     def _described(self, weights: DeltaWeights) -> _DeltaStruct:
         found = self._layers.get(id(weights))
         if found is None:
-            # The weights are kept along, so that no others can have their identity.
+            # The weights are stored too, so that no other object can get their id.
             found = weights, _layer(weights)
             self._layers[id(weights)] = found
         return found[1]
@@ -89,7 +90,7 @@ class NativeDelta:
             rows.append((run.first, run.stop, _number(run.source), _number(run.fold), start, end))
         states = [_number(cell) for run in runs for cell in run.states]
         inputs = [_number(cell) for run in runs for cell in run.inputs]
-        # The lists only grow, so what a plan names is in them by now.
+        # The lists only grow, so they have all cells of the plan by now.
         state_cells = [
             address
             for cell in list(cells.states)
@@ -109,7 +110,7 @@ class NativeDelta:
 
 
 def _number(cell: int | None) -> int:
-    """As native code names cells."""
+    """The number of a cell in native code."""
     return _ABSENT if cell is None else cell
 
 

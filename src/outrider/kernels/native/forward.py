@@ -1,8 +1,8 @@
 """Forward pass of a Llama-shaped decoder as one native call, over pointers set at loading.
 
 See csrc/forward.cpp: operators, order and buffers are those of the decoder's own layers, so the
-bits are the same. Draft heads are decoders with an entrance, where a token meets the state of the
-token before it.
+bits are the same. Draft heads are decoders with an entrance, which joins a token with the hidden
+state of the token before it.
 
 Shapes:  V = vocabulary, D = hidden size, T = positions, H = half of a head or a head, G = KV heads,
          S = slots, M = logits rows, E = fused q, k and v, F = FFN size, K = captured layers;
@@ -37,8 +37,8 @@ from outrider.kernels.plan import AttentionKind, PackedLinear, PackedPlan, Packe
 
 @dataclass(frozen=True, slots=True)
 class HeadGate:
-    """Scales what heads found, after a sigmoid. `gated_NA` is contiguous float32 memory with room
-    for every packed token."""
+    """A gate whose sigmoid scales the outputs of heads. `gated_NA` is a contiguous float32 buffer
+    with a row for every packed token."""
 
     linear: PackedLinear
     gated_NA: Tensor
@@ -46,10 +46,10 @@ class HeadGate:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Norms and biases are float32; one that the family lacks is None. `attended_norm_D` and
-    `fed_norm_D` are of what attention and FFN give. Norms of queries and keys are for a head each,
-    or for all of them as one. Without `attention` that is over all keys. The FFN is a `mixture`, or
-    the dense net of `gate_up` and `down`."""
+    """Weights of a layer. Norms and biases are float32; None if the family lacks them.
+    `attended_norm_D` and `fed_norm_D` norm the outputs of attention and FFN. Norms of queries and
+    keys have the size of one head, or of all heads as one vector. If `attention` is None, a token
+    sees all keys. The FFN is a `mixture`, or the dense net of `gate_up` and `down`."""
 
     attention_norm_D: Tensor | None
     qkv: PackedLinear
@@ -72,7 +72,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBuffers:
-    """Contiguous float32 memory of one step, with room for every packed token."""
+    """Contiguous float32 buffers of one step, with a row for every packed token."""
 
     x_ND: Tensor
     norm_ND: Tensor
@@ -83,8 +83,8 @@ class ForwardBuffers:
 
 
 class Attends(IntEnum):
-    """What attention reads in the layer of heads: what the layer's norm gives, the pair of the
-    entrance, or the residual as it is."""
+    """The input of attention in the first layer of heads: the normed residual, the pair of the
+    entrance, or the residual itself."""
 
     NORMED = 0
     PAIR = 1
@@ -93,13 +93,13 @@ class Attends(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """Before the first layer of heads: the embedding of a token and the state of the token before
-    it, each normed if there is a norm, make a pair. `join` makes the residual of it; without one
-    that is the state, normed if `keeps_norm`. `attends` is of the first layer; later ones read the
-    normed residual.
+    """The step before the first layer of heads. The embedding of a token and the state of the token
+    before it, each normed if there is a norm, form a pair. `join` computes the residual from the
+    pair; without one the residual is the state, normed if `keeps_norm`. `attends` applies to the
+    first layer; later layers read the normed residual.
 
-    `states_ND` is what a pass reads, `own_ND` the residuals after the last layer, which it leaves,
-    as the final norm gives them if `gives_normed`; these and `pair_N2D` are contiguous float32.
+    A pass reads `states_ND` and writes the residuals after the last layer to `own_ND`, after the
+    final norm if `gives_normed`. These and `pair_N2D` are contiguous float32.
     """
 
     token_norm_D: Tensor | None
@@ -116,11 +116,11 @@ class Entrance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderTraits:
-    """What sets a decoder apart from a Llama. What attention and FFN give is multiplied by
+    """Traits of a decoder, by default a Llama's. The outputs of attention and FFN are multiplied by
     `residual_scale`, logits by `logit_scale` and then softly capped at `logit_cap`, if not 0.
-    Norms are `centred` (layer norms without bias). Attention and FFN read one norm if `parallel`;
-    norms of queries and keys take all heads as one if `whole_heads`; `gelu` gates the FFN instead
-    of SiLU."""
+    `centred` norms are layer norms without bias. If `parallel`, attention and FFN read the same
+    norm; if `whole_heads`, norms of queries and keys take all heads as one vector; `gelu` gates the
+    FFN instead of SiLU."""
 
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -137,12 +137,12 @@ PLAIN_DECODER = DecoderTraits()
 
 @dataclass(frozen=True, slots=True)
 class ForwardParts:
-    """What a decoder is made of. The tensors must live, unmoved, as long as the forward does. Every
-    pass leaves the residuals after `hidden_layers` in `hidden_SKD`, of the dtype of weights.
-    Without `final_norm_D` the output head reads the last residual as it is. `turns` are the tables
-    of cos and sin of each layer, of shape TH. Pages of layers with a window lie in the frames
-    `frames_P` (int32) of an arena of their own, if it is not None. A rank's share names its `ranks`
-    (ranks.py), and has no frames."""
+    """The parts of a decoder. The tensors must live, unmoved, as long as the forward does. Every
+    pass writes the residuals after `hidden_layers` to `hidden_SKD`, in the dtype of the weights. If
+    `final_norm_D` is None, the output head reads the last residual itself. `turns` are the tables
+    of cos and sin of each layer, of shape TH. If `frames_P` (int32) is not None, it maps the pages
+    of layers with a window to frames of an arena of their own. A rank's share has the address of
+    its `ranks` (ranks.py), and no frames."""
 
     embedding_VD: Tensor | PackedTable
     final_norm_D: Tensor | None
@@ -164,7 +164,7 @@ class ForwardParts:
 
 class Forward(Protocol):
     def __call__(self, plan: PackedPlan, wanted_M: Tensor, logits_MV: Tensor) -> None:
-        """Run `plan`; `logits_MV` are those of the packed tokens `wanted_M` (int32).
+        """Run `plan`; write the logits of the packed tokens `wanted_M` (int32) to `logits_MV`.
 
         Raises IndexError for a token outside the vocabulary, before anything is written, and
         MachineError when another rank of the model is gone.
@@ -214,7 +214,7 @@ _RANKS_ENDED = -2
 
 
 class NativeForward:
-    """One decoder's pass. Keeps every tensor that native code points to."""
+    """One decoder's pass. Holds every tensor that native code points to."""
 
     def __init__(self, ops: NativeOps, library: ctypes.CDLL, parts: ForwardParts) -> None:
         self.library = library
@@ -224,7 +224,7 @@ class NativeForward:
             *map(_layer, parts.layers, parts.kv, parts.turns, scales)
         )
         self._layers = layers
-        # By whether layers have a window: arenas are as long as one group of them needs.
+        # Layers with a window and layers without one have arenas of different lengths.
         keys = {bool(layer.look.window): k for layer, (k, _) in zip(layers, parts.kv, strict=True)}
         self._k_GSD = keys.get(False, parts.kv[0][0])
         vocab_size, hidden_size = parts.embedding_VD.shape
@@ -272,7 +272,7 @@ class NativeForward:
 
     @property
     def team(self) -> int:
-        """The address of the team that runs it."""
+        """The address of the team of threads that runs passes."""
         return self._ops.team
 
     @property
@@ -281,7 +281,7 @@ class NativeForward:
 
     @property
     def max_tokens(self) -> int:
-        """Packed tokens that its buffers have room for."""
+        """The number of packed tokens that the buffers can hold."""
         return self._parts.buffers.x_ND.shape[0]
 
     def blank_pass(self, page_size: int) -> PassStruct:
@@ -305,7 +305,7 @@ class NativeForward:
 
 
 def _embedding(embedding_VD: Tensor | PackedTable) -> tuple[int, int | None]:
-    """Its address, and that of the function that reads it unless it is a tensor."""
+    """The address of an embedding, and of the function that reads it; None if it is a tensor."""
     if isinstance(embedding_VD, Tensor):
         return embedding_VD.data_ptr(), None
     return embedding_VD.packed.pointer, embedding_VD.lookup

@@ -1,4 +1,4 @@
-"""CPU tensors in huge pages, which begin at a cache line and lie on all NUMA nodes in turn."""
+"""CPU tensors in huge pages, which begin at a cache line and are spread over all NUMA nodes."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from outrider.core.errors import ContractError
 from outrider.kernels.native.cpu import memory_nodes
 
 PAGE_BYTES = 2 << 20
-# Regions that small tensors share, of whichever model; a full one is freed with the last of them.
-# What is left of one takes memory only in a page that the tensor before it reaches into.
+# Size of a region that small tensors share, of any model; a full region is freed with the last of
+# them. The unused rest takes memory only in a page that a tensor reaches into.
 _REGION_BYTES = 64 << 20
 _ALIGNMENT = 64
-# From here on zeros are left to the system, which gives them page by page.
+# Zeros of at least this size are left to the system, which allocates them page by page.
 _LAZY_BYTES = 1 << 20
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 # Linux's number of mbind(2), which its C library does not export, and MPOL_INTERLEAVE.
 _MBIND = {"x86_64": 237, "aarch64": 235}
 _INTERLEAVE = 3
-# Of a mask of nodes.
+# Bits of a mask of nodes.
 _MASK_BITS = 1024
 _log = logging.getLogger(__name__)
 
 
 class Regions:
-    """Hands out parts of the region that was opened last.
+    """Allocates small tensors as parts of the newest region.
 
     A pass reads every weight once. In pages of 4 KB even a small model has more pages than a core's
-    TLB holds; in pages of 2 MB it reads about a tenth faster. Linux gives huge pages to private
-    memory that asks (`madvise(2)`) and lies on a boundary of such a page. Smaller matrices share a
-    region.
+    TLB holds; in pages of 2 MB a pass reads about a tenth faster. Linux uses huge pages for private
+    memory that requests them (`madvise(2)`) and begins on a boundary of such a page. Smaller
+    matrices share a region.
     """
 
     def __init__(self) -> None:
@@ -46,15 +46,15 @@ class Regions:
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def part(self, num_bytes: int) -> Tensor | None:
-        """At a cache line; None if the system refuses."""
-        room = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        """A part of `num_bytes` that begins at a cache line; None if the system refuses."""
+        padded = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         with self._lock:
-            if room > len(self._rest):
+            if padded > len(self._rest):
                 fresh = _region(_REGION_BYTES)
                 if fresh is None:
                     return None
                 self._rest = fresh
-            data, self._rest = self._rest[:num_bytes], self._rest[room:]
+            data, self._rest = self._rest[:num_bytes], self._rest[padded:]
         return data
 
 
@@ -62,8 +62,8 @@ _regions = Regions()
 
 
 def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A contiguous CPU tensor, its contents undefined, that begins at a cache line; in ordinary
-    pages where there are no others."""
+    """A contiguous CPU tensor that begins at a cache line, its contents undefined; in ordinary
+    pages if the system has no huge ones."""
     num_bytes = math.prod(shape) * dtype.itemsize
     data = _taken(num_bytes) if num_bytes and _ADVICE is not None else None
     if data is None:
@@ -72,9 +72,9 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A contiguous tensor of zeros. On a CPU only what is written to of a large one takes memory,
-    in ordinary pages: one token's keys and values lie in as many places as there are layers and
-    heads, and a huge page for each would be most of the arena. Raises MemoryError or OSError."""
+    """A contiguous tensor of zeros. On a CPU, only the written pages of a large one take memory.
+    They are ordinary pages: one token's keys and values are stored separately for each layer and
+    head, and a huge page for each would be most of the arena. Raises MemoryError or OSError."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _LAZY_BYTES or device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -91,9 +91,10 @@ def _taken(num_bytes: int) -> Tensor | None:
 
 
 def _region(num_bytes: int) -> Tensor | None:
-    """From a boundary of a page; None if the system refuses. Freed with the last tensor in it."""
+    """Memory that begins on a boundary of a huge page; None if the system refuses. It is freed with
+    the last tensor in it."""
     if _ADVICE is None:
-        raise ContractError("the system takes no advice on pages")
+        raise ContractError("this system does not support madvise for huge pages")
     size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     try:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -109,9 +110,9 @@ def _region(num_bytes: int) -> Tensor | None:
 
 
 def spread(data: Tensor, nodes: Sequence[int]) -> bool:
-    """Have the system take the pages of `data`, which begins at one and was not written to, from
-    NUMA nodes in turn, so that a pass has the bandwidth of all of them whichever thread filled it.
-    Whether it does: a container may forbid it."""
+    """Make the system allocate the pages of `data` on NUMA nodes in turn, so that a pass has the
+    bandwidth of all nodes whichever thread wrote the data. `data` begins on a page boundary and was
+    not written to. Return True on success: a container may forbid it."""
     number = _MBIND.get(platform.machine())
     if number is None or max(nodes) >= _MASK_BITS:
         return False

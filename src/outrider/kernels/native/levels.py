@@ -1,8 +1,8 @@
 """Levels of CPU that kernels are compiled for, and the compiled kernels of an installed wheel, one
 library for each level.
 
-A library's name says for which sources it was compiled, so that edited sources find none. Its bytes
-must be those that the wheel's RECORD lists; `scripts/wheel` makes such wheels.
+A library's name has a hash of its sources, so edited sources find no library. Its bytes must be
+those that the wheel's RECORD lists; `scripts/wheel` makes such wheels.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from outrider.core.files import FileKind, read_bytes, read_text
 
 SOURCES = Path(__file__).parent / "csrc"
-# Rounding is part of the contract: contraction is asked for by name, -ffast-math never. Tuned for
-# a Zen, GCC fuses some chains of multiply-adds and leaves others, by the shape of the loop, so that
-# a row's bits would depend on how many rows are computed with it: the parameter forbids that.
+# Rounding is part of the contract: contraction is requested explicitly, -ffast-math never. When GCC
+# tunes for a Zen, it fuses some chains of multiply-adds but not others, depending on the shape of
+# the loop, so a row's bits would depend on the number of rows: the parameter forbids that.
 FLAGS = (
     "-std=gnu++17",
     "-O3",
@@ -35,8 +35,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """CPUs of `machine` that have all of `needs`, in the words of /proc/cpuinfo; `flags` tell a
-    compiler that it may use them."""
+    """CPUs of `machine` with all features of `needs`, named as in /proc/cpuinfo; `flags` let a
+    compiler use these features."""
 
     name: str
     machine: str
@@ -51,8 +51,7 @@ def _words(text: str) -> frozenset[str]:
 _SSE4 = _words("cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3")
 _AVX2 = _SSE4 | _words("abm avx avx2 bmi1 bmi2 f16c fma movbe xsave")
 _AVX512 = _AVX2 | _words("avx512bw avx512cd avx512dq avx512f avx512vl")
-# The best first. Code for AMX runs only where the CPU, when it is asked, says that it has tiles, so
-# it needs no level of its own.
+# The best first. AMX needs no level of its own, as its code runs only if the CPU reports tiles.
 LEVELS = (
     Level(
         "avx512-bf16",
@@ -77,18 +76,18 @@ LEVELS = (
 
 
 def levels_here() -> list[Level]:
-    """Those whose code this CPU can run, the best first."""
+    """Levels whose code this CPU can run, the best first."""
     machine, features = machine_name(platform.machine()), _features()
     return [one for one in LEVELS if one.machine == machine and one.needs <= features]
 
 
-def machine_name(told: str) -> str:
-    """One name for what systems call x86_64 or AMD64, arm64 or aarch64."""
-    return {"AMD64": "x86_64", "aarch64": "arm64"}.get(told, told)
+def machine_name(value: str) -> str:
+    """One name for each architecture: systems call it x86_64 or AMD64, and arm64 or aarch64."""
+    return {"AMD64": "x86_64", "aarch64": "arm64"}.get(value, value)
 
 
 def library_name(level: Level) -> str:
-    """The file of a wheel's library for `level`; other sources or flags have another."""
+    """The file name of a wheel's library for `level`; it depends on sources and flags."""
     digest = hashlib.sha256()
     for text in (*FLAGS, *level.flags):
         digest.update(text.encode() + b"\0")
@@ -104,7 +103,7 @@ def sources_digest(folder: Path) -> bytes:
 
 
 def _features() -> frozenset[str]:
-    """Of the first core; empty where the system does not tell."""
+    """Features of the first core; empty if the system does not report them."""
     try:
         text = read_text(_CPUINFO, FileKind.SYSTEM)
     except (OSError, UnicodeDecodeError):
@@ -112,7 +111,7 @@ def _features() -> frozenset[str]:
     words = {"flags", "Features"}
     lines = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines())
     return frozenset(
-        found for name, _, told in lines if name.strip() in words for found in told.split()
+        found for name, _, value in lines if name.strip() in words for found in value.split()
     )
 
 
@@ -120,16 +119,16 @@ FOLDER = Path(__file__).parent / "lib"
 
 
 class NoneBroughtError(Exception):
-    """Why the package has no kernels for this machine; a phrase for a sentence."""
+    """The package has no kernels for this machine; the message is a phrase for a sentence."""
 
 
 class DamagedError(NoneBroughtError):
-    """It has them, but they are not what the wheel brought."""
+    """The package has kernels, but they differ from those of the wheel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """A library as the wheel brought it, and the level of CPU that it is for."""
+    """A library of the wheel, with the level of CPU that it is for."""
 
     path: Path
     data: bytes
@@ -162,7 +161,7 @@ def _checked(path: Path) -> bytes:
 
 
 def _recorded(path: Path) -> str | None:
-    """The hash of `path` in the RECORD of the wheel that brought it, in RECORD's words."""
+    """The hash of `path` as the RECORD of its wheel has it; None if no RECORD lists it."""
     try:
         wheel = metadata.distribution(__name__.partition(".")[0])
     except metadata.PackageNotFoundError:

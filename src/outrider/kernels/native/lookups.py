@@ -1,6 +1,6 @@
 """Look-ups in texts, one native call a round (csrc/suffix.cpp, csrc/ngram.cpp).
 
-A call reads what is new in a text and drafts how it goes on. drafters/suffix.py and
+A call reads the new tokens of a text and drafts its continuation. drafters/suffix.py and
 drafters/ngram.py have the definitions, and all constants; probabilities have the same bits.
 """
 
@@ -18,7 +18,7 @@ from outrider.kernels.native.ops import function, struct_fields
 
 
 class SuffixSettings(Structure):
-    """As in csrc/suffix.cpp."""
+    """The struct of the same name in csrc/suffix.cpp."""
 
     _fields_ = struct_fields(
         (c_double * 20, "first_hits"),
@@ -30,7 +30,7 @@ class SuffixSettings(Structure):
 
 
 class NgramSettings(Structure):
-    """As in csrc/ngram.cpp."""
+    """The struct of the same name in csrc/ngram.cpp."""
 
     _fields_ = struct_fields(
         (c_double * 6, "first"),
@@ -41,14 +41,14 @@ class NgramSettings(Structure):
 
 
 class LookupRoom(Structure):
-    """As in csrc/lookups.h."""
+    """The struct of the same name in csrc/lookups.h: buffers of a call."""
 
     _fields_ = struct_fields((c_void_p, "unread tokens parents kept"))
 
 
 class NativeTexts:
-    """Texts of requests. One thread at a time may ask for offers, whose memory is used again;
-    others may open and close texts meanwhile."""
+    """Texts of requests. One thread at a time may call `offer`, whose buffers are reused; other
+    threads may open and close texts at the same time."""
 
     branches = False
 
@@ -58,7 +58,7 @@ class NativeTexts:
         self._open, self._offer, self._close = (
             function(library, f"lookup_{name}") for name in ("open", "offer", "close")
         )
-        # Whose sequences native code knows, at any moment that an interrupt may choose.
+        # The sequences that native code has, also at the moment of an interrupt.
         self._num_read: dict[int, int] = {}
         self._most_unread = self._most_nodes = 0
         self._widen(64, 64)
@@ -70,7 +70,7 @@ class NativeTexts:
     def offer(
         self, seq_id: int, tokens: Sequence[int], budget: Budget
     ) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...] | None] | None:
-        """As drafters/proposals.py says of `Texts`."""
+        """Draft the continuation of a text, as `Texts` in drafters/proposals.py defines it."""
         start, depth, size = self._num_read[seq_id], budget.depth, budget.size
         unread = tokens[start:]
         count = len(unread)
@@ -78,7 +78,7 @@ class NativeTexts:
             self._widen(count, size)
         self._unread[:count] = unread
         self._num_read[seq_id] = start + count
-        found = self._offer(self._address, seq_id, count, depth, size, self._room_address)
+        found = self._offer(self._address, seq_id, count, depth, size, self._buffers_address)
         if not found:
             return None
         parents = tuple(self._parents[:found]) if self.branches and size > depth else None
@@ -93,17 +93,17 @@ class NativeTexts:
         most_nodes = max(num_nodes, self._most_nodes)
         unread, kept = (c_int32 * most_unread)(), (c_double * most_nodes)()
         tokens, parents = (c_int32 * most_nodes)(), (c_int32 * most_nodes)()
-        room = LookupRoom(*map(ctypes.addressof, (unread, tokens, parents, kept)))
-        address = ctypes.addressof(room)
-        # One statement, which no interrupt divides: old rooms are freed by it.
+        buffers = LookupRoom(*map(ctypes.addressof, (unread, tokens, parents, kept)))
+        address = ctypes.addressof(buffers)
+        # One statement, which no interrupt divides: it frees the old buffers.
         (
-            self._room, self._room_address, self._most_unread, self._most_nodes,
+            self._buffers, self._buffers_address, self._most_unread, self._most_nodes,
             self._unread, self._tokens, self._parents, self._kept,
-        ) = room, address, most_unread, most_nodes, unread, tokens, parents, kept  # fmt: skip
+        ) = buffers, address, most_unread, most_nodes, unread, tokens, parents, kept  # fmt: skip
 
 
 class NativeSuffix(NativeTexts):
-    """Those that are remembered after their requests, and a corpus."""
+    """Texts that are remembered after their requests, and a corpus."""
 
     branches = True
 
@@ -130,7 +130,7 @@ class NativeSuffix(NativeTexts):
 
 @dataclass(frozen=True, slots=True)
 class NativeLookups:
-    """Makes texts that `library` looks up in."""
+    """Makes objects that look texts up with `library`."""
 
     library: ctypes.CDLL
 

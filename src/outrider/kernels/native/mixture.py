@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.kernels.native.ops import LinearStruct, function, struct_fields
 from outrider.kernels.plan import PackedLinear
 
-# How gates are called, in the order of `Gating` in csrc/linears.h.
+# Names of gates, in the order of `Gating` in csrc/linears.h.
 _GATINGS = ("silu", "gelu", "clamped")
 
 
@@ -33,8 +33,8 @@ class DenseWeights:
 
 @dataclass(frozen=True, slots=True)
 class MixtureWeights:
-    """`router` scores all experts and, in its last output, the shared one, if there is one.
-    `native`, if there is one, runs them in one call."""
+    """Weights of a mixture. `router` scores all experts, and the shared one, if any, in its last
+    output. `native`, if any, runs the mixture in one call."""
 
     router: PackedLinear
     experts: Sequence[DenseWeights]
@@ -44,13 +44,13 @@ class MixtureWeights:
 
     @property
     def always_read(self) -> tuple[PackedLinear, ...]:
-        """What every token reads."""
+        """The matrices that every token reads."""
         shared = () if self.shared is None else (self.shared.gate_up, self.shared.down)
         return (self.router, *shared)
 
 
 class MixtureSizes(Protocol):
-    """See `Experts` in models/layer_kinds.py."""
+    """Sizes of a mixture; see `Experts` in models/layer_kinds.py."""
 
     @property
     def num_experts(self) -> int: ...
@@ -87,7 +87,8 @@ class _Mixture(Structure):
 
 
 class NativeMixture:
-    """Rows through the experts that their router chooses. Keeps what native code points to."""
+    """Runs rows through the experts that their router chooses. Holds the objects that native code
+    points to."""
 
     def __init__(
         self, library: ctypes.CDLL, team: int, sizes: MixtureSizes, weights: MixtureWeights
@@ -115,7 +116,7 @@ class NativeMixture:
         self._run = function(library, "mixture")
 
     def __call__(self, x_ND: Tensor, out_ND: Tensor) -> None:
-        """Contiguous float32 on the CPU."""
+        """Run the mixture. Tensors are contiguous float32 on the CPU."""
         self._run(self.address, x_ND.data_ptr(), out_ND.data_ptr(), len(x_ND))
 
 

@@ -1,7 +1,7 @@
-"""Native CPU kernels as Python callables: raw pointers through ctypes, nothing else per call.
+"""Native CPU kernels as Python callables: each call only passes raw pointers through ctypes.
 
-Signatures are set once, the team of threads is started once, and a plan's pointers are kept while
-the same plan is used (every layer of a pass). Calls release the interpreter lock; kernels on one
+Signatures are set once, the team of threads is started once, and a plan's pointers are reused while
+the plan stays the same (every layer of a pass). Calls release the interpreter lock; kernels on one
 team take turns. See csrc/ for the arithmetic.
 
 Shapes:  N = packed tokens, I = inputs, O = outputs, E = packed query, key and value heads,
@@ -35,12 +35,12 @@ _STEPS = {VECTORS: 1, DOTS: 2, TILES: TILE_BYTES // 2}
 
 
 def struct_fields(*groups: tuple[type, str]) -> list[tuple[str, type]]:
-    """The fields of a `Structure`, from types in order, each with the names that have it."""
+    """The fields of a `Structure`, from groups in order: a type and the names of its fields."""
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
 class PassStruct(Structure):
-    """What native code is told of a pass (csrc/pass.h)."""
+    """A pass as native code reads it (csrc/pass.h)."""
 
     _fields_ = struct_fields(
         (c_void_p, "team"),
@@ -54,7 +54,7 @@ class PassStruct(Structure):
 
 
 class LookStruct(Structure):
-    """How a layer attends (csrc/pass.h)."""
+    """The attention of a layer (csrc/pass.h)."""
 
     _fields_ = struct_fields(
         (c_float, "scale cap"), (c_int32, "window unused"), (c_void_p, "sinks")
@@ -62,7 +62,7 @@ class LookStruct(Structure):
 
     @classmethod
     def of(cls, how: AttentionKind | float) -> LookStruct:
-        """What `how` points to must live as long as it is read."""
+        """The struct of `how`, whose tensors must live as long as native code reads them."""
         kind = AttentionKind.of(how)
         return cls(kind.scale, kind.cap, kind.window, 0, pointer(kind.sinks_H))
 
@@ -78,13 +78,13 @@ class LinearStruct(Structure):
 
 
 class WeightsStruct(Structure):
-    """What a linear is told of its matrix (csrc/linear.cpp, csrc/quantised.cpp)."""
+    """A matrix as a linear reads it (csrc/linear.cpp, csrc/quantised.cpp)."""
 
     _fields_ = struct_fields((c_void_p, "team packed"), (c_int32, "num_in num_out"))
 
 
 _TYPES = {"p": c_void_p, "i": c_int, "l": c_int64, "u": c_uint64, "f": c_float, "d": c_double}
-# Of each function of csrc/, the types of its arguments and, behind a colon, of its result.
+# For each function of csrc/, the types of its arguments and, after a colon, of its result.
 _SIGNATURES = {
     "argmax": "pppil",
     "attention": "pppppp",
@@ -154,33 +154,34 @@ def function(library: ctypes.CDLL, op: str, suffix: str = "") -> Callable[..., A
 
 
 def address(native: Callable[..., None]) -> int:
-    """Where the machine code of `native` begins."""
+    """The address of the machine code of `native`."""
     found = ctypes.cast(native, c_void_p).value  # pyright: ignore[reportArgumentType]
     return given(found, "function")
 
 
 @functools.cache
 def team(library: ctypes.CDLL, num_threads: int) -> int:
-    """The address of the team of this size, which models share, for the life of the process."""
+    """The address of the team of this size, which all models of the process share."""
     pinned = pinned_threads(num_threads)
-    places = (c_int * len(pinned))(*pinned) if pinned else None
-    return function(library, "team")(num_threads, places)
+    cpus = (c_int * len(pinned))(*pinned) if pinned else None
+    return function(library, "team")(num_threads, cpus)
 
 
 @functools.cache
 def _lane_team(library: ctypes.CDLL, number: int, num_threads: int) -> int:
-    """Shared by lanes of the same number. Not pinned: two lanes would have the same cores."""
+    """The address of a lane's team, which models share. It is not pinned: teams of two lanes would
+    be pinned to the same cores."""
     del number
     return function(library, "team")(num_threads, None)
 
 
 def join_lane(library: ctypes.CDLL, number: int, num_threads: int) -> None:
-    """Have the native calls of this thread served by the team of lane `number`, for good."""
+    """Make the team of lane `number` run the native calls of this thread from now on."""
     function(library, "lane_team")(_lane_team(library, number, num_threads))
 
 
 class NativeLinear:
-    """The linears of one precision; `call` is the native function, by its name."""
+    """The linears of one precision and kind."""
 
     def __init__(self, library: ctypes.CDLL, num_threads: int, precision: str, kind: str) -> None:
         self.team = team(library, num_threads)
@@ -197,7 +198,7 @@ class NativeLinear:
         self._linear(packed.pointer, x_NI.data_ptr(), out_NO.data_ptr(), num_rows, accumulate)
 
     def packed(self, weight_OI: Tensor, data: Tensor) -> PackedLinear:
-        """`data` is `weight_OI` as the native function reads it."""
+        """A packed matrix whose `data` is `weight_OI` in the native function's layout."""
         if weight_OI.device.type != "cpu":
             raise ContractError("native kernels read weights on the CPU")
         num_out, num_in = weight_OI.shape
@@ -209,8 +210,8 @@ class NativeLinear:
 class NativeOps(NativeLinear):
     """One model's kernels for weights and arena of `dtype`. Tensors are contiguous, on the CPU.
 
-    Not thread-safe as a whole (it remembers the last plan), but two instances may run at once.
-    `kind` is that of linears, which `refused_kinds` must allow: others than VECTORS are bfloat16's.
+    Not thread-safe as a whole (it stores the last plan), but two instances may run at once. `kind`
+    is the kind of linears, which `refused_kinds` must allow: only bfloat16 has others than VECTORS.
     """
 
     def __init__(
@@ -348,8 +349,8 @@ class NativeOps(NativeLinear):
         )
 
     def describe(self, plan: PackedPlan, row_size: int, k_GSD: Tensor) -> int:
-        """The address of what native code is told of `plan`, valid until the next call; the layers
-        of a model have one shape. `row_size` is that of fused queries, keys and values."""
+        """The address of a PassStruct of `plan`, valid until the next call; all layers of a model
+        have one shape. `row_size` is the size of fused queries, keys and values."""
         strides = k_GSD.stride()
         if plan is self._plan and strides == self._strides:
             return self._pass_address
@@ -368,7 +369,7 @@ class NativeOps(NativeLinear):
         return self._pass_address
 
     def blank(self, row_size: int, k_GSD: Tensor, page_size: int) -> PassStruct:
-        """A pass of this shape over an arena like `k_GSD`, that packs no token yet."""
+        """A PassStruct without tokens, for rows of this size and an arena like `k_GSD`."""
         num_kv_heads, head_dim = k_GSD.shape[0], head_dim_of(k_GSD)
         head_stride, slot_stride, inner = k_GSD.stride()
         if inner != 1:

@@ -1,10 +1,11 @@
 """Quantised linears on CPUs: weights of 8 bits in the layout of csrc/quantised.cpp, and blocks of
-GGUF files in that of csrc/groups.h. int4 are such blocks, made when a model is loaded.
+GGUF files in the layout of csrc/groups.h. int4 weights are such blocks, made at load.
 
-The kernel of 8 bits reads blocks of B outputs, the bytes of four inputs of an output side by side:
-for each block B float32 scales, then [I / 4][B][4] bytes, each 128 more than the value. Tiles read
-the same with B = 32, whatever the CPU; zero bytes fill the last 64 inputs. Blocks of files stay as
-they are, codes, scales and minimums in another order; csrc/groups_add.h has the sums.
+The kernel of 8 bits reads blocks of B outputs, with the bytes of four inputs of an output next to
+each other: for each block B float32 scales, then [I / 4][B][4] bytes, each 128 more than the value.
+Tiles read the same layout with B = 32 on every CPU; zero bytes fill the last 64 inputs. Blocks of
+files keep their values, with codes, scales and minimums in another order; csrc/groups_add.h has the
+sums.
 
 Shapes:  O = outputs, I = inputs, P = blocks, B = outputs of a block, S = steps of four inputs,
          Y = bytes of a block, N = rows.
@@ -38,7 +39,7 @@ from outrider.kernels.reference.linear import GROUP, in_parts, num_groups
 
 
 class NativeInt8(NativeLinear):
-    """`pack` and `linear`. Activations are contiguous float32, on the CPU.
+    """`pack` and `linear` of 8-bit weights. Activations are contiguous float32, on the CPU.
 
     `kind` is VECTORS or TILES, which `refused_kinds` must allow.
     """
@@ -91,8 +92,8 @@ class _Grouped(Structure):
 
 
 class NativeGrouped(NativeLinear):
-    """`pack` and `linear` of matrices whose blocks are held as they are. Activations are contiguous
-    float32, on the CPU."""
+    """`pack` and `linear` of matrices that keep the values of their blocks. Activations are
+    contiguous float32, on the CPU."""
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         super().__init__(library, num_threads, "grouped", VECTORS)
@@ -101,8 +102,8 @@ class NativeGrouped(NativeLinear):
         self._rows = function(library, "grouped_rows")
 
     def pack(self, parts: Sequence[BlockRows]) -> PackedLinear | None:
-        """One matrix of the rows of all parts; None if there are too many, or one is of a type that
-        is not known here."""
+        """One matrix from the rows of all parts; None if there are too many parts, or a part has an
+        unknown type of blocks."""
         if len(parts) > MOST_PARTS or not all(self._size(one, num_out=1) for one in parts):
             return None
         starts, end = list[int](), 0
@@ -113,20 +114,20 @@ class NativeGrouped(NativeLinear):
         num_in, num_out = parts[0].num_in, sum(one.num_out for one in parts)
         grouped = _Grouped(self.team, num_in, num_out, len(parts))
         first_out = 0
-        for place, (one, start) in enumerate(zip(parts, starts, strict=True)):
+        for index, (one, start) in enumerate(zip(parts, starts, strict=True)):
             if one.num_in != num_in:
                 raise ContractError("the parts of a matrix are of different widths")
             to, order = data.data_ptr() + start, one.order_O
             order = None if order is None else order.to(torch.int32).contiguous()
             rows = None if order is None else order.data_ptr()
             self._pack(self.team, one.kind, one.raw.ctypes.data, rows, to, one.num_out, one.num_in)
-            grouped.parts[place] = _Rows(to, one.kind, first_out, one.num_out)
+            grouped.parts[index] = _Rows(to, one.kind, first_out, one.num_out)
             first_out += one.num_out
         pointer, call = ctypes.addressof(grouped), self._linear_address
         return PackedLinear(num_out, num_in, data, pointer, grouped, call=call)
 
-    def beside(self, plain: Linear) -> Linear:
-        """A linear for what this packed and for what `plain` reads."""
+    def with_plain(self, plain: Linear) -> Linear:
+        """A linear for matrices packed here and for those that `plain` reads."""
 
         def linear(
             x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
@@ -137,7 +138,7 @@ class NativeGrouped(NativeLinear):
         return linear
 
     def table(self, packed: PackedLinear, dtype: torch.dtype) -> PackedTable:
-        """Outputs of a packed matrix as rows of tokens."""
+        """The outputs of a packed matrix as the rows of a table of tokens."""
 
         def read(rows_N: Tensor, out_NI: Tensor) -> None:
             if len(rows_N) and not 0 <= int(rows_N.min()) <= int(rows_N.max()) < packed.num_out:
@@ -148,7 +149,7 @@ class NativeGrouped(NativeLinear):
         return PackedTable(packed, read, address(self._rows), dtype)
 
     def _size(self, one: BlockRows, num_out: int | None = None) -> int:
-        """Bytes of its outputs, packed; 0 for a type that is not known here."""
+        """Bytes of the part's outputs when packed; 0 for an unknown type of blocks."""
         size: int = self._bytes(one.kind, num_out or one.num_out, one.num_in)
         return size
 

@@ -1,9 +1,9 @@
 """Ranks on one machine, over memory that their processes share (csrc/ranks.h).
 
-They are those of one model, or an engine and its drafter's process.
+The ranks are those of one model, or an engine and its drafter's process.
 
-The memory has no name in any folder: rank 0 makes it, the others inherit its descriptor, and it is
-gone with the last of them, however they end.
+The memory has no name in any folder: rank 0 makes it, the others inherit its descriptor, and the
+system frees it with the last of them, however they end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from outrider.core.files import anonymous_file
 from outrider.kernels.native.ops import function
 from outrider.kernels.native.rounds import RoundModel
 
-# Bytes that are taken from a stream at once, at most.
+# The most bytes that are taken from a stream at once.
 _PIECE = 1 << 16
 
 
 def shared_memory(library: ctypes.CDLL, size: int) -> int:
-    """The descriptor of zeroed memory for `size` ranks. Raises MachineError where they are too
-    many, or where there is no room."""
+    """The descriptor of zeroed memory for `size` ranks. Raises MachineError for too many ranks or
+    too little memory."""
     num_bytes = function(library, "ranks_bytes")(size)
     if num_bytes < 0:
         raise MachineError(f"{size} ranks are more than share memory on one machine.")
@@ -37,13 +37,13 @@ def shared_memory(library: ctypes.CDLL, size: int) -> int:
 
 
 class NativeRanks:
-    """Rank `rank` of `size` at the memory of `descriptor`. A wait of `patience` seconds is an end,
-    unless that is 0. What returns a bool says whether the ranks are still together."""
+    """Rank `rank` of `size` over the memory of `descriptor`. After a wait of `patience` seconds the
+    ranks count as ended; 0 waits for ever. Methods that return a bool return False at the end."""
 
     def __init__(
         self, library: ctypes.CDLL, descriptor: int, *, rank: int, size: int, patience: float
     ) -> None:
-        # Mapped as long as this lives; so does whatever holds the address.
+        # Mapped as long as this object lives, which objects with the address keep alive.
         self._memory = mmap.mmap(descriptor, 0)
         self._first = c_char.from_buffer(self._memory)
         self.rank, self.size = rank, size
@@ -58,7 +58,7 @@ class NativeRanks:
         self._taken_at = ctypes.addressof(self._taken)
 
     def sum(self, numbers: Tensor) -> bool:
-        """Leave in `numbers`, float32, their sum over all ranks, added up in the order of ranks."""
+        """Replace `numbers`, float32, by their sum over all ranks, added in the order of ranks."""
         return bool(self._sum(self.address, numbers.data_ptr(), numbers.numel()))
 
     def send(self, tensor: Tensor, to: int) -> bool:
@@ -68,26 +68,26 @@ class NativeRanks:
         return bool(self._receive(self.address, source, tensor.data_ptr(), tensor.nbytes))
 
     def put(self, data: bytes, to: int, patience: float) -> int | None:
-        """How many bytes of `data` rank `to` may take from now on: some as soon as there is room, 0
-        if there is none for `patience` seconds (0: as long as it takes), None at the end."""
+        """Offer `data` to rank `to`. Return the number of bytes accepted, as soon as some fit: 0 if
+        none fit for `patience` seconds (0: wait for ever), None at the end."""
         count: int = self._put(self.address, to, data, len(data), patience)
         return None if count < 0 else count
 
     def take(self, size: int, source: int, patience: float) -> bytes | None:
-        """At most `size` bytes that rank `source` put, as soon as there are some; none if there are
-        none for `patience` seconds (0: as long as it takes), None at the end."""
+        """Take at most `size` bytes that rank `source` put, as soon as there are some. Empty if
+        none come for `patience` seconds (0: wait for ever), None at the end."""
         most = min(size, _PIECE)
         count: int = self._take(self.address, source, self._taken_at, most, patience)
         return None if count < 0 else string_at(self._taken_at, count)
 
     def tell(self, message: Sequence[int]) -> bool:
-        """Send `message` to all others, for their `next_message`."""
+        """Send `message` to all other ranks, for their `next_message`."""
         numbers = (c_int64 * len(message))(*message)
         return bool(self._tell(self.address, ctypes.addressof(numbers), len(message)))
 
     def next_message(self, share: RoundModel | None) -> list[int] | None:
-        """What rank 0 tells next, None at the end. The passes that rank 0 makes meanwhile are run
-        along by this rank's `share` of the model; without one there are none."""
+        """The next message of rank 0, None at the end. Until it comes, this rank's `share` of the
+        model runs its part of rank 0's native passes; None if there are no such passes."""
         decoder = blank = logits = None
         if share is not None:
             described = share.forward.blank_pass(share.page_size)
@@ -101,11 +101,11 @@ class NativeRanks:
         return numbers[:] if together else None
 
     def end(self) -> None:
-        """Nobody waits for another one from now on."""
+        """End all waits among the ranks, now and from now on."""
         self._end(self.address)
 
     def __enter__(self) -> None:
-        """Held by a thread of rank 0 while it tells the others of a pass and runs it."""
+        """Begin a turn. A thread of rank 0 holds it while it announces a pass and runs it."""
         self._turn(self.address, True)
 
     def __exit__(self, *_: object) -> None:

@@ -1,11 +1,12 @@
 """Whole speculative rounds of a batch as one native call: draft, verify, accept.
 
 See csrc/round.cpp; rows and models are laid out as in csrc/round.h. The stages in Python
-(engine/stages.py) define a round; the native round gives the same tokens, and returns nothing where
-a number is NaN, so that the stages can say what went wrong. Chains alone are in chains.py, trees in
-trees.py.
+(engine/stages.py) define a round. The native round gives the same tokens, and returns None if a
+number is NaN, so that the stages can report what went wrong. chains.py drafts chains without a
+round, trees.py trees.
 
-What is made for each row of each round is not frozen, since that takes three times as long.
+Dataclasses that are made for each row of each round are not frozen, which would take three times as
+long.
 
 Shapes:  V = vocabulary (of drafts: the ids that are drafted), M = logits rows, N = nodes of a
          draft, L = drafted tokens of all rows.
@@ -26,7 +27,7 @@ from outrider.core.logits import SparseShaping
 from outrider.kernels.native.forward import NativeForward
 from outrider.kernels.native.ops import PassStruct, function, struct_fields
 
-# Of one draft; as in csrc/trees.h.
+# Nodes of one draft at most; as in csrc/trees.h.
 MOST_NODES = 256
 # Acceptance rules, as in csrc/round.h.
 RULES = {"token": 0, "block": 1, "match": 2, "coupled": 3}
@@ -34,9 +35,9 @@ RULES = {"token": 0, "block": 1, "match": 2, "coupled": 3}
 
 @dataclass(frozen=True, slots=True)
 class RoundModel:
-    """`logits_MV` is room for what a pass wants; `page_size` is that of the model's arena. `ids_V`
-    (int64) are the ids that the first logits of a row are of, the others being of none; None for
-    the whole vocabulary."""
+    """A model in a round. `logits_MV` is the buffer for the logits of a pass; `page_size` is that
+    of the model's arena. `ids_V` (int64) are the token ids of the first logits of a row, and the
+    other logits belong to no token; None if logits are those of the whole vocabulary."""
 
     forward: NativeForward
     logits_MV: Tensor
@@ -46,8 +47,9 @@ class RoundModel:
 
 @dataclass(slots=True)
 class CacheSpan:
-    """What one model reads of a sequence: `unread` tokens after `length` that it holds. `pages` has
-    room for them and for the draft: always the same object of a sequence, which only grows."""
+    """The tokens of a sequence that a model reads: `unread`, after `length` cached ones. `pages`
+    have slots for these and for the draft. A sequence always has the same `pages` object, which
+    only grows."""
 
     length: int
     unread: Sequence[int]
@@ -83,8 +85,8 @@ class ShapingStruct(Structure):
         (c_float, "repetition frequency presence unused"),
     )
 
-    def tell(self, shaping: SparseShaping) -> None:
-        """Points into lists that may move when the text grows."""
+    def describe(self, shaping: SparseShaping) -> None:
+        """Point to the lists of `shaping`, which may move when the text grows."""
         self.bias_ids, self.num_biases = shaping.bias_ids.buffer_info()
         self.seen_ids, self.num_seen = shaping.seen_ids.buffer_info()
         self.biases, _ = shaping.biases.buffer_info()
@@ -103,7 +105,7 @@ class RoundStruct(Structure):
 
 
 class Lane:
-    """One model's side: room for the plan of a pass, and the tokens that it is given to read."""
+    """One model's side: buffers for the plan of a pass and for the tokens that the model reads."""
 
     def __init__(self, model: RoundModel, batch_size: int) -> None:
         self._model = model  # whose tensors `memory` points to
@@ -135,14 +137,15 @@ class Lane:
         return ctypes.addressof(self.memory)
 
     def read(self, row: int, feed: CacheSpan, start: int) -> int:
-        """Note `feed` as that of `row`, its tokens from `start` on; where the next ones begin."""
+        """Set `feed` as that of `row`, with its tokens at `start` of the buffer. Return their end,
+        where the next row's tokens begin."""
         end = start + len(feed.unread)
         self.unread[start:end] = feed.unread
         held, num_listed = self._held[row]
         pages, count = feed.pages, len(feed.pages)
         if pages is held and count == num_listed:
             return end
-        # Until all are written, which an interrupt may prevent, the row holds none.
+        # Until all pages are written, which an interrupt may prevent, the row counts as empty.
         self._held[row] = (), 0
         if count > self._num_columns:
             self._widen(2 * count)
@@ -152,13 +155,13 @@ class Lane:
         return end
 
     def _widen(self, num_columns: int) -> None:
-        """Make room for so many pages a row; rows keep those that they have."""
+        """Enlarge the table to `num_columns` pages for each row, and copy the rows' pages."""
         pages = (c_int32 * (num_columns * self._batch_size))()
         for row, (_, count) in enumerate(self._held):
             old, new = row * self._num_columns, row * num_columns
             pages[new : new + count] = self._pages[old : old + count]
         described, address = self.memory.described, ctypes.addressof(pages)
-        # One statement, which no interrupt divides: the old table is freed by it.
+        # One statement, which no interrupt divides: it frees the old table.
         self._pages, self._num_columns, described.pages, described.num_page_columns = (
             pages, num_columns, address, num_columns,
         )  # fmt: skip
@@ -166,8 +169,8 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How the tokens of one draft are chosen; temperature 0 is greedy and needs no numbers. `rule`
-    is a name in RULES: for the coupled one they are drawn by races."""
+    """The sampling of one draft. Temperature 0 is greedy and needs no random numbers. `rule` is a
+    name in RULES; for the coupled rule, tokens are drawn by races."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -179,20 +182,20 @@ class Draws:
     rule: str = "token"
 
 
-def tell(told: Row, draws: Draws | RoundRow, num_drafted: int) -> None:
-    """How so many tokens are chosen."""
-    told.seed, told.sample, told.start = draws.seed, draws.sample, draws.start
-    told.temperature, told.num_drafted = draws.temperature, num_drafted
-    told.top_k, told.top_p, told.min_p = draws.top_k, draws.top_p, draws.min_p
-    told.rule = RULES[draws.rule]
+def describe_draws(native_row: Row, draws: Draws | RoundRow, num_drafted: int) -> None:
+    """Write to `native_row` the sampling of a draft of `num_drafted` tokens."""
+    native_row.seed, native_row.sample, native_row.start = draws.seed, draws.sample, draws.start
+    native_row.temperature, native_row.num_drafted = draws.temperature, num_drafted
+    native_row.top_k, native_row.top_p, native_row.min_p = draws.top_k, draws.top_p, draws.min_p
+    native_row.rule = RULES[draws.rule]
 
 
 @dataclass(slots=True)
 class RoundRow:
-    """One sequence of a round. `drafted` are tokens of somebody else's draft, drawn from `probs_NV`
-    (plain float32) or chosen if that is None; a chain without `parents`. Else `draft` is what the
-    draft model reads, and `depth` is how many tokens it drafts, none without a `draft`. `rule` is a
-    name in RULES."""
+    """One sequence of a round. `drafted` are tokens of a draft made outside the round: sampled from
+    `probs_NV` (contiguous float32), or greedy if that is None; a chain if `parents` is None.
+    Otherwise the draft model reads the span `draft` and drafts `depth` tokens; without a `draft`
+    there are none. `rule` is a name in RULES."""
 
     seed: int
     sample: int
@@ -218,7 +221,7 @@ class RoundRow:
 
 @dataclass(slots=True)
 class RoundVerdict:
-    """The drafted tokens, which of them were kept, and the target's own token after that."""
+    """The drafted tokens, the path of the accepted ones, and the target's own token after it."""
 
     drafted: tuple[int, ...]
     path: tuple[int, ...]
@@ -227,7 +230,7 @@ class RoundVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A verdict a row; seconds are those of all draft passes, and of the target's."""
+    """A verdict for each row, and the seconds of all draft passes and of the target's pass."""
 
     verdicts: Sequence[RoundVerdict]
     draft_seconds: float
@@ -235,8 +238,8 @@ class Decided:
 
 
 class Drafts:
-    """What a call is told of the drafts of up to `batch_size` rows, and what it says of them; there
-    is room for `most` tokens a row."""
+    """The drafts of up to `batch_size` rows as arguments of a call, and its verdicts on them. A row
+    has at most `most` tokens."""
 
     def __init__(self, batch_size: int, most: int = MOST_NODES) -> None:
         self.rows = (Row * batch_size)()
@@ -250,33 +253,33 @@ class Drafts:
         described.drafts = ctypes.addressof(self._tokens)
         described.paths = ctypes.addressof(self._paths)
 
-    def tell(self, index: int, row: RoundRow, start: int) -> Row:
-        """`row` as that of this index, whose draft begins at `start` of all."""
-        told, count = self.rows[index], row.num_drafted
-        tell(told, row, count)
-        told.wants_laws = row.wants_laws
-        told.parents = told.drawn_from = None
+    def describe(self, index: int, row: RoundRow, start: int) -> Row:
+        """Write `row` to the native row `index`; its draft begins at `start` of all tokens."""
+        native_row, count = self.rows[index], row.num_drafted
+        describe_draws(native_row, row, count)
+        native_row.wants_laws = row.wants_laws
+        native_row.parents = native_row.drawn_from = None
         if row.drafted:
             self._tokens[start : start + count] = row.drafted
         if row.parents is not None:
             self._parents[start : start + count] = row.parents
-            told.parents = self._parents_address + start * ctypes.sizeof(c_int32)
+            native_row.parents = self._parents_address + start * ctypes.sizeof(c_int32)
         if row.probs_NV is not None:
-            told.drawn_from = row.probs_NV.data_ptr()
-        return told
+            native_row.drawn_from = row.probs_NV.data_ptr()
+        return native_row
 
     def verdict(self, index: int, start: int) -> RoundVerdict:
-        told = self.rows[index]
-        drafted = tuple(self._tokens[start : start + told.num_drafted])
+        native_row = self.rows[index]
+        drafted = tuple(self._tokens[start : start + native_row.num_drafted])
         return RoundVerdict(
-            drafted, tuple(self._paths[start : start + told.num_accepted]), told.next
+            drafted, tuple(self._paths[start : start + native_row.num_accepted]), native_row.next
         )
 
 
 class NativeRounds:
-    """Rounds of up to `batch_size` rows. Not thread-safe: memory is used again by every round.
+    """Runs rounds of up to `batch_size` rows. Not thread-safe: every round reuses the buffers.
 
-    Without a `draft` the rows bring their drafts.
+    Without a `draft` model, rows come with their drafts.
     """
 
     def __init__(self, target: RoundModel, draft: RoundModel | None, *, batch_size: int) -> None:
@@ -303,7 +306,7 @@ class NativeRounds:
         self._run = function(target.forward.library, "round")
 
     def fits(self, rows: Sequence[RoundRow]) -> bool:
-        """Whether buffers have room for the round."""
+        """True if the buffers are large enough for the round."""
         num_drafted = [row.num_drafted for row in rows]
         num_logits = sum(num_drafted) + len(rows)
         num_read = sum(len(row.target.unread) for row in rows) + sum(num_drafted)
@@ -317,8 +320,8 @@ class NativeRounds:
         )
 
     def __call__(self, rows: Sequence[RoundRow]) -> Decided | None:
-        """None if some distribution is none or a token is foreign; memory then holds nothing of
-        it."""
+        """Run a round. None if a distribution has NaN or a token is not in the vocabulary; the KV
+        cache then holds nothing of the round."""
         most = max(row.num_drafted for row in rows)
         self._take(rows, most)
         self._round.num_rows, self._round.most_drafted = len(rows), most
@@ -330,23 +333,28 @@ class NativeRounds:
     def _take(self, rows: Sequence[RoundRow], most: int) -> None:
         at_target = at_draft = 0
         for index, row in enumerate(rows):
-            told = self._drafts.tell(index, row, index * most)
-            told.shaping = None
+            native_row = self._drafts.describe(index, row, index * most)
+            native_row.shaping = None
             if row.shaping is not None:
-                self._shapings[index].tell(row.shaping)
-                told.shaping = ctypes.addressof(self._shapings[index])
-            told.target_length, told.target_unread = row.target.length, len(row.target.unread)
+                self._shapings[index].describe(row.shaping)
+                native_row.shaping = ctypes.addressof(self._shapings[index])
+            native_row.target_length, native_row.target_unread = (
+                row.target.length,
+                len(row.target.unread),
+            )
             at_target = self._target.read(index, row.target, at_target)
             if row.draft is not None:
-                told.draft_length, told.draft_unread = row.draft.length, len(row.draft.unread)
+                native_row.draft_length, native_row.draft_unread = (
+                    row.draft.length,
+                    len(row.draft.unread),
+                )
                 at_draft = given(self._draft, "draft").read(index, row.draft, at_draft)
                 if row.temperature:
-                    room = self._distributions(len(rows) * most)
-                    told.drawn_from = room[index * most].data_ptr()
+                    probs_LV = self._distributions(len(rows) * most)
+                    native_row.drawn_from = probs_LV[index * most].data_ptr()
 
     def _distributions(self, count: int) -> Tensor:
-        """Room for so many distributions. A longer batch or draft than ever before makes it
-        anew."""
+        """A buffer for `count` distributions, allocated anew if the last one is too small."""
         if self._probs_LV.shape[0] < count:
             self._probs_LV = torch.empty(count, self._leftover_V.shape[0])
         return self._probs_LV

@@ -1,7 +1,7 @@
 """Native sampling operators (softmax, filters, draws) of csrc/sampling.cpp and csrc/filters.cpp.
 
-The operators take contiguous float32 on the CPU, as native kernels make it. Other tensors, such as
-the float64 distributions of some drafters, go to the definitions in core/sampling.py.
+The operators take contiguous float32 on the CPU, which native kernels produce. Other tensors, such
+as the float64 distributions of some drafters, go to the definitions in core/sampling.py.
 
 Shapes:  N = nodes, V = vocabulary.
 """
@@ -36,14 +36,14 @@ def native_sampling(library: ctypes.CDLL, team: int) -> Sampling:
 
 
 class _NativeSampling:
-    """Not thread-safe: weights are left in one place, which calls use again."""
+    """Native operators. Not thread-safe: every call of `leftover` reuses one buffer."""
 
     def __init__(self, library: ctypes.CDLL, team: int) -> None:
         self._team = team
         self._softmax, self._pick = function(library, "softmax"), function(library, "pick")
         self._leftover, self._top_k = function(library, "leftover"), function(library, "top_k")
         self._keep_likely = function(library, "keep_likely")
-        self._room_V = torch.empty(0)
+        self._leftover_V = torch.empty(0)
 
     def softmax(self, logits_NV: Tensor, temperature: float, out_NV: Tensor) -> None:
         if not (is_plain(logits_NV) and is_plain(out_NV)):
@@ -80,16 +80,17 @@ class _NativeSampling:
         if not (is_plain(p_V) and (certain or is_plain(proposal))):
             return PLAIN.leftover(p_V, proposal, share)
         size = p_V.shape[0]
-        if self._room_V.shape[0] != size:
-            self._room_V = torch.empty(size)
+        if self._leftover_V.shape[0] != size:
+            self._leftover_V = torch.empty(size)
         q, token = (None, proposal) if certain else (proposal.data_ptr(), -1)
-        out = self._room_V.data_ptr()
+        out = self._leftover_V.data_ptr()
         left = self._leftover(self._team, p_V.data_ptr(), q, token, share, out, size)
-        return self._room_V, left
+        return self._leftover_V, left
 
 
 def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
-    """Read where they lie: a call of PyTorch for so few numbers is most of its own cost."""
+    """The probability of each token in its row. Read by address, since a call of PyTorch for so few
+    numbers is mostly overhead."""
     if not is_plain(probs_NV):
         return PLAIN.masses(probs_NV, tokens)
     start, row = probs_NV.data_ptr(), probs_NV.shape[-1]
@@ -97,5 +98,5 @@ def masses(probs_NV: Tensor, tokens: Sequence[int]) -> list[float]:
         raise ContractError("more tokens than rows")
     if tokens and not 0 <= min(tokens) <= max(tokens) < row:
         raise ContractError("a token lies outside its row")
-    places = [start + 4 * (node * row + token) for node, token in enumerate(tokens)]
-    return [c_float.from_address(place).value for place in places]
+    addresses = [start + 4 * (node * row + token) for node, token in enumerate(tokens)]
+    return [c_float.from_address(address).value for address in addresses]

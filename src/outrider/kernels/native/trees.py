@@ -1,9 +1,9 @@
 """Draft trees by native code: nodes of a greedy level (csrc/trees.cpp), or trees of a batch.
 
 `NativeTrees` takes contiguous float32 on the CPU; other logits are copied. Trees beyond the limits
-of its memory go to the definition in core/tree.py. `NativeTreeDrafts` grows whole trees,
-greedy or drawn (csrc/tree_drafts.cpp); the states that heads read first must lie in the entrance's
-`states_ND`.
+of its memory go to the definition in core/tree.py. `NativeTreeDrafts` grows whole trees, greedy or
+sampled (csrc/tree_drafts.cpp); the caller has written the states that heads read first to the
+entrance's `states_ND`.
 
 Shapes:  M = nodes of a level, N = nodes of a tree, V = vocabulary.
 """
@@ -31,14 +31,22 @@ from outrider.core.tree_nodes import (
     rank,
 )
 from outrider.kernels.native.ops import function, struct_fields
-from outrider.kernels.native.rounds import MOST_NODES, CacheSpan, Draws, Lane, RoundModel, Row, tell
+from outrider.kernels.native.rounds import (
+    MOST_NODES,
+    CacheSpan,
+    Draws,
+    Lane,
+    RoundModel,
+    Row,
+    describe_draws,
+)
 
 # As in csrc/trees.h.
 MOST_WIDTH = 16
 
 
 class TreeStruct(Structure):
-    """As in csrc/trees.h."""
+    """The struct of a tree in csrc/trees.h."""
 
     _fields_ = struct_fields(
         (c_int32, "num_nodes most_depth width"),
@@ -52,7 +60,7 @@ class TreeStruct(Structure):
 
 
 def new_tree(limits: TreeLimits) -> TreeStruct:
-    """Of the root alone, which is to be read next."""
+    """A tree with only the root, which is read next."""
     tree = TreeStruct(limits.num_nodes, limits.depth, limits.width, SHARPNESS)
     tree.num_level, tree.level[0], tree.least_read = 1, ROOT, limits.least_read
     return tree
@@ -75,7 +83,7 @@ class NativeTrees:
         self._grow, self._rank = function(library, "grow_tree"), function(library, "rank")
 
     def nodes(self, limits: TreeLimits) -> NodeChoice:
-        """As MakeNodes says."""
+        """A NodeChoice for `limits`, as `MakeNodes` defines it."""
         return _NativeNodes(self, limits) if fits(limits) else ChosenNodes(limits, self.rank)
 
     def grow(self, tree: TreeStruct, logits_MV: Tensor) -> bool:
@@ -85,21 +93,21 @@ class NativeTrees:
         return bool(self._grow(self._team, ctypes.addressof(tree), address, size))
 
     def rank(self, logits_MV: Tensor, num_ranks: int, sharpness: float) -> Ranked | None:
-        """As `rank` of core; what has no chance at all is told as token 0."""
+        """Rank tokens as `rank` of core does; token 0 stands for ranks without any probability."""
         num_rows, size = logits_MV.shape
         if not is_plain(logits_MV) or max(num_rows, num_ranks) > MOST_WIDTH:
             return rank(logits_MV, num_ranks, sharpness)
         tokens = ((c_int32 * num_ranks) * num_rows)()
         shares = ((c_float * num_ranks) * num_rows)()
-        told = ctypes.addressof(tokens), ctypes.addressof(shares)
+        outputs = ctypes.addressof(tokens), ctypes.addressof(shares)
         address = logits_MV.data_ptr()
-        if not self._rank(self._team, address, num_rows, size, num_ranks, sharpness, *told):
+        if not self._rank(self._team, address, num_rows, size, num_ranks, sharpness, *outputs):
             return None
         return Ranked([row[:] for row in tokens], [row[:] for row in shares])
 
 
 class _NativeNodes:
-    """NodeChoice over memory that a call grows."""
+    """A NodeChoice whose tree grows by native calls."""
 
     def __init__(self, ops: NativeTrees, limits: TreeLimits) -> None:
         self._ops, self._tree = ops, new_tree(limits)
@@ -127,7 +135,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 class Drawing(Structure):
-    """As in csrc/tree_drafts.cpp."""
+    """The struct of the same name in csrc/tree_drafts.cpp."""
 
     _fields_ = struct_fields(
         (c_void_p, "row shape"), (c_int32, "num_places num_done"), (c_int32 * MOST_NODES, "nodes")
@@ -135,7 +143,7 @@ class Drawing(Structure):
 
 
 class TreeRow(Structure):
-    """As in csrc/tree_drafts.cpp."""
+    """The struct of the same name in csrc/tree_drafts.cpp."""
 
     _fields_ = struct_fields(
         (c_void_p, "tree drawing tokens parents"), (c_int32, "length num_unread num_staged unused")
@@ -143,7 +151,7 @@ class TreeRow(Structure):
 
 
 class TreeDrafts(Structure):
-    """As in csrc/tree_drafts.cpp."""
+    """The struct of the same name in csrc/tree_drafts.cpp."""
 
     _fields_ = struct_fields(
         (c_void_p, "team memory rows unread"), (c_int32, "num_rows vocab_size")
@@ -152,8 +160,8 @@ class TreeDrafts(Structure):
 
 @dataclass(frozen=True, slots=True)
 class PlannedTree:
-    """One sequence: what is read of it, and the limits of its tree. A tree that is drawn has a
-    shape, level by level and within the limits; a greedy one has none."""
+    """One sequence: the span that the model reads, and the limits of its tree. A sampled tree has a
+    `shape`, level by level and within the limits; a greedy tree has none."""
 
     feed: CacheSpan
     limits: TreeLimits
@@ -162,12 +170,12 @@ class PlannedTree:
 
     @property
     def widest_level(self) -> int:
-        """Nodes of one level that may be read."""
+        """The largest number of nodes of one level that the model may read."""
         return min(self.limits.width, self.limits.num_nodes)
 
     @property
     def most_fed(self) -> int:
-        """Nodes that may be read: none of the last level."""
+        """The largest number of nodes that the model may read: none of the last level."""
         if self.shape is not None:
             return len({*self.shape.parents} - {ROOT})
         return (self.limits.depth - 1) * self.widest_level
@@ -175,9 +183,9 @@ class PlannedTree:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """A tree, and what the model has read for it since the last commit: the text first, then the
-    levels, whose parents are places among all of that, or ROOT. `probs_NV` are what drawn nodes
-    were drawn from; they come in their order, and have no worths."""
+    """A tree, and the tokens that the model has read for it since the last commit: first the text,
+    then the levels. `parents` are indices among these tokens, or ROOT. `probs_NV` are the
+    distributions of sampled nodes, in the order of nodes; sampled nodes have no worths."""
 
     kept: KeptNodes
     tokens: Sequence[int]
@@ -186,7 +194,7 @@ class Grown:
 
 
 class NativeTreeDrafts:
-    """Trees of up to `batch_size` rows. Not thread-safe: memory is used again by every call."""
+    """Drafts trees of up to `batch_size` rows. Not thread-safe: every call reuses the buffers."""
 
     def __init__(self, model: RoundModel, *, batch_size: int, vocab_size: int) -> None:
         self._lane, self._vocab_size = Lane(model, batch_size), vocab_size
@@ -203,7 +211,7 @@ class NativeTreeDrafts:
         self._run = function(model.forward.library, "tree_drafts")
 
     def fits(self, trees: Sequence[PlannedTree]) -> bool:
-        """Whether buffers have room for what is read of each text and for the widest levels."""
+        """True if the buffers are large enough for the unread texts and for the widest levels."""
         return (
             len(trees) <= len(self._rows)
             and sum(tree.widest_level for tree in trees) <= self._most_rows
@@ -212,34 +220,36 @@ class NativeTreeDrafts:
         )
 
     def __call__(self, trees: Sequence[PlannedTree]) -> list[Grown] | None:
-        """None if some logits are no numbers, or a token is not in the vocabulary; then memory
-        holds nothing that counts."""
-        rooms = [self._room(index, tree) for index, tree in enumerate(trees)]
+        """Draft all trees. None if some logits are NaN or a token is not in the vocabulary; the KV
+        cache then has nothing valid of the call."""
+        buffers = [self._buffers(index, tree) for index, tree in enumerate(trees)]
         at = 0
         for index, tree in enumerate(trees):
             at = self._lane.read(index, tree.feed, at)
         self._drafts.num_rows = len(trees)
         if not self._run(self._address):
             return None
-        return [room.grown(row.num_staged) for room, row in zip(rooms, self._rows, strict=False)]
+        return [
+            buffer.grown(row.num_staged) for buffer, row in zip(buffers, self._rows, strict=False)
+        ]
 
-    def _room(self, index: int, tree: PlannedTree) -> _Room:
-        """Room for `tree`, which the row of this index points to."""
-        room, row = _Room(tree, self._vocab_size), self._rows[index]
-        row.tree, row.drawing = ctypes.addressof(room.tree), None
-        row.tokens, row.parents = map(ctypes.addressof, room.staged)
+    def _buffers(self, index: int, tree: PlannedTree) -> _TreeBuffers:
+        """Buffers for `tree`, to which the row `index` then points."""
+        buffer, row = _TreeBuffers(tree, self._vocab_size), self._rows[index]
+        row.tree, row.drawing = ctypes.addressof(buffer.tree), None
+        row.tokens, row.parents = map(ctypes.addressof, buffer.staged)
         row.length, row.num_unread = tree.feed.length, len(tree.feed.unread)
-        if room.probs_NV is not None:
-            told = self._drawn[index]
-            tell(told, tree.draws, len(room.probs_NV))
-            told.drawn_from = room.probs_NV.data_ptr()
-            room.drawing.row = ctypes.addressof(told)
-            row.drawing = ctypes.addressof(room.drawing)
-        return room
+        if buffer.probs_NV is not None:
+            native_row = self._drawn[index]
+            describe_draws(native_row, tree.draws, len(buffer.probs_NV))
+            native_row.drawn_from = buffer.probs_NV.data_ptr()
+            buffer.drawing.row = ctypes.addressof(native_row)
+            row.drawing = ctypes.addressof(buffer.drawing)
+        return buffer
 
 
-class _Room:
-    """Memory of one tree that a call grows."""
+class _TreeBuffers:
+    """Buffers of one tree that a call grows."""
 
     def __init__(self, planned: PlannedTree, vocab_size: int) -> None:
         count = len(planned.feed.unread) + planned.most_fed

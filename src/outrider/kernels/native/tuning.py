@@ -1,10 +1,10 @@
 """Chooses between kernels of equal bits by timing them: once a machine, then from a file.
 
-Candidates do the same work in turn, in a rotating order, and the median of each counts. A
-candidate's gain is the geometric mean, over the works, of the first one's time over its own; the
-first candidate is the plain one, and another must beat it by MARGIN. The answer is a file in the
-cache folder whose name and content say what was asked; a damaged or other file counts as none.
-`forget` removes the files (`outrider doctor --measure`).
+Candidates do the same works in turn, in a rotating order, and the median time of each counts. A
+candidate's gain is the geometric mean, over the works, of the first candidate's time over its own.
+The first candidate is the plain one, and another must beat it by MARGIN. The answer is stored in a
+file of the cache folder with the question in its name and content; a damaged file, or one with
+another question, is ignored. `forget` removes the files (`outrider doctor --measure`).
 
 Shapes:  N = rows, I = inputs, O = outputs.
 """
@@ -75,22 +75,22 @@ class TunedKernel:
     timings: tuple[KernelTiming, ...] = ()
 
     def gain(self, candidate: str) -> float:
-        """How many times as fast as the plain candidate `candidate` is."""
+        """The speed of `candidate` over that of the plain candidate."""
         plain, own = self._of(self.timings[0].candidate), self._of(candidate)
         logs = [math.log(plain[work] / own[work]) for work in plain]
         return math.exp(statistics.fmean(logs))
 
     @property
     def why(self) -> str:
-        """One sentence, without an end."""
+        """The reason for the choice in one sentence, without a full stop."""
         names = list(dict.fromkeys(timing.candidate for timing in self.timings))
         if not names:
             return ""
         plain, *others = names
         if self.chosen != plain:
             return f"{self.gain(self.chosen):.2f}x as fast as {plain} on this machine"
-        told = ", ".join(f"{name} {self.gain(name):.2f}x as fast" for name in others)
-        return f"{told} on this machine; below {MARGIN:.2f}x the plainer wins"
+        gains = ", ".join(f"{name} {self.gain(name):.2f}x as fast" for name in others)
+        return f"{gains} on this machine; below {MARGIN:.2f}x the plainer wins"
 
     def _of(self, candidate: str) -> dict[str, float]:
         return {t.work: t.microseconds for t in self.timings if t.candidate == candidate}
@@ -98,7 +98,7 @@ class TunedKernel:
 
 # Candidates by name, the plain one first; of each, a turn at every work by name.
 ModeTrial = Mapping[str, Mapping[str, Callable[[], object]]]
-# What a process knows already, by folder and question.
+# Answers that this process already has, by folder and question.
 Known = dict[tuple[Path | None, str], TunedKernel]
 _KNOWN: Known = {}
 _LOCK = RLock()
@@ -106,25 +106,26 @@ _LOCK = RLock()
 
 def decide(
     question: Mapping[str, str],
-    contest: Callable[[], ModeTrial],
+    trial: Callable[[], ModeTrial],
     *,
     folder: Path | None,
     clock: Callable[[], float] = perf_counter,
     known: Known = _KNOWN,
 ) -> TunedKernel:
-    """The answer to `question`, from this process, from `folder`, or by a contest of at most about
-    a second. `question` must name all that the answer depends on, the `candidates` of the contest,
-    separated by commas, among it; `contest` is made only if need be, and its candidates do the same
-    works."""
+    """The answer to `question`: known to this process, stored in `folder`, or found by a trial of
+    at most about a second. `question` must have everything that the answer depends on, with the
+    `candidates` of the trial separated by commas. `trial` is called only if need be, and all its
+    candidates do the same works."""
     name = _file_name(question)
     with _LOCK:
         if (folder, name) not in known:
-            known[folder, name] = _found_or_made(question, contest, folder, clock)
+            known[folder, name] = _found_or_made(question, trial, folder, clock)
         return known[folder, name]
 
 
 def forget(folder: Path | None) -> int:
-    """Remove every answer, also of other machines that share the folder; how many files went."""
+    """Remove every answer, also of other machines that share the folder. Return the number of
+    files removed."""
     removed = 0
     with _LOCK:
         _KNOWN.clear()
@@ -137,7 +138,7 @@ def forget(folder: Path | None) -> int:
 
 def _found_or_made(
     question: Mapping[str, str],
-    contest: Callable[[], ModeTrial],
+    trial: Callable[[], ModeTrial],
     folder: Path | None,
     clock: Callable[[], float],
 ) -> TunedKernel:
@@ -146,24 +147,24 @@ def _found_or_made(
     if found is not None:
         return found
     started = clock()
-    answer = _judged(time_in_turns(contest(), started=started, clock=clock))
+    answer = _judged(time_in_turns(trial(), started=started, clock=clock))
     _log.info("Measured in %.1f s: %s is %s.", clock() - started, answer.chosen, answer.why)
     if path is None:
         return answer
-    # Another process may have answered meanwhile; the first answer is everybody's.
+    # Another process may have answered in the meantime; the first answer counts for all.
     return _read(path, question) or _write(path, question, answer)
 
 
 def time_in_turns(
-    contest: ModeTrial, *, started: float, clock: Callable[[], float] = perf_counter
+    trial: ModeTrial, *, started: float, clock: Callable[[], float] = perf_counter
 ) -> tuple[KernelTiming, ...]:
-    """Medians over rotating turns, until the budget that began at `started` is spent; the first
-    turn of each warms it up."""
-    turns = [(name, work, call) for name, works in contest.items() for work, call in works.items()]
+    """Median times over rotating turns, until the budget that began at `started` is spent. The
+    first turn of each candidate only warms it up."""
+    turns = [(name, work, call) for name, works in trial.items() for work, call in works.items()]
     seconds: dict[tuple[str, str], list[float]] = {(name, work): [] for name, work, _ in turns}
     for turn in range(MAX_TURNS + 1):
-        for place in range(len(turns)):
-            name, work, call = turns[(turn + place) % len(turns)]
+        for offset in range(len(turns)):
+            name, work, call = turns[(turn + offset) % len(turns)]
             before = clock()
             call()
             if turn:
@@ -177,7 +178,8 @@ def time_in_turns(
 
 
 def _judged(timings: tuple[KernelTiming, ...]) -> TunedKernel:
-    """The fastest by MARGIN over the plain one; of those, the earlier where they are equal."""
+    """The fastest candidate if it beats the plain one by MARGIN, else the plain one; of equally
+    fast ones, the first."""
     plain = TunedKernel(timings[0].candidate, timings)
     gains = {timing.candidate: plain.gain(timing.candidate) for timing in timings}
     fastest = max(gains, key=lambda name: gains[name])
@@ -190,7 +192,7 @@ def _file_name(question: Mapping[str, str]) -> str:
 
 
 def _read(path: Path, question: Mapping[str, str]) -> TunedKernel | None:
-    """The answer in a file, or None if it is none of ours or not to this question."""
+    """The answer in a file; None if the file is not ours or has another question."""
     try:
         record: Any = json.loads(read_private(path, _MAX_BYTES))
         if record["format"] != FORMAT or record["question"] != dict(question):
@@ -210,7 +212,7 @@ def _timing(raw: Any) -> KernelTiming:
 
 
 def _is_whole(answer: TunedKernel, candidates: Sequence[str]) -> bool:
-    """Each of these and nobody else has a possible time for every work, and one is chosen."""
+    """True if exactly these candidates have a plausible time for every work, and one is chosen."""
     works: dict[str, set[str]] = {}
     for timing in answer.timings:
         if not _MICROSECONDS[0] <= timing.microseconds <= _MICROSECONDS[1]:
@@ -222,20 +224,20 @@ def _is_whole(answer: TunedKernel, candidates: Sequence[str]) -> bool:
 
 
 def _write(path: Path, question: Mapping[str, str], answer: TunedKernel) -> TunedKernel:
-    """Keep `answer`, written beside its name and moved into place."""
+    """Store `answer` in a new file, which then gets its name in one step."""
     record = {"format": FORMAT, "question": dict(question), **asdict(answer)}
     text = json.dumps(record, indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_private(path, text.encode())
     except OSError as error:
-        _log.warning("%s cannot be kept: %s", path, error.strerror)
+        _log.warning("%s cannot be stored: %s", path, error.strerror)
     return answer
 
 
 ROWS = (1, 9)
 LARGE_OI, SMALL_OI = (4096, 1024), (1024, 256)
-# Enough to be no cache's, and little enough to be allocated in passing.
+# More than any cache holds, but little enough to be allocated quickly.
 MAX_LARGE_BYTES = 128 << 20
 SMALL_CALLS = 32
 
@@ -248,21 +250,21 @@ class Packs(Protocol):
 
 
 def library_key(library: ctypes.CDLL) -> str:
-    """What build.py named the library after: sources, compiler, flags and CPU."""
+    """The library's name, in which build.py hashes sources, compiler, flags and CPU."""
     return Path(library._name).stem  # pyright: ignore[reportPrivateUsage] - documented as public
 
 
 def about_machine(library: ctypes.CDLL) -> dict[str, str]:
-    """What every measured answer depends on."""
+    """The part of a question that every measured answer depends on."""
     cpus = ",".join(map(str, hardware_threads()))
     return {"library": library_key(library), "hardware_threads": cpus}
 
 
 def thread_answer(library: ctypes.CDLL, folder: Path | None) -> TunedKernel:
-    """The number of threads as a candidate's name: the physical cores, all hardware threads, or the
-    fast cores of a CPU that has slow ones.
+    """The number of threads, as the name of a candidate: the physical cores, all hardware threads,
+    or the fast cores of a CPU that also has slow ones.
 
-    A process keeps one team of threads for all its models, so their number is decided once, on
+    A process has one team of threads for all its models, so their number is decided once, on
     bfloat16 weights, for every precision.
     """
     numbers = (num_physical_cores(), len(hardware_threads()), num_fast_cores())
@@ -271,23 +273,23 @@ def thread_answer(library: ctypes.CDLL, folder: Path | None) -> TunedKernel:
         return TunedKernel(str(num_physical_cores()))
     question = about_machine(library) | {"choice": "threads", "candidates": ",".join(candidates)}
 
-    def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
+    def trial() -> dict[str, Mapping[str, Callable[[], object]]]:
         kinds = {name: NativeOps(library, torch.bfloat16, n) for name, n in candidates.items()}
         return {name: linear_works(ops) for name, ops in kinds.items()}
 
-    return decide(question, contest, folder=folder)
+    return decide(question, trial, folder=folder)
 
 
 def kind_answer(
     library: ctypes.CDLL, dtype: torch.dtype, scheme: str, folder: Path | None
 ) -> TunedKernel:
-    """The kind of linears of `dtype`, by a rule, or of int8, by measuring; the one that the
-    environment names goes first. Those that `refused_kinds` names are never taken.
+    """The kind of linears: the one that the environment names, or else by a rule for `dtype` and by
+    measuring for int8. Kinds that `refused_kinds` returns are never chosen.
 
-    Raises ConfigError where the environment names no kind.
+    Raises ConfigError if the environment names an unknown kind.
 
-    Kinds of linear are tried where they have the same bits, on integers, and with the physical
-    cores, whatever number of threads a user wants.
+    Only kinds with the same bits are timed, so only on integers; always with the physical cores,
+    whatever number of threads is set.
     """
     refused = refused_kinds(library, dtype, scheme)
     candidates = [kind for kind in ENDINGS if kind not in refused]
@@ -309,15 +311,15 @@ def kind_answer(
     }
     threads = num_physical_cores()
 
-    def contest() -> dict[str, Mapping[str, Callable[[], object]]]:
+    def trial() -> dict[str, Mapping[str, Callable[[], object]]]:
         kinds = {one: NativeInt8(library, threads, kind=one) for one in candidates}
         return {one: linear_works(linear) for one, linear in kinds.items()}
 
-    return decide(question, contest, folder=folder)
+    return decide(question, trial, folder=folder)
 
 
 def linear_works(kind: Packs) -> dict[str, Callable[[], object]]:
-    """A turn at each work, by name; weights are made of bfloat16.
+    """A function for each work that runs one turn of it; weights are packed from bfloat16.
 
     Large weights are many copies of one matrix, together larger than the last cache; small ones are
     one matrix that stays in a cache, where the start of a team of threads counts. Both have the
@@ -325,19 +327,19 @@ def linear_works(kind: Packs) -> dict[str, Callable[[], object]]:
     """
     rng = torch.Generator().manual_seed(0)
     large = kind.pack(torch.randn(LARGE_OI, generator=rng).bfloat16())
-    room = min(2 * last_cache_bytes(), MAX_LARGE_BYTES)
-    copies = cycle([large, *(copied(large) for _ in range(room // large.nbytes))])
+    most_bytes = min(2 * last_cache_bytes(), MAX_LARGE_BYTES)
+    copies = cycle([large, *(copied(large) for _ in range(most_bytes // large.nbytes))])
     small = kind.pack(torch.randn(SMALL_OI, generator=rng).bfloat16())
     works: dict[str, Callable[[], object]] = {}
     for rows in ROWS:
-        told = f"{rows} row{'s' if rows > 1 else ''}"
-        works[f"{told}, large"] = _turn(kind, copies, rows, 1)
-        works[f"{told}, small"] = _turn(kind, cycle([small]), rows, SMALL_CALLS)
+        label = f"{rows} row{'s' if rows > 1 else ''}"
+        works[f"{label}, large"] = _turn(kind, copies, rows, 1)
+        works[f"{label}, small"] = _turn(kind, cycle([small]), rows, SMALL_CALLS)
     return works
 
 
 def copied(packed: PackedLinear) -> PackedLinear:
-    """The same weights in memory of their own, of the kind that weights are in."""
+    """A copy of packed weights, in huge pages like other weights."""
     data = huge_pages.empty(*packed.data.shape, dtype=packed.data.dtype).copy_(packed.data)
     own = given(packed.descriptor, "descriptor")
     descriptor: Any = type(own).from_buffer_copy(own)

@@ -1,10 +1,10 @@
-"""Greedy acceptance of chains on tensors: how far each draft follows the target's argmax.
+"""Greedy acceptance of chains on tensors: a draft is accepted as far as it is the target's argmax.
 
     accept_len = the largest n with draft_i = argmax(logits_i) for all i < n
 
-The first largest logit is the choice, as everywhere. Row i of the logits judges draft token i, so
-the row behind the last draft token, which gives the bonus token, is not among them. Shorter drafts
-are padded with -1, which is never accepted.
+Of equal logits the first one counts, as everywhere. Row i of the logits is compared with draft
+token i, so the row after the last draft token, which gives the bonus token, is not passed. Shorter
+drafts are padded with -1, which is never accepted.
 
 Shapes:  B = sequences, K = drafted tokens, V = vocabulary, M = logits rows.
 """
@@ -32,5 +32,5 @@ def verify_prefix(
     choices_BK = torch.tensor(chosen, device=draft_ids_BK.device).view(draft_ids_BK.shape)
     agrees_BK = (choices_BK == draft_ids_BK) & (draft_ids_BK >= 0)
     accept_len_B = agrees_BK.cumprod(-1).sum(-1)
-    place_K = torch.arange(draft_ids_BK.shape[1], device=draft_ids_BK.device)
-    return accept_len_B, place_K < accept_len_B[:, None]
+    position_K = torch.arange(draft_ids_BK.shape[1], device=draft_ids_BK.device)
+    return accept_len_B, position_K < accept_len_B[:, None]

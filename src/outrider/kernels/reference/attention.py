@@ -1,13 +1,13 @@
 """Paged attention in PyTorch, the definition: softmax over exactly the keys that the plan names.
 
-Where the pages of a sequence lie in a row its keys are a view of the arena; else they are gathered,
-once a layer for all rows of the sequence. On a CPU every row is one identical series of calls on
-the first of those keys, whatever its neighbours; elsewhere the rows of a sequence are one call with
-a mask, which finds the nodes of a tree where they lie.
+If the pages of a sequence are consecutive, its keys are a view of the arena; otherwise they are
+gathered, once a layer for all rows of the sequence. On a CPU every row makes the same series of
+calls on the first of those keys, whatever its neighbours. On other devices the rows of a sequence
+are one call with a mask, and the nodes of a tree are read from their own slots.
 
 Shapes:  N = packed tokens, n = rows of a call, U = keys of a call, E = packed heads of qkv,
          O = packed query heads, G = key/value heads, R = query heads that share one, M = n times R,
-         S = slots, D = head size, H = query heads, T = keys that are out of place.
+         S = slots, D = head size, H = query heads, T = tail keys.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LINE = 16
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Rows that are handed keys `first` to `stop` of what was read; `mask_nU` is true where row n
-    may see key U, None where all see all. The last of these keys are written there first, from the
-    slots `tail_T`, where they lie out of place."""
+    """Rows that attend to keys `first` to `stop` of those that were read. `mask_nU` is true where
+    row n may see key U; None means that all rows see all keys. Before the call, the last of these
+    keys are overwritten with those in the slots `tail_T`, if any."""
 
     rows_n: Tensor
     first: int
@@ -43,14 +43,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class SequenceKeys:
-    """What is read for the rows of a sequence: the slots that `where` names, or a run of them.
-    No tail is written over what a later one of the `calls` is handed."""
+    """The keys to read for the rows of a sequence: the slots `where`, or a slice of slots. The
+    order of `calls` is such that no tail overwrites a key that a later call reads."""
 
     where: Tensor | slice
     calls: Sequence[Call]
 
     def read(self, x_GSD: Tensor, *, alone: bool) -> Tensor:
-        """As float32: a view where `x_GSD` is that and the slots are a run, else a copy."""
+        """The keys or values as float32: a view if `x_GSD` is float32 and the slots are a slice,
+        else a copy."""
         if isinstance(self.where, slice):
             x_GUD = x_GSD[:, self.where]
         else:
@@ -60,21 +61,21 @@ class SequenceKeys:
         if not alone:
             return x_GUD
         if x_GUD.shape[2] % _LINE:
-            # The last bit of BLAS may depend on where in a cache line a row begins.
+            # The last bit of BLAS may depend on a row's offset in a cache line.
             return functional.pad(x_GUD, (0, -x_GUD.shape[2] % _LINE))[..., : x_GUD.shape[2]]
         has_tails = any(call.tail_T is not None for call in self.calls)
         return x_GUD.clone() if is_view and has_tails else x_GUD
 
 
 class TorchAttention:
-    """`alone` computes every row by itself. Remembers what the last plan asks for, by window: local
-    layers may have a plan of their own."""
+    """The operator `attention`. With `alone`, every row is computed by itself. It stores the keys
+    of the last plan for each window, as local layers may have a plan of their own."""
 
-    __slots__ = ("_alone", "_asked")
+    __slots__ = ("_alone", "_known")
 
     def __init__(self, *, alone: bool) -> None:
         self._alone = alone
-        self._asked: dict[int, tuple[PackedPlan, list[SequenceKeys]]] = {}
+        self._known: dict[int, tuple[PackedPlan, list[SequenceKeys]]] = {}
 
     def __call__(
         self,
@@ -86,10 +87,10 @@ class TorchAttention:
         out_NO: Tensor,
     ) -> None:
         kind = AttentionKind.of(how)
-        asked, sequences = self._asked.get(kind.window, (None, ()))
-        if asked is not plan:
+        known, sequences = self._known.get(kind.window, (None, ()))
+        if known is not plan:
             sequences = list(sequence_keys(plan, alone=self._alone, window=kind.window))
-            self._asked[kind.window] = plan, sequences
+            self._known[kind.window] = plan, sequences
         for keys in sequences:
             k_GUD = keys.read(k_GSD, alone=self._alone)
             v_GUD = keys.read(v_GSD, alone=self._alone)
@@ -107,7 +108,7 @@ class TorchAttention:
 def _attend(
     q_nO: Tensor, k_GUD: Tensor, v_GUD: Tensor, mask_nU: Tensor | None, kind: AttentionKind
 ) -> Tensor:
-    """A row's query heads that share keys count as further rows of one head."""
+    """Attend with rows of queries. A row's query heads that share keys become rows of one head."""
     num_rows, (num_kv_heads, _, head_dim) = q_nO.shape[0], k_GUD.shape
     q_GnRD = q_nO.view(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1)
     num_shared = q_GnRD.shape[2]
@@ -140,8 +141,8 @@ def _weights(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Row `index` of the pass sees the keys at places `first` to `visible` of its sequence, and
-    those in the slots `extra`, which a chain would have at the places up to `stop`."""
+    """Row `index` of the pass. It sees the keys at positions `first` to `visible` of its sequence,
+    and those in the slots `extra`, which take the positions up to `stop`."""
 
     index: int
     first: int
@@ -151,7 +152,8 @@ class _Row:
 
 
 def sequence_keys(plan: PackedPlan, *, alone: bool, window: int = 0) -> Iterator[SequenceKeys]:
-    """A host sync: reads the plan. Rows see the last `window` of their keys, if not 0."""
+    """The keys that each sequence of a plan reads. Rows see the last `window` of their keys, if not
+    0. A host sync: reads the plan."""
     rows_of: dict[int, list[_Row]] = {}
     for row, seq in zip(_rows(plan, window), host_ints(plan.seq_N), strict=True):
         rows_of.setdefault(seq, []).append(row)
@@ -173,32 +175,33 @@ def _rows(plan: PackedPlan, window: int) -> Iterator[_Row]:
 
 
 def _row_by_row(plan: PackedPlan, pages: list[int], rows: Sequence[_Row]) -> SequenceKeys:
-    """A tail takes the places of keys that only rows which see further read: those come first."""
+    """A call for each row. A tail overwrites keys that only rows with more visible keys read, so
+    those rows come first."""
     device, rows = plan.seq_N.device, sorted(rows, key=lambda row: -row.visible)
     order_N = torch.tensor([row.index for row in rows], device=device)
     begin, end = min(row.first for row in rows), max(row.stop for row in rows)
     calls: list[Call] = []
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         tail_T = torch.tensor(row.extra, device=device) if row.extra else None
-        mine = order_N[place : place + 1]
+        mine = order_N[position : position + 1]
         calls.append(Call(mine, row.first - begin, row.stop - begin, tail_T=tail_T))
     return SequenceKeys(_where(plan, pages, begin, end), calls)
 
 
 def _in_one_call(plan: PackedPlan, pages: list[int], rows: Sequence[_Row]) -> SequenceKeys:
     size = plan.page_size
-    # Nodes lie behind what the text holds. There a page has its column, but for columns without a
-    # page, which have a 0; before it the table may name pages that were given back.
+    # Nodes come after the text's own keys, where each page has its column (a column without a page
+    # has a 0). Before that, the table may have pages that were freed.
     held = min(row.visible for row in rows) // size
     column_of = {page: column for column, page in reversed([*enumerate(pages[held:], held)])}
     nodes = [[column_of[s // size] * size + s % size for s in row.extra] for row in rows]
     begin = min(row.first for row in rows)
-    last = [*(row.visible for row in rows), *(place + 1 for own in nodes for place in own)]
+    last = [*(row.visible for row in rows), *(position + 1 for own in nodes for position in own)]
     end = max(last)
     sees_nU = np.zeros((len(rows), end - begin), dtype=bool)
-    for sees_U, row, places in zip(sees_nU, rows, nodes, strict=True):
+    for sees_U, row, positions in zip(sees_nU, rows, nodes, strict=True):
         sees_U[row.first - begin : max(row.visible - begin, 0)] = True
-        sees_U[[place - begin for place in places]] = True
+        sees_U[[position - begin for position in positions]] = True
     device = plan.seq_N.device
     mask_nU = None if sees_nU.all() else torch.tensor(sees_nU, device=device)
     rows_n = torch.tensor([row.index for row in rows], device=device)
@@ -207,13 +210,13 @@ def _in_one_call(plan: PackedPlan, pages: list[int], rows: Sequence[_Row]) -> Se
 
 
 def _where(plan: PackedPlan, pages: list[int], begin: int, end: int) -> Tensor | slice:
-    """The slots of places `begin` to `end` of a sequence."""
+    """The slots of positions `begin` to `end` of a sequence; a slice for consecutive pages."""
     size = plan.page_size
     first, last = begin // size, (end - 1) // size
     held = pages[first : last + 1]
     if held == list(range(held[0], held[0] + len(held))):
         start = held[0] * size + begin % size
         return slice(start, start + end - begin)
-    place_U = torch.arange(begin, end)
-    slots_U = torch.tensor(pages)[place_U // size] * size + place_U % size
+    positions_U = torch.arange(begin, end)
+    slots_U = torch.tensor(pages)[positions_U // size] * size + positions_U % size
     return slots_U.to(plan.pages_BP.device)

@@ -7,11 +7,11 @@ query q and key k of length 1 (q divided by sqrt(K) besides), a decay and a rate
 
 q, k and v come from a causal depth-wise convolution over the joint channels, then SiLU. Every token
 takes the same calls on tensors of the same shapes, so its bits do not depend on how a text was cut
-into passes; a form that reads chunks at once would round otherwise.
+into passes; a form that reads chunks at once would round differently.
 
-Shapes:  L = recurrent layers, W = rows that the convolution remembers or J - 1, C = channels,
+Shapes:  L = recurrent layers, W = earlier rows that the convolution reads or J - 1, C = channels,
          G = key heads, H = value heads, K = key size, V = value size, N = packed tokens, n = tokens
-         of a run, T = remembered rows and rows of a run, J = taps of the convolution, P = outputs
+         of a run, T = earlier rows and rows of a run, J = taps of the convolution, P = outputs
          of a layer's first product, O = H x V.
 """
 
@@ -29,8 +29,8 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class StateCell:
-    """All recurrent layers' states after one token, float32. `conv_LWC` are the last W inputs of
-    the convolution, the oldest first."""
+    """The states of all recurrent layers after one token, float32. `conv_LWC` are the last W inputs
+    of the convolution, the oldest first."""
 
     conv_LWC: Tensor
     state_LHKV: Tensor
@@ -38,8 +38,8 @@ class StateCell:
 
 @dataclass(frozen=True, slots=True)
 class InputCell:
-    """What one token does to all recurrent states, float32: S becomes decay S + key change^T, and
-    `conv_LC` is what the convolution remembers of it."""
+    """The effect of one token on all recurrent states, float32: S becomes decay S + key change^T,
+    and `conv_LC` are the token's inputs of the convolution."""
 
     conv_LC: Tensor
     key_LGK: Tensor
@@ -61,13 +61,13 @@ class StateShape:
 
     @property
     def state_bytes(self) -> int:
-        """Of one cell."""
+        """Bytes of one StateCell."""
         window = (self.num_taps - 1) * self.num_channels
         return _FLOAT_BYTES * self.num_layers * (window + self._state_size)
 
     @property
     def input_bytes(self) -> int:
-        """Of one token's inputs."""
+        """Bytes of one InputCell."""
         vectors = self.num_key_heads * self.key_dim + self.num_heads * (self.value_dim + 1)
         return _FLOAT_BYTES * self.num_layers * (self.num_channels + vectors)
 
@@ -97,15 +97,15 @@ class StateShape:
 class TokenRun:
     """Packed tokens from `first` on, each the parent of the next.
 
-    The state before them is that of cell `source` (None: nothing was read yet) after `replayed`
-    inputs, which then goes to the cell `fold`. Entry i of `states` and of `inputs` is the cell that
-    keeps the state after token i, or what it did; None keeps nothing.
+    The state before them is that of cell `source` (None: nothing was read yet) after the inputs in
+    the cells `replayed`; it is also stored in the cell `fold`, if any. Entry i of `states` is the
+    cell for the state after token i, and entry i of `inputs` the cell for the token's effect; None
+    stores nothing.
 
-    A recurrence reads its sequence token by token, so a plan cuts a pass into runs: consecutive
-    packed tokens. A run starts from a cell, which holds the state after some token, and may leave
-    the state after any of its tokens in other cells. Where whole states are too much to keep,
-    inputs are kept instead (a token changes the state by a product of two vectors), and a run may
-    first replay them.
+    A recurrence reads its sequence token by token, so a plan cuts a pass into runs of consecutive
+    packed tokens. A run starts from a cell with the state after some token, and may store the state
+    after any of its tokens in other cells. If whole states take too much memory, inputs are stored
+    instead (a token changes the state by a product of two vectors), and a run may replay them.
     """
 
     first: int
@@ -120,15 +120,15 @@ class TokenRun:
         return self.first + len(self.states)
 
 
-# As the published checkpoints were trained.
+# The value with which the published checkpoints were trained.
 NORM_EPS = 1e-6
-# Functions of each number by itself.
+# Functions that map each number by itself.
 _OF_ONE_NUMBER = (torch.sigmoid, functional.silu)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """Of one layer, float32. `rate_H` is exp(A_log)."""
+    """Weights of one layer, float32. `rate_H` is exp(A_log)."""
 
     conv_JC: Tensor
     rate_H: Tensor
@@ -143,7 +143,7 @@ class DeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What runs read and write, by number."""
+    """The cells that runs read and write, by number."""
 
     states: Sequence[StateCell]
     inputs: Sequence[InputCell]
@@ -151,7 +151,7 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """Packed tokens as the recurrence takes them. Keys and queries are normed and scaled."""
+    """Inputs of the recurrence for packed tokens. Keys and queries are normed and scaled."""
 
     q_NGK: Tensor
     k_NGK: Tensor
@@ -168,7 +168,7 @@ def torch_delta(
     layer: int,
     out_NO: Tensor,
 ) -> None:
-    """All of it: from a layer's first product to what its output norm reads.
+    """The operator `delta`: from a layer's first product to the input of its output norm.
 
     The convolution's channels are the first columns of `first_NP`, b and a of every value head the
     last. Writes `out_NO` and, of recurrent layer `layer`, the cells that `runs` name.
@@ -189,7 +189,7 @@ def convolve(
     layer: int,
     out_NC: Tensor,
 ) -> None:
-    """Before SiLU. Writes the convolution's part of the cells that `runs` name."""
+    """The convolution, before SiLU. Writes its part of the cells that `runs` name."""
     taps = conv_JC.shape[0]
     for run in runs:
         rows_TC = torch.cat([*_remembered(run, cells, layer, mixed_NC, taps - 1)])
@@ -223,7 +223,8 @@ def _remembered(
 
 
 def prepare(mixed_NC: Tensor, gates_N2H: Tensor, weights: DeltaWeights) -> DeltaInputs:
-    """From the convolution's output, after SiLU, and the two gates of each value head, b then a."""
+    """Inputs of the recurrence, made from the convolution's output after SiLU and from the two
+    gates of each value head, b then a."""
     num_rows, num_heads = mixed_NC.shape[0], weights.rate_H.shape[0]
     key_size = weights.num_key_heads * weights.key_dim
     q_NO, k_NO, v_NO = torch.split(
@@ -248,8 +249,8 @@ def _unit(x_NGK: Tensor) -> Tensor:
 
 
 def by_row(function: Callable[[Tensor], Tensor], x_NF: Tensor) -> Tensor:
-    """One identical call a row: on a CPU exponentials differ in the last bit between the loops
-    that PyTorch takes for the middle and for the end of a tensor."""
+    """Apply `function` by one identical call for each row: on a CPU, exponentials differ in the
+    last bit between the loops that PyTorch uses for the middle and for the end of a tensor."""
     if x_NF.device.type != "cpu" and function in _OF_ONE_NUMBER:
         return function(x_NF)
     return torch.stack([function(row_F) for row_F in x_NF.contiguous()])
@@ -258,7 +259,7 @@ def by_row(function: Callable[[Tensor], Tensor], x_NF: Tensor) -> Tensor:
 def recur(
     inputs: DeltaInputs, runs: Sequence[TokenRun], cells: Cells, layer: int, out_NHV: Tensor
 ) -> None:
-    """Writes the recurrence's part of the cells that `runs` name."""
+    """The recurrence. Writes its part of the cells that `runs` name."""
     shared = inputs.v_NHV.shape[1] // inputs.k_NGK.shape[1]
     q_NHK = inputs.q_NGK.repeat_interleave(shared, dim=1)
     k_NHK = inputs.k_NGK.repeat_interleave(shared, dim=1)
@@ -294,7 +295,7 @@ def _started(run: TokenRun, cells: Cells, layer: int, k_NHK: Tensor, v_NHV: Tens
 
 
 def replay(state_HKV: Tensor, cell: InputCell, layer: int) -> None:
-    """Do to `state_HKV`, in place, what a token did: the same bits, without its query."""
+    """Apply a stored token's effect to `state_HKV`, in place: the same bits, without its query."""
     key_GK, change_HV = cell.key_LGK[layer], cell.change_LHV[layer]
     key_HK = key_GK.repeat_interleave(change_HV.shape[0] // key_GK.shape[0], dim=0)
     state_HKV.mul_(cell.decay_LH[layer][:, None, None])

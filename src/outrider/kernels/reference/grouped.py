@@ -1,8 +1,9 @@
 """Linears of groups in PyTorch, the definition: weights of 4 bits, and output heads of 8.
 
-quantise.py says how weights are held. Every GROUP inputs of a row of activations become integers of
--127 to 127 and one scale, their largest magnitude over 127. Sums of integers are exact in any
-order, so a row's bits do not depend on the rows beside it. Group after group, rounding once a step,
+quantise.py defines the format of weights. Every GROUP inputs of a row of activations become
+integers of -127 to 127 and one scale, their largest magnitude over 127. Sums of integers are exact
+in any order, so a row's bits do not depend on other rows. Group after group, with one rounding in
+each step,
 
     sum = fma(sum of code * integer, scale * row's scale, sum)
     sum = fma(minimum, row's scale * sum of integers, sum)
@@ -27,13 +28,13 @@ from outrider.kernels.reference.quantise import quantise
 SCHEMES = ("int8", "int4")
 # Bits of matrices and of the output head.
 BITS, HEAD_BITS = 4, 8
-# Groups whose sums are made at once.
+# Groups whose sums are computed at once.
 _AT_ONCE = 16
 
 
 class TorchGrouped:
-    """The definition, on any device. Codes are held one to a byte. Devices without float64 round a
-    step twice."""
+    """The definition, on any device. Each code takes a byte. Devices without float64 round twice in
+    a step."""
 
     scheme = "int4"
 
@@ -68,7 +69,7 @@ class TorchGrouped:
             out_NO.copy_(sum_NO)
 
     def table(self, packed: PackedLinear, dtype: torch.dtype) -> PackedTable:
-        """Outputs of a packed matrix as rows of tokens."""
+        """The outputs of a packed matrix as the rows of a table of tokens."""
         factors_FVG = _factors(packed)
 
         def read(rows_N: Tensor, out_ND: Tensor) -> None:
@@ -83,12 +84,12 @@ class TorchGrouped:
 
 
 def definition(scheme: str) -> TorchInt8 | TorchGrouped:
-    """Of one of SCHEMES."""
+    """The reference implementation of one of SCHEMES."""
     return TorchInt8() if scheme == "int8" else TorchGrouped()
 
 
 def in_whole_groups(x_NI: Tensor) -> Tensor:
-    """Padded with zeros."""
+    """`x_NI` padded with zeros to whole groups of inputs."""
     return functional.pad(x_NI, (0, -x_NI.shape[1] % GROUP))
 
 
@@ -106,8 +107,9 @@ def _factors(packed: PackedLinear) -> Tensor:
 
 
 def _fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a * b + c, rounded once. The product is exact in float64: one factor has at most 20 bits. A
-    sum that is not becomes odd in its last bit, and so rounds on as the exact one would."""
+    """a * b + c, rounded once. The product is exact in float64: one factor has at most 20 bits. If
+    the sum is not exact, its last bit is made odd, so it rounds to float32 as the exact sum would.
+    """
     if a.device.type == "mps":
         return a * b + c
     product, c = a.double() * b.double(), c.double()

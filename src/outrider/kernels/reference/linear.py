@@ -2,7 +2,7 @@
 
 A row of activations becomes integers of -127 to 127 and one scale, its largest magnitude over 127;
 int8 weights are such a row for each output. Sums of integers are exact in any order, so a row's
-bits do not depend on the rows beside it:
+bits do not depend on other rows:
 
     out = sum * (row's scale * output's scale)
 
@@ -22,7 +22,7 @@ from torch.nn import functional
 from outrider.core.errors import ContractError
 from outrider.kernels.plan import PackedLinear
 
-# To multiples of this inputs are padded.
+# Inputs are padded to a multiple of this.
 GROUP = 32
 # Beyond this an int32 sum could overflow.
 MAX_INPUTS = 131_072
@@ -30,7 +30,7 @@ MAX_INPUTS = 131_072
 _CHUNK = 1024
 # A row whose largest magnitude is below this is all zeros: 127 over it would be infinite.
 _TINY = 1e-30
-# Weights are quantised some at a time, since the way there needs several float32 copies.
+# Weights are quantised some at a time, since quantising needs several float32 copies.
 _WEIGHTS_AT_ONCE = 1 << 23
 
 
@@ -51,8 +51,8 @@ def num_groups(num_in: int) -> int:
 
 
 def in_parts(weight_OI: Tensor, multiple: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first output, values_OI as int8, scale_O) of so many outputs at a time; the inputs are
-    padded to whole groups, the outputs to a multiple of `multiple`."""
+    """(first output, values_OI as int8, scale_O) of some outputs at a time; inputs are padded to
+    whole groups, outputs to a multiple of `multiple`."""
     num_out, num_in = weight_OI.shape
     if not 0 < num_in <= MAX_INPUTS:
         raise ContractError("too many inputs for sums of 32 bits")
@@ -110,7 +110,7 @@ TILE = 8
 
 
 def pack_tiled(weight_OI: Tensor) -> PackedLinear:
-    """For CPUs: values of the weight's dtype, held as float32 since BLAS is fastest there."""
+    """Pack a weight for CPUs: values of its dtype, stored as float32, for which BLAS is fastest."""
     num_out, num_in = weight_OI.shape
     data_OI = weight_OI.detach().to(torch.float32, copy=True).contiguous()
     tile = TILE if _rows_alike(data_OI) else 1
@@ -129,13 +129,12 @@ def pack_plain(weight_OI: Tensor) -> PackedLinear:
 
 
 class TorchLinear:
-    """`dtype` is what activations are rounded to: the dtype of the weights before packing.
+    """out_NO (+)= round(x_NI) W_OI^T, accumulated in float32.
 
-    out_NO (+)= round(x_NI) W_OI^T, accumulated in float32; activations are rounded to the weight's
-    dtype. BLAS picks its loops by the number of rows, so on a CPU every call gets exactly TILE
-    rows, short tiles padded with zeros. `pack` checks on the real weight that all rows of a tile
-    are computed alike, and falls back to one row a call where they are not. Other devices take one
-    ordinary call.
+    Activations are rounded to `dtype`, the dtype of the weights before packing. BLAS picks its
+    loops by the number of rows, so on a CPU every call gets exactly TILE rows, short tiles padded
+    with zeros. `pack` checks on the real weight that all rows of a tile have the same bits, and
+    falls back to calls of one row if they have not. Other devices take one ordinary call.
     """
 
     __slots__ = ("_dtype",)

@@ -2,8 +2,8 @@
 
 On a CPU these operators are row-invariant because they use only additions, products, divisions and
 square roots, which IEEE rounds alike in vector and scalar loops. The exponentials of SiLU, GELU
-and tanh differ in the last bit between both forms: what ends in `by_row` therefore makes one
-identical call per row.
+and tanh differ in the last bit between the two kinds of loops, so functions whose names end with
+`by_row` make one identical call for each row.
 
 Shapes:  N = packed tokens, E = packed query, key and value heads, D = head size or hidden size,
          F = feed-forward size, T = positions, H = head size / 2, G = key/value heads, S = slots,
@@ -27,7 +27,7 @@ def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, out_ND: Tensor) -> None
 
 
 def layer_norm(x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, out_ND: Tensor) -> None:
-    """The RMS norm of what is centred, plus a bias."""
+    """The RMS norm of the centred row, plus a bias."""
     rms_norm(x_ND - x_ND.mean(-1, keepdim=True), weight_D, eps, out_ND)
     out_ND.add_(bias_D)
 
@@ -107,7 +107,7 @@ def gelu_by_row(x_NF: Tensor, out_NF: Tensor) -> None:
 def rope_append(
     qkv_NE: Tensor, cos_TH: Tensor, sin_TH: Tensor, plan: PackedPlan, k_GSD: Tensor, v_GSD: Tensor
 ) -> None:
-    """Rotates the query and key heads of `qkv_NE` in place and writes keys and values."""
+    """Rotate the query and key heads of `qkv_NE` in place; write keys and values to the arena."""
     num_kv_heads, head_dim = k_GSD.shape[0], head_dim_of(k_GSD)
     heads_NAD = qkv_NE.view(plan.num_tokens, -1, head_dim)
     rotated_NAD = heads_NAD[:, :-num_kv_heads]
@@ -123,8 +123,8 @@ def rope_append(
 
 
 def argmax(logits_MV: Tensor) -> list[int]:
-    """The first largest of each row; -1 where a row has a NaN, which PyTorch takes for the largest.
-    A host sync."""
+    """The index of the first largest of each row; -1 for a row with a NaN, which PyTorch counts as
+    the largest. A host sync."""
     best_M = logits_MV.argmax(-1)
     is_nan_M = logits_MV.gather(-1, best_M[:, None])[:, 0].isnan()
     return host_ints(best_M.masked_fill(is_nan_M, -1))

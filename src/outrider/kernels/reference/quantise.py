@@ -1,14 +1,14 @@
-"""Chooses codes of 4 and 8 bits for weights, in NumPy on the CPU: every machine chooses alike. The
-native kernels have the same bits (csrc/quantise.cpp).
+"""Chooses codes of 4 and 8 bits for weights, in NumPy on the CPU: every machine makes the same
+choice. The native kernels have the same bits (csrc/quantise.cpp).
 
-Every GROUP inputs of an output have a scale, and those of 4 bits a minimum, that float16 holds:
+Every GROUP inputs of an output have a scale and, with 4 bits, a minimum, both float16:
 
     4 bits    weight = scale * code + minimum     codes of 0 to 15, GGUF's Q4_1
     8 bits    weight = scale * code               codes of -127 to 127, GGUF's Q8_0
 
-Scale and minimum of 4 bits are those of the least squared error that is found, large numbers
-weighing more: for some widths of a group's range the nearest codes are taken, then the best scale
-and minimum for those codes. A group with a NaN, an infinity or numbers that float16 cannot scale
+For 4 bits, scale and minimum are searched for the least squared error, in which large numbers weigh
+more: for some widths of a group's range, the search takes the nearest codes, then the best scale
+and minimum for these codes. A group with a NaN, an infinity or numbers that float16 cannot scale
 gets the scale NaN.
 
 Shapes:  O = outputs, I = inputs, G = groups, C = the inputs of a group, M = groups at once,
@@ -38,20 +38,20 @@ Part = tuple[Codes, Floats]
 MOST_CODE, MOST_SIGNED = 15, 127
 # A group's range in steps between codes; beyond 15.5 there would be a code too many.
 _TRIED_STEPS = (14.2, 14.6, 15.0, 15.4)
-# Groups at once: what they pass through stays in the cache.
+# Groups at once, so few that intermediate results stay in the cache.
 _AT_ONCE = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A matrix as codes, one to a byte, and factors: scales, and of 4 bits minimums. The inputs are
-    padded to whole groups."""
+    """A matrix as codes, one in a byte, and factors: scales and, with 4 bits, minimums. The inputs
+    are padded to whole groups."""
 
     codes_OI: Tensor
     factors_FOG: Tensor
 
     def blocks(self) -> Bytes:
-        """The same as GGUF files have it, row by row."""
+        """The matrix as blocks of GGUF's types, row by row."""
         num_factors, num_out, num_groups = self.factors_FOG.shape
         halves_OGF = self.factors_FOG.numpy().astype(np.float16).transpose(1, 2, 0)
         codes_OGC: Bytes = self.codes_OI.numpy().view(np.uint8)
@@ -76,7 +76,7 @@ def quantise(weight_OI: Tensor, bits: int) -> Groups:
     def fill(first: int) -> None:
         some_OI = weight_OI[first : first + step].detach().float().cpu()
         padded_OI = functional.pad(some_OI, (0, num_groups * GROUP - num_in))
-        # A damaged weight may be infinite or no number: whoever runs the model is told.
+        # A damaged weight may be infinite or NaN: the model's run reports that.
         with np.errstate(all="ignore"):
             codes_MC, factors_FM = choose(padded_OI.contiguous().numpy().reshape(-1, GROUP))
         rows = len(some_OI)
@@ -125,7 +125,7 @@ def _searched(x_CM: Floats, low_M: Floats, high_M: Floats) -> tuple[Floats, Floa
     weight_CM = np.abs(x_CM)
     weight_CM *= _inverse(np.maximum(np.abs(low_M), np.abs(high_M)))
     weight_CM += weight_CM.sum(axis=0) / np.float32(GROUP)
-    # From 0 to 1, so that no sum is large beside the differences that matter.
+    # From 0 to 1, so that no sum is large compared with the differences that matter.
     unit_CM = x_CM - low_M
     unit_CM *= _inverse(range_M)
     weighted_CM = weight_CM * unit_CM
@@ -143,7 +143,7 @@ def _searched(x_CM: Floats, low_M: Floats, high_M: Floats) -> tuple[Floats, Floa
         own_M = weights_M * mixed_M - first_M * sum_M
         own_M /= weights_M * squares_M - sum_M * sum_M
         own_min_M = (first_M - own_M * sum_M) / weights_M
-        # By so much the squared error is less than the sum of squares.
+        # The difference of the sum of squares and the squared error.
         gain_M = own_M * mixed_M + own_min_M * first_M
         better_M = gain_M > best_M
         for best, own in ((best_M, gain_M), (scale_M, own_M), (min_M, own_min_M)):
@@ -154,11 +154,11 @@ def _searched(x_CM: Floats, low_M: Floats, high_M: Floats) -> tuple[Floats, Floa
 
 
 def _half(factor: Floats) -> Floats:
-    """As float16 holds it; NaN for what that cannot."""
+    """`factor` rounded to float16; NaN if that is not finite."""
     factor = factor.astype(np.float16).astype(np.float32)
     return np.where(np.isfinite(factor), factor, np.float32(np.nan))
 
 
 def _inverse(scale: Floats) -> Floats:
-    """0 of 0, and of NaN."""
+    """1 / scale; 0 for a scale of 0 or NaN."""
     return np.where(np.abs(scale) > 0, np.float32(1) / scale, np.float32(0))

@@ -1,4 +1,4 @@
-"""Types of tensors in GGUF files, and the numbers of their blocks, a piece of many at once.
+"""Types of tensors in GGUF files, and the decoding of their blocks to numbers, many at once.
 
 A block begins or ends with its scale d, mostly a float16; q are its integers and x its numbers, in
 float32. Two integers of 4 bits share a byte: the lower halves come first, then the upper ones.
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """`block` values take `block_bytes`; a type that is not `supported` has none. `number` is what
-    files call it."""
+    """A type of tensor: `block` values take `block_bytes`, 0 if the type is not supported. Files
+    name the type by `number`."""
 
     name: str
     number: int
@@ -73,29 +73,29 @@ TYPES: Mapping[int, TensorType] = {
 }  # fmt: skip
 SUPPORTED = tuple(kind.name for kind in TYPES.values() if kind.supported)
 
-# Scales of 6 bits, and of 4, take a byte where kernels run on blocks, and integers of 2 and 3 bits
-# take 4; an exponent takes 2 bytes.
+# Where kernels run on blocks, scales of 6 bits and of 4 take a byte, integers of 2 and 3 bits take
+# 4 bits, and an exponent takes 2 bytes.
 _HELD = {"Q2_K": 164, "Q3_K": 146, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138, "MXFP4": 18}
 
 
 def held_bytes(kind: TensorType) -> int:
-    """Of a block, as csrc/groups.h holds it."""
+    """Bytes of a block in memory, as csrc/groups.h holds it."""
     return _HELD.get(kind.name, kind.block_bytes)
 
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-# Numbers that are made at once: what they pass through stays in the cache.
+# Numbers decoded at once, so few that intermediate results stay in the cache.
 _AT_ONCE = 1 << 17
 
 
 def decode(raw: Bytes, kind: TensorType) -> Floats:
-    """The numbers of `raw`, whole blocks of a quantised type, one after another. By one thread, and
-    not by PyTorch's, which wait for each other after every step."""
+    """Decode `raw`, whole blocks of a quantised type, to numbers in order. One thread does it, as
+    PyTorch's threads would wait for each other after every step."""
     blocks_NB = raw.reshape(-1, kind.block_bytes)
     out_NX = np.empty((len(blocks_NB), kind.block), np.float32)
     step = _AT_ONCE // kind.block
-    # A damaged scale may be infinite or no number: whoever runs the model is told.
+    # A damaged scale may be infinite or NaN: the model's run reports that.
     with np.errstate(all="ignore"):
         for first in range(0, len(blocks_NB), step):
             part_NB = blocks_NB[first : first + step]
@@ -109,20 +109,20 @@ def _half(blocks_NB: Bytes, at: int) -> Floats:
 
 
 def _nibbles(bytes_NB: Bytes) -> Bytes:
-    # A copy first: operations on rows that lie apart take several times as long.
+    # Copied first: operations on rows that are not contiguous take several times as long.
     bytes_NB = bytes_NB.copy()
     return cast("Bytes", np.concatenate([bytes_NB & 15, bytes_NB >> 4], axis=-1))
 
 
 def _bits(bytes_NB: Bytes, num_bits: int) -> Bytes:
-    """Integers of `num_bits` bits, by their place in the byte and then by the byte."""
+    """Integers of `num_bits` bits, ordered by their position in the byte and then by the byte."""
     shifts_S1 = np.arange(0, 8, num_bits, dtype=np.uint8)[:, None]
     ints = (bytes_NB.copy()[..., None, :] >> shifts_S1) & ((1 << num_bits) - 1)
     return cast("Bytes", ints)
 
 
 def _fifth(bytes_N4: Bytes) -> Bytes:
-    """32 bits in their order, each as 0 or 16."""
+    """The 32 bits of 4 bytes in order, each as 0 or 16."""
     return cast("Bytes", np.unpackbits(bytes_N4, axis=1, bitorder="little") << 4)
 
 
@@ -164,8 +164,8 @@ def _q2_k(blocks_NB: Bytes, out_NX: Floats) -> None:
 
 
 def _q3_k(blocks_NB: Bytes, out_NX: Floats) -> None:
-    """32 bytes of third bits, 64 of lower ones, 12 of scales of 6 bits, d. Where the third bit is
-    missing, 4 is taken away."""
+    """32 bytes of third bits, 64 of lower ones, 12 of scales of 6 bits, d. 4 is subtracted where
+    the third bit is 0."""
     upper = _bits(blocks_NB[:, :32], 1).reshape(-1, 16, 16)
     lower = _bits(blocks_NB[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     low_scales = _nibbles(blocks_NB[:, 96:104])
@@ -177,8 +177,8 @@ def _q3_k(blocks_NB: Bytes, out_NX: Floats) -> None:
 
 
 def _scales_and_offsets(blocks_NB: Bytes) -> tuple[Floats, Floats]:
-    """Eight d s and e t each, of integers of 6 bits in 12 bytes: four whole ones each, whose upper
-    two bits belong to the other four."""
+    """Eight products d s and eight e t, of 6-bit s and t in 12 bytes. Four s and four t fill the
+    low 6 bits of a byte; the upper two bits of these bytes belong to the other four."""
     first, second, third = (blocks_NB[:, at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     offsets = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
@@ -203,7 +203,7 @@ def _q5_k(blocks_NB: Bytes, out_NX: Floats) -> None:
 
 
 def _q6_k(blocks_NB: Bytes, out_NX: Floats) -> None:
-    """Of each 128 integers 64 bytes have the lower halves and 32 the upper two bits."""
+    """128 integers at a time: 64 bytes of their lower 4 bits, and 32 bytes of their upper two."""
     lower = _nibbles(blocks_NB[:, :128].reshape(-1, 2, 64)).reshape(-1, 16, 16)
     upper = _bits(blocks_NB[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     out_NSP = out_NX.reshape(-1, 16, 16)

@@ -1,8 +1,8 @@
 """config.json of a GGUF file: its sizes and settings under the names of Hugging Face.
 
-A key that llama.cpp reads for an architecture, or that another model of the same name has, and
-that is not read here, is refused unless its value changes nothing; any other unknown key is noted.
-Numbers were rounded to float32 in the file; the shortest decimal that rounds alike is the original.
+A key that is not read here is refused, unless its value changes nothing, if llama.cpp reads it for
+an architecture or another model of the same name has it; any other unknown key is noted. The file
+holds numbers as float32; the shortest decimal that rounds to the same float32 is the original.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _READ = frozenset((
     # They change nothing.
     "rope.scaling.finetuned", "tensor_data_layout",
 ))  # fmt: skip
-# Keys of some architectures only.
+# Keys that are read of some architectures only.
 _READ_BY: Mapping[str, tuple[str, ...]] = {
     "expert_count": MIXTURES,
     "expert_used_count": MIXTURES,
@@ -80,7 +80,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rope.scaling.yarn_log_multiplier": (),
     "use_parallel_residual": (),
 }
-# Sizes that sliding layers, or what the model gives out, have of their own, and the usual ones.
+# Keys for sizes of sliding layers or of the output, and the keys that they must agree with.
 _SAME_AS = {
     "attention.key_length_swa": "attention.key_length",
     "attention.value_length_swa": "attention.value_length",
@@ -88,7 +88,7 @@ _SAME_AS = {
     "rope.dimension_count_swa": "rope.dimension_count",
 }
 _MAX_NAMED = 5
-# Layers of Gemma's largest models, whose queries are scaled by another size than that of a head.
+# Numbers of layers of Gemma's largest models, which do not scale queries by the size of a head.
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 # Settings that may have a value for each layer.
 _BY_LAYER = (
@@ -101,7 +101,7 @@ _BY_LAYER = (
 
 
 def architecture_of(header: Header) -> str:
-    """Raises CheckpointError for one that we do not read."""
+    """The architecture of a file. Raises CheckpointError if it is not supported."""
     found = JsonObject(str(header.path), header.metadata).text("general.architecture")
     if found not in MODEL_TYPES:
         raise CheckpointError(
@@ -117,7 +117,8 @@ def head_dim_of(header: Header) -> int:
 
 
 def config_of(header: Header) -> dict[str, Any]:
-    """Raises CheckpointError, naming file and key, for what is missing or not supported."""
+    """The contents of config.json. Raises CheckpointError, naming file and key, for a key that is
+    missing or a value that is not supported."""
     sizes = _Sizes(header)
     arch = sizes.arch
     _refuse_keys(header, arch, sizes.usual)
@@ -138,7 +139,7 @@ def missing_in(header: Header) -> str | None:
 
 
 def notes_of(header: Header) -> tuple[str, ...]:
-    """A note that names the keys below the architecture's name that nobody here knows."""
+    """A note that names the unknown keys of the architecture, if there are any."""
     arch = architecture_of(header)
     known = _NEUTRAL.keys() | _SAME_AS.keys()
     unknown = sorted(
@@ -153,8 +154,8 @@ def notes_of(header: Header) -> tuple[str, ...]:
 
 
 def _refuse_keys(header: Header, arch: str, sizes: Mapping[str, int]) -> None:
-    """Raise CheckpointError for a key that is not read and changes the logits. `sizes` are those
-    of the model by their keys."""
+    """Raise CheckpointError for a key that is not read here and changes the logits. `sizes` are the
+    model's sizes by key."""
     for key, value in _own_keys(header, arch).items():
         if _is_read(key, arch):
             continue
@@ -192,7 +193,7 @@ def _shown(value: object) -> str:
 
 
 class _Sizes:
-    """What several settings are made of."""
+    """Sizes that several settings are made of."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
@@ -216,12 +217,12 @@ class _Sizes:
 
     @property
     def turning(self) -> int:
-        """How much of a head turns with positions."""
+        """Number of dimensions of a head that rotate with positions."""
         return self.integer("rope.dimension_count", self.head_dim)
 
     @property
     def usual(self) -> dict[str, int]:
-        """Sizes that other keys may repeat."""
+        """Sizes by key that other keys may repeat."""
         return {
             "attention.key_length": self.head_dim,
             "attention.value_length": self.head_dim,
@@ -250,7 +251,7 @@ class _Sizes:
         return self.raw.has(f"{self.arch}.{key}")
 
     def is_set(self, key: str) -> bool:
-        """Whether the file has the key, and not 0 for it."""
+        """True if the file has the key with another value than 0."""
         return self.raw.values.get(f"{self.arch}.{key}") not in (None, 0)
 
 
@@ -278,7 +279,7 @@ def _llama(sizes: _Sizes) -> dict[str, Any]:
 
 
 def _has_bias(entries: Iterable[str], kind: str) -> bool:
-    """Whether a layer has one in its attention (`attn_`) or its FFN (`ffn_`); experts do not
+    """True if some layer has a bias in its attention (`attn_`) or its FFN (`ffn_`). Experts do not
     count."""
     ends = tuple(f".{kind}{part}.bias" for part in ("q", "k", "v", "output", "gate", "up", "down"))
     return any(name.endswith(ends) for name in entries)
@@ -330,7 +331,7 @@ def _gpt2(sizes: _Sizes) -> dict[str, Any]:
 
 
 def _window(sizes: _Sizes) -> dict[str, Any]:
-    """Layers that slide, under the names of the family; in `llama` they make it a Mistral."""
+    """Settings of sliding layers under the family's names; a `llama` with them is a Mistral."""
     if sizes.arch in MIXED_WINDOWS:
         return _mixed_windows(sizes)
     window = sizes.integer("attention.sliding_window", 0, least=0)
@@ -347,7 +348,7 @@ def _window(sizes: _Sizes) -> dict[str, Any]:
 
 
 def _mixed_windows(sizes: _Sizes) -> dict[str, Any]:
-    """Some layers slide: all but each so many, or those that a list says."""
+    """Settings of models in which some layers slide: all but every n-th, or those of a list."""
     usual = {"gemma2": 4096, "gemma3": 0}
     window = sizes.integer("attention.sliding_window", usual.get(sizes.arch), least=0)
     key = "attention.sliding_window_pattern"
@@ -371,7 +372,7 @@ def _mixed_windows(sizes: _Sizes) -> dict[str, Any]:
 
 
 def _positions(sizes: _Sizes, found: Mapping[str, Any]) -> dict[str, Any]:
-    """How positions are stretched, by kind of layer where the kinds differ."""
+    """Settings that stretch rotary positions, by kind of layer if the kinds differ."""
     window, theta = found["max_position_embeddings"], found["rope_theta"]
     positions = Positions(sizes.header, sizes.arch, sizes.turning, window, theta)
     whole = positions.scaling()
@@ -383,13 +384,13 @@ def _positions(sizes: _Sizes, found: Mapping[str, Any]) -> dict[str, Any]:
         return {"rope_parameters": {"full_attention": whole, "sliding_attention": local}}
     if not whole:
         return {}
-    # Phi-3 has it beside the others.
+    # Phi-3 has this key at the top of its config.
     key = "original_max_position_embeddings"
     return {"rope_scaling": whole} | ({key: whole[key]} if key in whole else {})
 
 
 def _dtype(header: Header) -> str:
-    """What the matrices are held in: as they are stored, quantised ones as bfloat16."""
+    """The dtype of matrices in memory: as stored, or bfloat16 if they are quantised."""
     kinds = {entry.kind for entry in header.entries.values() if len(entry.shape) > 1}
     names = {kind.name for kind in kinds}
     if any(kind.is_quantised for kind in kinds) or "BF16" in names:

@@ -1,7 +1,7 @@
-"""Tokens that end a text or a turn, by their text: those that llama.cpp knows, whatever their kind.
+"""Tokens that end a text or a turn, recognised by their text as in llama.cpp, whatever their kind.
 
-Metadata often name one end of several: Qwen's files name `<|im_end|>` and not `<|endoftext|>`, and
-fine-tunes have ends that their maker did not mark as control tokens.
+Metadata often name only one of several ends: Qwen's files name `<|im_end|>` but not
+`<|endoftext|>`, and fine-tunes have ends that their maker did not mark as control tokens.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _OTHER_ENDS = (
     "<eos>",
     "[e~[",
 )
-# Tokens that stand between files of code, by the metadata key that may name one; the first text
-# that a vocabulary has counts.
+# Tokens between files of code, by the metadata key that may name one; of its texts, the first that
+# the vocabulary has is used.
 BETWEEN_FILES = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -45,7 +45,7 @@ _MESSAGES = ({"<|return|>", "<|call|>"}, {"<|call|>", "<|flush|>"}, {"<|calls|>"
 
 
 def ends_among(vocabulary: Collection[str]) -> list[str]:
-    """Ends of a vocabulary but `</s>`, which may be HTML."""
+    """The ends that a vocabulary has, except `</s>`, which may be HTML."""
     between = (
         next((text for text in texts if text in vocabulary), "") for texts in BETWEEN_FILES.values()
     )
@@ -53,7 +53,7 @@ def ends_among(vocabulary: Collection[str]) -> list[str]:
 
 
 def has_messages(vocabulary: Collection[str]) -> bool:
-    """Whether `<|end|>` closes a message of a turn, behind which the answer follows (harmony)."""
+    """True if `<|end|>` only closes a message within a turn, before the answer (harmony)."""
     if "<|end|>" not in vocabulary:
         return False
     return any(all(text in vocabulary for text in texts) for texts in _MESSAGES)

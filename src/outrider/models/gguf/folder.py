@@ -1,8 +1,7 @@
 """A GGUF file as the folder of a checkpoint: its documents, and its tensors under their names.
 
-Whoever reads `config.json` or `tokenizer.json` of a model asks `document`; whoever reads weights
-gets `GgufTensors`, one for each file of a split model. A header is read once while its files are
-the same ones.
+`document` returns `config.json`, `tokenizer.json` and the like; `GgufTensors` reads weights, one
+object for each file of a split model. A header is read again only if its files have changed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from outrider.models.gguf.config import (
     missing_in,
     notes_of,
 )
-from outrider.models.gguf.names import Place, places
+from outrider.models.gguf.names import TensorSource, tensor_sources
 from outrider.models.gguf.reader import MAGIC, Header, map_file, read_header
 from outrider.models.gguf.vocabulary import tokenizer_config_of, tokenizer_of, vocabulary_of
 from outrider.models.json_object import GGUF_DOCUMENTS
@@ -40,7 +39,7 @@ from outrider.models.json_object import GGUF_DOCUMENTS
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _MAX_PARTS = 1000
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
-# Sampling that a file's makers advise, and its names in a generation_config.json.
+# Settings of sampling that a file recommends, and their names in a generation_config.json.
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -51,8 +50,8 @@ _SAMPLING = {
 
 
 def generation_of(header: Header) -> dict[str, Any]:
-    """The keys `general.sampling.*` as a generation_config.json has them. Files hold 0.95 in 32
-    bits, of which seven digits are what was written."""
+    """The keys `general.sampling.*` under the names of a generation_config.json. Files hold numbers
+    such as 0.95 in 32 bits, so they are rounded to seven digits."""
     found = {
         ours: header.metadata.get(f"general.sampling.{key}") for key, ours in _SAMPLING.items()
     }
@@ -68,8 +67,8 @@ _MAKERS = dict(zip(GGUF_DOCUMENTS, _DOCUMENTS, strict=True))
 
 
 def document(path: Path) -> dict[str, Any]:
-    """What the file `path` of a folder would hold, where `path.parent` is a GGUF file; raises
-    CheckpointError for one that such a model lacks as well."""
+    """The contents of the JSON file `path` as if its parent, a GGUF file, were a folder. Raises
+    CheckpointError for a file that no GGUF file stands for."""
     if path.name not in GGUF_DOCUMENTS:
         raise CheckpointError(
             f"{path.parent} has no {path.name}.", hint="name a Hugging Face folder that has it"
@@ -100,19 +99,19 @@ def missing_tensor(path: Path) -> str | None:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is of that format, whatever its name: stores of other programs name files by
-    their hash."""
+    """True if a file has GGUF's first bytes. Its name does not count, as the stores of other
+    programs name files by their hash."""
     with suppress(OSError), open_regular(path) as stream:
         return stream.read(len(MAGIC)) == MAGIC
     return False
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """The model of a folder that has one as GGUF and none as safetensors; None for any other
-    folder. Raises CheckpointError for several models."""
+    """The model of a folder that has one as GGUF and no safetensors; None for any other folder.
+    Raises CheckpointError for several models."""
     if any(folder.glob("*.safetensors")):
         return None
-    # Those of pictures go with a model of texts and are none.
+    # Files named mmproj hold the part for pictures of a text model, which is no model by itself.
     files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))
     firsts = sorted({parts_of(file)[0] for file in files})
     if len(firsts) > 1:
@@ -124,7 +123,8 @@ def gguf_in(folder: Path) -> Path | None:
 
 
 def header_of(path: Path) -> Header:
-    """Of a model in one file, or in several of which `path` is one. Raises CheckpointError."""
+    """The header of a model in one file, or in several of which `path` is one. Raises
+    CheckpointError for a file that is missing or damaged."""
     files = parts_of(path)
     return _header(files, tuple(map(file_identity, files)))
 
@@ -154,7 +154,8 @@ def parts_of(path: Path) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=8)
 def _header(files: tuple[Path, ...], identity: tuple[object, ...]) -> Header:
-    """`identity` is part of the key only: another file of the same name is read again."""
+    """Read the headers of a model's files as one. `identity` only serves as a key of the cache:
+    another file of the same name is read again."""
     del identity
     headers = [read_header(file) for file in files]
     first = headers[0]
@@ -175,84 +176,84 @@ def _header(files: tuple[Path, ...], identity: tuple[object, ...]) -> Header:
     total = first.metadata.get("split.tensors.count", len(entries))
     if len(files) > 1 and total != len(entries):
         raise CheckpointError(
-            f"{files[0]} and the files beside it have {len(entries)} tensors of {total}.",
+            f"{files[0]} and the other files of the model have {len(entries)} tensors of {total}.",
             hint="download all files of the model again",
         )
     return replace(first, entries=entries)
 
 
 class GgufTensors:
-    """The tensors of one file under the names of checkpoints, made of their blocks when asked for.
+    """The tensors of one file under the names of checkpoints, decoded when they are read.
 
-    Floats come in their own dtype, quantised ones as float32.
+    Floats have their own dtype; quantised tensors become float32.
     """
 
     def __init__(self, path: Path, first: Path) -> None:
         """`first` is the first file of the model, which `path` may be itself."""
         header = header_of(first)
-        known = places(header, architecture_of(header), head_dim_of(header))
+        known = tensor_sources(header, architecture_of(header), head_dim_of(header))
         self._entries = header.entries
-        self._places: dict[str, Place] = {
-            name: place
-            for name, place in known.items()
-            if header.entries[place.stored].path == path
+        self._sources: dict[str, TensorSource] = {
+            name: source
+            for name, source in known.items()
+            if header.entries[source.stored].path == path
         }
         self._memory = map_file(path)
 
     def let_go(self) -> None:
-        """Hold nothing of what was read; what is read again comes from the file."""
+        """Release the pages that were read; a later read takes them from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._memory.madvise(mmap.MADV_DONTNEED)
 
     def keys(self) -> list[str]:
-        return list(self._places)
+        return list(self._sources)
 
     @property
     def num_values(self) -> int:
         entries = self._entries
-        return sum(prod(p.shape(entries[p.stored].shape)) for p in self._places.values())
+        return sum(prod(p.shape(entries[p.stored].shape)) for p in self._sources.values())
 
     @property
     def held_bytes(self) -> int:
-        """What the tensors take where kernels run on blocks (kernels/native/csrc/groups.h)."""
-        places = (place for place in self._places.values() if not place.zero)
-        entries = [self._entries[place.stored] for place in places]
+        """Bytes of the tensors in memory where kernels run on blocks (native/csrc/groups.h)."""
+        sources = (source for source in self._sources.values() if not source.zero)
+        entries = [self._entries[source.stored] for source in sources]
         return sum(one.num_values // one.kind.block * held_bytes(one.kind) for one in entries)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """That of the tensor that `get_tensor` gives."""
-        place = self._places[name]
-        if place.zero:
+        """The dtype of the tensor that `get_tensor` returns."""
+        source = self._sources[name]
+        if source.zero:
             return torch.float32
-        return _DTYPES.get(self._entries[place.stored].kind.name, torch.float32)
+        return _DTYPES.get(self._entries[source.stored].kind.name, torch.float32)
 
     def blocks(self, name: str) -> Sequence[BlockRows]:
-        """The rows of a matrix as they are stored, or of each of a stack of them; none for what is
-        not quantised, or lies otherwise."""
-        place = self._places[name]
-        entry = self._entries[place.stored]
+        """The stored rows of a matrix, or of each matrix of a stack. Empty for a tensor that is not
+        quantised or has another layout in checkpoints."""
+        source = self._sources[name]
+        entry = self._entries[source.stored]
         if (
             not entry.kind.is_quantised
-            or place.transposed
-            or place.zero
+            or source.transposed
+            or source.zero
             or len(entry.shape) not in (2, 3)
         ):
             return ()
         *stack, num_out, num_in = entry.shape
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
-        order_O = place.order(num_out)
+        order_O = source.order(num_out)
         return [
             BlockRows(part, entry.kind.number, num_out, num_in, order_O)
             for part in raw.reshape(prod(stack), -1)
         ]
 
     def get_tensor(self, name: str) -> Tensor:
-        place = self._places[name]
-        entry = self._entries[place.stored]
-        if place.zero:
-            return torch.zeros(place.shape(entry.shape))
+        source = self._sources[name]
+        entry = self._entries[source.stored]
+        if source.zero:
+            return torch.zeros(source.shape(entry.shape))
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
-        # A copy where nothing is decoded: PyTorch takes no memory that may not be written.
+        # Copied if nothing is decoded: PyTorch accepts no read-only memory.
         numbers = decode(raw, entry.kind) if entry.kind.is_quantised else raw.copy()
         flat: Tensor = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
-        return place.laid_out(flat.view(self.dtype_of(name)).view(entry.shape))
+        return source.laid_out(flat.view(self.dtype_of(name)).view(entry.shape))

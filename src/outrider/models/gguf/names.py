@@ -1,8 +1,8 @@
-"""Names of tensors: those of GGUF files as checkpoints of Hugging Face call them.
+"""Names of tensors: maps the names in GGUF files to those in checkpoints of Hugging Face.
 
-Some are laid out otherwise as well. llama.cpp turns neighbours (2i, 2i + 1) of a head for `llama`,
-where checkpoints pair (i, i + H/2): its rows of queries and keys are moved back. GPT-2's matrices
-lie as inputs by outputs in checkpoints. Gemma's checkpoints hold what norms add to 1.
+Some tensors also have another layout. llama.cpp rotates neighbours (2i, 2i + 1) of a head for
+`llama`, where checkpoints pair (i, i + H/2), so rows of queries and keys are moved back. GPT-2's
+matrices are inputs by outputs in checkpoints. Gemma's checkpoints hold a norm's weight minus 1.
 
 Shapes:  H = size of a head, O = rows.
 """
@@ -51,7 +51,7 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-# What architectures call otherwise, or have besides.
+# Tensors that an architecture names differently, or has in addition.
 _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "qwen2moe": _QWEN_MIXTURE,
     "qwen3moe": _QWEN_MIXTURE,
@@ -87,11 +87,12 @@ _TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor of a checkpoint is in the file: `stored` is its name there. Rows of heads of
-    `head_dim` are `turned`, the matrix is `transposed`, numbers are `above_one`, or a list is the
-    one row of a matrix (`is_row`). A bias that the file lacks is `zero`, one for each row of its
-    matrix."""
+class TensorSource:
+    """The source of a checkpoint's tensor: `stored` is its name in the file. Its layout may differ:
+    rows of heads of `head_dim` are paired as neighbours (0: they are not), the matrix is
+    `transposed`, numbers are 1 larger (`above_one`), or a vector is a matrix of one row in
+    checkpoints (`is_row`). A bias that the file lacks is `zero`: a 0 for each row of the matrix
+    `stored`."""
 
     stored: str
     head_dim: int = 0
@@ -108,7 +109,7 @@ class Place:
         return stored[::-1] if self.transposed else stored
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """As a checkpoint has it."""
+        """The tensor in a checkpoint's layout."""
         order_O = self.order(tensor.shape[0])
         if order_O is not None:
             return tensor[order_O]
@@ -119,21 +120,21 @@ class Place:
         return tensor.T.contiguous() if self.transposed else tensor
 
     def order(self, num_rows: int) -> Tensor | None:
-        """Where each row of the checkpoint lies in the file; None if none moves. Of each head all
-        first partners come before all second ones."""
+        """order_O: the row in the file of each row of the checkpoint; None if no row moves. In a
+        checkpoint's head, all first partners of pairs come before all second ones."""
         if not self.head_dim or num_rows % self.head_dim:
             return None
         order_H = torch.arange(self.head_dim).view(-1, 2).T.flatten()
         return torch.arange(num_rows).view(-1, self.head_dim)[:, order_H].flatten()
 
 
-def places(header: Header, architecture: str, head_dim: int) -> Mapping[str, Place]:
-    """Every tensor of the file by the name that it has in a checkpoint; unknown ones keep theirs,
-    which no model asks for."""
+def tensor_sources(header: Header, architecture: str, head_dim: int) -> Mapping[str, TensorSource]:
+    """The tensors of the file by their names in a checkpoint. Unknown tensors keep their own names,
+    which no model reads."""
     gpt2 = architecture == "gpt2"
     own = _OWN_NAMES.get(architecture, {})
     layer_names = _GPT2_LAYER if gpt2 else {**_LLAMA_LAYER, **own}
-    found: dict[str, Place] = {}
+    found: dict[str, TensorSource] = {}
     for stored in header.entries:
         if stored in FACTORS:
             continue
@@ -148,7 +149,7 @@ def places(header: Header, architecture: str, head_dim: int) -> Mapping[str, Pla
         if known == "self_attn.qkv_proj" or (known == "mlp.up_proj" and _is_fused(header, block)):
             name = name.replace("mlp.up_proj", "mlp.gate_up_proj")
         turned = architecture in _TURNED_BY and part in _TURNED
-        place = Place(
+        source = TensorSource(
             stored,
             head_dim if turned else 0,
             transposed=gpt2 and part in _TRANSPOSED and ending == "weight",
@@ -156,22 +157,22 @@ def places(header: Header, architecture: str, head_dim: int) -> Mapping[str, Pla
             is_row=part == "ffn_gate_inp_shexp",
         )
         whole = name if part == "attn_sinks" else f"{name}.{ending}"
-        found[whole if known else stored] = place
+        found[whole if known else stored] = source
     return {**found, **_zero_biases(found, architecture)}
 
 
-def _zero_biases(found: Mapping[str, Place], architecture: str) -> dict[str, Place]:
-    """Biases of modules without one in models where others have some: llama.cpp adds those that it
-    finds."""
+def _zero_biases(found: Mapping[str, TensorSource], architecture: str) -> dict[str, TensorSource]:
+    """Zero biases of modules without a bias, in models where other modules have one: llama.cpp adds
+    only the biases that a file has, while our decoders read one for every such module."""
     qwen = architecture in QKV_BIASED
     modules = ("q_proj", "k_proj", "v_proj") if qwen else ("q_proj", "k_proj", "v_proj", "o_proj")
-    zeros: dict[str, Place] = {}
+    zeros: dict[str, TensorSource] = {}
     for group, always in ((modules, qwen), (("gate_proj", "up_proj", "down_proj"), False)):
         weights = [name for name in found if _module(name) in group]
         biases = {name.removesuffix("weight") + "bias" for name in weights}
         if always or biases & found.keys():
             zeros |= {
-                name.removesuffix("weight") + "bias": Place(found[name].stored, zero=True)
+                name.removesuffix("weight") + "bias": TensorSource(found[name].stored, zero=True)
                 for name in weights
                 if name.removesuffix("weight") + "bias" not in found
             }
@@ -179,14 +180,15 @@ def _zero_biases(found: Mapping[str, Place], architecture: str) -> dict[str, Pla
 
 
 def _module(name: str) -> str:
-    """`q_proj` of `model.layers.0.self_attn.q_proj.weight`; "" of what is no such matrix."""
+    """The module of a matrix's name, as `q_proj` of `model.layers.0.self_attn.q_proj.weight`; ""
+    for a tensor that is no such matrix."""
     parts = name.split(".")
     return parts[-2] if parts[-1] == "weight" and len(parts) == _LAYER_PARTS else ""
 
 
 def first_missing(header: Header, architecture: str, num_layers: int) -> str | None:
-    """The first tensor, by its name in the file, that every model of this kind has and the file
-    lacks."""
+    """The name, as in GGUF files, of the first tensor that every model of this kind has and the
+    file lacks; None if it has all."""
     own = _OWN_NAMES.get(architecture, {})
     parts = {"attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", *own}
     if not any(part.endswith("_exps") for part in own):
@@ -208,5 +210,5 @@ def first_missing(header: Header, architecture: str, num_layers: int) -> str | N
 
 
 def _is_fused(header: Header, block: str) -> bool:
-    """Whether gate and up are one matrix, under the name of up."""
+    """True if gate and up are one matrix under the name of up."""
     return f"blk.{block}.ffn_gate.weight" not in header.entries

@@ -1,6 +1,7 @@
-"""Rotary positions as a GGUF file stretches them: keys and tensors, as `rope_scaling` says it.
+"""Rotary positions of a GGUF file: its keys and tensors as a `rope_scaling` of config.json.
 
-Old spellings are llama.cpp's: a factor without a type is linear, and `rope.scale_linear` is one.
+Old keys are read as llama.cpp reads them: a factor without a type is linear, and
+`rope.scale_linear` is such a factor.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def shortest(number: float) -> float:
 
 @dataclass(frozen=True)
 class Positions:
-    """Of a model whose heads turn in `turning` dimensions; raises CheckpointError for what cannot
-    be."""
+    """Rotary settings of a model whose heads rotate in `turning` dimensions. Raises CheckpointError
+    for settings that are wrong or not supported."""
 
     header: Header
     arch: str
@@ -51,7 +52,7 @@ class Positions:
 
     @cached_property
     def factor(self) -> float:
-        """Divides positions; 1 leaves them."""
+        """The divisor of positions; 1 leaves them unchanged."""
         key = f"{self.arch}.rope.scaling.factor"
         if not self.raw.has(key):
             key = f"{self.arch}.rope.scale_linear"
@@ -60,12 +61,12 @@ class Positions:
             return found
         if self.arch in ("gemma2", "gpt-oss"):
             # llama.cpp then stretches the positions of sliding layers, and of no others.
-            raise self._unsupported("none beside a factor")
+            raise self._unsupported("none with a factor")
         return 1.0
 
     @cached_property
     def strength(self) -> float:
-        """Multiplies the tables of cos and sin."""
+        """The factor of the tables of cos and sin."""
         return self._number("attn_factor", 1.0)
 
     def scaling(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class Positions:
         return {"rope_type": "linear", "factor": self.factor}
 
     def local_scaling(self) -> dict[str, Any]:
-        """That of sliding layers which nothing stretches."""
+        """The scaling of sliding layers, whose frequencies are not stretched."""
         if self.strength == 1.0:
             return {"rope_type": "default"}
         return self._everywhere([1.0] * (self.turning // 2))
@@ -122,7 +123,7 @@ class Positions:
         return found | ({"truncate": False} if self.arch == "gpt-oss" else {})
 
     def _long(self, short: Entry) -> dict[str, Any]:
-        """Factors of short texts, and perhaps others of long ones."""
+        """Longrope: factors for short texts, and for long ones if the file has them."""
         long = self.header.entries.get("rope_factors_long.weight")
         self._refuse_both(short)
         return {
@@ -134,8 +135,8 @@ class Positions:
         }
 
     def _by_factors(self, factors: list[float]) -> dict[str, Any]:
-        """Frequencies that are divided one by one: Llama 3's, if its own formula gives them, so
-        that they have the bits of its checkpoints; any others as they are."""
+        """A scaling that divides each frequency by its factor. If Llama 3's formula gives the same
+        frequencies, that is used, for the bits of its checkpoints."""
         self._refuse_both(self.header.entries["rope_freqs.weight"])
         found = None if self.factor * self.strength != 1.0 else self._llama3(factors)
         return found or self._everywhere(self._times(factors))
@@ -176,7 +177,7 @@ class Positions:
 
     def _refuse_both(self, entry: Entry) -> None:
         if self.kind == "yarn" and self.factor != 1.0:
-            raise self._unsupported(f"yarn beside {entry.name}")
+            raise self._unsupported(f"yarn with {entry.name}")
 
     def _factors(self, entry: Entry) -> list[float]:
         if len(entry.shape) != 1 or entry.num_values > _MAX_FACTORS or entry.kind.name != "F32":

@@ -1,10 +1,10 @@
 """Header of a GGUF file: metadata and the table of tensors, over the mapped file.
 
-A file is a magic, a version, two counts, keys with typed values, entries of tensors, and their
-bytes, which begin at a multiple of the alignment. Nothing that the file says is believed: every
-count and length is held against the bytes that are left, sizes are multiplied as Python's integers,
-and tensors may neither leave the file nor overlap. Lists of texts are found by their lengths and
-decoded when somebody asks for them.
+A file has a magic, a version, two counts, keys with typed values, entries of tensors, and their
+bytes, which begin at a multiple of the alignment. Nothing in the file is trusted: every count and
+length is compared with the bytes that are left, sizes are multiplied as Python's integers, and
+tensors may neither leave the file nor overlap. Lists of texts are located by their lengths and
+decoded only when they are read.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from outrider.core.files import open_regular
 from outrider.models.gguf.blocks import SUPPORTED, TYPES, TensorType
 
 MAGIC = b"GGUF"
-# Of everything before the tensors: the largest vocabularies take some 10 MB.
+# Limit for everything before the tensors; the largest vocabularies take some 10 MB.
 MAX_HEADER_BYTES = 128 << 20
-# Elements of all lists of texts together, and of keys and of lists in lists, which take memory
-# several times their size.
+# Limits for elements of all lists of texts together, for keys and lists in lists, and for tensors:
+# they take several times their size in memory.
 MAX_TEXTS, MAX_KEYS, MAX_TENSORS = 1 << 22, 1 << 14, 1 << 17
 MAX_NAME_BYTES, MAX_DIMENSIONS, MAX_DEPTH = 1024, 4, 4
 MAX_ALIGNMENT = 1 << 20
@@ -41,7 +41,7 @@ _SCALARS: Mapping[int, str] = {
 _AGAIN = "compare its size and hash with the original and download it again"
 _DOWNLOAD = "download the file itself: `hf download ORG/NAME FILE.gguf`"
 _OLD = "download the model as GGUF, or convert it with llama.cpp's convert_llama_ggml_to_gguf.py"
-# Files that are found under a GGUF file's name: how they begin, in lower case, and what to do.
+# Other files that may have a GGUF file's name: their first bytes in lower case, and what to do.
 _FIRST_BYTES = 64
 _OTHERS: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
     (
@@ -59,13 +59,13 @@ _OTHERS: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
     # Magic numbers of ggml, ggmf, ggjt and ggla as they lie in a file.
     ((b"lmgg", b"fmgg", b"tjgg", b"algg"), "a GGML file, from before GGUF (August 2023)", _OLD),
 )
-# Bytes of texts that are looked through at once.
+# Bytes of texts that are scanned at once.
 _WINDOW = 4 << 20
 _LENGTH = struct.Struct("<Q")
 
 
 class Texts:
-    """A list of texts as its bytes, decoded when it is read."""
+    """A list of texts, stored as bytes and decoded by `read`."""
 
     def __init__(self, raw: bytes, ends: array[int], where: str) -> None:
         self._raw, self._ends, self._where = raw, ends, where
@@ -98,7 +98,7 @@ Value = str | int | float | bool | Texts | Numbers | list["Value"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor: sizes outermost first, and its place in the file `path`."""
+    """A tensor: its sizes, outermost first, and the file `path` with its offset there in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -117,7 +117,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """What a file says before its tensors; another one of the same file is another header."""
+    """Everything in a file before its tensors. Headers are compared by identity, even those of one
+    file."""
 
     path: Path
     version: int
@@ -126,7 +127,7 @@ class Header:
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """The bytes of a file, not to be written. Raises CheckpointError."""
+    """Map a file into memory, read-only. Raises CheckpointError if it cannot be read."""
     try:
         with open_regular(path) as stream:
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -139,7 +140,7 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def not_gguf(path: Path, first: bytes) -> CheckpointError:
-    """What to raise for a file that begins with the bytes `first`, which are no GGUF."""
+    """The error for a file whose first bytes, `first`, are not those of GGUF."""
     for starts, what, hint in _OTHERS:
         if first.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(starts):
             return CheckpointError(f"{path} is no GGUF file: it is {what}.", hint=hint)
@@ -157,14 +158,15 @@ def not_gguf(path: Path, first: bytes) -> CheckpointError:
 
 
 def read_header(path: Path) -> Header:
-    """Raises CheckpointError for a file that is damaged, cut off or of a kind we do not read."""
+    """Read a file's header. Raises CheckpointError for a file that is damaged, cut off or
+    unsupported."""
     with map_file(path) as memory:
         return _Cursor(path, memory).header()
 
 
 @dataclass
 class _Cursor:
-    """Reads forward through the header; `at` is where it is."""
+    """Reads forward through the header; `at` is its current byte."""
 
     path: Path
     memory: mmap.mmap
@@ -220,7 +222,7 @@ class _Cursor:
         placed = {
             name: replace(entry, offset=start + entry.offset) for name, entry in found.items()
         }
-        self._check_places(placed.values(), start, alignment)
+        self._check_offsets(placed.values(), start, alignment)
         return placed
 
     def _entry(self) -> Entry:
@@ -251,7 +253,7 @@ class _Cursor:
             raise self._wrong(f"general.alignment is {found!r:.40}, no power of two")
         return found
 
-    def _check_places(self, entries: Iterable[Entry], start: int, alignment: int) -> None:
+    def _check_offsets(self, entries: Iterable[Entry], start: int, alignment: int) -> None:
         end, last = start, ""
         for entry in sorted(entries, key=lambda entry: entry.offset):
             if (entry.offset - start) % alignment:
@@ -302,7 +304,7 @@ class _Cursor:
         while len(ends) < num:
             if at + 8 > self._end:
                 raise self._cut(key)
-            # Bytes are faster to look into than the mapping.
+            # Reading from bytes is faster than from the mapping.
             window = self.memory[at : min(at + _WINDOW, self._end)]
             at += _walk(window, at - start, num - len(ends), ends)
         if at > self._end:
@@ -330,7 +332,7 @@ class _Cursor:
             raise self._wrong(f"{what} is not UTF-8 ({error})") from None
 
     def _number(self, form: str) -> int:
-        """One that is not signed."""
+        """Read one unsigned integer."""
         size = struct.calcsize(form)
         if size > self._left:
             raise self._cut("the header")
@@ -368,8 +370,8 @@ class _Cursor:
 
 
 def _walk(window: bytes, base: int, most: int, ends: array[int]) -> int:
-    """Append the ends, from `base` on, of at most `most` texts that begin in `window`. Returns how
-    far that is, which may be beyond the window."""
+    """Append to `ends` the ends, counted from `base`, of at most `most` texts that begin in
+    `window`. Return the end of the last one, which may be beyond the window."""
     at, unpack, append = 0, _LENGTH.unpack_from, ends.append
     with suppress(struct.error, OverflowError):
         for _ in range(most):

@@ -1,8 +1,8 @@
-"""Rules by which text is cut before it is merged into tokens, by the names that GGUF files give.
+"""Rules that cut text before it is merged into tokens, by their names in GGUF files.
 
-Each name stands for the rule in the tokenizer.json of the family that has it: steps of a
-pre-tokenizer, whether a piece that is a token is taken whole (`ignore_merges`), whether texts are
-brought to NFC, and whether they begin with BOS where the file does not say.
+Each name stands for the rule in the tokenizer.json of its family: the steps of a pre-tokenizer,
+whether a piece that is a token is taken as a whole (`ignore_merges`), whether texts are normalised
+to NFC, and whether they begin with BOS if the file does not say.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _JAIS2 = (
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"  # noqa: RUF001 - full-width signs
 _CHINESE = "[一-龥ࠀ-一가-퟿]+"
 _HAN_AND_KANA = "[一-龥\u3040-\u309f\u30a0-\u30ff]+"
-# Letters that have a case; the mathematical ones, which have it too, are no part of words.
+# Letters that have a case, except the mathematical ones, which are no part of words.
 _CASED_LETTERS = r"\s?[\p{Lu}\p{Ll}\p{Lt}&&[^\x{1D400}-\x{1D7CB}]]+"
 _SIGNS = "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"  # noqa: RUF001 - full-width signs
 _YOUTU_SCRIPTS = (
@@ -77,8 +77,8 @@ Step = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`steps` run before bytes become characters, `after` then; `gpt2` cuts between as GPT-2
-    does."""
+    """A rule: `steps` run before text is mapped from bytes to characters, `after` afterwards. With
+    `gpt2`, text is cut in between as GPT-2 does."""
 
     steps: tuple[Step, ...] = ()
     after: tuple[Step, ...] = ()

@@ -1,4 +1,4 @@
-"""GGUF models that other programs keep on this machine: Ollama's store and LM Studio's folders.
+"""GGUF models that other programs store on this machine: Ollama's store and LM Studio's folders.
 
 Ollama has a manifest for each name and tag, `manifests/HOST/OWNER/NAME/TAG`, whose layer of type
 `model` names a file of `blobs/` by its hash. LM Studio has `PUBLISHER/REPOSITORY/FILE.gguf`.
@@ -22,12 +22,13 @@ _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _OLLAMA = (".ollama/models", "/usr/share/ollama/.ollama/models")
 _LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
-# Of one store, so that a link to a whole disk does not hold a command up.
+# Limit for one store, so that a link to a whole disk does not delay a command.
 _MOST = 1000
 
 
 def stored_models() -> list[tuple[Path, str]]:
-    """The first file of each, and what it is there; stores that cannot be read have none."""
+    """The first file of each model with its name in the store. A store that cannot be read counts
+    as empty."""
     try:
         home = Path.home()
     except RuntimeError:

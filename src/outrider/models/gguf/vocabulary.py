@@ -1,9 +1,9 @@
 """tokenizer.json and tokenizer_config.json of a GGUF file, from its tokens, kinds, merges, scores.
 
 `gpt2` is BPE over bytes with a rule that cuts text first (splits.py). `llama` is SentencePiece's
-BPE, which falls back to bytes: its merges are not written down. Two neighbours merge where the
-result is a token, the one of the highest score first; so every way to cut a token into two tokens
-is a merge, by falling score. Tokens that are unused have no place in tokenizer.json.
+BPE, which falls back to bytes. Such a file has no list of merges: two neighbours merge if the
+result is a token, and the highest score comes first. So each way to cut a token into two tokens is
+a merge, in the order of falling scores. Unused tokens are left out of tokenizer.json.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PREFIX = "tokenizer.ggml."
 _OWN = "name a model or folder whose tokenizer fits with --tokenizer"
 # A SentencePiece token has 16 characters at the most unless its maker chose more.
 _MAX_PIECE_CHARS, _MAX_PIECES_CHARS = 256, 1 << 23
-# A merge takes 900 bytes of memory, a token half of that, whatever they have in the file. The
-# largest published tokenizers have 262,144 tokens and 515,000 merges.
+# A merge takes 900 bytes of memory and a token half of that, however short they are in the file.
+# The largest published tokenizers have 262,144 tokens and 515,000 merges.
 _MAX_TOKENS, _MAX_MERGES, _MAX_MERGES_A_TOKEN, _MAX_LIST_BYTES = 1 << 19, 3 << 18, 8, 1 << 25
 _SPACE = "▁"
 _LINES = r"[^\n]+|[\n]+"
@@ -41,7 +41,8 @@ _NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a file says of its tokens. Raises CheckpointError where that cannot be."""
+    """The tokens of a file and their properties. Raises CheckpointError for values that are missing
+    or wrong."""
 
     header: Header
 
@@ -59,13 +60,13 @@ class Vocabulary:
                 f"{embedding.shape[0]} rows.",
                 hint=f"the file was made wrong; another may be right, or {_OWN}",
             )
-        # Empty ones have names, as in llama.cpp.
-        return [token or f"[EMPTY_{place}]" for place, token in enumerate(found.read())]
+        # Empty tokens get names, as in llama.cpp.
+        return [token or f"[EMPTY_{index}]" for index, token in enumerate(found.read())]
 
     @cached_property
     def kinds(self) -> list[int]:
-        """Of each token; all are normal in files that do not say. What ends a text by its own text
-        is a control token, whatever the file says."""
+        """The kind of each token; normal if the file has no kinds. A token whose text ends a text
+        or a turn (ends.py) is a control token, whatever the file says."""
         kinds = self._stored_kinds.copy()
         for text in ends_among(self.ids):
             kinds[self.ids[text]] = _CONTROL
@@ -77,15 +78,15 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The id of each text; the last one where several tokens have it."""
-        return {token: place for place, token in enumerate(self.tokens)}
+        """The id of each text; the last one if several tokens have the same text."""
+        return {token: index for index, token in enumerate(self.tokens)}
 
     @cached_property
     def ends(self) -> list[int]:
-        """Ids that end a text or a turn: those that the file names come first."""
+        """Ids of tokens that end a text or a turn; the ones that the file names come first."""
         named = [self.token_id(name) for name in ("eos", "eot", "eom", *BETWEEN_FILES)]
         found = named + [self.ids[text] for text in ends_among(self.ids)]
-        # In some vocabularies it is HTML.
+        # In some vocabularies </s> is HTML.
         html = self.ids.get("</s>")
         if html is not None and self._stored_kinds[html] == _CONTROL:
             found.append(html)
@@ -94,7 +95,7 @@ class Vocabulary:
 
     @cached_property
     def scores(self) -> list[float]:
-        """Of each token; 0 in files that do not say."""
+        """The score of each token; 0 if the file has no scores."""
         return self._numbers("scores", "iuf", 0.0)
 
     @property
@@ -104,7 +105,7 @@ class Vocabulary:
 
     @property
     def lost_merges(self) -> list[list[str]]:
-        """Pairs with a part, or a result, that is no token: nothing could write it."""
+        """Pairs of which a part or the result is no token, so tokenizer.json cannot have them."""
         return [] if _kind(self) == "llama" else self._merges[False]
 
     @cached_property
@@ -114,7 +115,7 @@ class Vocabulary:
             raise CheckpointError(
                 f"{self.raw.where}: {_PREFIX}merges has one that is no pair.", hint=_OWN
             )
-        known = {self.tokens[place] for place, kind in enumerate(self.kinds) if kind != _UNUSED}
+        known = {self.tokens[index] for index, kind in enumerate(self.kinds) if kind != _UNUSED}
         found: dict[bool, list[list[str]]] = {True: [], False: []}
         for pair in pairs:
             found[known.issuperset((*pair, "".join(pair)))].append(pair)
@@ -126,14 +127,14 @@ class Vocabulary:
 
     @property
     def most_merges(self) -> int:
-        """Real vocabularies have two for each token."""
+        """A limit for the number of merges; real vocabularies have two for each token."""
         return min(_MAX_MERGES, _MAX_MERGES_A_TOKEN * len(self.tokens) + 1024)
 
     def flag(self, name: str, *, default: bool) -> bool:
         return self.raw.flag(f"{_PREFIX}{name}", default=default)
 
     def token_id(self, name: str) -> int | None:
-        """Of a special token that the file names and has, or that its kind of tokenizer implies."""
+        """The id of a special token that the file names, or that its kind of tokenizer implies."""
         sentence_piece = self.raw.values.get(f"{_PREFIX}model") == "llama"
         usual = _SENTENCE_PIECE_IDS.get(name, -1) if sentence_piece else -1
         found = self.raw.integer(f"{_PREFIX}{name}_token_id", usual, least=-1, most=2**32)
@@ -156,7 +157,7 @@ class Vocabulary:
         )
 
     def _numbers(self, name: str, kinds: str, usual: float) -> list[Any]:
-        """One for each token, of NumPy's `kinds`."""
+        """The list `name`, with one number of NumPy's `kinds` for each token; `usual` if absent."""
         found = self.header.metadata.get(f"{_PREFIX}{name}")
         if found is None:
             return [usual] * len(self.tokens)
@@ -176,12 +177,12 @@ class Vocabulary:
 
 @lru_cache(maxsize=8)
 def vocabulary_of(header: Header) -> Vocabulary:
-    """The same object for one header: several documents are made of it."""
+    """The vocabulary of a header, made once: several documents read it."""
     return Vocabulary(header)
 
 
 def special_ids(header: Header) -> dict[str, Any]:
-    """The ids of config.json: those that end a text or a turn, and the one that begins a text."""
+    """Token ids for config.json: the ends of a text or a turn, and the beginning of a text."""
     if f"{_PREFIX}tokens" not in header.metadata:
         return {}
     words = vocabulary_of(header)
@@ -195,7 +196,7 @@ def _kind(words: Vocabulary) -> str:
 
 
 def tokenizer_of(header: Header) -> dict[str, Any]:
-    """What tokenizer.json would say. Raises CheckpointError for a tokenizer that is not known."""
+    """The contents of tokenizer.json. Raises CheckpointError for an unknown kind of tokenizer."""
     words = vocabulary_of(header)
     kind = _kind(words)
     makers = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _spaced}
@@ -214,7 +215,7 @@ def tokenizer_of(header: Header) -> dict[str, Any]:
 
 
 def tokenizer_config_of(header: Header) -> dict[str, Any]:
-    """What tokenizer_config.json would say: special tokens and the chat template."""
+    """The contents of tokenizer_config.json: special tokens and the chat template."""
     words = vocabulary_of(header)
     found: dict[str, Any] = {}
     for name, theirs in _NAMES.items():
@@ -235,32 +236,33 @@ def _added(words: Vocabulary) -> list[dict[str, Any]]:
     swallowing = _swallows_blanks(words)
     return [
         {
-            "id": place,
-            "content": words.tokens[place],
+            "id": index,
+            "content": words.tokens[index],
             "single_word": False,
             "lstrip": False,
-            "rstrip": swallowing and words.tokens[place] not in _PHI3_TEXT_ENDS,
+            "rstrip": swallowing and words.tokens[index] not in _PHI3_TEXT_ENDS,
             "normalized": False,
             "special": kind != _USER_DEFINED,
         }
-        for place, kind in enumerate(words.kinds)
+        for index, kind in enumerate(words.kinds)
         if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)
     ]
 
 
 def _swallows_blanks(words: Vocabulary) -> bool:
-    """Phi-3 and 3.5, whose special tokens take the blanks that follow them; the format has no key
-    for it. llama.cpp knows them by their name, others that are stored as `phi3` have BPE."""
+    """True for Phi-3 and 3.5, whose special tokens include the blanks that follow them. The format
+    has no key for that: llama.cpp recognises these models by their name, and other models that are
+    stored as `phi3` have BPE."""
     name = words.raw.text("general.name", "").lower()
     by_kind = words.raw.text("general.architecture", "") in ("phi3", "phimoe")
     return "phi-3" in name or "phi3" in name or (by_kind and _kind(words) == "llama")
 
 
 def _vocab(words: Vocabulary) -> dict[str, int]:
-    places = [place for place, kind in enumerate(words.kinds) if kind != _UNUSED]
-    found = {words.tokens[place]: place for place in places}
-    if len(found) < len(places):
-        twice = next(t for place in places if found[t := words.tokens[place]] != place)
+    indices = [index for index, kind in enumerate(words.kinds) if kind != _UNUSED]
+    found = {words.tokens[index]: index for index in indices}
+    if len(found) < len(indices):
+        twice = next(t for index in indices if found[t := words.tokens[index]] != index)
         raise CheckpointError(f"{words.raw.where}: the token {twice!r:.60} has two ids.", hint=_OWN)
     return found
 
@@ -294,8 +296,8 @@ def _byte_level(words: Vocabulary) -> dict[str, Any]:
 
 
 def _spaced(words: Vocabulary) -> dict[str, Any]:
-    """BPE over characters with written merges and bytes to fall back to, of Gemma 4. Lines are
-    merged by themselves, for the ends of lines stand in no merge with others."""
+    """Gemma 4's BPE over characters, with a list of merges, which falls back to bytes. Each line is
+    merged by itself, as no merge joins a line end with another character."""
     lines = {"type": "Split", "pattern": {"Regex": _LINES}, "behavior": "Isolated", "invert": False}
     model = _bpe(_vocab(words), words.merges, **_fallback(words))
     return _pieces(words, prefix=False) | {"pre_tokenizer": lines, "model": model}
@@ -328,7 +330,7 @@ def _fallback(words: Vocabulary) -> dict[str, Any]:
 
 
 def _pieces(words: Vocabulary, *, prefix: bool) -> dict[str, Any]:
-    """Steps around a model that writes spaces as SentencePiece does."""
+    """Normalizer, post-processor and decoder of models that write spaces as SentencePiece does."""
     space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     steps = [{"type": "Prepend", "prepend": _SPACE}, space] if prefix else [space]
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
@@ -349,18 +351,18 @@ def _pieces(words: Vocabulary, *, prefix: bool) -> dict[str, Any]:
 
 
 def _merges_by_score(words: Vocabulary, vocab: Mapping[str, int]) -> list[list[str]]:
-    """Those of one score by the ids of their parts."""
+    """Merges in the order of falling scores; merges of one score by the ids of their parts."""
     if sum(map(len, vocab)) > _MAX_PIECES_CHARS or max(map(len, vocab)) > _MAX_PIECE_CHARS:
         raise CheckpointError(
             f"{words.raw.where} has longer tokens than any SentencePiece vocabulary.", hint=_OWN
         )
     found: list[tuple[float, int, int, str, str]] = []
     scores, most = words.scores, words.most_merges
-    for token, place in vocab.items():
+    for token, index in vocab.items():
         for at in range(1, len(token)):
             left, right = vocab.get(token[:at]), vocab.get(token[at:])
             if left is not None and right is not None:
-                found.append((-scores[place], left, right, token[:at], token[at:]))
+                found.append((-scores[index], left, right, token[:at], token[at:]))
         if len(found) > most:
             raise words.too_large("tokens", f"over {most} ways to cut a token into two tokens")
     found.sort(key=lambda merge: merge[:3])
@@ -368,21 +370,21 @@ def _merges_by_score(words: Vocabulary, vocab: Mapping[str, int]) -> list[list[s
 
 
 def _template(words: Vocabulary, *, begins: bool) -> dict[str, Any] | None:
-    """BOS before a text and EOS behind it, where the file wants them."""
+    """A post-processor that puts BOS before a text and EOS after it, as the file says."""
     begin = words.token_id("bos") if words.flag("add_bos_token", default=begins) else None
     if _kind(words) == "gemma4":
-        # It always begins, whatever a converter wrote.
+        # Gemma 4 always begins with BOS, whatever a converter wrote.
         begin = words.token_id("bos")
     end = words.token_id("eos") if words.flag("add_eos_token", default=False) else None
     if begin is None and end is None:
         return None
-    named = {words.tokens[place]: place for place in (begin, end) if place is not None}
+    named = {words.tokens[index]: index for index in (begin, end) if index is not None}
     text = {"Sequence": {"id": "A", "type_id": 0}}
 
-    def special(place: int | None) -> list[Any]:
-        if place is None:
+    def special(index: int | None) -> list[Any]:
+        if index is None:
             return []
-        return [{"SpecialToken": {"id": words.tokens[place], "type_id": 0}}]
+        return [{"SpecialToken": {"id": words.tokens[index], "type_id": 0}}]
 
     single = [*special(begin), text, *special(end)]
     return {
@@ -390,7 +392,7 @@ def _template(words: Vocabulary, *, begins: bool) -> dict[str, Any] | None:
         "single": single,
         "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {
-            token: {"id": token, "ids": [place], "tokens": [token]}
-            for token, place in named.items()
+            token: {"id": token, "ids": [index], "tokens": [token]}
+            for token, index in named.items()
         },
     }

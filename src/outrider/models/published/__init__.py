@@ -1,6 +1,6 @@
-"""Published quantised folders: safetensors whose `quantization_config` says how numbers are made.
+"""Published quantised folders: safetensors that are decoded by their `quantization_config`.
 
-Open scheme.py first: which methods are read, and which are refused by name. layouts.py unpacks what
-a method stores into codes.py's record, of which numbers are made; tensors.py finds the matrices
-among a folder's tensors.
+Open scheme.py first: it lists the methods that are read and those that are refused by name.
+layouts.py unpacks the tensors of a method into the `Codes` of codes.py, which make the numbers;
+tensors.py finds the matrices among a folder's tensors.
 """

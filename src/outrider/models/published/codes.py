@@ -1,8 +1,8 @@
-"""A quantised matrix as codes and scales: what all published layouts are unpacked to.
+"""A quantised matrix as codes and scales, the record that all published layouts are unpacked to.
 
-Between a layout and the numbers stands one record. Kernels that run on blocks (csrc/groups.h) take
-the codes in the numbers' place, as blocks of 32 inputs: of GGUF's type MXFP4 or Q8_0, or of types
-of our own, 128 to 130, with a zero for each block or with scales that are bfloat16.
+Numbers are made from the record. Kernels that run on blocks (csrc/groups.h) use the codes
+themselves, as blocks of 32 inputs: of GGUF's type MXFP4 or Q8_0, or of types of our own, 128 to
+130, with a zero for each block or with scales that are bfloat16.
 
 Shapes:  O = outputs, I = inputs, R = outputs / rows, G = groups of inputs, N = outputs of a piece,
          U = blocks of an output.
@@ -19,22 +19,22 @@ from torch import Tensor
 from outrider.kernels.plan import BlockRows
 
 _BLOCK = 32
-# Numbers of types, by what scales are held as.
+# Numbers of the types of blocks, by the dtype of their scales.
 _MXFP4 = 39
 _FOUR_BITS = {torch.float16: 128, torch.bfloat16: 129}
 _EIGHT_BITS = {torch.float16: 8, torch.bfloat16: 130}
-# Numbers that are made at once, in float32.
+# Numbers decoded at once, in float32.
 _AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codes:
-    """A byte for each number, and what makes numbers of them:
+    """A matrix with a byte (code) for each number, and the parts of the formula for the numbers:
 
         x[o, i] = scales[o // rows, g] * (codes[o, i] - zeros[o // rows, g])       g = group of i
 
-    Group of i is i // group_size or, where inputs were quantised in another order (act order),
-    `groups_I` of it. No zeros stand for 0, and with a `table` its values stand for the codes;
+    The group of input i is i // group_size or, if inputs were quantised in another order (act
+    order), groups_I[i]. Zeros of None mean 0. With a `table`, codes are indices of its values;
     float8 codes are values themselves. The matrix may be `count` matrices one below the other.
     """
 
@@ -49,8 +49,8 @@ class Codes:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the tensor in an unquantised checkpoint. Stacks of experts are stored there as
-        inputs by outputs, as `numbers` gives them."""
+        """The shape of the tensor in an unquantised checkpoint. Stacks of experts are stored there
+        as inputs by outputs, and `numbers` returns them so."""
         num_out, num_in = self.codes_OI.shape
         if self.count == 1 and self.table is None:
             return num_out, num_in
@@ -58,11 +58,11 @@ class Codes:
 
     @property
     def order(self) -> Tensor | None:
-        """order_I: the inputs group by group; None where they lie so."""
+        """order_I: the inputs group by group; None if they are in that order already."""
         return None if self.groups_I is None else torch.argsort(self.groups_I, stable=True)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
-        """Rounded once, from float32; made some outputs at a time."""
+        """Decode the matrix, some outputs at a time. Numbers are rounded once, from float32."""
         num_out, num_in = self.codes_OI.shape
         out_OI = torch.empty(num_out, num_in, dtype=dtype)
         step = max(1, _AT_ONCE // max(num_in, 1))
@@ -73,8 +73,8 @@ class Codes:
         return out_OI.view(self.count, -1, num_in).transpose(1, 2)
 
     def blocks(self) -> Sequence[BlockRows]:
-        """The matrices as blocks, no value changed; empty if there is no such type, as for float8,
-        for inputs in another order, and for groups that are no multiple of 32 inputs."""
+        """The matrices as blocks with the same values. Empty if no type of block can hold them: for
+        float8, for inputs in another order, and for groups that are no multiple of 32 inputs."""
         num_in = self.codes_OI.shape[1]
         size = num_in if self.scales_RG.shape[1] == 1 else self.group_size
         if self.groups_I is not None or num_in % _BLOCK or size % _BLOCK:
@@ -115,7 +115,7 @@ class Codes:
         return _EIGHT_BITS[kept], torch.cat([scales_OU2, codes_OUB], dim=2)
 
     def _halves(self) -> Tensor:
-        """Of each block 16 bytes: its first codes are the low halves, the others the high ones."""
+        """16 bytes for each block, whose first 16 codes are the low halves of the bytes."""
         codes = self.codes_OI.reshape(len(self.codes_OI), -1, 2, _BLOCK // 2)
         return codes[:, :, 0] | codes[:, :, 1] << 4
 
@@ -135,7 +135,7 @@ class Codes:
         return x_NI.mul_(self._spread(self.scales_RG[at_N].float(), x_NI.shape[1]))
 
     def _spread(self, by_group_NG: Tensor, num_in: int) -> Tensor:
-        """By group to by input."""
+        """Expand values by group to values by input."""
         if self.groups_I is not None:
             return by_group_NG[:, self.groups_I]
         if by_group_NG.shape[1] == 1:
@@ -144,6 +144,6 @@ class Codes:
 
 
 def scales_in(scales: Tensor) -> torch.dtype | None:
-    """The type in which blocks can hold these scales as they are."""
+    """The dtype in which blocks can hold these scales exactly; None if neither can."""
     whole = scales.float()
     return next((d for d in _FOUR_BITS if torch.equal(whole.to(d).float(), whole)), None)

@@ -1,7 +1,7 @@
-"""From what a method stores of a matrix to its codes.
+"""Layouts of quantised matrices: unpack the tensors that a method stores into codes.
 
-Codes of 32 // b share a word of 32 bits, the lowest bits first. Nothing that a file says is
-believed: every part is held against the sizes of the codes before it is used.
+32 // b codes of b bits share a word of 32 bits, the lowest bits first. Nothing in a file is
+trusted: the size of every part is compared with that of the codes before it is used.
 
 Shapes:  O = outputs, I = inputs, W = words, G = groups of inputs, R = rows of scales, E = experts.
 """
@@ -21,7 +21,7 @@ from outrider.models.published.scheme import Scheme
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _FLOAT8 = (torch.float8_e4m3fn,)
-# The order in which AWQ puts eight neighbours into a word.
+# AWQ's order of eight neighbours in a word.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 # E2M1: a sign, two bits of exponent, one of the fraction.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -31,8 +31,8 @@ _AGAIN = "compare the files with the originals and download them again"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The tensors of one matrix: `stem` is what their names have in common, `parts` how those that
-    are there go on. `read` gives a tensor by its name."""
+    """The stored tensors of one matrix. Their names begin with `stem` and end with one of `parts`.
+    `read` returns a tensor by its name."""
 
     scheme: Scheme
     stem: str
@@ -40,7 +40,7 @@ class Stored:
     read: Callable[[str], Tensor]
 
     def part(self, name: str, *kinds: torch.dtype) -> Tensor:
-        """Raises CheckpointError if it is missing or of another type."""
+        """Read the part `name`. Raises CheckpointError if it is missing or has another dtype."""
         if name not in self.parts:
             raise CheckpointError(
                 f"{self.scheme.where}: {self.stem} is quantised, and {self.stem}{name} is missing.",
@@ -57,7 +57,7 @@ class Stored:
         return self.part(name, *kinds) if name in self.parts else None
 
     def check(self, name: str, found: Tensor, *shape: int) -> Tensor:
-        """Raises CheckpointError unless `found` has `shape`."""
+        """Return `found`. Raises CheckpointError unless it has `shape`."""
         if found.shape != shape:
             self.wrong(name, f"shape {list(found.shape)}, where the codes imply {list(shape)}")
         return found
@@ -71,8 +71,8 @@ class Stored:
 
 
 def plain(stored: Stored) -> Codes:
-    """A byte for each weight, int8 or float8: `weight` with `weight_scale`, or, by the makers of
-    DeepSeek, `weight_scale_inv`, which is multiplied by as well."""
+    """A byte for each weight, int8 or float8: `weight` with `weight_scale`. DeepSeek's files have
+    `weight_scale_inv` instead, which in spite of its name is multiplied by as well."""
     codes_OI = stored.part(".weight", torch.int8, *_FLOAT8)
     if codes_OI.ndim != 2:
         stored.wrong(".weight", f"shape {list(codes_OI.shape)}")
@@ -90,7 +90,7 @@ def plain(stored: Stored) -> Codes:
 
 
 def _grid(stored: Stored, name: str, scales: Tensor, codes_OI: Tensor) -> tuple[Tensor, int, int]:
-    """Scales by groups of outputs and inputs, and the sizes of these."""
+    """Scales by groups of outputs and of inputs, and the sizes of both kinds of groups."""
     num_out, num_in = codes_OI.shape
     if scales.numel() == 1:
         return scales.reshape(1, 1), num_out, num_in
@@ -107,8 +107,8 @@ def _grid(stored: Stored, name: str, scales: Tensor, codes_OI: Tensor) -> tuple[
 
 
 def packed(stored: Stored) -> Codes:
-    """compressed-tensors' `weight_packed`: inputs share words. Codes were moved up by half of their
-    range; zeros, where there are some, share words by outputs and were moved likewise."""
+    """compressed-tensors' `weight_packed`: neighbouring inputs share a word. Half of their range
+    was added to codes. Zeros, if any, share words by outputs and were shifted likewise."""
     words_OW = stored.part(".weight_packed", torch.int32)
     num_out, num_in = _claimed(stored)
     fitting = [
@@ -151,7 +151,7 @@ def _claimed(stored: Stored) -> tuple[int, int]:
 def _groups(
     stored: Stored, name: str, found: Tensor, num_in: int, scales_RG: Tensor
 ) -> Tensor | None:
-    """Of each input; None if they are in their order, or say nothing (-1, before calibration)."""
+    """The group of each input; None if groups are in order, or unset (-1, before calibration)."""
     groups_I = stored.check(name, found, num_in).long()
     if int(groups_I.max()) == -1 == int(groups_I.min()):
         return None
@@ -164,7 +164,7 @@ def _groups(
 
 
 def awq(stored: Stored) -> Codes:
-    """`qweight` has inputs by words of eight outputs, in AWQ's order; `qzeros` likewise."""
+    """AWQ: `qweight` has inputs by words of eight outputs, in AWQ's order; so has `qzeros`."""
     words_IW, scales_GO = stored.part(".qweight", torch.int32), stored.part(".scales", *_FLOATS)
     if words_IW.ndim != 2:
         stored.wrong(".qweight", f"shape {list(words_IW.shape)}")
@@ -184,15 +184,15 @@ def awq(stored: Stored) -> Codes:
 
 
 def _in_awq_order(words: Tensor) -> Tensor:
-    by_place = _unpacked(words, 4).view(len(words), -1, 8)
-    out = torch.empty_like(by_place)
-    out[..., list(_AWQ_ORDER)] = by_place
+    by_position = _unpacked(words, 4).view(len(words), -1, 8)
+    out = torch.empty_like(by_position)
+    out[..., list(_AWQ_ORDER)] = by_position
     return out.flatten(1)
 
 
 def gptq(stored: Stored) -> Codes:
-    """`qweight` has words of inputs by outputs, `qzeros` groups by words of outputs; `g_idx` names
-    the group of each input. The first version stores zeros less one, round their range."""
+    """GPTQ: `qweight` has words of inputs by outputs, `qzeros` groups by words of outputs; `g_idx`
+    has the group of each input. The first version stores zeros minus 1, modulo their range."""
     scheme, bits = stored.scheme, stored.scheme.bits[0]
     words_WO, scales_GO = stored.part(".qweight", torch.int32), stored.part(".scales", *_FLOATS)
     if words_WO.ndim != 2:
@@ -219,7 +219,7 @@ def gptq(stored: Stored) -> Codes:
 
 
 def mxfp4(stored: Stored) -> Codes:
-    """`_blocks` has two codes a byte, the lower one first; `_scales` has exponents."""
+    """MXFP4: `_blocks` has two codes a byte, the lower one first; `_scales` has exponents."""
     bytes_EOGB = stored.part("_blocks", torch.uint8)
     if bytes_EOGB.ndim != 4 or bytes_EOGB.shape[3] != _E2M1_BLOCK // 2:
         stored.wrong("_blocks", f"shape {list(bytes_EOGB.shape)}")
@@ -238,10 +238,10 @@ def mxfp4(stored: Stored) -> Codes:
 
 
 def _unpacked(words_RW: Tensor, bits: int) -> Tensor:
-    """Of each word its codes, the lowest bits first, as bytes."""
+    """The codes of each word, the lowest bits first, as bytes."""
     words_RW = words_RW.contiguous()
     mask, per_word = (1 << bits) - 1, 32 // bits
     out = torch.empty(*words_RW.shape, per_word, dtype=torch.uint8)
-    for place in range(per_word):
-        out[..., place] = (words_RW >> (bits * place)) & mask
+    for position in range(per_word):
+        out[..., position] = (words_RW >> (bits * position)) & mask
     return out.flatten(1)

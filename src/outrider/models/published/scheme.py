@@ -1,13 +1,13 @@
-"""How a folder's matrices are quantised, by `quantization_config` in its config.json. No tensors.
+"""Methods of quantisation, as `quantization_config` in a config.json names them. No tensors.
 
     compressed-tensors   integers of 4 or 8 bits, packed or not, and float8, by llm-compressor
     fp8, fbgemm_fp8      float8 with a scale for a tensor, an output, or a block of 128 x 128
-    modelopt             the same, of NVIDIA's optimiser, where it says FP8
+    modelopt             the same, by NVIDIA's optimiser, if its config says FP8
     awq, gptq            integers of 2, 4 or 8 bits in words of 32, with zeros
     mxfp4                4-bit floats, 32 of them with a power of two (gpt-oss)
 
-What files quantise beside the weights, activations and the KV cache, is kept as it is: that is
-nearer to the model that was quantised.
+Files may also quantise activations and the KV cache. These stay in floats here, which is closer to
+the model before quantisation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.core.errors import CheckpointError
 from outrider.models.json_object import JsonObject, is_there
 
 KEY = "quantization_config"
-# Old files of GPTQ have it beside config.json.
+# Old folders of GPTQ have a file of its own for the config.
 _GPTQ_FILE = "quantize_config.json"
 # Inputs of a block that kernels run on.
 _UNIT = 32
@@ -28,11 +28,11 @@ _UNIT = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """`bits` are those that a code of this folder may have; `group_size` inputs share a scale where
-    a layout does not tell by its shapes, 0 for all of them. `zero_offset` is what stored zeros lack
-    (GPTQ's first version), `block` the outputs and inputs that share a scale, None for others.
-    `has_blocks` says that kernels may run on the codes (`Codes.blocks`): integers, or blocks of
-    MXFP4, in their order."""
+    """The quantisation of a folder. Codes have one of the numbers of `bits`. `group_size` inputs
+    share a scale (0: all of them), if the shapes of a layout do not show it. `zero_offset` is added
+    to stored zeros (GPTQ's first version). `block` has the numbers of outputs and inputs that share
+    a scale; None for other methods. With `has_blocks`, kernels may run on the codes
+    (`Codes.blocks`): integers or blocks of MXFP4, with inputs in order."""
 
     where: str
     method: str
@@ -44,9 +44,9 @@ class Scheme:
 
 
 def scheme_of(raw: JsonObject) -> Scheme | None:
-    """What a config.json says of its weights; None if they are not quantised.
+    """The scheme of a config.json's weights; None if they are not quantised.
 
-    Raises CheckpointError for a method or a setting that is not read.
+    Raises CheckpointError for an unsupported method or setting.
     """
     text = raw.child("text_config")
     _refuse_mlx(raw)
@@ -73,7 +73,7 @@ def _refuse_mlx(raw: JsonObject) -> None:
 
 
 def scheme_in(folder: Path) -> Scheme | None:
-    """The same of a folder, which may be one of heads, or a GGUF file, of which there is none."""
+    """The scheme of a folder of a model or of heads; None for a GGUF file."""
     if folder.is_file() or not is_there(folder / "config.json"):
         return None
     config = JsonObject.read(folder / "config.json")
@@ -83,7 +83,7 @@ def scheme_in(folder: Path) -> Scheme | None:
 
 
 def _unnamed(raw: JsonObject) -> str:
-    """The oldest files of bitsandbytes do not name it."""
+    """The method of a config that names none: the oldest files of bitsandbytes do not."""
     named = any(raw.has(key) for key in ("load_in_4bit", "load_in_8bit"))
     return "bitsandbytes" if named else ""
 
@@ -217,7 +217,7 @@ def _bits(raw: JsonObject, method: str, known: tuple[int, ...]) -> int:
 
 
 def _group_size(raw: JsonObject) -> int:
-    """-1 in files means all inputs."""
+    """The group size; 0 for all inputs, which is -1 in files."""
     return max(0, raw.integer("group_size", 128, least=-1))
 
 

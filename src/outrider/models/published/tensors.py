@@ -1,7 +1,7 @@
 """The quantised matrices among a folder's tensors, by the names of an unquantised checkpoint.
 
 Several stored tensors stand for one matrix: `q_proj.qweight`, `.qzeros` and `.scales` for
-`q_proj.weight`. What a file says beside them of activations and the KV cache is left aside.
+`q_proj.weight`. Tensors for activations and the KV cache are skipped.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _PARTS: Mapping[Layout, tuple[str, ...]] = {
     gptq: (".qweight", ".qzeros", ".scales", ".g_idx"),
     mxfp4: ("_blocks", "_scales"),
 }  # fmt: skip
-# Scales of what is not quantised here: activations, and keys and values.
-_BESIDE = (
+# Scales of activations, and of keys and values, which are not quantised here.
+_RUNTIME_SCALES = (
     ".input_scale", ".input_zero_point", ".activation_scale", ".output_scale",
     ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point",
 )  # fmt: skip
-# Bytes held for a byte of codes, by bits: 16 bytes of codes have 3 beside them, or 32 have 2.
+# Bytes in memory for a byte of codes, by bits: a block adds 3 bytes to 16 of codes, or 2 to 32.
 _HELD = {2: 2 * 19 / 16, 4: 19 / 16, 8: 34 / 32}
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One matrix: the names of the tensors that stand for it, and how they are unpacked."""
+    """One matrix: the names of its stored tensors, and the layout that unpacks them."""
 
     layout: Layout
     stem: str
@@ -49,8 +49,8 @@ class Matrix:
 
 
 class Quantised:
-    """The matrices of a folder that `scheme` quantises, none where it is None. `stored` are the
-    names of its tensors, and `read` gives one of them."""
+    """The quantised matrices of a folder; none if `scheme` is None. `stored` are the names of the
+    folder's tensors, and `read` returns a tensor by its name."""
 
     def __init__(
         self, scheme: Scheme | None, stored: Collection[str], read: Callable[[str], Tensor]
@@ -67,13 +67,13 @@ class Quantised:
 
     @property
     def values_a_byte(self) -> int:
-        """At most, of the folder's files."""
+        """The largest number of values that a byte of the folder's files may hold."""
         return 1 if self._scheme is None else 8 // min(self._scheme.bits)
 
     def held_bytes(self, look: Callable[[str], Tensor], width: int) -> int:
-        """What all tensors take where kernels run on codes, 0 where they cannot: codes have a scale
-        and a zero for every 32 (`Codes.blocks`), in place of a matrix's other parts. Matrices that
-        no blocks can hold become numbers of `width` bytes. `look` maps a stored tensor."""
+        """Bytes of all tensors in memory if kernels run on codes; 0 if they cannot. Codes then have
+        a scale and a zero for every 32 (`Codes.blocks`) instead of a matrix's other parts. Matrices
+        that no blocks can hold become numbers of `width` bytes. `look` maps a stored tensor."""
         scheme = self._scheme
         if scheme is None or not scheme.has_blocks:
             return 0
@@ -82,29 +82,29 @@ class Quantised:
         plain = sum(look(name).nbytes for name in self._stored if name not in parts)
         return plain + sum(_held(scheme, matrix, look, width) for matrix in matrices)
 
-    def places(self, stored: Mapping[str, Path]) -> dict[str, Path]:
-        """Where the tensors of an unquantised checkpoint lie, by `stored`, where these do: a matrix
-        lies where its codes do."""
+    def files_of(self, stored: Mapping[str, Path]) -> dict[str, Path]:
+        """The file of each tensor of an unquantised checkpoint, given those of the stored tensors.
+        A matrix is in the file of its codes."""
         parts = {part for matrix in self._matrices.values() for part in matrix.names}
-        beside = () if self._scheme is None else _BESIDE
+        skipped = () if self._scheme is None else _RUNTIME_SCALES
         found = {
             name: path
             for name, path in stored.items()
-            if name not in parts and not name.endswith(beside)
+            if name not in parts and not name.endswith(skipped)
         }
         return found | {name: stored[m.names[0]] for name, m in self._matrices.items()}
 
     def codes(self, name: str) -> Codes | None:
-        """None for a tensor that is not quantised. Raises CheckpointError for parts that are
-        missing or do not fit."""
+        """The codes of a matrix; None for a tensor that is not quantised. Raises CheckpointError
+        for parts that are missing or do not fit."""
         matrix = self._matrices.get(name)
         if matrix is None or self._scheme is None:
             return None
         return matrix.layout(Stored(self._scheme, matrix.stem, matrix.parts, self._read))
 
     def is_no_bias(self, name: str) -> bool:
-        """GPTQ's files may have a bias of zeros beside every matrix, whether or not the model has
-        one."""
+        """True for a bias of zeros, which GPTQ's files may have for every matrix even if the model
+        has no bias."""
         stem = name.removesuffix(".bias")
         return stem != name and f"{stem}.weight" in self and not bool(self._read(name).any())
 
@@ -121,8 +121,8 @@ def _held(scheme: Scheme, matrix: Matrix, look: Callable[[str], Tensor], width: 
 
 
 def _in_blocks(scheme: Scheme, bits: int, part: str, tensor: Tensor) -> bool:
-    """Whether blocks can hold this part of a matrix, as `Codes.blocks` does; what is read for it is
-    a small part of the whole."""
+    """True if blocks can hold this part of a matrix as `Codes.blocks` does. Reads only the part,
+    which is small."""
     tensor = tensor.flatten()
     if part.endswith("g_idx"):
         return not bool((tensor.diff() < 0).any())

@@ -1,8 +1,8 @@
 """Communication of tensor parallelism: sums over all ranks, and messages between two of them.
 
 A rank is one process (or device) of `size`, numbered from 0; rank 0 leads. Every rank makes the
-same calls in the same order. Tensors are contiguous and on the rank's own device. No way listens
-at a port, and none sends an object, hence nothing is unpickled.
+same calls in the same order. Tensors are contiguous and on the rank's own device. No `Comm` listens
+at a port or sends objects, so nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from outrider.core.errors import MachineError
 from outrider.kernels.native.ranks import NativeRanks
 from outrider.models.share import RankError
 
-# How long a rank may keep rank 0 waiting before it counts as hung.
+# A rank that keeps rank 0 waiting for longer counts as hung.
 SILENCE_SECONDS = 60.0
 _LOST = "the ranks of a shared model lost each other"
 
 
 class SharedComm:
-    """Between processes on CPUs of one machine, through memory that they share."""
+    """Communication between processes on CPUs of one machine, through shared memory."""
 
     backend = "shared memory"
     ordered = True
@@ -58,15 +58,15 @@ def _together(answer: bool) -> None:
 
 
 class SocketComm:
-    """The same where there are no native kernels: each rank has a pair of connected sockets with
-    rank 0, which adds up. Ranks but 0 do not speak to each other."""
+    """Communication between processes without native kernels: each rank has a pair of connected
+    sockets with rank 0, which sums. Other ranks have no connections with each other."""
 
     backend = "sockets"
     ordered = True
     memory = None
 
     def __init__(self, rank: int, size: int, peers: Sequence[socket.socket]) -> None:
-        """`peers` are rank 1 and on, or rank 0."""
+        """`peers` are the sockets to ranks 1 and up, or to rank 0."""
         self.rank, self.size = rank, size
         self._peers = dict(zip(range(1, size) if rank == 0 else [0], peers, strict=True))
         for peer in peers:
@@ -111,13 +111,13 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 class NcclComm:
-    """Between CUDA devices of one machine. Raises MachineError if this PyTorch lacks NCCL,
-    RankError if the others do not come within SILENCE_SECONDS. `store` is the file in which the
-    ranks meet, which the leader removes afterwards.
+    """Communication between CUDA devices of one machine. Raises MachineError if this PyTorch lacks
+    NCCL, RankError if the other ranks do not join within SILENCE_SECONDS. `store` is the file
+    through which the ranks meet; the leader removes it afterwards.
 
     The process group is made directly rather than by `init_process_group`, of which a process can
-    have only one. A sum of two ranks has the same bits whatever the order; of more, NCCL adds in an
-    order that depends on where in the buffer a number lies.
+    have only one. A sum of two ranks has the same bits in any order; for more ranks, the order in
+    which NCCL adds depends on the offset of a number in the buffer.
     """
 
     backend = "nccl"

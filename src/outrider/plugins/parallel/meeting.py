@@ -1,7 +1,8 @@
-"""Where the ranks of one machine meet: what rank 0 makes before it starts the other processes.
+"""Connections among the ranks of one machine, which rank 0 makes before it starts the others.
 
-On CPUs that is memory or sockets without a name, which the others inherit, so no other process can
-come in and nothing is left behind. CUDA devices meet in a file of a private folder (NCCL).
+On CPUs these are memory or sockets without a name, which the other processes inherit, so no other
+process can connect and nothing is left behind. CUDA devices meet through a file in a private folder
+(NCCL).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class _End(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """One of three ways. `own` are rank 0's ends and `others` those of ranks 1 and on; of memory
-    all are the same one."""
+    """Connections of one of three kinds (`how`): memory, sockets or NCCL. `own` are rank 0's ends,
+    `others` the ends of ranks 1 and up; for memory all ends are the same file."""
 
     size: int
     how: str
@@ -46,9 +47,10 @@ class Meeting:
     folder: TemporaryDirectory[str] | None = None
 
     @classmethod
-    def on(cls, place: torch.device, size: int, *, native: bool = True) -> Meeting:
-        """For ranks on devices like `place`. Without `native` no native kernels are used."""
-        if place.type == "cuda":
+    def on(cls, device: torch.device, size: int, *, native: bool = True) -> Meeting:
+        """Make connections for ranks on devices like `device`. If not `native`, no native kernels
+        are used."""
+        if device.type == "cuda":
             return cls(size, NCCL, folder=TemporaryDirectory(prefix="outrider-ranks-"))
         library = built_kernels(env.compiler(), env.cache_folder()).library if native else None
         if library is not None:
@@ -63,22 +65,22 @@ class Meeting:
         return (self.others[rank - 1].fileno(),) if self.others else ()
 
     def invitation(self, rank: int) -> dict[str, object]:
-        """What the process of `rank`, not 0, gives to `join`; strings and numbers."""
+        """The argument of `join` for the process of `rank`, not 0; strings and numbers only."""
         return self._invitation(rank, self.inherited(rank))
 
     def started(self) -> None:
-        """The others have inherited their ends, so rank 0 lets go of them: then an end is closed
-        when its process is gone."""
+        """Close rank 0's copies of the ends that the others have inherited, so that an end is
+        closed when its process is gone."""
         if self.how == SOCKETS:
             for end in self.others:
                 end.close()
 
     def join(self) -> Comm:
-        """That of rank 0, once. Raises RankError if the others do not come."""
+        """Rank 0's `Comm`; call it once. Raises RankError if the other ranks do not join."""
         return join(self._invitation(0, [os.dup(end.fileno()) for end in self.own]))
 
     def close(self) -> None:
-        """After all have joined, or where none will."""
+        """Close all ends: after all ranks have joined, or if none will."""
         for end in (*self.own, *self.others):
             end.close()
         if self.folder is not None:
@@ -90,7 +92,8 @@ class Meeting:
 
 
 def join(invitation: Mapping[str, Any]) -> Comm:
-    """Takes the descriptors over. Raises RankError if the others do not come."""
+    """The `Comm` of an invited rank. Takes over its descriptors. Raises RankError if the other
+    ranks do not join."""
     rank, size, at = invitation["rank"], invitation["size"], invitation["at"]
     match invitation["how"]:
         case "memory":
@@ -99,7 +102,7 @@ def join(invitation: Mapping[str, Any]) -> Comm:
             memory = NativeRanks(
                 given(library, "library"), *at, rank=rank, size=size, patience=patience
             )
-            # It stays mapped.
+            # The memory stays mapped.
             os.close(*at)
             return SharedComm(memory)
         case "sockets":

@@ -1,7 +1,7 @@
-"""Messages from rank 0 to the other ranks, each a list of integers: what their share has to do.
+"""Messages from rank 0 to the other ranks, each a list of integers: the calls of their shares.
 
-The first number names the call. Lists are preceded by their length, so a message can be read
-without knowing anything else. The others keep no pages and no sequences: rank 0 plans every pass.
+The first number is the kind of call. Lists are preceded by their length, so a message can be read
+by itself. The other ranks have no pages and no sequences: rank 0 plans every pass.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class RankCall(IntEnum):
 
 
 class Share(Protocol):
-    """A rank's part of a model, as rank 0 moves it."""
+    """A rank's part of a model, as rank 0 controls it."""
 
     def follow(self, plan: PackedPlan, wanted_M: Tensor) -> None:
-        """Run a pass along, whose logits rank 0 puts together."""
+        """Run this rank's part of a pass, whose logits rank 0 gathers."""
         ...
 
     def copy_slots(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy what the arena holds in some slots to others."""
+        """Copy the arena's contents of the slots `source` to the slots `target`."""
         ...
 
 
@@ -40,8 +40,8 @@ _COLUMNS = tuple(item.name for item in fields(PackedPlan) if item.name != "page_
 
 
 def pass_message(plan: PackedPlan, wanted_M: Tensor) -> list[int]:
-    """A pass of `plan` in which the packed tokens `wanted_M` want logits. A list of extra keys that
-    the plan lacks is empty."""
+    """The message for a pass of `plan` that computes logits of the packed tokens `wanted_M`. Lists
+    of extra keys that the plan lacks are empty."""
     message = [RankCall.PASS, plan.page_size, plan.pages_BP.shape[0], *_listed(wanted_M)]
     for name in _COLUMNS:
         message += _listed(getattr(plan, name))
@@ -53,7 +53,7 @@ def copy_message(source: Sequence[int], target: Sequence[int]) -> list[int]:
 
 
 def apply(message: Sequence[int], share: Share, device: torch.device) -> None:
-    """Do what `message` says; tensors are on `device`."""
+    """Run the call of `message` on `share`, with tensors on `device`."""
     reader = _Reader(message)
     match RankCall(reader.one()):
         case RankCall.PASS:
@@ -79,7 +79,7 @@ def _listed(numbers: Tensor | None) -> list[int]:
 
 
 class _Reader:
-    """A message from front to back."""
+    """Reads a message from front to back."""
 
     def __init__(self, message: Sequence[int]) -> None:
         self._message = message

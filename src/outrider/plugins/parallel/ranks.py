@@ -1,9 +1,9 @@
 """Processes of tensor-parallel ranks: started and ended by rank 0, and the program that they run.
 
-Ranks 1 and on are new interpreters, since a fork of a process with threads may hang. Each is told
-what to do through the memory that the ranks share, or through its pipe where they share none, and
-ends when the pipe does. A rank that ends by itself is an error for all: the first call that notices
-says which rank it was, ends the others, and every later call says it again.
+Ranks 1 and up are new interpreters, since a fork of a process with threads may hang. Each gets its
+messages through the ranks' shared memory, or through its pipe if they share none, and ends when the
+pipe does. A rank that ends by itself is an error for all: the first call that notices ends the
+others and raises an error that names the rank, and every later call raises it again.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ PULSE_SECONDS = 1.0
 
 
 def encode(message: Sequence[int]) -> bytes:
-    """A count and as many integers of 64 bits."""
+    """A message as bytes: a count, and as many integers of 64 bits."""
     return HEADER.pack(len(message)) + array("q", message).tobytes()
 
 
 class Link:
-    """Takes over stdin and stdout of this process; an uncaught error is reported on the way out.
+    """A follower's link to rank 0 through its stdin and stdout; reports an uncaught error to it.
 
-    A thread of its own reads, so that rank 0 need not wait for a follower that computes, and so
-    that the end of the pipe ends the follower at once, whatever it waits for. Another thread writes
-    the byte every PULSE_SECONDS.
+    One thread reads, so that rank 0 need not wait for a follower that computes, and so that the end
+    of the pipe ends the follower at once, whatever it waits for. Another thread writes a byte to
+    the pulse pipe every PULSE_SECONDS.
     """
 
     def __init__(self) -> None:
-        # A library that prints must not be heard by rank 0.
+        # The output of a library that prints must not reach rank 0.
         self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         sys.excepthook = self._report
@@ -77,8 +77,8 @@ class Link:
         return join(self.setup["meeting"])
 
     def messages(self, comm: Comm, share: RoundModel | None = None) -> Iterator[list[int]]:
-        """All of them, in order; the process ends when no more can come. Passes that are one native
-        call come in between, and are run along by this rank's `share`."""
+        """The messages, in order; the process ends when no more can come. Native passes come in
+        between, and `share` runs this rank's part of them."""
         if comm.memory is None:
             while True:
                 yield self._messages.get()
@@ -112,19 +112,19 @@ class Link:
 
 HERE, LOADED = "here", "loaded"
 START_SECONDS = 120.0
-# Of a follower that has loaded; before, it may be busy for START_SECONDS.
+# Limit for a follower that has loaded; before that, it may be busy for START_SECONDS.
 SILENT_SECONDS = 8.0
 _END_SECONDS = 2.0
 _HINT = "load the model again; if memory ran out, lower --arena-tokens or --tensor-parallel"
 
 
 class RankGroup:
-    """`module` is run as a program by each follower, with `setup`, its rank and its invitation to
-    `meeting`.
+    """The followers' processes. Each runs `module` as a program, with `setup`, its rank and its
+    invitation to `meeting`.
 
-    A stopped rank does not end. So each rank writes a byte a second to a pipe of its own, and one
-    that is silent for SILENT_SECONDS is killed, which frees whoever waits for it. The seconds are
-    counted one by one, so that rank 0 may be stopped and go on.
+    A stopped rank does not end. So each rank writes a byte a second to a pipe of its own, and a
+    rank that is silent for SILENT_SECONDS is killed, so that ranks that wait for it fail. Seconds
+    are counted one by one, so that rank 0 itself may be stopped and resumed.
     """
 
     def __init__(self, module: str, meeting: Meeting, setup: Mapping[str, object]) -> None:
@@ -144,8 +144,8 @@ class RankGroup:
             zip(self._processes, pulses, strict=True), start=1
         ):
             os.close(beat)
-            told = {**setup, "meeting": meeting.invitation(rank), "pulse": beat}
-            self._write(process, f"{json.dumps(told)}\n".encode())
+            greeting = {**setup, "meeting": meeting.invitation(rank), "pulse": beat}
+            self._write(process, f"{json.dumps(greeting)}\n".encode())
             threading.Thread(
                 target=_watch, args=(weakref.ref(self), rank, heard), daemon=True
             ).start()
@@ -156,7 +156,7 @@ class RankGroup:
         return [process.pid for process in self._processes]
 
     def meet(self) -> Comm:
-        """Wait for all followers; how rank 0 speaks with them, once. Raises RankError."""
+        """Wait for all followers and return the `Comm` with them, once. Raises RankError."""
         try:
             self.hear(HERE)
             self._comm = self._meeting.join()
@@ -168,7 +168,7 @@ class RankGroup:
         return self._comm
 
     def tell(self, message: Sequence[int]) -> None:
-        """Send `message` to every follower. Never raises: `check` tells of a loss."""
+        """Send `message` to every follower. Never raises: `check` reports a lost rank."""
         if self._comm is not None and self._comm.memory is not None:
             if not self._comm.memory.tell(message):
                 self.lose("a rank reads no more")
@@ -179,12 +179,12 @@ class RankGroup:
                 self._write(process, data)
 
     def hear(self, word: str, seconds: float = START_SECONDS) -> None:
-        """Wait until every follower has said `word`. Raises RankError if one will not."""
+        """Wait until every follower has sent `word`. Raises RankError if one does not."""
         deadline = time.monotonic() + seconds
         for rank, process in enumerate(self._processes, start=1):
             answer = _read_line(process, deadline)
             if answer is None:
-                raise self.lose(f"rank {rank} did not get to say {word!r} within {seconds:g} s")
+                raise self.lose(f"rank {rank} did not report {word!r} within {seconds:g} s")
             if "error" in answer:
                 raise self.end(f"rank {rank} ended: {answer['error']}")
             if answer.get("word") != word:
@@ -196,35 +196,37 @@ class RankGroup:
             raise RankError(str(self._lost), hint=self._lost.hint)
 
     def silent(self, rank: int) -> None:
-        """Give up `rank`, of which nothing was heard for as long as patience lasts."""
+        """Give up `rank`, which was silent for longer than `patience` seconds."""
         process = self._processes[rank - 1]
         self._say(
             f"rank {rank} (process {process.pid}) is stopped or hangs: "
-            f"nothing was heard of it for {self.patience:g} s"
+            f"it sent nothing for {self.patience:g} s"
         )
-        # Also where it is stopped: then whoever waits for its part, or writes to it, fails at once.
+        # A stopped process is killed too: then ranks that wait for its part or write to it fail at
+        # once.
         process.kill()
         self.gone()
         self.close()
 
     def gone(self) -> None:
-        """Have whoever waits for a rank fail: one has ended. The next call finds out which."""
+        """Make calls that wait for a rank fail, as one has ended. The next call finds out which."""
         if self._comm is not None:
             self._comm.end()
 
     def lose(self, reason: str) -> RankError:
-        """As `end`, when something failed: `reason` is said only if no process ended by itself."""
+        """End all followers after a failure. If a process ended by itself, the error says so;
+        otherwise it gives `reason`."""
         return self.end(reason if self._lost else self._who_ended() or reason)
 
     def end(self, reason: str) -> RankError:
-        """End all followers; the error that says why, now and from now on."""
+        """End all followers. Return the error with the reason, which later calls raise as well."""
         lost = self._say(reason)
         self.gone()
         self.close()
         return RankError(str(lost), hint=lost.hint)
 
     def _say(self, reason: str) -> RankError:
-        """The first reason stays."""
+        """Record `reason` as an error, unless one is recorded already."""
         with self._losing:
             if self._lost is None:
                 self._lost = RankError(
@@ -242,8 +244,8 @@ class RankGroup:
             self.lose(f"a rank reads no more ({error})")
 
     def _who_ended(self) -> str | None:
-        """A sentence about the first follower that ended by itself. One whose connection broke may
-        need a moment to be gone."""
+        """A sentence about the first follower that ended by itself; None if there is none. A
+        process whose connection broke may take a moment to end."""
         deadline = time.monotonic() + _END_SECONDS
         while time.monotonic() < deadline:
             for rank, process in enumerate(self._processes, start=1):
@@ -306,7 +308,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], meeting: Meeting) -> None
 
 
 def _how(process: subprocess.Popen[bytes]) -> str:
-    """How a process that is gone ended, with its last words if it had any."""
+    """A description of the end of a process, with the error that it reported, if any."""
     code = process.returncode
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
@@ -315,7 +317,7 @@ def _how(process: subprocess.Popen[bytes]) -> str:
 
 
 def _read_line(process: subprocess.Popen[bytes], deadline: float) -> Mapping[str, str] | None:
-    """The next answer; empty where the process ended, None where time did."""
+    """The next line that a process writes; empty if it ended, None if time ran out."""
     pipe: IO[bytes] = given(process.stdout, "pipe")
     line = b""
     with selectors.DefaultSelector() as selector:
@@ -333,7 +335,7 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> Mapping[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSetup:
-    """What a follower has to know to load its share."""
+    """Everything that a follower needs to load its share."""
 
     folder: str
     name: str
@@ -344,21 +346,21 @@ class RankSetup:
 
 
 def follow() -> None:
-    """A follower knows no requests and no text, only its part of each pass."""
+    """Run as a follower, which has no requests and no text, only its part of each pass."""
     link = Link()
     setup, rank = link.setup, link.setup["meeting"]["rank"]
     options = _options(setup["options"])
     torch.set_num_threads(options.threads)
-    place = pick_device(options.device)
-    if place.type == "cuda":
+    device = pick_device(options.device)
+    if device.type == "cuda":
         torch.cuda.set_device(rank)
     comm = link.meet()
     model = load_model(Path(setup["folder"]), options, name=setup["name"], comm=comm)
     if not isinstance(model, LlamaModel):
-        raise ContractError("only decoders of the Llama family are shared out")
+        raise ContractError("only decoders of the Llama family can be split")
     link.say(LOADED)
     for message in link.messages(comm, model.native_share):
-        apply(message, model, place)
+        apply(message, model, device)
 
 
 def _options(given: dict[str, Any]) -> LoadOptions:

@@ -1,10 +1,10 @@
-"""Tensor-parallel model as rank 0 sees it: one CausalLM whose weights and KV arena are shared out.
+"""Tensor-parallel model as rank 0 sees it: one CausalLM whose weights and KV arena ranks share.
 
-Rank 0 keeps the sequences and their pages and plans each pass; the others run along over the same
-slots. On CPUs a pass is one native call in every rank, which meets the others within
-(csrc/ranks.h), and so may be a part of a native round. Sums over inputs are cut into one part a
-rank, so logits differ from those of one process in their last bits (1e-4 at most in float32 on the
-models of the tests), and greedy text only where two tokens tie that closely.
+Rank 0 has the sequences and their pages and plans each pass; the others run their parts over the
+same slots. On CPUs a pass is one native call in every rank, within which the ranks meet
+(csrc/ranks.h), so it may be part of a native round. Each rank sums a part of the inputs of some
+products, so logits differ from those of one process in their last bits (by at most 1e-4 in float32
+on the models of the tests), and greedy text differs only where two tokens tie that closely.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ class Peers(Protocol):
 
 
 class Orders:
-    """What rank 0 does that is more than one native call: on one thread, one after another and each
-    to its end, so that no interrupt leaves ranks waiting for each other."""
+    """Runs rank 0's actions that are more than one native call. They run on one thread, one after
+    another and each to its end, so that no interrupt leaves ranks waiting for each other."""
 
     def __init__(self, comm: Comm, ranks: Peers) -> None:
         self._ranks = ranks
         self._turn = nullcontext() if comm.memory is None else comm.memory
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rank0")
-        # The thread must run before an interrupt can fall: a pool does not count one that was being
-        # started then, and starts another.
+        # The thread must run before an interrupt can come: a pool does not count a thread that an
+        # interrupt finds starting, and would start another.
         self._thread.submit(int).result()
 
     def in_turn(self, act: Callable[[], T]) -> T:
         """The result of `act`, which runs after all earlier ones, to its end in any case."""
 
         def alone() -> T:
-            # Native passes of other lanes run on their threads.
+            # Native passes of other lanes run on threads of their own.
             with self._turn:
                 return act()
 
         return self._thread.submit(alone).result()
 
     def announce(self, plan: PackedPlan, wanted_M: Tensor) -> None:
-        """Within a turn: the others begin a pass."""
+        """Make the other ranks begin a pass. Called within `in_turn`."""
         self._ranks.tell(messages.pass_message(plan, wanted_M))
         self._ranks.check()
 
@@ -86,7 +86,7 @@ class Orders:
 
 class ShardedLM:
     """A `Decoder` of which this process has rank 0's share. Rank 0 runs everything but its peers'
-    parts of a pass: engine, drafter and sampling know nothing of ranks."""
+    parts of a pass: engine, drafter and sampling need not know of ranks."""
 
     def __init__(self, model: LlamaModel, comm: Comm, ranks: Peers) -> None:
         self._model, self._ranks = model, ranks
@@ -119,16 +119,17 @@ class ShardedLM:
         return self._model.logits
 
     def forward(self) -> Forward | None:
-        """As a `LlamaModel`'s; it tells the other ranks by itself."""
+        """The native call of `LlamaModel.forward`; it notifies the other ranks itself."""
         return self._model.forward()
 
     @property
     def process_ids(self) -> list[int]:
-        """Those of the followers, rank 1 first."""
+        """The process ids of the followers, rank 1 first."""
         return self._ranks.process_ids
 
     def twin(self) -> ShardedLM | None:
-        """For another lane, which may draft or judge meanwhile; passes of all take turns."""
+        """A model for another lane, which may draft or verify at the same time; passes of all lanes
+        take turns."""
         made = self._model.twin()
         if made is None:
             return None
@@ -137,9 +138,9 @@ class ShardedLM:
         return other
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        """Raises RankError when a follower is gone, CapacityError with nothing staged."""
+        """Run a step. Raises RankError if a follower is gone, CapacityError with nothing staged."""
         self._ranks.check()
-        # Whatever can be refused is refused here, before any rank has begun.
+        # Everything that can be refused is refused here, before any rank has begun.
         self.state.reserve({row.seq_id: len(row.tokens) for row in rows})
         if self._model.runs_native(needs):
             try:
@@ -155,12 +156,12 @@ class ShardedLM:
             raise self._ranks.lose(f"a pass failed: {error}") from error
 
     def close(self) -> None:
-        """End the followers; the model cannot run afterwards. Also done when it is collected."""
+        """End the followers; the model cannot run afterwards. Garbage collection does it too."""
         self._ranks.end("they were ended when it was closed")
 
 
 def load_sharded(folder: Path, options: LoadOptions, *, size: int, name: str = "") -> ShardedLM:
-    """As `load_model`, by `size` processes, of which this is rank 0.
+    """Load a model as `load_model` does, in `size` processes, of which this is rank 0.
 
     On a CPU the ranks share its cores, or `options.threads`; on CUDA each has a device. Raises
     ConfigError if the model cannot be split so, RankError if a process does not start.
@@ -175,7 +176,7 @@ def load_sharded(folder: Path, options: LoadOptions, *, size: int, name: str = "
     try:
         model = load_model(folder, options, name=name, comm=comm)
         if not isinstance(model, LlamaModel):
-            raise ContractError("only decoders of the Llama family are shared out")
+            raise ContractError("only decoders of the Llama family can be split")
         ranks.hear(LOADED, LOAD_SECONDS)
         ranks.patience = SILENT_SECONDS
     except BaseException:

@@ -1,9 +1,9 @@
 """Attention and row-invariance of transformers models: the model runs, the paged KV cache answers.
 
-transformers looks attention up by name. The function behind our name passes the call on to whoever
-is `attending` in this context: `ArenaCache` during a step, a survey while a model is examined. The
-model's cache is `ArenaCache` too: `update` writes new rows into the slots that the plan names and
-hands back views, and attention reads the keys through the plan, in place.
+transformers looks attention up by name. The function registered under our name forwards the call
+to the object that is `attending` in this context: `ArenaCache` during a step, a survey while a
+model is examined. `ArenaCache` is also the model's cache: `update` writes new rows into the slots
+that the plan names and returns views, and attention reads the keys through the plan, in place.
 
 Shapes:  N = rows or packed tokens, I = inputs, O = outputs or packed query heads, F = row size,
          H = query heads, G = KV heads, D = head size, S = slots, E = packed query, key and value
@@ -36,7 +36,7 @@ _INEXACT = {
 class RowLinear(nn.Module):
     """A linear over our kernels; the bias is added in float32.
 
-    `weight` answers questions of shape and type and has no values: code that reads it fails.
+    `weight` is a meta tensor: it has a shape and a type but no values, so code that reads it fails.
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, kernels: Kernels) -> None:
@@ -57,7 +57,7 @@ class RowLinear(nn.Module):
 
 
 class RowByRow(TorchFunctionMode):
-    """While entered, inexact elementwise functions take one row (the last dimension) a call."""
+    """Within this mode, inexact elementwise functions take one row (the last dimension) a call."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -75,15 +75,16 @@ def _has_rows(x: object) -> TypeGuard[Tensor]:
 
 
 def prepare(model: nn.Module, kernels: Kernels, dtype: torch.dtype, odd: type) -> list[str]:
-    """Replace every linear of `model`, in place, and make what it adds to them float32.
+    """Replace every linear of `model`, in place, and convert its other weights to float32.
 
-    `odd` is the class of linears whose weight is inputs x outputs. The names of weights that are
-    still multiplied by other means come back; where there are some, rows may not be invariant.
+    `odd` is the class of linears whose weight is inputs x outputs. Return the names of the matrices
+    that our kernels do not multiply by; if there are any, rows may not be invariant.
 
     Two things in such a model depend on the number of rows. BLAS picks its loops by the shape, so
     every linear is replaced by ours (docs/algorithms/row-invariance.md). Functions such as tanh
-    have vector and scalar forms that differ in the last bit, so these run row by row, one identical
-    call each. Activations become float32; weights keep their type, as in our own decoders.
+    have vector and scalar forms that differ in the last bit, so they run row by row, with one
+    identical call for each row. Activations become float32; the weights of linears keep their type,
+    as in our own decoders.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -98,14 +99,15 @@ def prepare(model: nn.Module, kernels: Kernels, dtype: torch.dtype, odd: type) -
 
 
 def use_kernels(model: nn.Module, kernels: Kernels) -> None:
-    """Exchange the kernels of a model that `prepare` has been over."""
+    """Exchange the kernels of a model that `prepare` has changed."""
     for module in model.modules():
         if isinstance(module, RowLinear):
             module.linear = kernels.linear
 
 
 def _to_float32(module: nn.Module) -> None:
-    """An embedding keeps its table as it is, since only the rows that are looked up matter."""
+    """Convert the tensors of `module`. An embedding keeps its table and converts its output, as
+    only a few rows of the table are read."""
     if isinstance(module, nn.Embedding):
         module.register_forward_hook(lambda _module, _args, out: out.float())
         return
@@ -133,8 +135,8 @@ class Attending(Protocol):
         ...
 
     def mask(self, mask: MaskFunction, local: int | None) -> Tensor | None:
-        """The model wants `mask` made, which reaches `local` tokens back (None: all). What comes
-        back is handed to `attend` by the layers that use it."""
+        """Make the mask that `mask` describes, which reaches `local` tokens back (None: all). The
+        layers that use it pass the result to `attend`."""
         ...
 
 
@@ -158,7 +160,7 @@ def answer_attention(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What models call in place of transformers' own attention."""
+    """Attend on behalf of a model, in place of transformers' own attention."""
     del module
     options["attention_mask"] = attention_mask
     return _attending.get().attend(query, key, value, options), None
@@ -167,15 +169,15 @@ def answer_attention(
 def answer_mask(
     *, mask_function: MaskFunction, local_size: int | None = None, **_: object
 ) -> Tensor | None:
-    """What models call to have a mask made."""
+    """Make a mask on behalf of a model."""
     return _attending.get().mask(mask_function, local_size)
 
 
 class ArenaCache:
     """The `past_key_values` of a transformers model. Reads and writes the arena of `kv` in place.
 
-    `begin` sets the plan of the next pass. Keys and values come back as views of all slots; they
-    are handed from `update` to `attend` by the model, which must leave them as they are.
+    `begin` sets the plan of the next pass. `update` returns keys and values as views of all slots.
+    The model passes them to `attend` and must not change them.
     """
 
     is_compileable = False
@@ -197,7 +199,8 @@ class ArenaCache:
     def update(
         self, key_1GND: Tensor, value_1GND: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Append in place. The views hold every slot of the arena, also those of others."""
+        """Append in place. The returned views hold every slot of the arena, also those of other
+        sequences."""
         k_GSD, v_GSD = self._layers[layer_idx]
         k_GSD.index_copy_(1, self._slots_N, key_1GND[0].to(k_GSD.dtype))
         v_GSD.index_copy_(1, self._slots_N, value_1GND[0].to(v_GSD.dtype))
@@ -220,29 +223,29 @@ class ArenaCache:
         return out_NO.view(1, num_rows, num_heads, head_dim).to(query_1HND.dtype)
 
     def mask(self, mask: MaskFunction, local: int | None) -> None:
-        """None is made: the plan says who sees whom, and the survey found the model's masks to be
-        causal within its window."""
+        """Make no mask: the plan says which keys each token sees, and the survey has checked that
+        the model's masks are causal within its window."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """There is no one length: a pass holds many sequences, and says each token's position.
+        """Return a length far past any window, so that a model that relies on it fails its trial.
 
-        The answer is far past any window, so that a model that relies on it fails its trial.
+        There is no single length: a pass holds many sequences and gives each token's position.
         """
         del layer_idx
         return 1 << 16
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """For masks, of which there are none."""
+        """Return 0: only masks read it, and no mask is made."""
         del layer_idx
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """For masks, of which there are none."""
+        """Return (query length, offset 0): only masks read them, and no mask is made."""
         del layer_idx
         return query_length, 0
 
     def _arena_of(self, key_1GSD: Tensor, value_1GSD: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer whose views these are. Raises CheckpointError if they are something else."""
+        """The arena's tensors behind two views. Raises CheckpointError for other tensors."""
         layer = self._layer_at.get(key_1GSD.data_ptr())
         if layer is not None:
             k_view, v_view = self._views[layer]

@@ -1,7 +1,7 @@
 """Sizes and limits of a transformers model, known before its weights are read.
 
-transformers reads config.json, so defaults and names of keys are its own; a survey of the model
-without weights (transformers.py) says what its layers really keep.
+transformers reads config.json, so defaults and names of keys are its own. A survey of the model
+without weights (transformers.py) finds out what its layers really cache.
 """
 
 from __future__ import annotations
@@ -79,12 +79,13 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 
 def _first(text: Any, keys: Sequence[str]) -> int | None:
-    """What the first of `keys` says that says anything."""
+    """The value of the first of `keys` that `text` has."""
     return next((size for key in keys if (size := getattr(text, key, None))), None)
 
 
 def _experts(text: Any, anatomy: Anatomy) -> dict[str, int]:
-    """Nothing where its names are others: such a mixture counts as a dense model."""
+    """Sizes of a mixture of experts, as fields of AdapterConfig. Empty if its keys are unknown:
+    such a mixture counts as a dense model."""
     many, active = _first(text, _EXPERT_KEYS), _first(text, _ACTIVE_KEYS)
     if not (many and active and anatomy.expert_parameters):
         return {}
@@ -103,9 +104,10 @@ def _survey(raw: JsonObject, hf: Any) -> Anatomy:
 
 
 def _window(where: str, text: Any, local: int | None) -> tuple[int, tuple[str, ...]]:
-    """Within a local mask, and where rotary frequencies do not depend on the length, all is plain.
+    """The window in which the arena's attention equals the model's own, and notes on it.
 
-    Scaled frequencies that change with the length of a text would need its old keys rotated again.
+    The window ends where a local mask hides a token, or where rotary frequencies change with the
+    length of a text, which would need its older keys rotated again.
     """
     max_tokens = getattr(text, "max_position_embeddings", None)
     if not isinstance(max_tokens, int) or max_tokens < 1:
@@ -134,7 +136,7 @@ def _ropes(parameters: object) -> Iterator[Mapping[str, object]]:
 
 
 def _stop_ids(raw: JsonObject, text: Any, folder: Path) -> tuple[int, ...]:
-    """Of both files; a family may have an end-of-text id that config.json leaves out."""
+    """Stop ids of both files; a family may have an end-of-text id that config.json leaves out."""
     own = JsonObject(raw.where, {"eos_token_id": getattr(text, "eos_token_id", None)})
     generation = folder / "generation_config.json"
     more = read_document(generation) if generation.exists() else None

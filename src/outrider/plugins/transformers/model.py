@@ -54,18 +54,18 @@ from outrider.plugins.transformers.transformers import (
 _MOST_TOKENS = 8
 _PAGE_SIZE = 4
 # The largest error allowed, relative to the spread of the logits. Attention and residuals are
-# float32 on both sides; shorter weights round what they are multiplied by, which spreads errors.
+# float32 on both sides; linears with shorter weights round their inputs, which adds errors.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 
 
 class AdapterTrial:
-    """Texts of one model. Every text is fed from its beginning, and `run` compares all of it.
+    """Texts that one model reads twice, and the comparison of its logits (`run`).
 
-    Three texts are read by the model's own attention, without a cache, and then through the KV
-    cache: the beginning of a chain in one step, its rest together with a second branch of the tree
-    and a second sequence in another. A model that counts positions itself, adds to attention what
-    we do not, or mixes neighbouring tokens outside attention fails here. The chain's rest is fed
-    once more token by token, which tells whether rows are invariant.
+    The model reads three texts with its own attention and no cache, and then through the KV cache:
+    one step has the beginning of a chain; the next has the rest of the chain, a second branch of
+    the tree and a second sequence. A model fails if it counts positions itself, adds something to
+    attention that we do not, or mixes neighbouring tokens outside attention. The rest of the chain
+    is then fed again token by token, which shows whether rows are invariant.
     """
 
     def __init__(self, max_tokens: int, vocab_size: int) -> None:
@@ -83,9 +83,10 @@ class AdapterTrial:
         return ModelCapacity(num_slots=2 * tokens, page_size=_PAGE_SIZE, max_rows=tokens)
 
     def run(self, model: CausalLM, expected_NV: Tensor, weights: torch.dtype) -> bool:
-        """`expected_NV` are the logits of all texts in turn, `weights` the type of the linears'.
+        """Compare the model's logits with `expected_NV`, those of all texts one after another.
 
-        True if rows are bit-identical alone and together. Raises CheckpointError if logits differ.
+        `weights` is the type of the linears' weights. Return True if rows are bit-identical alone
+        and together. Raises CheckpointError if logits differ.
         """
         chain, other_path, other = self.texts
         begin, rest, branch = (
@@ -122,7 +123,7 @@ def _compare(found_NV: Tensor, expected_NV: Tensor, tolerance: float, name: str)
     if found_NV.shape != expected_NV.shape:
         raise CheckpointError(
             f"{name}: its logits have shape {list(expected_NV.shape)}, "
-            f"while {list(found_NV.shape)} were asked for.",
+            f"while {list(found_NV.shape)} were requested.",
             hint=OTHER_CHECKPOINT,
         )
     spread = (expected_NV - expected_NV.mean(-1, keepdim=True)).abs().max()
@@ -139,7 +140,7 @@ def _compare(found_NV: Tensor, expected_NV: Tensor, tolerance: float, name: str)
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A loaded transformers model, whose attention is ours, and what it computes with."""
+    """A loaded transformers model whose attention is ours, with its kernels, dtype and device."""
 
     model: Any
     kernels: Kernels
@@ -165,7 +166,7 @@ class AdapterModel:
         self._cache = ArenaCache(
             self._kv, body.kernels, num_heads=config.num_heads, max_rows=capacity.max_rows
         )
-        # On other devices nothing is row-invariant, so there is nothing to keep.
+        # On other devices nothing is row-invariant, so rows may as well run together.
         self._by_row = RowByRow() if body.device.type == "cpu" else nullcontext()
         accepted = inspect.signature(body.model.forward).parameters
         self._slices_logits = "logits_to_keep" in accepted
@@ -176,7 +177,8 @@ class AdapterModel:
 
     @kernels.setter
     def kernels(self, kernels: Kernels) -> None:
-        """All models that share the body change with it; the arena's attention is this one's."""
+        """Exchange the kernels of the body, and so of all models that share it; attention over the
+        arena changes for this model only."""
         self.body = replace(self.body, kernels=kernels)
         use_kernels(self.body.model, kernels)
         self._cache.attention = kernels.attention
@@ -190,12 +192,13 @@ class AdapterModel:
         return self._kv
 
     def twin(self) -> None:
-        """The modules of transformers look their cache up in the model, so a pass has it alone."""
+        """Return None: the modules of transformers find their cache through the model, so only one
+        pass can use it at a time."""
 
     def step(self, rows: Sequence[StepRow], needs: DraftNeeds) -> StepOutput:
-        """At most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L - 1.
+        """Run at most `max_rows` tokens. Hidden layer i is the residual after i layers, 0 to L - 1.
 
-        Raises ConfigError for a hidden layer that the model does not give.
+        Raises ConfigError for a hidden layer that transformers does not return.
         """
         if not 0 < sum(len(row.tokens) for row in rows) <= self.capacity.max_rows:
             raise ContractError("a step has 1 to max_rows tokens")
@@ -225,7 +228,7 @@ class AdapterModel:
         if beyond:
             raise ConfigError(
                 f"{self._spec.name}: transformers gives the residual before layer "
-                f"{self._spec.num_layers - 1} at the latest, and {beyond[0]} was asked for.",
+                f"{self._spec.num_layers - 1} at the latest, and {beyond[0]} was requested.",
                 hint="choose a drafter that reads earlier layers, or none: --drafter ngram",
             )
 
@@ -241,16 +244,16 @@ class AdapterModel:
 
 
 def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> AdapterModel:
-    """`name` is what reports call the model, by default the folder's name.
+    """Load the model in `folder`. Reports call it `name`, by default the folder's name.
 
-    Raises CheckpointError, naming the reason, for a folder or a model that cannot run over the
-    arena; ConfigError or MachineError for a bad wish.
+    Raises CheckpointError, with the reason, for a folder or a model that cannot run over the arena;
+    ConfigError or MachineError if `options` do not fit the model or the machine.
     """
     config = read_adapter_config(folder)
     device = pick_device(options.device)
-    # A checkpoint that does not say is taken for float32.
+    # A checkpoint that names no dtype counts as float32.
     dtype = pick_dtype(options.dtype, config.dtype or "float32", folder)
-    # The files are looked at by our own reader first: safetensors alone, all of them present.
+    # Our own reader checks the files first: they are all safetensors, and none is missing.
     with Weights(folder):
         pass
     kernels = _kernels(options, device, dtype)
@@ -264,8 +267,8 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
     if kernels.exact and not exact:
         reason = f"{foreign[0]} is not read by our kernels" if foreign else "bits differ in a trial"
         note = (
-            f"rows are not computed alike beside others ({reason}): with speculation, greedy text "
-            "may differ from plain decoding where two tokens nearly tie"
+            f"the bits of a row depend on the other rows of a pass ({reason}): with speculation, "
+            "greedy text may differ from plain decoding where two tokens nearly tie"
         )
         config = replace(config, notes=(*config.notes, note))
     body = Body(model, replace(kernels, exact=exact), dtype, device)
@@ -273,7 +276,7 @@ def load_adapter(folder: Path, options: LoadOptions, *, name: str = "") -> Adapt
 
 
 def _try(body: Body, config: AdapterConfig, weights: torch.dtype) -> bool:
-    """Give a model its trial, and leave it with our attention. True if rows are invariant.
+    """Run a model's trial and leave the model with our attention. True if rows are invariant.
 
     The arena of the trial is float32, so that rounding hides no mistake.
     """

@@ -34,7 +34,7 @@ from outrider.plugins.transformers.attention import (
 ATTENTION = "outrider"
 _NAMES_CODE = {"auto_map", "custom_generate", "transformers_weights"}
 _PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
-# What Python code says when it meets a value, a module or a cache that it was not written for.
+# Errors that Python code raises for a value, a module or a cache that it was not written for.
 _MISFITS = (
     AssertionError,
     AttributeError,
@@ -48,7 +48,7 @@ _MISFITS = (
 
 
 def transformers(family: str) -> Any:
-    """The library. Raises CheckpointError, in the name of a model of `family`, if it is missing."""
+    """Import the library. Raises CheckpointError if it is missing; the message names `family`."""
     try:
         import transformers as library
     except ImportError as error:
@@ -62,7 +62,7 @@ def transformers(family: str) -> Any:
 
 @contextmanager
 def calling(what: str) -> Generator[None]:
-    """Calls into transformers: silent, and whatever they raise becomes a CheckpointError."""
+    """Silence transformers within the block, and turn its exceptions into a CheckpointError."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers.utils import logging
 
@@ -86,16 +86,16 @@ def calling(what: str) -> Generator[None]:
 
 
 def read_hf_config(raw: JsonObject) -> Any:
-    """transformers' own reading of `raw`, a config.json; it knows all defaults.
+    """Read `raw`, a config.json, with transformers, which knows all defaults.
 
-    Raises CheckpointError for what no adapter could run.
+    Raises CheckpointError for a model that the adapter cannot run.
     """
     family = raw.text("model_type")
     library = transformers(family)
     known = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if raw.flag("is_encoder_decoder", default=False):
         raise CheckpointError(
-            f"{raw.where}: {family} is an encoder with a decoder; Outrider runs decoders alone.",
+            f"{raw.where}: {family} is an encoder with a decoder; Outrider runs only decoders.",
             hint=OTHER_CHECKPOINT,
         )
     if family not in known and raw.has("auto_map"):
@@ -123,16 +123,16 @@ def read_hf_config(raw: JsonObject) -> Any:
 
 
 def _plain_settings(value: Any) -> Any:
-    """Without what names code or files, at any depth.
+    """A copy of the settings without keys that name code or files, at any depth.
 
-    An implementation with a slash in its name would be fetched from the hub and run.
+    transformers would fetch an implementation with a slash in its name from the hub and run it.
     """
     if isinstance(value, list):
         return [_plain_settings(item) for item in cast("list[object]", value)]
     if not isinstance(value, Mapping):
         return value
     settings = cast("Mapping[str, object]", value)
-    if list(settings) == ["__float__"]:  # how transformers writes what JSON has no number for
+    if list(settings) == ["__float__"]:  # how transformers writes infinities and NaN
         return float(str(settings["__float__"]))
     return {
         key: _plain_settings(item)
@@ -142,7 +142,7 @@ def _plain_settings(value: Any) -> Any:
 
 
 def skeleton(config: Any) -> Any:
-    """The model without memory for its weights, whose attention is what `register` was given."""
+    """Build the model without memory for its weights, with the attention given to `register`."""
     family = config.model_type
     library = transformers(family)
     try:
@@ -168,8 +168,8 @@ def closed_attention(family: str) -> CheckpointError:
 
 
 def load(config: Any, folder: Path, dtype: torch.dtype) -> Any:
-    """The model with its weights on the CPU and transformers' own plainest attention, without an
-    MTP block. Raises CheckpointError if the files do not hold exactly its weights."""
+    """Load the model on the CPU, with transformers' eager attention and without an MTP block.
+    Raises CheckpointError if the files do not hold exactly the model's weights."""
     library = transformers(config.model_type)
     with calling(f"{folder}: transformers cannot load it"):
         # From a local folder, which the survey has read before.
@@ -195,7 +195,7 @@ def load(config: Any, folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _ready(model: Any) -> Any:
-    """Without the look for padding that some models take in every pass: there is no padding."""
+    """Switch off the check for padding that some models run in every pass: there is no padding."""
     for module in model.modules():
         if hasattr(module, _PADDING_CHECK):
             setattr(module, _PADDING_CHECK, _no_check)
@@ -206,7 +206,7 @@ def _no_check(*_: object) -> None: ...
 
 
 def use_arena(model: Any) -> None:
-    """Switch `model` to the attention that `register` was given."""
+    """Switch `model` to the attention given to `register`."""
     with calling(f"{model.config.model_type}: its attention cannot be replaced"):
         model.set_attn_implementation(ATTENTION)
     if model.config._attn_implementation != ATTENTION:
@@ -230,8 +230,8 @@ def transposed_linear() -> type[torch.nn.Module]:
     return found
 
 
-# Options of attention that are heeded, and those that change nothing: bookkeeping, and dropout,
-# which is off.
+# Options of attention that the adapter follows, and options that change nothing: bookkeeping, and
+# dropout, which is off.
 _KNOWN = {
     "attention_mask", "is_causal", "scaling", "sliding_window",
     "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "dropout", "max_length_k", "max_length_q",
@@ -242,8 +242,8 @@ _MASK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """What a model's layers keep. `local` is the narrowest local mask, None if all are global, and
-    `expert_parameters` are those of the experts among `num_parameters`."""
+    """Sizes of a model's layers. `local` is the width of the narrowest local mask, None if all
+    masks are global. `expert_parameters` of the `num_parameters` belong to experts."""
 
     num_heads: int
     num_kv_heads: int
@@ -254,13 +254,14 @@ class Anatomy:
 
 
 def survey(config: Any) -> Anatomy:
-    """Raises CheckpointError, with the reason, if a model of this `config` cannot run.
+    """Find the sizes of a model. Raises CheckpointError, with the reason, if it cannot run.
 
-    The model runs once, on two tokens, on PyTorch's meta device, which computes shapes and no
-    values, so a model that cannot run over the paged KV cache is refused before anything is read.
+    The model runs once, on two tokens, on PyTorch's meta device, which computes shapes but no
+    values. So a model that cannot run over the paged KV cache is refused before its weights are
+    read.
     Every layer must write keys and values, all of one shape; attention must go through
-    transformers' interface and ask for nothing beyond a causal softmax; masks must be causal. A
-    local mask (sliding window, chunks) sees everything within its width, so it only bounds the
+    transformers' interface and request nothing beyond a causal softmax; masks must be causal. A
+    local mask (sliding window, chunks) shows everything within its width, so it only limits the
     window.
     """
     family, seen = config.model_type, _Survey(config.model_type)
@@ -295,7 +296,7 @@ def survey(config: Any) -> Anatomy:
 
 
 class _Survey:
-    """Cache and attention of the pass. Notes shapes and refuses by name what we do not do."""
+    """Cache and attention of the survey's pass: record shapes and refuse unsupported options."""
 
     is_compileable = False
 
@@ -333,13 +334,13 @@ class _Survey:
         return query_1HND.transpose(1, 2)
 
     def mask(self, mask: MaskFunction, local: int | None) -> Tensor:
-        """An empty stand-in, which tells the layers that use this mask from those that do not."""
+        """An empty stand-in, by which `attend` recognises the layers that use this mask."""
         stand_in = torch.empty(1, 1, 2, 2, device="meta")
         self._masks.append((stand_in, mask, local))
         return stand_in
 
     def _check_mask(self, used: Tensor | None) -> None:
-        """A mask is a function of indices: compare it with the causal one where it is in reach."""
+        """Compare a mask, which is a function of indices, with the causal one within its reach."""
         if used is None:
             return
         found = [(mask, local) for stand_in, mask, local in self._masks if stand_in is used]
@@ -366,7 +367,8 @@ class _Survey:
         return query_length, 0
 
     def shape(self, num_layers: int) -> tuple[int, int, int]:
-        """(query heads, KV heads, head size) of every layer, if there are such."""
+        """(query heads, KV heads, head size), the same in every layer. Raises CheckpointError if
+        layers differ or cache nothing."""
         missing = sorted(set(range(num_layers)) - set(self._written))
         if missing or len(self._written) != num_layers:
             raise self._refusal(

@@ -32,7 +32,7 @@ from outrider.core.errors import (
 from outrider.core.params import SamplingParams
 from outrider.measure.machine import weights_digest
 from outrider.measure.turns import facts_of
-from outrider.models.draft_heads import has_own_mtp, heads_beside, name_of
+from outrider.models.draft_heads import find_heads, has_own_mtp, name_of
 from outrider.models.heads import HeadKind, kind_of
 from outrider.models.loading import resolve
 from outrider.pairs.catalog import draft_of
@@ -195,7 +195,7 @@ class Drafts:
     def of(cls, target: str, draft: str | None) -> Drafts:
         """`draft` is a model or heads by name; None is the target's own partner, if it has one."""
         folder = resolve(target)
-        heads, model = heads_beside(folder), draft or draft_of(target)
+        heads, model = find_heads(folder), draft or draft_of(target)
         kind = "model" if draft is None else kind_of(resolve(draft))
         if draft is not None and kind != "model":
             heads[kind], model = Path(draft), draft_of(target)

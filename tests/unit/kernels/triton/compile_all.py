@@ -138,9 +138,9 @@ def model_without_data() -> LlamaModel:
     capacity = ModelCapacity(
         num_slots=512, page_size=4, max_rows=128, max_logits=64, hidden_layers=(2,)
     )
-    place = Placement("no data", torch.bfloat16, META)
+    placement = Placement("no data", torch.bfloat16, META)
     return LlamaModel(
-        config, no_weights(torch.bfloat16), kernels=kernels, place=place, capacity=capacity
+        config, no_weights(torch.bfloat16), kernels=kernels, placement=placement, capacity=capacity
     )
 
 

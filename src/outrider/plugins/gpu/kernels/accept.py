@@ -2,8 +2,8 @@
 """Triton kernels of acceptance on chains (token and block rule) and of draws: verify/batched.py.
 
 Four steps, each a kernel: the ratio p / q of every drafted token; for the block rule, the part of
-the target's distribution that the draft does not cover after each prefix; how many tokens are kept;
-the next token, drawn from the rest. Random numbers are made in the kernels from the keys.
+the target's distribution that the draft does not cover after each prefix; the number of accepted
+tokens; the next token, drawn from the rest. Random numbers are made in the kernels from the keys.
 Comparisons are written so that NaN stays NaN where the definition keeps it: a minimum of a GPU
 would drop it.
 

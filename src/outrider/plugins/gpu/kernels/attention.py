@@ -1,9 +1,9 @@
 # pyright: basic, reportGeneralTypeIssues=false
 """Triton kernels of paged attention: softmax over the keys that a plan names, in two launches.
 
-Which keys make a step, and which steps a part, follows from logical positions alone, so a row's
-bits do not depend on its neighbours, on other sequences or on pages. Tokens of a tile share the
-steps whose keys all of them see; the rest, each token's own last keys, is done token by token. Keys
+Logical positions alone decide which keys form a step and which steps form a part, so a row's bits
+do not depend on its neighbours, on other sequences or on pages. Tokens of a tile share the steps
+whose keys all of them see; the rest, each token's own last keys, is processed token by token. Keys
 past a token's last are never loaded.
 
 Shapes:  as flat pointers; the arena is [key heads, slots, head size], parts are

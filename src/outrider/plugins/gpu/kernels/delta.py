@@ -1,9 +1,10 @@
 # pyright: basic, reportGeneralTypeIssues=false
 """Triton kernels of the gated delta rule of one layer, in two launches.
 
-A prompt goes through the same steps as a verification, and a replayed token through the same lines
-as one that is read, so no cut of a text shows in its bits. Cells lie anywhere, so tables
-(delta_tables.py) name them by address; 0 is nowhere. kernels/reference/delta.py is the definition.
+A prompt goes through the same steps as a verification, and a replayed token through the same code
+as one that is read, so a text's bits do not depend on how it is cut into passes. Cells may be
+anywhere in memory, so tables (delta_tables.py) have their addresses; 0 means none.
+kernels/reference/delta.py is the definition.
 
 Shapes:  as flat pointers; queries and keys are [tokens, key heads, key size], values and changes
          [tokens, value heads, value size], rates and decays [tokens, value heads].

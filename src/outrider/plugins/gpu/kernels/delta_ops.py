@@ -1,9 +1,9 @@
 # Kernels have no types.
 # pyright: reportUnknownMemberType=false
-"""Launches of the gated delta rule on CUDA: two a layer, and one copy of tables a pass.
+"""Launches of the gated delta rule on CUDA: two for each layer, and one copy of tables a pass.
 
-The copy keeps it out of CUDA graphs. Sizes of tiles follow from the model alone, so a row's bits do
-not depend on the number of rows.
+Because of the copy it does not fit a CUDA graph. Sizes of tiles depend on the model alone, so a
+row's bits do not depend on the number of rows.
 
 Shapes:  N = packed tokens, P = outputs of a layer's first product, O = value heads x value size.
 """
@@ -23,12 +23,12 @@ from outrider.plugins.gpu.kernels.tiles import cdiv, delta_columns, launch, num_
 
 
 class TritonDelta:
-    """Remembers the tables of the last pass, for its other layers."""
+    """The operator `delta`. It stores the tables of the last pass, for its other layers."""
 
-    __slots__ = ("_room", "_runs", "_tables")
+    __slots__ = ("_runs", "_tables", "_workspace")
 
-    def __init__(self, room: Workspace) -> None:
-        self._room = room
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
         self._runs: Sequence[TokenRun] | None = None
         self._tables: DeltaTables | None = None
 
@@ -54,7 +54,7 @@ class TritonDelta:
         keys = ((num_rows, key_heads, key_dim), torch.float32)
         values = ((num_rows, heads, value_dim), torch.float32)
         gates = ((num_rows, heads), torch.float32)
-        inputs = self._room.carve(keys, keys, values, gates, gates)
+        inputs = self._workspace.carve(keys, keys, values, gates, gates)
         launch(
             delta.prepare_kernel,
             (num_rows, key_heads),

@@ -1,9 +1,9 @@
-"""Tables of a pass's recurrences for the Triton delta kernels: which rows, which addresses.
+"""Tables of a pass's recurrences for the Triton delta kernels: rows and addresses.
 
-The convolution of a token reads rows of this pass and rows that cells remember, so each token has a
-line for each tap. A run may go on from what a run before it leaves, whose programs may not have
-ended yet. Its lines then name the rows themselves, and both runs form one group, which one program
-takes in order. All else runs at once.
+The convolution of a token reads rows of this pass and rows stored in cells, so each token has a
+line for each tap. A run may continue from the state of an earlier run of the pass, whose programs
+may not have ended yet. Its lines then refer to the rows themselves, and both runs form one group,
+which one program processes in order. Different groups run at once.
 
 Shapes:  N = packed tokens, T = taps, W = T - 1, R = runs, U = groups, I = replayed inputs.
 """
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from outrider.kernels.reference.delta import Cells, TokenRun
 
-# An address and the floats of a layer there; of a row of this pass, 0 and the row's number.
+# An address and the number of floats of a layer there; for a row of this pass, 0 and its number.
 LINE_FIELDS = 2
-# Where windows go after the token and before it; then its row, key, decay, state and change.
+# Addresses to store at: the windows after the token and before it; then its row, key, decay, state
+# and change.
 TOKEN_FIELDS = 7
 # First token, stop, source state, state to fold into, first replayed input and stop.
 RUN_FIELDS = 6
@@ -30,7 +31,7 @@ RUN_FIELDS = 6
 REPLAY_FIELDS = 3
 
 _NOWHERE = 0
-# In place of a row's number: a row of zeros, before the first token of a text.
+# Instead of a row's number: a row of zeros, before the first token of a text.
 _ZEROS = -1
 
 # An address and a number, as LINE_FIELDS says.
@@ -40,8 +41,9 @@ _Table = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class DeltaTables:
-    """All int64 and on the device. `lines_NT2`, `tokens_N7`, `runs_R6` and `replayed_I3` have the
-    fields named above; group g takes runs `groups_U1[g]` up to `groups_U1[g + 1]`."""
+    """Tables of a pass, all int64 and on the device. `lines_NT2`, `tokens_N7`, `runs_R6` and
+    `replayed_I3` have the fields named above; group g has runs `groups_U1[g]` up to
+    `groups_U1[g + 1]`."""
 
     lines_NT2: Tensor
     tokens_N7: Tensor
@@ -57,7 +59,8 @@ class DeltaTables:
 def delta_tables(
     runs: Sequence[TokenRun], cells: Cells, taps: int, device: torch.device
 ) -> DeltaTables:
-    """One copy to the device. The runs take the packed tokens from 0 on, without a gap."""
+    """The tables of `runs`, sent in one copy to the device. Runs have all packed tokens from 0 on,
+    without a gap."""
     group_R = _groups(runs)
     order = sorted(range(len(runs)), key=lambda index: (group_R[index], index))
     ends = [sum(group <= number for group in group_R) for number in range(max(group_R) + 1)]
@@ -75,7 +78,8 @@ def delta_tables(
 
 
 def _groups(runs: Sequence[TokenRun]) -> list[int]:
-    """A number for each run, from 0 on without a gap: the same for runs that read of each other."""
+    """The group of each run, numbered from 0 without a gap. Runs that read from each other are in
+    one group."""
     group_R: list[int] = []
     writer: dict[tuple[str, int], int] = {}
     for index, run in enumerate(runs):
@@ -102,8 +106,8 @@ def _lines(runs: Sequence[TokenRun], cells: Cells, taps: int) -> _Table:
     rows: dict[int, _Line] = {}
     for run in runs:
         before = _before(run, cells, (windows, rows), window)
-        for place in range(min(window, run.stop - run.first)):
-            lines_NT2[run.first + place, : window - place] = before[place:]
+        for index in range(min(window, run.stop - run.first)):
+            lines_NT2[run.first + index, : window - index] = before[index:]
         if run.fold is not None:
             windows[run.fold] = before
         for token, (state, kept) in enumerate(zip(run.states, run.inputs, strict=True), run.first):
@@ -122,7 +126,7 @@ def _before(
     window: int,
 ) -> list[_Line]:
     """The `window` rows before a run, the oldest first; `of_this_pass` has the windows of states
-    and the rows of inputs that runs before it write."""
+    and the rows of inputs that earlier runs write."""
     windows, rows = of_this_pass
     if run.source is None:
         lines: list[_Line] = [(_NOWHERE, _ZEROS)] * window
@@ -178,8 +182,8 @@ def _replay_row(cells: Cells, number: int) -> tuple[int, ...]:
 
 
 def _on_device(arrays: Sequence[_Table], device: torch.device) -> list[Tensor]:
-    """As parts of one tensor. Each starts at a multiple of 16 bytes, so that a kernel's binary
-    does not depend on how many rows come before."""
+    """The arrays on `device`, as parts of one tensor. Each starts at a multiple of 16 bytes, so a
+    kernel's binary does not depend on the number of rows before it."""
     sizes = [array.size + array.size % 2 for array in arrays]
     flat = np.zeros(sum(sizes), dtype=np.int64)
     starts = np.cumsum([0, *sizes])

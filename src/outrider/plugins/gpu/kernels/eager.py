@@ -22,15 +22,15 @@ from outrider.plugins.gpu.kernels.scratch import Workspace
 
 
 class EagerProbs:
-    """argmax, softmax, filters, pick and leftover. Takes contiguous float32 on its device;
-    anything else goes to the definitions. Weights are left in one place, which calls use again.
+    """argmax, softmax, filters, pick and leftover, on contiguous float32 of its device; other
+    tensors go to the definitions. Every call of `leftover` reuses one buffer.
 
     A captured round must not do what happens here: results that the host reads are allocated, and
     the host waits for them.
     """
 
-    def __init__(self, room: Workspace, device: torch.device) -> None:
-        self._distributions, self._filters = TritonProbs(room), TritonFilters(room)
+    def __init__(self, workspace: Workspace, device: torch.device) -> None:
+        self._distributions, self._filters = TritonProbs(workspace), TritonFilters(workspace)
         self._device = device
         self._temperature_1 = torch.ones(1, device=device)
         self._min_p_1 = torch.zeros(1, device=device)
@@ -42,7 +42,7 @@ class EagerProbs:
 
     @property
     def sampling(self) -> Sampling:
-        """All of them but argmax, as rounds take them."""
+        """The operators of a round: these, but not argmax."""
         return replace(
             PLAIN,
             softmax=self.softmax,
@@ -53,7 +53,7 @@ class EagerProbs:
         )
 
     def argmax(self, logits_MV: Tensor) -> list[int]:
-        """Waits for the device."""
+        """The first largest of each row. Waits for the device."""
         chosen_M = torch.empty(logits_MV.shape[0], dtype=torch.int64, device=self._device)
         self._distributions.argmax(logits_MV.contiguous(), chosen_M)
         return host_ints(chosen_M)
@@ -81,7 +81,7 @@ class EagerProbs:
         self._filters.keep_likely(probs_NV, *limits)
 
     def pick(self, weights_V: Tensor, uniform: float) -> int:
-        """Waits for the device."""
+        """The operator `pick` of core/sampling.py. Waits for the device."""
         if not self._plain(weights_V):
             return PLAIN.pick(weights_V, uniform)
         self._number_1.fill_(uniform)
@@ -94,7 +94,7 @@ class EagerProbs:
     def leftover(
         self, p_V: Tensor, proposal: int | Tensor, share: float = 1.0
     ) -> tuple[Tensor, float]:
-        """Waits for the device."""
+        """The operator `leftover` of core/sampling.py. Waits for the device."""
         if not (self._plain(p_V) and (isinstance(proposal, int) or self._plain(proposal))):
             return PLAIN.leftover(p_V, proposal, share)
         size = p_V.shape[0]
@@ -106,7 +106,8 @@ class EagerProbs:
         return self._left_V, sum(host_floats(self._sums_C))
 
     def rehearse(self, size: int) -> None:
-        """All of these, for rows of `size` that begin at a multiple of 16 bytes or elsewhere."""
+        """Call all operators, for rows of `size` that begin at a multiple of 16 bytes and for rows
+        that do not."""
         rows_2V = torch.zeros(2, size, device=self._device)
         self.argmax(rows_2V)
         for one, other in product((0, 1), (0, 1)):

@@ -1,11 +1,11 @@
 # pyright: basic, reportGeneralTypeIssues=false
-"""Triton kernels of top-k, top-p and min-p: a search for the edge of what is kept, then the cut.
+"""Triton kernels of top-k, top-p and min-p: search for a threshold (the edge), then cut.
 
 The edge is a number of the row: the k-th largest logit, or the probability at which the mass of all
-that is at least as likely reaches top-p. Numbers become integers of the same order, and every pass
-over the row settles four more bits of the edge, by counts (or masses) above sixteen candidates.
-Masses are integers of 2^-62, so their sums depend on no order: rows, batches and pieces cannot
-change what is kept.
+tokens that are at least as likely reaches top-p. Numbers become integers of the same order, and
+every pass over the row settles four more bits of the edge, by counts (or masses) above sixteen
+candidates. Masses are integers of 2^-62, so their sums do not depend on any order: rows, batches
+and pieces cannot change the result.
 
 Shapes:  as flat pointers; rows are [rows, vocabulary], candidates [rows, pieces, 16].
 """
@@ -198,9 +198,9 @@ def rescale_kernel(
 
 
 class _Search(NamedTuple):
-    """What a search for edges ran with, for the cut that follows. Where edges are of mass,
-    `tensors` end with space for four numbers of each piece: the largest, the mass above the edge,
-    how many lie on it, and the mass that is kept."""
+    """The arguments of a search for edges, for the cut that follows. If edges are by mass,
+    `tensors` end with buffers for four numbers of each piece: the largest number, the mass above
+    the edge, the count of numbers on it, and the mass that is left."""
 
     grid: tuple[int, int]
     tensors: tuple[Tensor, ...]
@@ -209,23 +209,23 @@ class _Search(NamedTuple):
 
 
 class TritonFilters:
-    """The filters of one stream, on contiguous float32 rows and in place. Each limit is a row's, or
-    one for every so many rows. No launch waits for the device."""
+    """The filters of one stream, on contiguous float32 rows and in place. Limits are one for each
+    row, or one for each group of as many consecutive rows. No launch waits for the device."""
 
-    __slots__ = ("_room",)
+    __slots__ = ("_workspace",)
 
-    def __init__(self, room: Workspace) -> None:
-        self._room = room
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
 
     def top_k(self, logits_RV: Tensor, k_B: Tensor) -> None:
-        """-inf below the k-th largest of each row; `k` (int64) of 0, or of V and more, keeps
-        all."""
+        """Write -inf below the k-th largest of each row. `k` is int64; 0, or V and more, change
+        nothing."""
         grid, tensors, sizes, constants = self._search(logits_RV, k_B, mass=False)
         launch(top_k_kernel, grid, *tensors, *sizes, **constants)
 
     def keep_likely(self, probs_RV: Tensor, top_p_B: Tensor, min_p_B: Tensor) -> None:
-        """The operator of core/sampling.py. `top_p` is float64, and 1 keeps all; `min_p` is
-        float32, and 0 does."""
+        """The operator `keep_likely` of core/sampling.py. `top_p` is float64, and 1 changes
+        nothing; `min_p` is float32, and 0 changes nothing."""
         grid, tensors, sizes, constants = self._search(probs_RV, top_p_B, mass=True)
         kept_RC = tensors[-1]
         launch(equals_kernel, grid, *tensors[:-1], *sizes, **constants, maxnreg=MOST_REGISTERS)
@@ -238,7 +238,7 @@ class TritonFilters:
         cut, num_rows = Pieces(size), rows_RV.numel() // size
         grid = (num_rows, cut.count)
         left = ((grid, torch.float32), *[(grid, torch.int64)] * 3) if mass else ()
-        edges_TR, sums_2RCP, *views = self._room.carve(
+        edges_TR, sums_2RCP, *views = self._workspace.carve(
             ((TURNS, num_rows), torch.int64), ((2, *grid, PLACES), torch.int64), *left
         )
         tensors = (rows_RV, limit_B, edges_TR, sums_2RCP)

@@ -1,10 +1,11 @@
 """Launchers of the Triton kernels of sampling and acceptance; no launch waits for the device.
 
-A distribution is a row of logits and a temperature, or ready probabilities. A pass over the logits
-leaves the largest and the sum of each piece of the vocabulary, and later kernels make probabilities
-from these, with the bits of `softmax`. Temperature 0 is a point mass on the first largest logit, so
-greedy and sampled sequences share a batch. Random numbers are those of core/rng.py. Shares and
-running sums are float64, as in verify/. Where logits are NaN, the token drawn is -1.
+A distribution is a row of logits and a temperature, or a row of probabilities. A pass over the
+logits stores the largest and the sum of each piece of the vocabulary, and later kernels compute
+probabilities from these, with the bits of `softmax`. Temperature 0 is a point mass on the first
+largest logit, so greedy and sampled sequences share a batch. Random numbers are those of
+core/rng.py. Shares and running sums are float64, as in verify/. If logits are NaN, the drawn token
+is -1.
 
 Shapes:  M = logits rows, B = sequences, K = drafted tokens, V = vocabulary, N = nodes, W = K + 1,
          R = rows of distributions, C = pieces of the vocabulary.
@@ -27,7 +28,7 @@ from outrider.plugins.gpu.kernels.tiles import MOST_REGISTERS, cdiv, launch, pow
 # pyright: reportUnknownMemberType=false
 
 
-# Numbers of a row that one program takes; a row of 128,000 makes work for 32 of them.
+# Numbers of a row that one program processes; a row of 128,000 takes 32 programs.
 MOST_OF_A_PIECE = 4096
 
 
@@ -35,8 +36,8 @@ MOST_OF_A_PIECE = 4096
 class ProbRows:
     """Contiguous float32 rows of shape RV, or BWV and the like, which count as rows.
 
-    `temperature_B` (float32, one a sequence) makes them logits; None says that they are
-    probabilities. Rows of a sequence lie together.
+    With `temperature_B` (float32, one for each sequence) they are logits; with None they are
+    probabilities. Rows of a sequence are consecutive.
     """
 
     rows_RV: Tensor
@@ -45,7 +46,8 @@ class ProbRows:
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """`tokens_BK` of any integer dtype; only the first `lengths_B[b]` <= K are drafted tokens."""
+    """Drafted chains: `tokens_BK` of any integer dtype, of which the first `lengths_B[b]` <= K are
+    drafted tokens."""
 
     tokens_BK: Tensor
     lengths_B: Tensor
@@ -53,8 +55,8 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Written by `judge`, of any integer dtype: accepted tokens and the target's own token after
-    them, -1 where its distribution is not numbers."""
+    """Outputs of `judge`, of any integer dtype: the number of accepted tokens, and the target's own
+    token after them, -1 if its distribution has NaN."""
 
     num_accepted_B: Tensor
     next_B: Tensor
@@ -62,7 +64,7 @@ class Verdicts:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """How rows of `size` are cut up, for kernels that take a piece a program."""
+    """The cut of rows of `size` into pieces, for kernels with a program for each piece."""
 
     size: int
 
@@ -85,28 +87,30 @@ class Pieces:
             "num_warps": self.num_warps,
         }
 
-    def room(self, num_rows: int) -> tuple[Part, Part, Part]:
-        """For what the pieces of so many rows leave."""
+    def parts(self, num_rows: int) -> tuple[Part, Part, Part]:
+        """Scratch memory for the largest, sum and first largest of the pieces of rows."""
         shape = (num_rows, self.count)
         return (shape, torch.float32), (shape, torch.float32), (shape, torch.int32)
 
 
 class TritonProbs:
-    """The operators of one stream; `room` may be the one that `TritonOps` has."""
+    """The operators of one stream; `workspace` may be the one of `TritonOps`."""
 
-    __slots__ = ("_room",)
+    __slots__ = ("_workspace",)
 
-    def __init__(self, room: Workspace) -> None:
-        self._room = room
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
 
     def softmax(self, logits_RV: Tensor, temperature_R: Tensor, out_RV: Tensor) -> None:
-        """Rows of softmax(logits / temperature); `out` may be `logits`. One temperature a row, or
-        one for every so many rows."""
+        """Rows of softmax(logits / temperature); `out` may be `logits`. Temperatures are one for
+        each row, or one for each group of as many consecutive rows."""
         num_rows, size = logits_RV.shape
         assert out_RV.is_contiguous()
         cut, rows_per_distribution = Pieces(size), num_rows // max(1, temperature_R.shape[0])
         distributions = ProbRows(logits_RV, temperature_R)
-        seen = _look(distributions, rows_per_distribution, self._room.carve(*cut.room(num_rows)))
+        seen = _look(
+            distributions, rows_per_distribution, self._workspace.carve(*cut.parts(num_rows))
+        )
         launch(
             sampling.softmax_kernel,
             (num_rows, cut.count),
@@ -118,7 +122,7 @@ class TritonProbs:
         assert logits_RV.is_contiguous()
         assert out_R.is_contiguous()
         cut, num_rows = Pieces(logits_RV.shape[-1]), out_R.numel()
-        best_RC, total_RC, first_RC = self._room.carve(*cut.room(num_rows))
+        best_RC, total_RC, first_RC = self._workspace.carve(*cut.parts(num_rows))
         _fill(logits_RV, None, 1, (best_RC, total_RC, first_RC))
         launch(
             sampling.argmax_kernel, (num_rows,), best_RC, first_RC, out_R, cut.count,
@@ -128,12 +132,12 @@ class TritonProbs:
     def draw(
         self, distributions: ProbRows, keys: RoundKeys, node: int, role: Role, out_B: Tensor
     ) -> None:
-        """One token of each of B distributions, by the number of (`node`, `role`)."""
+        """Draw one token from each of B distributions, by the random number of (`node`, `role`)."""
         numbers = (keys.seed_B, keys.sample_B, keys.start_B)
         self._pick(distributions, numbers, out_B, node_word=node + 1, GIVEN=False, ROLE=int(role))
 
     def pick(self, distributions: ProbRows, uniform_B: Tensor, out_B: Tensor) -> None:
-        """One token of each of B distributions, by numbers that are given: float64, in [0, 1)."""
+        """Draw one token from each of B distributions, by given numbers: float64, in [0, 1)."""
         assert uniform_B.dtype == torch.float64
         numbers = (uniform_B, uniform_B, uniform_B)
         self._pick(distributions, numbers, out_B, node_word=0, GIVEN=True, ROLE=0)
@@ -164,9 +168,11 @@ class TritonProbs:
     ) -> None:
         num, size = distributions.rows_RV.shape
         cut = Pieces(size)
-        *views, sums_BC2 = self._room.carve(*cut.room(num), ((num, cut.count, 2), torch.float64))
+        *views, sums_BC2 = self._workspace.carve(
+            *cut.parts(num), ((num, cut.count, 2), torch.float64)
+        )
         seen = _look(distributions, 1, views)
-        # There is no chain: pointers to what only chains have are not read.
+        # There is no chain: pointers to the data of chains are not read.
         flags = _flags(distributions, None) | cut.constants() | {"CHAINS": False}
         before = (out_B, out_B, out_B, out_B, *seen, *seen, sums_BC2)
         launch(accept.left_kernel, (num, cut.count), *before, 0, size, cut.count, **flags)
@@ -186,19 +192,19 @@ class TritonProbs:
         *,
         block: bool = True,
     ) -> None:
-        """The block rule, or the token rule, on B chains (verify/exact.py, verify/exact.py).
+        """Apply the block rule, or the token rule, to B chains (verify/exact.py).
 
         `p` has shape BWV: row n is the target's distribution after n drafted tokens. `q` has shape
-        BKV; None says that drafted tokens were chosen deterministically, and then the token rule
-        judges.
+        BKV; None means that drafted tokens were chosen deterministically, and then the token rule
+        applies.
         """
         num, drafted = chains.tokens_BK.shape
         size = p.rows_RV.shape[-1]
         cut = Pieces(size)
         num_q = num * drafted if q is not None else 0
-        views = self._room.carve(
-            *cut.room(num * (drafted + 1)),
-            *cut.room(num_q),
+        views = self._workspace.carve(
+            *cut.parts(num * (drafted + 1)),
+            *cut.parts(num_q),
             ((num, drafted), torch.float64),
             ((num, drafted, cut.count), torch.float64),
             ((num,), torch.int32),
@@ -243,7 +249,7 @@ class TritonProbs:
 
 
 def num_pieces(size: int) -> int:
-    """Of a vocabulary of `size`."""
+    """The number of pieces of a vocabulary of `size`."""
     return Pieces(size).count
 
 
@@ -255,8 +261,8 @@ def _flags(p: ProbRows, q: ProbRows | None) -> dict[str, bool]:
 def _look(
     distributions: ProbRows, rows_per_distribution: int, views: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What kernels are told of a distribution: its rows, temperatures and pieces, which are filled
-    here."""
+    """The arguments of kernels for distributions: rows, temperatures and pieces, which a launch
+    here fills."""
     rows_RV, temperature_B = distributions.rows_RV, distributions.temperature_B
     assert rows_RV.is_contiguous()
     if temperature_B is None:

@@ -2,12 +2,12 @@
 # pyright: reportUnknownMemberType=false
 """Operators of a decoder on CUDA: launches of Triton kernels, fit for a CUDA graph.
 
-Lengths, tables and slots are read on the device; nothing waits for it, and nothing is allocated but
-by `pack` and by scratch memory that is too small. The same shapes launch the same kernels with the
-same grid. `out` and `x` may be float32 or the dtype of the weights: a norm whose `out` has the
-latter rounds what the next linear would round, to the same bits, and saves half of its reads.
-Row-invariance: tiles have 16 rows whatever the number of rows, sizes come from the weight's shape
-and dtype alone, no dot product is split, and nothing is tuned at run time.
+Lengths, tables and slots are read on the device. Nothing waits for it, and only `pack` and scratch
+memory that is too small allocate. The same shapes launch the same kernels with the same grid. `out`
+and `x` may be float32 or the dtype of the weights: a norm with an `out` of the latter rounds what
+the next linear would round, to the same bits, and halves its reads. Row-invariance: tiles have 16
+rows whatever the number of rows, sizes depend on the weight's shape and dtype alone, no dot product
+is split, and nothing is tuned at run time.
 
 Shapes:  N = packed tokens or rows, I = inputs, O = outputs, D = head or hidden size,
          F = feed-forward size, E = packed query, key and value heads, T = positions, H = D / 2,
@@ -46,21 +46,21 @@ _GROUPS_AT_ONCE = 32
 
 
 class TritonOps:
-    """The operators of one stream. `scheme` is none, int8 or int4, and concerns linears alone.
-    `forms` has one packed weight for each binary that those packed here need."""
+    """The operators of one stream. `scheme` is none, int8 or int4, and applies to linears only.
+    `forms` has one packed weight for each binary that the weights packed here need."""
 
-    __slots__ = ("_room", "forms", "scheme")
+    __slots__ = ("_workspace", "forms", "scheme")
 
-    def __init__(self, room: Workspace, scheme: str = "none") -> None:
-        self._room, self.scheme = room, scheme
+    def __init__(self, workspace: Workspace, scheme: str = "none") -> None:
+        self._workspace, self.scheme = workspace, scheme
         self.forms: dict[object, PackedLinear] = {}
 
     def pack(self, weight_OI: Tensor) -> PackedLinear:
-        """At load. The weight itself where it is not quantised and contiguous."""
+        """Pack a weight, at load. A contiguous weight that is not quantised is used itself."""
         return self._noted(pack(weight_OI, self.scheme))
 
     def pack_head(self, weight_OI: Tensor) -> PackedLinear:
-        """The same of an output head."""
+        """Pack an output head, at load."""
         return self._noted(pack_head(weight_OI, self.scheme))
 
     def _noted(self, packed: PackedLinear) -> PackedLinear:
@@ -74,7 +74,7 @@ class TritonOps:
     def linear(
         self, x_NI: Tensor, packed: PackedLinear, out_NO: Tensor, accumulate: bool = False
     ) -> None:
-        """out (+)= round(x) W^T, summed in float32; of integers as kernels/reference defines."""
+        """out (+)= round(x) W^T, summed in float32; integers as kernels/reference defines."""
         num_rows, num_in = x_NI.shape
         assert num_in == packed.num_in
         assert x_NI.stride(1) == 1
@@ -103,7 +103,7 @@ class TritonOps:
     ) -> None:
         num_rows, num_in = x_NI.shape
         padded_in = padded_inputs(num_in)
-        values_NI, scale_N = self._room.carve(
+        values_NI, scale_N = self._workspace.carve(
             ((num_rows, padded_in), torch.int8), ((num_rows,), torch.float32)
         )
         launch(
@@ -121,7 +121,7 @@ class TritonOps:
         num_rows, num_in = x_NI.shape
         padded_in = padded_inputs(num_in)
         num_groups = padded_in // GROUP
-        values_NI, factors_2NG = self._room.carve(
+        values_NI, factors_2NG = self._workspace.carve(
             ((num_rows, padded_in), torch.int8), ((2, num_rows, num_groups), torch.float32)
         )
         launch(
@@ -144,7 +144,7 @@ class TritonOps:
         result: tuple[Tensor, bool],
         **constants: Any,
     ) -> None:
-        """By integers of rows and their factors."""
+        """Multiply quantised rows by a packed weight."""
         (values_NI, row_factors), (out_NO, accumulate) = rows, result
         num_rows, padded_in = values_NI.shape
         shape = linear_shape(packed.num_out, packed.data.dtype)
@@ -169,7 +169,7 @@ class TritonOps:
     def layer_norm(
         self, x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, out_ND: Tensor
     ) -> None:
-        """The RMS norm of what is centred, plus a bias; `out` may be x."""
+        """The RMS norm of the centred row, plus a bias; `out` may be x."""
         self._norm(x_ND, (weight_D, bias_D), eps, out_ND, centred=True)
 
     def _norm(
@@ -214,8 +214,8 @@ class TritonOps:
         k_GSD: Tensor,
         v_GSD: Tensor,
     ) -> None:
-        """Rotates queries and keys in place, writes keys and values. A token whose slot is negative
-        writes nothing: that is how a captured graph leaves a row out."""
+        """Rotate queries and keys in place; write keys and values. A token with a negative slot
+        writes nothing: so a captured graph leaves a row out."""
         num_kv_heads, _, head_dim = k_GSD.shape
         assert k_GSD.stride() == v_GSD.stride()
         num_all = qkv_NE.shape[1] // head_dim
@@ -239,9 +239,9 @@ class TritonOps:
         how: AttentionKind | float,
         out_NO: Tensor,
     ) -> None:
-        """Softmax over exactly the keys that the plan names; a token of none gets zeros.
+        """Softmax over exactly the keys that the plan names; a token without keys gets zeros.
 
-        Windows, caps and sinks are for the reference (registry.py). Many rows over long contexts
+        Windows, caps and sinks are left to the reference (kinds.py). Many rows over long contexts
         take several launches, so that scratch memory stays small.
         """
         if isinstance(how, AttentionKind):
@@ -257,7 +257,7 @@ class TritonOps:
         )
         num_parts = cdiv(plan.pages_BP.shape[1] * plan.page_size, shape.part)
         scratch = attention_scratch(plan.num_tokens, shape.num_heads, head_dim, num_parts)
-        views, (step, *_) = self._room.carve(*scratch), scratch[0][0]
+        views, (step, *_) = self._workspace.carve(*scratch), scratch[0][0]
         for first in range(0, plan.num_tokens, step):
             rows = (first, min(first + step, plan.num_tokens), num_parts)
             self._attend(qkv_NE, (k_GSD, v_GSD, *views), (plan, rows), (shape, how), out_NO)
@@ -312,10 +312,10 @@ class TritonOps:
         _activate(pointwise.silu_mul_kernel, gate_up_N2F, out_NF)
 
     def gelu(self, x_NF: Tensor, out_NF: Tensor) -> None:
-        """With tanh; `out` may be x."""
+        """GELU with tanh; `out` may be x."""
         _activate(pointwise.gelu_kernel, x_NF, out_NF)
 
-    # Each row by itself, whatever the number of rows.
+    # These compute each row by itself, whatever the number of rows.
     sigmoid_mul = staticmethod(plain.sigmoid_mul)
     gelu_mul = staticmethod(plain.gelu_mul)
     soft_cap = staticmethod(plain.soft_cap)

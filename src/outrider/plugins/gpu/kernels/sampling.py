@@ -1,9 +1,10 @@
 """Triton kernels of sampling: probabilities from logits, argmax, residuals, and the keyed RNG.
 
-`read_distribution` merges what `pieces_kernel` left of a row, in one order, and `probability` makes
-a probability of a logit; every kernel that needs one uses these two, so all see the same bits.
+`read_distribution` merges the results of `pieces_kernel` for a row, in one order, and `probability`
+turns a logit into a probability; every kernel that needs one uses these two, so all see the same
+bits.
 
-Shapes:  as flat pointers; logits are [rows, vocabulary], what pieces leave is [rows, pieces].
+Shapes:  as flat pointers; logits are [rows, vocabulary], results of pieces [rows, pieces].
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Scratch memory of Triton operators: one allocation, carved by shape.
 
-What lies in it lives within one call of an operator, and calls on one stream follow each other, so
-all operators of a stream share the same bytes; another stream needs a room of its own. A captured
-graph keeps the addresses that it saw: `reserve` what its largest call needs, or run the calls once,
-before the capture. A room that grows keeps its older memory, so earlier captures stay valid.
+Its contents are valid within one call of an operator, and calls on one stream follow each other, so
+all operators of a stream share the same bytes; another stream needs a workspace of its own. A
+captured graph stores the addresses that it saw: before the capture, `reserve` the memory of its
+largest call, or run the calls once. A workspace that grows retains its older memory, so earlier
+captures stay valid.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Part: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 
 # Positions of a context that one program attends to; results are merged in the order of parts.
 PART = 256
-# Rows that are attended at once, and bytes that what they leave of parts may take.
+# Limits of the rows that attend at once, and of the bytes of their parts.
 _MOST_ROWS, _MOST_OF_PARTS = 64, 128 << 20
 
 # Views start at multiples of this many bytes, which is what wide loads need.
@@ -41,7 +42,7 @@ class Workspace:
         self.reserve(num_bytes)
 
     def reserve(self, num_bytes: int) -> None:
-        """Allocates if there is less. Not within a capture."""
+        """Allocate `num_bytes` unless there are as many. Must not be called within a capture."""
         if num_bytes <= self._bytes.nbytes:
             return
         if self._device.type == "cuda":
@@ -52,7 +53,7 @@ class Workspace:
         self._views.clear()
 
     def carve(self, *parts: Part) -> list[Tensor]:
-        """Tensors of these shapes and dtypes side by side, of undefined content."""
+        """Tensors of these shapes and dtypes, one after another, with undefined contents."""
         views = self._views.get(parts)
         if views is None:
             self.reserve(bytes_of(parts))
@@ -72,8 +73,9 @@ class Workspace:
 def attention_scratch(
     num_rows: int, num_heads: int, head_dim: int, num_parts: int
 ) -> tuple[Part, Part, Part]:
-    """The maximum, the sum and the mixed values of each part of a context, of as many of `num_rows`
-    rows as are attended at once. Parts are rounded up to a power of two: growth is seldom."""
+    """Parts for the maximum, the sum and the mixed values of each part of a context, for as many of
+    `num_rows` rows as attend at once. The number of parts is rounded up to a power of two, so that
+    growth is rare."""
     num_parts = 1 << (num_parts - 1).bit_length()
     at_once = _MOST_OF_PARTS // (num_heads * num_parts * (head_dim + 2) * 4)
     shape = (max(1, min(num_rows, _MOST_ROWS, at_once)), num_heads, num_parts)
@@ -81,12 +83,12 @@ def attention_scratch(
 
 
 def workspace_bytes(parts: Sequence[Part]) -> int:
-    """The most that a workspace holds which grew to hold `parts`."""
+    """The largest size of a workspace that has grown to hold `parts`."""
     return 2 * max(_LEAST, 1 << (bytes_of(parts) - 1).bit_length())
 
 
 def bytes_of(parts: Sequence[Part]) -> int:
-    """How much of a room these take."""
+    """Bytes of a workspace that `parts` take."""
     return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in parts)
 
 

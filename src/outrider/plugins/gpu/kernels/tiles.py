@@ -1,8 +1,8 @@
 """Triton basics: launches without fused roundings, packed weights, dot products, sizes of tiles.
 
-    plain   [O, I], as it is
-    int8    [O, I'] of int8 and a float32 scale an output: the reference's own form, the inputs
-            padded to whole steps
+    plain   [O, I], unchanged
+    int8    [O, I'] of int8 and a float32 scale for each output: the reference's format, with the
+            inputs padded to whole steps
     int4    [I' / 64][O][32] bytes, and float16 scales and minimums [2][G'][O]: the low halves of
             32 bytes hold the codes of one group, the high halves those of the next
     head    of int4: [I' / 32][O][32] codes of int8 and float16 scales [1][G'][O]
@@ -10,8 +10,8 @@
 Factors of padding are 0.
 
 Sizes of tiles are pure functions of the model's shapes, never of the number of rows, because tuning
-at run time would give other sums on another machine or run. They were chosen for sm_90: some 64
-programs at least, and 20 kB of weights or more on their way to each multiprocessor.
+at run time would give other sums on another machine or run. They were chosen for sm_90: at least 64
+programs or so, and at least 20 kB of weights in flight to each multiprocessor.
 
 Shapes:  O = outputs, I = inputs, G = groups, C = inputs of a group, J = pairs of groups,
          F = factors of a group, N = rows of a call, A = query heads, P = parts of the context,
@@ -41,7 +41,7 @@ from outrider.plugins.gpu.kernels.scratch import PART
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Puts one kernel on the current stream. An empty grid is no launch.
+    """Launch one kernel on the current stream. An empty grid launches nothing.
 
     A compiler may fuse a product and a sum into one rounding. Two kernels that share a formula, and
     a kernel and its definition, agree bit for bit only if none is fused, so every launch forbids
@@ -60,7 +60,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch as `launch` was called."""
+    """One call of `launch`."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -73,8 +73,8 @@ class Launch:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """All that Triton makes another binary for: types, constants, which numbers are 1 or
-        multiples of 16 and which pointers are aligned."""
+        """Everything for which Triton makes another binary: types, constants, which numbers are 1
+        or multiples of 16, and which pointers are aligned."""
         # The interpreter has no such lists.
         plain = getattr(self.kernel, "do_not_specialize", ())
         anywhere = getattr(self.kernel, "do_not_specialize_on_alignment", ())
@@ -96,7 +96,7 @@ _NOTED: ContextVar[dict[object, Launch] | None] = ContextVar("_NOTED", default=N
 
 
 def noted(work: Callable[[], object]) -> Sequence[Launch]:
-    """Launches of `work`, the first of each form; `work` is called and none of them is made."""
+    """The launches of `work`, the first of each form. `work` is called, but nothing is launched."""
     token = _NOTED.set(found := {})
     try:
         work()
@@ -110,7 +110,7 @@ def cdiv(number: int, step: int) -> int:
 
 
 def power_of_two(number: int) -> int:
-    """The least that is not below `number`."""
+    """The smallest power of two that is not below `number`."""
     return 1 << (number - 1).bit_length()
 
 
@@ -123,7 +123,7 @@ def padded_inputs(num_in: int) -> int:
 
 
 def pack(weight_OI: Tensor, scheme: str) -> PackedLinear:
-    """At load, to the weight's device."""
+    """Pack a weight on its own device, at load."""
     num_out, num_in = weight_OI.shape
     if scheme == "int4":
         return _grouped(weight_OI, BITS)
@@ -137,7 +137,7 @@ def pack(weight_OI: Tensor, scheme: str) -> PackedLinear:
 
 
 def pack_head(weight_OI: Tensor, scheme: str) -> PackedLinear:
-    """The same of an output head."""
+    """Pack an output head on its own device, at load."""
     return _grouped(weight_OI, HEAD_BITS) if scheme == "int4" else pack(weight_OI, scheme)
 
 
@@ -165,13 +165,13 @@ INTERPRETED = tl.constexpr(IS_INTERPRETED)
 
 
 def current_device() -> int:
-    """The number of this thread's device. Triton starts, and raises what that does."""
+    """The number of this thread's device. Starts Triton, which may raise any exception."""
     active: Any = driver.active
     return active.get_current_device()
 
 
 def why_not() -> str | None:
-    """Why Triton does not start; None where it does."""
+    """The reason why Triton does not start; None if it does."""
     try:
         current_device()
     except Exception as error:  # noqa: BLE001 whatever its start raises is the reason
@@ -244,16 +244,16 @@ def fused(a, b, c):
 
 
 # Bytes of shared memory for the steps of a linear of floats: less than any device has. A program
-# that has a multiprocessor for itself needs 26 kB of weights on their way: its share of the rate of
-# memory times the time of a load (of an H200, 33 GB/s and 0.8 microseconds).
+# that has a multiprocessor for itself needs 26 kB of weights in flight: its share of the memory
+# bandwidth times the latency of a load (on an H200, 33 GB/s and 0.8 microseconds).
 MOST_SHARED = 80 << 10
-# Rows of every tile: the least that the matrix units of a GPU take, so 1 row costs what 16 do.
+# Rows of every tile: the fewest that the matrix units of a GPU take, so 1 row costs as much as 16.
 ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A tile has `outputs` outputs and goes over the inputs in steps of `inputs`."""
+    """The shape of a linear's tile: `outputs` outputs, over the inputs in steps of `inputs`."""
 
     outputs: int
     inputs: int
@@ -262,26 +262,27 @@ class LinearShape:
 
 
 def linear_shape(num_out: int, dtype: torch.dtype) -> LinearShape:
-    """`dtype` is that of the packed weight; uint8 holds two codes of 4 bits to a byte."""
+    """The shape for a packed weight of `dtype`; uint8 has two codes of 4 bits in a byte."""
     outputs = 64 if num_out >= 16_384 else 32 if num_out >= 2_048 else 16
     if dtype == torch.float32:
         return LinearShape(outputs, 32, 4, 3)
     if not dtype.is_floating_point:
         return LinearShape(outputs, 256, 2 if outputs == 16 and dtype == torch.uint8 else 4, 4)
-    # Rows may be float32. One step is multiplied while the others are on their way.
+    # Rows may be float32. One step is multiplied while the others are loaded.
     step = 128 * (outputs * dtype.itemsize + ROWS * 4)
     return LinearShape(outputs, 128, 4, 1 + MOST_SHARED // step)
 
 
-# A bound for kernels of few warps: ptxas, left alone, spills to have more programs at once.
+# A bound for kernels of few warps: without one, ptxas spills to run more programs at once.
 MOST_REGISTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """`shared` query heads read one key head. A tile holds `heads_of_a_tile` of them, a power of
-    two, for several tokens; `head_tiles` tiles hold them all. `dims` is the head size padded,
-    `keys` how many keys one step takes, `merged` how many parts are merged at once."""
+    """The shape of an attention's tile. `shared` query heads read one key head. A tile holds
+    `heads_of_a_tile` of them, a power of two, for several tokens; `head_tiles` tiles hold them all.
+    `dims` is the padded head size, `keys` the number of keys in a step, `merged` the number of
+    parts that are merged at once."""
 
     num_heads: int
     num_kv_heads: int
@@ -312,12 +313,13 @@ class AttentionShape:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, **bound}
 
     def merge_options(self) -> dict[str, int]:
-        """Those of a merge, whose sums are short where heads are small."""
+        """Warps and registers of a merge, whose sums are short if heads are small."""
         return {"num_warps": 4} | ({"maxnreg": MOST_REGISTERS} if self.dims <= 64 else {})
 
     def tokens_of_a_tile(self, num_tokens: int, num_seqs: int) -> int:
-        """As many neighbours as a sequence has on average, a power of two: tokens of one sequence
-        read its keys together. A token's bits do not depend on it."""
+        """The number of tokens in a tile: the average of a sequence, rounded down to a power of
+        two, so that tokens of one sequence read its keys together. A token's bits do not depend on
+        it."""
         average = max(1, num_tokens // max(1, num_seqs))
         return min(ROWS // self.heads_of_a_tile, 1 << (average.bit_length() - 1))
 
@@ -325,7 +327,7 @@ class AttentionShape:
 def attention_shape(
     *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> AttentionShape:
-    """`dtype` is the arena's."""
+    """The shape of attention over an arena of `dtype`."""
     dims = max(16, power_of_two(head_dim))
     is_whole = dtype == torch.float32
     most_dims = 64 if dtype == torch.float16 else 128
@@ -342,10 +344,10 @@ def attention_shape(
 
 
 def delta_columns(value_dim: int) -> int:
-    """Of a recurrent state, that one warp holds: 8 of 128 numbers are 32 registers a thread."""
+    """Columns of a recurrent state in one warp: 8 of 128 numbers are 32 registers a thread."""
     return min(8, power_of_two(value_dim))
 
 
 def num_warps(size: int) -> int:
-    """For one program that holds a row of `size` numbers."""
+    """Warps of a program that holds a row of `size` numbers."""
     return min(16, max(1, power_of_two(size) // 512))

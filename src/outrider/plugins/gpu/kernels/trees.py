@@ -2,7 +2,7 @@
 """Triton kernels of verdicts on trees, one program a tree: verify/batched.py.
 
 Nodes are visited in the order of their numbers. Parents come before children, so a walk that has
-come to a node meets its children, and skips whatever hangs elsewhere.
+reached a node meets its children later, and skips nodes with other parents.
 
 Shapes:  as flat pointers; B = trees, K = nodes, W = K + 1, V = vocabulary; distributions of p are
          [B, W, V], of q [B, K, V].
@@ -112,19 +112,19 @@ def walk_kernel(
 
 class TritonTrees:
     """The verdicts of one stream. `tree` are tokens_BK and parents_BK, int64, of B trees of at most
-    K nodes; a node whose parent is below ROOT is none. `out` are path_BK, num_accepted_B and
-    next_B, int64. No launch waits for the device."""
+    K nodes; a parent below ROOT marks padding. `out` are path_BK, num_accepted_B and next_B, int64.
+    No launch waits for the device."""
 
-    __slots__ = ("_room",)
+    __slots__ = ("_workspace",)
 
-    def __init__(self, room: Workspace) -> None:
-        self._room = room
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
 
     def follow(
         self, tree: tuple[Tensor, Tensor], own_BW: Tensor, out: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Down each tree along the target's own tokens after the root and after each node,
-        int64."""
+        """Follow each tree down along the target's own tokens: `own_BW`, int64, after the root and
+        after each node."""
         num, num_nodes = tree[0].shape
         launch(follow_kernel, (num,), own_BW, *tree, *out, num_nodes, num_warps=1)
 
@@ -136,11 +136,11 @@ class TritonTrees:
         keys: RoundKeys,
         out: tuple[Tensor, Tensor, Tensor],
     ) -> None:
-        """The token rule. `drawn` says which trees were drawn from which q_BKV (None: none were).
-        All distributions are ready probabilities, float32; `p_BWV` is written over."""
+        """Apply the token rule. `drawn` are flags of the trees that were sampled, and q_BKV (None:
+        no tree was). All distributions are probabilities, float32; `p_BWV` is overwritten."""
         (num, num_nodes), size = tree[0].shape, p_BWV.shape[-1]
         cut, (drawn_B, q_BKV) = Pieces(size), drawn
-        row_B, share_B, sums_BC2 = self._room.carve(
+        row_B, share_B, sums_BC2 = self._workspace.carve(
             ((num,), torch.int32), ((num,), torch.float64), ((num, cut.count, 2), torch.float64)
         )
         numbers, (path_BK, num_accepted_B, next_B) = (keys.seed_B, keys.sample_B, keys.start_B), out
@@ -151,7 +151,7 @@ class TritonTrees:
             *tree, drawn_B, p_BWV, q, *numbers, path_BK, num_accepted_B, row_B, share_B,
             num_nodes, size, DRAWN=q_BKV is not None, PIECE=cut.piece, num_warps=cut.num_warps,
         )  # fmt: skip
-        # A draw of a whole row: the place that a chain ended at, all of whose tokens are kept.
+        # A draw from a whole row: the end of a chain of which all tokens are accepted.
         flags = {"P_READY": True, "Q_READY": True, "POINT": True, "CHAINS": True}
         before = (row_B, share_B, row_B, tree[0], *[p_BWV] * 10, sums_BC2)
         sizes = (num_nodes, size, cut.count)

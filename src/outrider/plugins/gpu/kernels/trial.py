@@ -1,9 +1,8 @@
-"""Before the first request: kernels are compiled, and rows are tried: are they computed alike?
+"""Work before the first request: kernels are compiled, and a trial checks that rows are invariant.
 
-The kernels are written to be row-invariant, but a compiler lays out sums as it likes. So
+The kernels are written to be row-invariant, but a compiler may arrange sums in any way. So
 `Kernels.exact` is the result of a short trial of every binary that the model has for linears, of
-attention with its heads and of its gated delta rule: every row alone against the same rows
-together.
+attention with its heads and of its gated delta rule: each row alone against the same rows together.
 
 Shapes:  N = rows, I = inputs, O = outputs, E = packed heads, G = key/value heads, S = slots,
          D = head size, P = outputs of a recurrent layer's first product.
@@ -33,16 +32,15 @@ from outrider.plugins.gpu.kernels.tiles import IS_INTERPRETED, Launch, current_d
 # More than two tiles of rows, the last of them not full.
 _ROWS = 37
 _PAGE, _COMMITTED = 16, 290
-# Kernels that are compiled at once; the assembler of each is a process of its own.
+# Kernels that are compiled at once, each with an assembler in a process of its own.
 _COMPILERS = min(8, os.cpu_count() or 1)
 _PATIENCE_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
 def compile_launches(device: torch.device, work: Callable[[], object]) -> None:
-    """Compile what `work` launches, several kernels at a time; `work` is called, and launches
-    nothing. The log says how far that is. A kernel that does not compile fails where it is
-    launched."""
+    """Compile the kernels that `work` launches, several at a time; `work` is called, but launches
+    nothing. The log reports progress. A kernel that does not compile fails at its first launch."""
     launches, began, said = noted(work), monotonic(), 0.0
     if IS_INTERPRETED or not launches:
         return
@@ -60,14 +58,14 @@ def compile_launches(device: torch.device, work: Callable[[], object]) -> None:
                 said = seconds
                 _log.info("Compiled %d of %d kernels in %.0f s.", count, len(launches), seconds)
     finally:
-        # An interrupt waits for those that are being compiled and no others.
+        # After an interrupt, kernels that are being compiled are finished and no others begun.
         pool.shutdown(cancel_futures=True)
 
 
 def compile_ahead(
     device: torch.device, distributions: EagerProbs, work: Callable[[], object], size: int
 ) -> None:
-    """The same, and what chooses tokens from a vocabulary of `size`."""
+    """Compile the kernels that `work` launches, and those of sampling from `size` tokens."""
     compile_launches(device, lambda: (work(), distributions.rehearse(size)))
 
 
@@ -75,7 +73,7 @@ def _compile(one: Launch, device: torch.device) -> None:
     with torch.cuda.device(device if device.type == "cuda" else -1):
         constants = one.constants | {"enable_fp_fusion": False}
         made = one.kernel.warmup(*one.arguments, grid=one.grid, **constants)
-        # What launches it, and the device's copy of it, are made when they are first asked for.
+        # The launcher, and the device's copy of the binary, are made at the first access.
         getattr(made, "run", None)
 
 
@@ -87,8 +85,9 @@ def rows_alike(
     config: DecoderConfig,
     state: StateShape | None,
 ) -> bool:
-    """The trial of the weights that `ops` packed, of attention with heads of `config` over keys of
-    `dtype`, and of recurrent layers of shape `state`. Waits for the device."""
+    """Run the trial of the weights that `ops` packed, of attention with heads of `config` over keys
+    of `dtype`, and of recurrent layers of shape `state`. True if rows are invariant. Waits for the
+    device."""
 
     layer = None if state is None else replace(state, num_layers=1)
 
@@ -116,8 +115,8 @@ def _linear_alike(ops: TritonOps, packed: PackedLinear, device: torch.device) ->
 def _attention_alike(
     ops: TritonOps, config: DecoderConfig, device: torch.device, dtype: torch.dtype
 ) -> bool:
-    """A chain of new tokens behind a context of more than one part, and the same named key by key,
-    as a tree's would be."""
+    """True if attention is row-invariant: on a chain of new tokens after a context of more than one
+    part, and on the same chain with its keys listed one by one, as a tree's are."""
     pages = -(-(_COMMITTED + _ROWS) // _PAGE)
     shape = (config.num_kv_heads, pages * _PAGE, config.head_dim)
     k_GSD, v_GSD = _waves(shape, device, dtype), _waves(shape, device, dtype).flip(1)
@@ -136,8 +135,9 @@ def _attention_alike(
 def delta_alike(
     delta: TritonDelta, device: torch.device, shape: StateShape, num_rows: int = _ROWS
 ) -> bool:
-    """A text that is read at once, and the same row by row: all but the last from state to state,
-    the last from the first state and the inputs of all that came between."""
+    """True if a text read at once has the bits of the same text read row by row: all rows but the
+    last from state to state, the last from the first state and the inputs of all rows in between.
+    """
     cells = Cells(
         [shape.state_cell(device) for _ in range(num_rows + 1)],
         [shape.input_cell(device) for _ in range(num_rows)],
@@ -163,7 +163,7 @@ def delta_alike(
 
 
 def _plan(first: int, count: int, pages: int, device: torch.device) -> PackedPlan:
-    """The pages lie in reverse order."""
+    """A plan for a chain; its pages are in reverse order."""
     position_N = torch.arange(first, first + count, dtype=torch.int32, device=device) + _COMMITTED
     nothing_N = torch.zeros_like(position_N)
     pages_BP = torch.arange(pages, dtype=torch.int32, device=device)[None].flip(1).contiguous()
@@ -171,7 +171,7 @@ def _plan(first: int, count: int, pages: int, device: torch.device) -> PackedPla
 
 
 def _listed(count: int, pages: int, device: torch.device) -> PackedPlan:
-    """A chain whose new keys are named by their slots."""
+    """A plan for a chain whose new keys are listed by their slots."""
     slots = [
         (pages - 1 - position // _PAGE) * _PAGE + position % _PAGE
         for position in range(_COMMITTED, _COMMITTED + count)
@@ -188,6 +188,6 @@ def _listed(count: int, pages: int, device: torch.device) -> PackedPlan:
 
 
 def _waves(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers of every size up to 1, the same each time and drawn from nothing."""
-    place = torch.arange(torch.Size(shape).numel(), dtype=torch.float64, device=device)
-    return (place * 0.7390851).sin_().view(shape).to(dtype)
+    """Numbers of every size up to 1, the same each time and without a random generator."""
+    index_N = torch.arange(torch.Size(shape).numel(), dtype=torch.float64, device=device)
+    return (index_N * 0.7390851).sin_().view(shape).to(dtype)
