@@ -3,8 +3,8 @@
 Format: "Trace Event Format" of the Chromium project, as a JSON object. A job is a complete event
 (X) that holds the stages of its round; queues, waiting requests and free memory are counters (C);
 an arrow (s, f) leads from a sequence's job to its next one on another lane. Times are whole
-nanoseconds since the first job, written in microseconds. Events come in order of time, and only
-those of running jobs are held besides the records themselves.
+nanoseconds since the first job, written in microseconds. Events are written in order of time;
+memory holds the records, and the events of running jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PASSES = ("prefill", "verify")
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A stretch of a job: prefill, draft, ahead, verify or accept. Seconds of the job's clock."""
+    """A part of a job: prefill, draft, ahead, verify or accept. Times are seconds of the job's
+    clock."""
 
     stage: str
     began: float
@@ -34,34 +35,34 @@ class Slice:
 def rounds_of(
     jobs: Sequence[JobTrace], rounds: Iterable[RoundTrace]
 ) -> list[tuple[RoundTrace, ...]]:
-    """For each job, the records of its target pass, an entry a sequence; () for a job without one,
-    and for one that failed or whose records were not kept.
+    """Return for each job the records of its target pass, one per sequence.
 
-    A sequence is in one pass at a time, so its records, which come in order, belong to its jobs in
-    order. Records of one pass share an index, which tells when some are missing: a sequence that
-    failed has none, and those that are tried again have theirs from other passes.
+    The entry is () for a job without a target pass, and for one that failed or whose records were
+    not kept. A sequence is in one pass at a time, so its records belong to its jobs in order. All
+    records of a pass have the same index. If the indices differ, some records are missing: a failed
+    sequence has none, and a sequence that is tried again has its record from another pass.
     """
     left: dict[int, deque[RoundTrace]] = {}
     for trace in rounds:
         left.setdefault(trace.seq_id, deque()).append(trace)
     found: list[tuple[RoundTrace, ...]] = [()] * len(jobs)
-    for place in sorted(range(len(jobs)), key=lambda i: jobs[i].began):
-        job = jobs[place]
+    for index in sorted(range(len(jobs)), key=lambda i: jobs[i].began):
+        job = jobs[index]
         if not set(PASSES) & set(job.kinds):
             continue
         heads = [left[seq_id][0] for seq_id in job.seq_ids if left.get(seq_id)]
         if len(heads) == len(job.seq_ids) and len({trace.pass_index for trace in heads}) == 1:
-            found[place] = tuple(left[seq_id].popleft() for seq_id in job.seq_ids)
+            found[index] = tuple(left[seq_id].popleft() for seq_id in job.seq_ids)
     return found
 
 
 def slices(job: JobTrace, rounds: Sequence[RoundTrace] = ()) -> list[Slice]:
-    """Disjoint and in order, inside the job. Without `rounds`, the whole job by its last stage.
+    """Return the disjoint parts of a job, in order; without `rounds`, one part with its last stage.
 
-    A job's record says when it began and ended, a round's how long its parts took. Parts run in the
-    order draft, pass, accept, each right after the one before. Pauses between them are not
-    recorded, so the rest of a job shows at its end. A pass that read prompt tokens counts as
-    prefill, as it does in `metrics/summary.py`, whatever else was in it.
+    The record of a job has its begin and end, the record of a round the duration of each part. The
+    parts run in the order draft, pass, accept. Pauses between them are not recorded: they show at
+    the end of the job. A pass that read any prompt tokens counts as prefill, as it does in
+    `metrics/summary.py`.
     """
     if not rounds:
         return [Slice(job.kinds[-1], job.began, job.ended)]
@@ -93,9 +94,9 @@ def trace_pieces(
     *,
     about: Mapping[str, object] | None = None,
 ) -> Iterator[str]:
-    """The file, piece by piece; `about` is kept in it as `otherData`.
+    """Yield the file piece by piece; `about` becomes its `otherData`.
 
-    It is whole and valid JSON only when all pieces were taken.
+    The file is valid JSON only once all pieces are written.
     """
     head = {
         "displayTimeUnit": "ms",
@@ -110,7 +111,7 @@ def trace_pieces(
 
 
 def trace_events(jobs: Iterable[JobTrace], rounds: Iterable[RoundTrace] = ()) -> Iterator[Event]:
-    """All events: names first, then by `ts`; a job before the stages inside it."""
+    """Yield all events: names first, then by `ts`; a job before the stages inside it."""
     records = sorted(jobs, key=lambda job: (job.began, job.ended))
     threads = {lane: i for i, lane in enumerate(dict.fromkeys(j.lane for j in records), start=1)}
     yield _named("process_name", "outrider")
@@ -123,12 +124,12 @@ def trace_events(jobs: Iterable[JobTrace], rounds: Iterable[RoundTrace] = ()) ->
     held: list[tuple[int, int, Event]] = []
     order = count()
     found = rounds_of(records, rounds)
-    for place, (job, own) in enumerate(zip(records, found, strict=True)):
+    for index, (job, own) in enumerate(zip(records, found, strict=True)):
         scene = _Scene(threads[job.lane], records[0].began)
         now = scene.nanoseconds(job.began)
         while held and held[0][0] < now:
             yield heapq.heappop(held)[-1]
-        for event, at in (*scene.job(job, own), *scene.arrow_ends(job, place, arrows)):
+        for event, at in (*scene.job(job, own), *scene.arrow_ends(job, index, arrows)):
             heapq.heappush(held, (at, next(order), event))
     while held:
         yield heapq.heappop(held)[-1]
@@ -136,7 +137,7 @@ def trace_events(jobs: Iterable[JobTrace], rounds: Iterable[RoundTrace] = ()) ->
 
 @dataclass(frozen=True, slots=True)
 class _Arrow:
-    """Sequence `seq_id` went from the job at `source` to the one at `goal`."""
+    """A sequence's way from one job to its next; `source` and `goal` are indices of jobs."""
 
     number: int
     seq_id: int
@@ -145,29 +146,31 @@ class _Arrow:
 
 
 def _arrows(records: Sequence[JobTrace]) -> dict[int, list[_Arrow]]:
-    """By the places of the jobs they start from and lead to. A job's source is the job of the same
-    sequence that ended last before it began: a draft for both its verification and what is drafted
-    ahead meanwhile."""
+    """Return the arrows at each job's index, both those that start and those that end there.
+
+    An arrow to a job starts at the job of the same sequence that ended last before it began. A
+    draft may thus have two arrows: to its verification, and to drafting ahead in the meantime.
+    """
     found: dict[int, list[_Arrow]] = {}
     recent: dict[int, list[int]] = {}
     numbers = count(1)
-    for place, job in enumerate(records):
+    for index, job in enumerate(records):
         for seq_id in job.seq_ids:
             past = recent.setdefault(seq_id, [])
             ended = [i for i in past if records[i].ended <= job.began]
             if ended:
                 source = max(ended, key=lambda i: records[i].ended)
-                # What ended before it can be nobody's source any more.
+                # Earlier jobs cannot be the source of any later job.
                 past[:] = [i for i in past if i == source or i not in ended]
                 if records[source].lane != job.lane:
-                    arrow = _Arrow(next(numbers), seq_id, source, place)
-                    for end in (source, place):
+                    arrow = _Arrow(next(numbers), seq_id, source, index)
+                    for end in (source, index):
                         found.setdefault(end, []).append(arrow)
-            past.append(place)
+            past.append(index)
     return found
 
 
-_Placed = tuple[Event, int]
+_TimedEvent = tuple[Event, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class _Scene:
     def nanoseconds(self, moment: float) -> int:
         return round(1e9 * (moment - self.origin))
 
-    def job(self, job: JobTrace, rounds: Sequence[RoundTrace]) -> Iterator[_Placed]:
+    def job(self, job: JobTrace, rounds: Sequence[RoundTrace]) -> Iterator[_TimedEvent]:
         args: dict[str, object] = {
             "sequences": list(job.seq_ids),
             "tokens": job.num_tokens,
@@ -203,12 +206,13 @@ class _Scene:
             yield _event("C", name, at) | {"args": values}, at
 
     def arrow_ends(
-        self, job: JobTrace, place: int, arrows: Mapping[int, Sequence[_Arrow]]
-    ) -> Iterator[_Placed]:
-        """An arrow hangs on the job that runs at its moment, so it starts just before the end."""
+        self, job: JobTrace, index: int, arrows: Mapping[int, Sequence[_Arrow]]
+    ) -> Iterator[_TimedEvent]:
+        """Yield the arrow events of a job. Perfetto attaches an arrow to the job that runs at the
+        event's time, so an arrow starts just before the end of its job."""
         began, ended = self.nanoseconds(job.began), self.nanoseconds(job.ended)
-        for arrow in arrows.get(place, ()):
-            starts = arrow.source == place
+        for arrow in arrows.get(index, ()):
+            starts = arrow.source == index
             at = max(began, ended - 1) if starts else began
             event = _event("s" if starts else "f", f"sequence {arrow.seq_id}", at, self.thread)
             event |= {"cat": "sequence", "id": arrow.number}
@@ -216,7 +220,7 @@ class _Scene:
 
     def _slice(
         self, name: str, kind: str, began: float, ended: float, args: dict[str, object]
-    ) -> _Placed:
+    ) -> _TimedEvent:
         at = self.nanoseconds(began)
         length = max(self.nanoseconds(ended) - at, 0)
         event = _event("X", name, at, self.thread) | {"dur": length / 1000, "cat": kind}

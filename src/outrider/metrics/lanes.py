@@ -1,8 +1,8 @@
-"""State of lanes and scheduler at one moment, under the names that pdverify's reports read.
+"""State of lanes and scheduler at one moment, with the field names of pdverify's reports.
 
-The figures derive from job records and from counts of the engine. A lane's queue has a place for
-every sequence that may be live, so a lane cannot refuse; only the queue of requests, given as one
-more lane by the name of `waiting`, has an end and refuses.
+The figures derive from job records and from counts of the engine. A lane's queue has a slot for
+every sequence that may run, so a lane never rejects. Only the queue of requests is bounded and
+rejects; it is reported as one more lane, `waiting`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from outrider.metrics.timeline import QUEUES, WAITING
 
 
 class LaneStats(TypedDict):
-    """`total_processed` counts a sequence once for each job; `utilization` is the share of
-    `max_size` places that is taken."""
+    """Counts of one lane. `total_processed` counts a sequence once for each job; `utilization` is
+    `current_size` over `max_size`."""
 
     current_size: int
     max_size: int
@@ -27,8 +27,8 @@ class LaneStats(TypedDict):
 
 
 class SchedulerStats(TypedDict):
-    """`uptime` in seconds. Who was submitted is pending, active or completed, or has failed or was
-    cancelled; who was rejected was not submitted."""
+    """Counts of requests; `uptime` in seconds. A submitted request is pending, active, completed,
+    failed or cancelled. A rejected request does not count as submitted."""
 
     uptime: float
     submitted: int
@@ -40,8 +40,8 @@ class SchedulerStats(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Requests since the engine was built, and what it holds now. `max_waiting` requests may wait,
-    `max_live` sequences may be live."""
+    """Counts of requests since the engine was built, and of those that it holds now. At most
+    `max_waiting` requests wait, and at most `max_live` sequences run."""
 
     uptime_seconds: float
     num_submitted: int
@@ -54,7 +54,7 @@ class Counters:
 
 
 def scheduler_stats(jobs: Iterable[JobTrace], counters: Counters) -> SchedulerStats:
-    """Queues are as the newest job found them."""
+    """Return the state of the scheduler; queue sizes are those that the newest job found."""
     records = sorted(jobs, key=lambda job: job.began)
     lanes: dict[str, list[JobTrace]] = {}
     for job in records:
@@ -94,8 +94,8 @@ def lane_stats(*, size: int, max_size: int, processed: int, rejected: int = 0) -
 
 
 def served_queues(jobs: Iterable[JobTrace]) -> frozenset[str]:
-    """Queues that a lane takes from: a job takes sequences that wait for its first stage, and
-    those whose prompts it reads. Who is drafted for and verified in one job waits once."""
+    """Queues from which a lane takes sequences: those that wait for a job's first stage, and those
+    whose prompts it reads. A sequence that one job drafts for and verifies waits only once."""
     found: set[str] = set()
     for job in jobs:
         found.update((job.kinds[0], *({"prefill"} & set(job.kinds))))

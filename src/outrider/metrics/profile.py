@@ -1,8 +1,8 @@
 """Profile of one request: traces in, plain values out, ready for JSON.
 
-`counts` depends on models, prompt, settings and seed alone, so two runs with one seed give the same
-bytes. Times and memory do not; they are in the other parts. Seconds in a trace are those of the
-whole pass, which other requests may have shared.
+`counts` depends only on models, prompt, settings and seed, so two runs with one seed give the same
+bytes. The other parts have times and memory, which vary. Seconds in a trace are those of the whole
+pass, which other requests may have shared.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ STAGES = ("load", "prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrace:
-    """The most bytes held while the models were loaded, and in the pass of each of a request's
-    traces."""
+    """Peak memory in bytes: while the models were loaded, and in the pass of each trace of a
+    request."""
 
     load_bytes: int
     pass_bytes: tuple[int, ...]
@@ -34,26 +34,27 @@ def profile(
     memory: MemoryTrace | None = None,
     metadata: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """`traces` are those of one request, in order. `memory` has an entry for each of them."""
+    """Return the profile of one request. `traces` are in order; `memory` has an entry for each."""
     return {
         "metadata": dict(metadata or {}),
         "counts": counts(traces, k=k),
         "aggregate": aggregate(traces),
         "memory": None if memory is None else stage_peaks(traces, memory),
         "rounds": [
-            _round(trace, traces[0].pass_index, memory and memory.pass_bytes[place])
-            for place, trace in enumerate(traces)
+            _round(trace, traces[0].pass_index, memory and memory.pass_bytes[index])
+            for index, trace in enumerate(traces)
         ],
     }
 
 
 def counts(traces: Sequence[RoundTrace], *, k: int) -> dict[str, object]:
-    """Everything that a seed decides. `by_num_drafted` sorts rounds by how much they drafted."""
+    """Return the figures that a seed determines. `by_num_drafted` groups rounds by the number of
+    drafted tokens."""
     rounds = [trace for trace in traces if trace.num_emitted]
     sizes = Counter(trace.num_drafted for trace in rounds)
-    kept: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
     for trace in rounds:
-        kept[trace.num_drafted] += trace.num_accepted
+        accepted[trace.num_drafted] += trace.num_accepted
     return {
         "num_passes": len({trace.pass_index for trace in traces}),
         "num_rounds": len(rounds),
@@ -64,18 +65,18 @@ def counts(traces: Sequence[RoundTrace], *, k: int) -> dict[str, object]:
         "accepted": [trace.num_accepted for trace in rounds],
         "acceptance_histogram": list(acceptance_histogram(rounds, k)),
         "positions": [
-            {"num_drafted": drafted, "num_accepted": accepted, "rate": _rate(accepted, drafted)}
-            for drafted, accepted in position_counts(rounds, k)
+            {"num_drafted": drafted, "num_accepted": num, "rate": _rate(num, drafted)}
+            for drafted, num in position_counts(rounds, k)
         ],
         "by_num_drafted": [
-            {"num_drafted": size, "num_rounds": sizes[size], "num_accepted": kept[size]}
+            {"num_drafted": size, "num_rounds": sizes[size], "num_accepted": accepted[size]}
             for size in sorted(sizes)
         ],
     }
 
 
 def aggregate(traces: Sequence[RoundTrace]) -> dict[str, dict[str, float]]:
-    """Total, mean and population standard deviation: of times over passes, of counts over
+    """Return total, mean and population standard deviation: of times over passes, of counts over
     rounds. `verify_ms` is of every target pass, those that read a prompt included."""
     passes = list({trace.pass_index: trace for trace in traces}.values())
     rounds = [trace for trace in traces if trace.num_emitted]
@@ -89,9 +90,9 @@ def aggregate(traces: Sequence[RoundTrace]) -> dict[str, dict[str, float]]:
 
 
 def stage_peaks(traces: Sequence[RoundTrace], memory: MemoryTrace) -> dict[str, int | None]:
-    """The most bytes held in each of `STAGES`; None for a stage that did not occur.
+    """Return the peak memory in bytes of each of `STAGES`; None for a stage that did not occur.
 
-    A pass that read prompt tokens of this request is prefill, any other decode.
+    A pass that read prompt tokens of this request is prefill, any other pass is decode.
     """
     held: dict[str, list[int]] = {stage: [] for stage in STAGES}
     held["load"].append(memory.load_bytes)

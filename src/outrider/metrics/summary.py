@@ -1,7 +1,7 @@
 """Metrics from round traces: acceptance, tokens per round, passes, seconds and latencies.
 
 No other code of the project adds up tokens, passes or seconds. Only rounds that drafted count for
-acceptance: a round without a draft could accept nothing and would look like a refusal.
+acceptance: a round without a draft can accept nothing and would look like a rejection.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ class SpecMetrics(TypedDict):
 
 
 def acceptance_histogram(traces: Iterable[RoundTrace], k: int) -> tuple[int, ...]:
-    """Entry j counts the rounds that kept j draft tokens: k + 1 entries, or none if k is 0."""
-    kept = [trace.num_accepted for trace in traces if trace.num_drafted]
-    return tuple(kept.count(j) for j in range(max([k, *kept]) + 1)) if k else ()
+    """Entry j counts the rounds that accepted j draft tokens: k + 1 entries, or none if k is 0."""
+    accepted = [trace.num_accepted for trace in traces if trace.num_drafted]
+    return tuple(accepted.count(j) for j in range(max([k, *accepted]) + 1)) if k else ()
 
 
 def position_counts(traces: Iterable[RoundTrace], k: int) -> list[tuple[int, int]]:
-    """How often the i-th token of a draft was proposed, and how often it was kept.
+    """Entry i: how often the i-th token of a draft was proposed, and how often it was accepted.
 
-    A trace has no shape of the draft, so the depth of a tree is taken to be the lesser of its
-    nodes and k.
+    A trace does not have the shape of its draft, so the depth of a tree is assumed to be the lesser
+    of its number of nodes and k.
     """
     rounds = [(min(trace.num_drafted, k), trace.num_accepted) for trace in traces]
     return [
-        (sum(drafted > i for drafted, _ in rounds), sum(kept > i for _, kept in rounds))
+        (sum(drafted > i for drafted, _ in rounds), sum(accepted > i for _, accepted in rounds))
         for i in range(k)
     ]
 
 
 def spec_metrics(histogram: Iterable[int], *, num_drafted: int, k: int | None) -> SpecMetrics:
-    """From an acceptance histogram; `k` is None when the draft length adapts."""
+    """Return the metrics of an acceptance histogram; `k` is None when the draft length adapts."""
     counts = list(histogram)
     num_rounds = sum(counts)
     num_accepted = sum(j * count for j, count in enumerate(counts))
@@ -74,14 +74,13 @@ def spec_metrics(histogram: Iterable[int], *, num_drafted: int, k: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a request, or a whole run, cost and got.
+    """Figures of a request, or of a whole run.
 
     `seconds` has the keys prefill (passes that read prompt tokens), draft, verify, accept and
     total (wall clock), to the nanosecond. Entry j of `acceptance_histogram` counts the rounds that
-    drafted and kept j tokens. `num_hits` and `num_misses` count the drafts that were ready before
-    they were asked for, and that were not, where drafts are made ahead of verdicts. `rounds_by`
-    counts rounds by their drafter, those without a draft as "none". Invariants: emitted = accepted
-    + rounds; accepted <= drafted.
+    drafted and accepted j tokens. When drafting ahead, `num_hits` counts the drafts that were ready
+    when requested and `num_misses` those that were not. `rounds_by` counts rounds by their drafter,
+    those without a draft as "none". Invariants: emitted = accepted + rounds; accepted <= drafted.
     """
 
     drafter: str
@@ -99,7 +98,8 @@ class Stats:
 
     @property
     def p_hit(self) -> float | None:
-        """Share of the verdicts that were foreseen; None where nobody drafted ahead."""
+        """Hit rate of drafting ahead: the share of verdicts for which a draft was ready; None
+        without drafting ahead."""
         num = self.num_hits + self.num_misses
         return self.num_hits / num if num else None
 
@@ -131,8 +131,8 @@ class Stats:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Stats:
-        """What `to_dict` wrote, exactly; other keys are ignored. Raises KeyError for the lack of a
-        field that has no default."""
+        """Return the Stats that `to_dict` wrote; other keys are ignored. Raises KeyError if a field
+        without a default is missing."""
         values = {
             item.name: record[item.name]
             for item in fields(cls)
@@ -145,9 +145,9 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class PassShapes:
-    """Who shared target passes. `mean_sequences` is over all passes; `equal_rows_fraction` is the
-    share of passes with several sequences in which each brought as many rows as the others, None
-    without such a pass. Rows are prompt tokens, or drafted tokens and the one they follow."""
+    """Sharing of target passes. `mean_sequences` is over all passes. `equal_rows_fraction` is the
+    share of passes with several sequences in which all had the same number of rows, None without
+    such a pass. Rows are prompt tokens, or drafted tokens and the pending token before them."""
 
     num_passes: int
     num_shared: int
@@ -156,7 +156,8 @@ class PassShapes:
 
 
 def pass_shapes(traces: Iterable[RoundTrace]) -> PassShapes:
-    """`traces` are those of every request that took part, in any order."""
+    """Return the sharing of passes. `traces` are those of every request that took part, in any
+    order."""
     rows: dict[int, list[int]] = {}
     for trace in traces:
         num_rows = trace.num_prompt_tokens + trace.num_drafted + (trace.num_emitted > 0)
@@ -172,7 +173,7 @@ def pass_shapes(traces: Iterable[RoundTrace]) -> PassShapes:
 
 
 def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_seconds: float) -> Stats:
-    """Add up `traces`; a pass that several of them share is counted once."""
+    """Add up `traces`; a pass that several traces share counts once."""
     records = list(traces)
     passes = {trace.pass_index: trace for trace in records}.values()
     reading = {trace.pass_index for trace in records if trace.num_prompt_tokens}
@@ -202,7 +203,7 @@ def summarise(traces: Iterable[RoundTrace], *, drafter: str, k: int, total_secon
 
 
 def together(parts: Sequence[Stats], *, total_seconds: float) -> Stats:
-    """Of one request whose rounds ran in several engines, one after another."""
+    """Merge the parts of one request whose rounds ran in several engines, one after another."""
     last = parts[-1]
     counts = [item.name for item in fields(Stats) if item.name.startswith("num_")]
     rows = zip_longest(*(part.acceptance_histogram for part in parts), fillvalue=0)
@@ -221,7 +222,7 @@ def round_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
     """Seconds from each arrival to the next, the first one counted from 0.
 
     An arrival is the time at which a token's id was on the host, in seconds since the request was
-    handed in. All tokens of a round arrive together; the gaps between arrivals are the pauses that
+    submitted. All tokens of a round arrive together; the gaps between arrivals are the pauses that
     a reader sees. The first gap is the time to the first token: waiting, prefill and a whole round.
     """
     moments = [moment for moment, _ in groupby(arrivals)]
@@ -229,10 +230,10 @@ def round_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
 
 
 def token_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
-    """Each token's share of the time since the arrival before its own: one entry a token.
+    """One entry per token: its share of the time between its arrival and the previous one.
 
-    There is one latency a token, with or without speculation, so percentiles can be compared; the
-    latencies add up to the last arrival.
+    The tokens of a round share the round's time evenly. Percentiles can thus be compared with and
+    without speculation. The latencies add up to the last arrival.
     """
     sizes = [len(list(tokens)) for _, tokens in groupby(arrivals)]
     gaps = zip(round_latencies(arrivals), sizes, strict=True)
@@ -240,11 +241,11 @@ def token_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
 
 
 def inter_token_latencies(arrivals: Sequence[float]) -> tuple[float, ...]:
-    """The token latencies after the first round: what writing cost once it had begun."""
+    """Token latencies without those of the first round, which include waiting and prefill."""
     num_first = sum(moment == arrivals[0] for moment in arrivals)
     return token_latencies(arrivals)[num_first:]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """As np.percentile computes it, between two values in proportion; 0 when there is no value."""
+    """Percentile with linear interpolation, as np.percentile computes it; 0 without values."""
     return float(np.percentile(values, percent)) if values else 0.0

@@ -1,16 +1,16 @@
 """Timeline of lanes from job records: busy and overlap fractions, queue depths, window use.
 
 - *Busy fraction* of a lane: the time of its jobs over the time from the first job's beginning to
-  the last one's end. That of all lanes is the share of time in which any of them ran.
+  the last job's end. For all lanes together: the share of time in which at least one ran.
 - *Overlap fraction* of two lanes: the time in which both ran, over the time of the one that ran
-  less. That of all lanes: the time in which at least two ran, over the time in which any did.
-- *Queue depth*: what a job found when it began holds until the next job begins. Means and
-  percentiles are of time, not of jobs.
-- *Window use*: the time of AHEAD jobs inside verifying jobs, over the time of verifying jobs. A
-  round's T_ahead / T_verify is how long its AHEAD took, over how long its verification took.
+  less. For all lanes together: the time in which at least two ran, over that in which any ran.
+- *Queue depth*: the depth that a job found when it began holds until the next job begins. Means
+  and percentiles are over time, not over jobs.
+- *Window use*: the time of AHEAD jobs inside verifying jobs, over the time of verifying jobs. The
+  T_ahead / T_verify of a round is the duration of its AHEAD job over that of its verification.
 
-Stretches of time are half-open intervals. Nothing is sampled: every answer is a sum of differences
-of the given ends, so it is exact for numbers whose differences are.
+Intervals of time are half-open. Nothing is sampled: every figure is a sum of differences of the
+given times, so it is exact if those differences are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as disjoint intervals, in order; empty ones are left out."""
+    """Merge intervals into disjoint ones, in order; empty ones are left out."""
     found: list[Interval] = []
     for began, ended in sorted(intervals):
         if ended <= began:
@@ -41,18 +41,18 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def seconds(intervals: Iterable[Interval]) -> float:
-    """How long they cover, moments in several of them counted once."""
+    """Return the length of the union of the intervals."""
     return sum(ended - began for began, ended in union(intervals))
 
 
 def shared_seconds(first: Iterable[Interval], second: Iterable[Interval]) -> float:
-    """How long both cover."""
+    """Return the length of the intersection of both."""
     return sum(seconds_by_depth([list(first), list(second)])[2:])
 
 
 def seconds_by_depth(tracks: Sequence[Iterable[Interval]]) -> list[float]:
-    """Entry n: how long exactly n of the tracks cover, between the first beginning and the last
-    end. There are `len(tracks) + 1` entries."""
+    """Entry n is the time that exactly n of the tracks cover, between the first beginning and the
+    last end. There are `len(tracks) + 1` entries."""
     changes: list[tuple[float, int]] = []
     for track in tracks:
         for began, ended in union(track):
@@ -73,7 +73,7 @@ WAITING = "waiting"
 
 @dataclass(frozen=True, slots=True)
 class TimeSpread:
-    """Of seconds; percentiles as np.percentile has them."""
+    """Distribution of durations in seconds; percentiles as np.percentile computes them."""
 
     mean: float
     min: float
@@ -85,7 +85,7 @@ class TimeSpread:
 
 @dataclass(frozen=True, slots=True)
 class LaneUse:
-    """`num_works` counts a sequence once for each job that it took part in."""
+    """Use of one lane. `num_works` counts a sequence once for each of its jobs."""
 
     num_jobs: int
     num_works: int
@@ -98,8 +98,8 @@ class LaneUse:
 
 @dataclass(frozen=True, slots=True)
 class QueueUse:
-    """Sequences that waited, over time: the mean, the depth that was not exceeded during 95 % of
-    the time, the most ever found."""
+    """Waiting sequences over time: the mean, the depth not exceeded in 95 % of the time, and the
+    maximum."""
 
     mean: float
     p95: int
@@ -108,8 +108,8 @@ class QueueUse:
 
 @dataclass(frozen=True, slots=True)
 class WindowUse:
-    """`use` is a share of the verifying time; `ratios` has T_ahead / T_verify of each AHEAD job,
-    in order."""
+    """Use of the verification time by drafting ahead. `use` is a share of the verifying time;
+    `ratios` has T_ahead / T_verify of each AHEAD job, in order."""
 
     use: float
     ratios: tuple[float, ...]
@@ -121,9 +121,9 @@ class WindowUse:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`overlaps` has an entry for each two lanes that ran; `queues` has prefill, draft and verify
-    (sequences) and waiting (requests that were not admitted). `window` is None where nothing was
-    drafted ahead, `least_free_tokens` where no job ran."""
+    """Use of all lanes in a run. `overlaps` has an entry for each pair of lanes that ran; `queues`
+    has prefill, draft and verify (sequences) and waiting (requests that were not admitted).
+    `window` is None without drafting ahead, `least_free_tokens` without a job."""
 
     seconds: float
     busy_fraction: float
@@ -152,8 +152,8 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of a run. `began` is when its first job did, in seconds since the run's first job;
-    `job_seconds` is by lane."""
+    """A part of a run. `began` is the start of its first job, in seconds since the run's first
+    job; `job_seconds` is by lane."""
 
     began: float
     job_seconds: Mapping[str, TimeSpread]
@@ -161,7 +161,7 @@ class Stretch:
 
 
 def timeline(jobs: Iterable[JobTrace]) -> Timeline:
-    """Every fraction is 0 when no job ran, or when all of them took no time."""
+    """Return the use of lanes. All fractions are 0 if no job ran or no job took time."""
     records = sorted(jobs, key=lambda job: job.began)
     by_lane = _by_lane(records)
     tracks = {lane: [_interval(job) for job in own] for lane, own in by_lane.items()}
@@ -184,8 +184,9 @@ def timeline(jobs: Iterable[JobTrace]) -> Timeline:
 
 
 def over_time(jobs: Iterable[JobTrace], num: int = 10) -> list[Stretch]:
-    """`num` stretches of equal length, those without a job left out. A job is told where it began;
-    depths are those that jobs of the stretch found, until the stretch ends."""
+    """Divide a run into `num` stretches of equal length; those without a job are left out. A job
+    belongs to the stretch in which it began. Depths are those that the stretch's jobs found, until
+    the stretch ends."""
     records = sorted(jobs, key=lambda job: job.began)
     if not records:
         return []
@@ -193,7 +194,7 @@ def over_time(jobs: Iterable[JobTrace], num: int = 10) -> list[Stretch]:
     length = (ended - origin) / num
     found: list[Stretch] = []
     for i in range(num):
-        # The last one takes in what begins at the very end.
+        # The last stretch includes jobs that begin at the very end.
         until = origin + (i + 1) * length if i + 1 < num else ended
         own = [job for job in records if job.began < until or i + 1 == num]
         del records[: len(own)]
@@ -205,13 +206,13 @@ def over_time(jobs: Iterable[JobTrace], num: int = 10) -> list[Stretch]:
 
 
 def overlap_fraction(first: Iterable[Interval], second: Iterable[Interval]) -> float:
-    """Time in both over the time of the shorter; 0 if either has none."""
+    """Return the time in both over the time of the shorter one; 0 if either is empty."""
     tracks = list(first), list(second)
     return _share(shared_seconds(*tracks), min(map(seconds, tracks)))
 
 
 def window_use(jobs: Iterable[JobTrace]) -> WindowUse | None:
-    """None when nothing was drafted ahead."""
+    """Return the use of verification time by drafting ahead; None without AHEAD jobs."""
     records = sorted(jobs, key=lambda job: job.began)
     ahead = [job for job in records if "ahead" in job.kinds]
     if not ahead:
@@ -227,15 +228,15 @@ def window_use(jobs: Iterable[JobTrace]) -> WindowUse | None:
 
 
 def hit_rate(rounds: Iterable[RoundTrace]) -> float | None:
-    """p_hit: drafts that were ready before they were asked for, over those that could have been.
-    None where nobody drafted ahead."""
+    """Return p_hit: drafts that were ready when requested, over all requested drafts. None without
+    drafting ahead."""
     hits = [trace.hit for trace in rounds if trace.hit is not None]
     return statistics.fmean(hits) if hits else None
 
 
 def queue_depth(samples: Sequence[tuple[float, int]], ended: float) -> QueueUse:
-    """`samples` are moments in order, each with the depth that holds until the next one or, after
-    the last, until `ended`. There is at least one."""
+    """Return the depth of a queue over time. `samples` are times in order, each with the depth
+    that holds until the next one; the last holds until `ended`. At least one is required."""
     moments = [moment for moment, _ in samples]
     spans = [b - a for a, b in zip(moments, [*moments[1:], ended], strict=True)]
     if sum(spans) <= 0:
@@ -247,7 +248,7 @@ def queue_depth(samples: Sequence[tuple[float, int]], ended: float) -> QueueUse:
 
 
 def _percentile_of_time(weighted: Sequence[tuple[int, float]], percent: int) -> int:
-    """The least depth such that the time at or below it is that share of all time."""
+    """Return the least depth such that the time at or below it is `percent` of all time."""
     total, passed = sum(span for _, span in weighted), 0.0
     for depth, span in weighted:
         passed += span
@@ -290,13 +291,13 @@ def _spread(values: Sequence[float]) -> TimeSpread:
 
 
 def _window_of(ahead: JobTrace, verify: Sequence[JobTrace]) -> JobTrace | None:
-    """The verification that it drafted ahead of: of the same sequences, and nearest in time.
+    """The verification during which `ahead` drafted: of the same sequences, and nearest in time.
 
-    One sequence is verified by one job at a time, so it is among the neighbours of `ahead`.
+    A sequence is verified by one job at a time, so only the neighbours of `ahead` need be compared.
     """
     ids = set(ahead.seq_ids)
-    place = bisect_right(verify, ahead.began, key=lambda job: job.began)
-    sides = range(place - 1, -1, -1), range(place, len(verify))
+    index = bisect_right(verify, ahead.began, key=lambda job: job.began)
+    sides = range(index - 1, -1, -1), range(index, len(verify))
     near = [
         verify[i]
         for side in sides
@@ -306,7 +307,7 @@ def _window_of(ahead: JobTrace, verify: Sequence[JobTrace]) -> JobTrace | None:
 
 
 def _common(first: JobTrace, second: JobTrace) -> float:
-    """Seconds in which both run; below 0, the gap between them."""
+    """Seconds in which both run; if negative, the gap between them."""
     return min(first.ended, second.ended) - max(first.began, second.began)
 
 

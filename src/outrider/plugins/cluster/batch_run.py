@@ -1,10 +1,9 @@
 # pyright: basic, reportMissingImports=false
-"""Runs the lines of a batch on a Ray cluster: Ray Data maps blocks of them over actors that keep
-the model.
+"""Batches on a Ray cluster: Ray Data maps blocks of lines over actors that keep the model loaded.
 
-The file of answers stays with whoever asked, and is written in the order of lines, or as blocks
-end. A block whose actor dies is mapped again by another one: what a line is answered depends on the
-line alone.
+The caller writes the file of answers, in the order of the lines or in the order in which blocks
+end. If an actor dies, Ray maps its block again on another actor. The answer to a line depends on
+the line alone, so it is the same.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _ANSWERS = pyarrow.schema([
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """What an actor loads, and what lines say nothing of."""
+    """The model that an actor loads, and the settings that lines do not contain."""
 
     model: str
     draft: str | None
@@ -60,8 +59,8 @@ _JOBS: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 
 
 @dataclass(slots=True)
-class _Kept:
-    """Answers of one block, in the order of its lines."""
+class _BlockAnswers:
+    """Answers of one block, in the order of its lines. It stands in for an AnswerFile."""
 
     rows: list[dict[str, Any]]
 
@@ -70,13 +69,13 @@ class _Kept:
         return False
 
     def write(self, line: RawLine, answer: str, *, is_error: bool) -> None:
-        told = answer.encode("utf-8", "backslashreplace")
+        data = answer.encode("utf-8", "backslashreplace")
         named = {"number": line.number, "digest": line.digest, "num_tokens": 0}
-        self.rows.append(named | {"answer": told, "is_error": is_error})
+        self.rows.append(named | {"answer": data, "is_error": is_error})
 
 
 class Worker:
-    """An actor of Ray Data's. It is given bytes of msgpack, and blocks of numbers and bytes."""
+    """An actor of Ray Data. Its arguments are bytes of msgpack, and blocks of numbers and bytes."""
 
     def __init__(self, job: bytes) -> None:
         self._job = _JOBS.decode(job)
@@ -84,25 +83,25 @@ class Worker:
         self._answers = Answers(self._job.model, self._llm.tokenizer)
 
     def __call__(self, block: pyarrow.Table) -> pyarrow.Table:
-        kept = _Kept([])
+        answers = _BlockAnswers([])
         work = Batch(
             self._llm,
             self._answers,
-            kept,
+            answers,
             self._job.params,
             cast("StructureOptions", self._job.structure),
             read_ahead=self._job.block_lines,
         )
         for _ in work.run(RawLine(**row) for row in block.to_pylist()):
             pass
-        if kept.rows:
-            kept.rows[0]["num_tokens"] = work.num_tokens
-        return pyarrow.Table.from_pylist(kept.rows, schema=_ANSWERS)
+        if answers.rows:
+            answers.rows[0]["num_tokens"] = work.num_tokens
+        return pyarrow.Table.from_pylist(answers.rows, schema=_ANSWERS)
 
 
 @dataclass(slots=True)
 class RayBatch:
-    """`run` yields after each block. `workers` actors have `cpus` and `gpus` each."""
+    """A batch that runs on `workers` actors, each with `cpus` CPUs and `gpus` GPUs."""
 
     job: Job
     file: AnswerFile
@@ -113,7 +112,8 @@ class RayBatch:
     num_tokens: int = 0
 
     def run(self, lines: Iterator[RawLine]) -> Generator[None]:
-        """All of `lines` that have no answer yet. Raises MachineError where Ray gives them up."""
+        """Answer all of `lines` that have no answer yet; yield after each block. Raises
+        MachineError if there is no cluster, or if Ray gives up."""
         _quiet()
         try:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
@@ -155,9 +155,10 @@ class RayBatch:
             yield
 
     def _blocks(self, lines: Iterator[RawLine]) -> Iterator[pyarrow.Table]:
-        """Ray keeps them where it has room, on a disk if need be."""
-        asked = (line for line in lines if not self.file.has(line))
-        while rows := [_row(line) for line in islice(asked, self.job.block_lines)]:
+        """Yield the unanswered lines in blocks. Ray's object store holds the blocks, and spills
+        them to disk when it is full."""
+        unanswered = (line for line in lines if not self.file.has(line))
+        while rows := [_row(line) for line in islice(unanswered, self.job.block_lines)]:
             yield pyarrow.Table.from_pylist(rows, schema=_ROWS)
 
 
@@ -166,6 +167,6 @@ def _row(line: RawLine) -> dict[str, Any]:
 
 
 def _quiet() -> None:
-    """Our own lines tell how far it is."""
+    """Silence Ray's log below warnings: the program prints its own progress."""
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.WARNING)

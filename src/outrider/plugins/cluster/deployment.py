@@ -14,8 +14,8 @@ from outrider.plugins.cluster.settings import check_ray, read_args
 
 
 def build(args: dict[str, Any]) -> Application:
-    """A gateway over replicas. How many there are of each, and on what, is in the configuration
-    file, which `outrider cluster config` writes. Raises OutriderError."""
+    """Return the application: a gateway over replicas. The configuration file, which `outrider
+    cluster config` writes, has the number and the resources of each. Raises OutriderError."""
     check_ray()
     door_rules(read_args(args))
     engines = serve.deployment(Engine, name="Engine").bind(args)

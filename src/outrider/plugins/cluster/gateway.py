@@ -22,21 +22,22 @@ from outrider.server.site import Limits, Site, Traffic, check_apart
 
 
 class Gateway:
-    """Ray calls `__serve_build_asgi_app__` once it is made, in the event loop of its replica."""
+    """The gateway's actor. Ray calls `__serve_build_asgi_app__` after `__init__`, in the event
+    loop of the actor."""
 
-    # Ray waits for it, and routes nothing here before.
+    # Ray waits for `__init__` and routes no request to the gateway before.
     async def __init__(self, args: Mapping[str, Any], engines: DeploymentHandle) -> None:  # pyright: ignore[reportGeneralTypeIssues]
-        told = read_args(args)
-        self._rules, shares = door_rules(told)
-        port = HandlePort(engines, told.engine.tokenizer or told.model)
+        options = read_args(args)
+        self._rules, shares = door_rules(options)
+        port = HandlePort(engines, options.engine.tokenizer or options.model)
         self._site = Site(
             port=port,
-            names=told.names or (told.model,),
-            limits=Limits(most_running=told.most_running, most_of_a_key=told.max_per_key),
+            names=options.names or (options.model,),
+            limits=Limits(most_running=options.most_running, most_of_a_key=options.max_per_key),
             traffic=Traffic(places=Places(weights=shares)),
-            defaults=dict(told.sampling),
-            shares_prefixes=told.shared_prefixes,
-            keeps_apart=len(self._rules.keys) > 1 and not told.shared_prefixes,
+            defaults=dict(options.sampling),
+            shares_prefixes=options.shared_prefixes,
+            keeps_apart=len(self._rules.keys) > 1 and not options.shared_prefixes,
         )
         self._metrics = Metrics(lambda: {self._site.names[0]: port.status})
         self._site.observers.append(self._metrics)
@@ -48,13 +49,14 @@ class Gateway:
         return make_app(self._site, self._rules, all_routes(self._site, self._metrics))
 
 
-def door_rules(told: DeploymentArgs) -> tuple[DoorRules, dict[str, float]]:
-    """Who may come in, and the share of each key by its name. Raises ConfigError."""
-    keys = read_keys(told.api_key_file)
+def door_rules(options: DeploymentArgs) -> tuple[DoorRules, dict[str, float]]:
+    """Return the access rules, and the weight of each API key by the key's name. Raises
+    ConfigError."""
+    keys = read_keys(options.api_key_file)
     rules = DoorRules(
         keys=tuple(dict.fromkeys([*keys, *filter(None, [api_key()])])),
-        host=told.host,
-        hosts=frozenset(map(str.lower, told.allowed_hosts)),
-        origins=frozenset(told.allowed_origins),
+        host=options.host,
+        hosts=frozenset(map(str.lower, options.allowed_hosts)),
+        origins=frozenset(options.allowed_origins),
     )
     return rules, {name_of(key): share for key, share in keys.items()}

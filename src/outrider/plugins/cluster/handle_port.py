@@ -1,10 +1,10 @@
 # pyright: basic, reportMissingImports=false
-"""An `EnginePort` over the replicas of a deployment: what the gateway's server calls an engine.
+"""An `EnginePort` over the replicas of a deployment: the gateway's server uses it as its engine.
 
-Prompts become ids here, at the door, so that a request is routed by them. Ray does not repeat a
-call whose answer has begun; a stream here has what was written, so it goes on at another replica
-with the same text, where the request's rule draws each token's noise by its place alone and both
-replicas compute alike.
+The gateway encodes prompts itself, so that the router can see their token ids. Ray does not repeat
+a call whose answer has begun. A stream here keeps the tokens written so far, so it continues the
+same text at another replica, provided that the request's rule draws each token's noise from its
+position alone and that both replicas use the same arithmetic.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from outrider.server.port import (
 from outrider.server.resumed import Progress
 
 _LOG = logging.getLogger(__name__)
-# So many replicas may end under one request; then it is taken for what ends them.
+# After so many replicas have died during one request, the request is considered their cause.
 MOST_LOSSES = 3
 _RETRY_SECONDS = 1.0
 
 
 class HandlePort:
-    """The engines that `handle` reaches. `model` is whose tokenizer reads prompts."""
+    """The engines behind `handle`. The tokenizer of `model` encodes prompts."""
 
     def __init__(self, handle: DeploymentHandle, model: str) -> None:
         self._handle, self._model = handle, model
@@ -60,7 +60,8 @@ class HandlePort:
         self._lost: set[str] = set()
 
     async def start(self) -> None:
-        """Until a replica has told what it runs. Raises what reading the tokenizer raises."""
+        """Wait until a replica has sent its card, and load the tokenizer. Raises the errors of
+        reading a tokenizer."""
         while self._card is None:
             try:
                 self._card = CARDS.decode(await self._handle.card.remote())
@@ -84,7 +85,8 @@ class HandlePort:
 
     @property
     def status(self) -> EngineStatus:
-        """As far as this gateway knows. A replica that was lost is one that Ray starts anew."""
+        """The engines' status as this gateway sees it. Ray restarts each lost replica, so lost
+        replicas count as restarts."""
         return EngineStatus(
             state=self._state, num_running=len(self.running), num_restarts=len(self._lost)
         )
@@ -139,7 +141,7 @@ class HandlePort:
 
 
 class HandleStream(AsyncIterator[TextEvent]):
-    """The events of one request, whichever replica writes them."""
+    """The events of one request; another replica may continue it."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class HandleStream(AsyncIterator[TextEvent]):
     ) -> None:
         self.request, self.written = request, list(request.written)
         self.engine: int | None = None
-        # Names of replicas that ended under it, and how often it was handed in in vain.
+        # Names of the replicas that were lost during this request.
         self.lost: set[str] = set()
         self._replica, self._num_lost = "", 0
         self._handle, self._card, self._forget = handle, card, forget
@@ -159,7 +161,7 @@ class HandleStream(AsyncIterator[TextEvent]):
         self._progress = Progress(len(request.prompt_ids))
         self._result: GenerationResult | None = None
         self._error: Exception | None = None
-        self._pieces: Any = self._asked()
+        self._pieces: Any = self._submit()
 
     def __aiter__(self) -> Self:
         return self
@@ -178,7 +180,7 @@ class HandleStream(AsyncIterator[TextEvent]):
             except (RayError, RayServeException, StopAsyncIteration) as error:
                 self._go_on(type(error).__name__)
             else:
-                if (event := self._heard(piece)) is not None:
+                if (event := self._take(piece)) is not None:
                     return event
         if self._error is not None:
             raise self._error
@@ -197,7 +199,7 @@ class HandleStream(AsyncIterator[TextEvent]):
             self._pieces.cancel()
             self._end(error=ConfigError("the request was cancelled."))
 
-    def _asked(self) -> Any:
+    def _submit(self) -> Any:
         self._progress.hand_in()
         seconds = monotonic() - self._came
         submit = submit_of(0, self.request, self.written, seconds=seconds)
@@ -205,7 +207,7 @@ class HandleStream(AsyncIterator[TextEvent]):
         stream = self._handle.options(stream=True).stream
         return stream.remote(handed, blocks=self._blocks)
 
-    def _heard(self, piece: Piece) -> TextEvent | None:
+    def _take(self, piece: Piece) -> TextEvent | None:
         if piece.numerics:
             self._numerics = self._numerics or piece.numerics
             self.engine, self._replica = piece.engine, piece.replica
@@ -217,7 +219,7 @@ class HandleStream(AsyncIterator[TextEvent]):
             self._end(result=self._progress.whole(piece.result))
         elif piece.failure is not None:
             if piece.failure.kind == NotReadyError.__name__:
-                self._go_on("the engine broke")
+                self._go_on("the engine failed")
             elif piece.failure.kind == OTHER_NUMERICS:
                 self._end(error=EngineLostError(", and the next one would write another text"))
             else:
@@ -225,7 +227,7 @@ class HandleStream(AsyncIterator[TextEvent]):
         return None
 
     def _go_on(self, how: str) -> None:
-        """At another replica, or at this one's successor."""
+        """Continue at another replica, or at the restarted one, if the text can be continued."""
         self._num_lost += 1
         self.lost |= {self._replica} if self._replica else set()
         if self._num_lost >= MOST_LOSSES:
@@ -233,8 +235,8 @@ class HandleStream(AsyncIterator[TextEvent]):
         elif self.written and not is_repeatable(self._card, self.request.params):
             self._end(error=EngineLostError(f" ({how})"))
         else:
-            _LOG.warning("a request goes on at another replica: %s", how)
-            self._pieces = self._asked()
+            _LOG.warning("a request continues at another replica: %s", how)
+            self._pieces = self._submit()
 
     def _end(
         self, *, result: GenerationResult | None = None, error: Exception | None = None

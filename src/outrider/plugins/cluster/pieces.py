@@ -1,7 +1,7 @@
-"""What gateway and engines tell each other through Ray: bytes of msgpack, made of these structs.
+"""Messages between gateway and engines: these structs travel through Ray as bytes of msgpack.
 
-Ray pickles arguments and results; of ours it pickles nothing but bytes and numbers, which run no
-code when they are read (ADR 0015).
+Ray pickles arguments and results. It only gets bytes and numbers to pickle, and unpickling those
+runs no code (ADR 0015).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from outrider.server.port import EngineCard
 
 
 class Handed(Struct, frozen=True):
-    """A request for an engine. Of a text that goes on, `numerics` are those that it was begun
-    with: others would write another text."""
+    """A request for an engine. `numerics` is set for a text that is continued: it names the
+    arithmetic of the engine that began the text, as another one would write a different text."""
 
     submit: Submit
     numerics: str = ""
 
 
 class Piece(Struct, frozen=True, omit_defaults=True):
-    """What became of a request since the last one: an event with its rounds, or its end. The first
-    of all tells who writes: its `numerics`, its number and its name, and nothing else."""
+    """A part of an answer: an event with its rounds, or the end of the request. The first piece
+    only identifies the replica: its `numerics`, number and name."""
 
     event: TextEvent | None = None
     rounds: list[RoundTrace] = []

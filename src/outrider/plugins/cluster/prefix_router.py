@@ -1,9 +1,10 @@
 # pyright: basic, reportMissingImports=false
-"""Which replica gets a request: one that has read its beginning, else the less busy of two.
+"""Prefix-aware routing: a request goes to a replica that has cached its beginning, if there is one,
+and otherwise to the less busy of two random replicas.
 
-Ray's router of requests with our policy in it (sched/routing.py): the prompt's blocks are known at
-the gateway, which has its ids. Ray asks for ranks: a replica of a later one is taken where those of
-the ranks before it are full.
+This is a router of Ray Serve with the policy of sched/routing.py. The gateway has the token ids of
+the prompt and hashes them by block. The router returns replicas by rank: Ray takes one of a later
+rank if those of the earlier ranks are full.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from outrider.sched.routing import KnownBlocks, best_known
 
 
 class Seen:
-    """A replica as this router has seen it: requests that it runs, and those that were chosen for
-    it and are on their way, of which a burst has many."""
+    """This router's knowledge of a replica: the requests that it runs, and those that were routed
+    to it and have not arrived, which may be many in a burst."""
 
     def __init__(self) -> None:
         self.known = KnownBlocks()
@@ -37,7 +38,8 @@ class Seen:
 
 
 class PrefixRouter(RequestRouter):
-    """Without Ray's order of arrival: a request is given to the replica that was chosen for it."""
+    """A router that sends each request to the replica chosen for it. Ray's own router would give
+    a free replica to the oldest request."""
 
     def initialize_state(self, **_: object) -> None:
         self._seen: dict[ReplicaID, Seen] = {}
@@ -50,7 +52,7 @@ class PrefixRouter(RequestRouter):
         present = {
             one.replica_id: self._seen.get(one.replica_id) or Seen() for one in candidate_replicas
         }
-        # What is remembered of replicas that are gone goes with them.
+        # Replicas that are gone are forgotten.
         self._seen = present
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         if pending_request is None:
@@ -58,7 +60,7 @@ class PrefixRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         blocks, request_id = _blocks(pending_request), _id(pending_request)
         for seen in present.values():
-            # Asked again of one that a replica refused.
+            # A replica may have refused this request: Ray then asks for it a second time.
             seen.forget(request_id)
         chosen = best_known(list(present.values()), blocks)
         if not chosen.known.num_known(blocks):
@@ -87,5 +89,5 @@ def _id(request: PendingRequest) -> str:
 
 
 def _blocks(request: PendingRequest) -> Sequence[int]:
-    """Of calls of an engine's other methods there are none."""
+    """The prompt's blocks; none for calls of the engine's other methods."""
     return request.kwargs.get("blocks", ())

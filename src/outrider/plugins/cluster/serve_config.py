@@ -1,4 +1,4 @@
-"""Ray Serve's configuration file for a model: what `serve run` and `serve deploy` read."""
+"""Ray Serve's configuration file for a model, which `serve run` and `serve deploy` read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _APP = "outrider"
 # Reading weights may take minutes, and a job of an engine tens of seconds.
 _HEALTH_SECONDS = 60.0
 _HEAD = """\
-# For Ray Serve: `serve run FILE` here, `serve deploy FILE` on a cluster that runs, with
-# RAY_AUTH_MODE=token for both. Written by `outrider cluster config`; docs/cluster.md explains it.
+# For Ray Serve: `serve run FILE` here, `serve deploy FILE` on a running cluster, both with
+# RAY_AUTH_MODE=token. Written by `outrider cluster config`; docs/cluster.md explains it.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How many there are of each. Between `replicas` and `max_replicas` Ray decides, by how many
-    requests each has."""
+    """Numbers of replicas, gateways and threads. If `max_replicas` is larger than `replicas`, Ray
+    scales between them by the number of requests per replica."""
 
     replicas: int = 2
     max_replicas: int = 0
@@ -38,7 +38,7 @@ class Scale:
 
 
 def serve_config(args: DeploymentArgs, scale: Scale) -> dict[str, Any]:
-    """Raises ConfigError."""
+    """Return the configuration as plain values. Raises ConfigError."""
     if scale.max_replicas and scale.max_replicas < scale.replicas:
         raise ConfigError(
             f"at most {scale.max_replicas} replicas, and at least {scale.replicas}.",
@@ -47,10 +47,10 @@ def serve_config(args: DeploymentArgs, scale: Scale) -> dict[str, Any]:
     gateway = {
         "name": "Gateway",
         "num_replicas": scale.gateways,
-        # Refusals are ours, in the words of the API that was asked.
+        # Above Ray's limit our server refuses first, with errors in the format of each API.
         "max_ongoing_requests": 2 * args.most_running + 100,
         "graceful_shutdown_timeout_s": scale.drain_seconds,
-        # It waits for engines and for clients.
+        # A gateway mostly waits for engines and clients, so it reserves no CPU.
         "ray_actor_options": {"num_cpus": 0},
     }
     application = {
@@ -73,12 +73,12 @@ def serve_yaml(config: Mapping[str, Any]) -> str:
 
 def _engine(args: DeploymentArgs, scale: Scale) -> dict[str, Any]:
     batch_size = args.engine.most_batch
-    told: dict[str, Any] = {
+    deployment: dict[str, Any] = {
         "name": "Engine",
         "max_ongoing_requests": args.per_replica,
         "max_queued_requests": args.max_queued,
         "graceful_shutdown_timeout_s": scale.drain_seconds,
-        # Ray notices by this that a replica has ended.
+        # Ray detects a dead replica by this check.
         "health_check_period_s": 2.0,
         "health_check_timeout_s": _HEALTH_SECONDS,
         "request_router_config": {
@@ -86,37 +86,37 @@ def _engine(args: DeploymentArgs, scale: Scale) -> dict[str, Any]:
         },
     }
     if scale.max_replicas > scale.replicas:
-        told["autoscaling_config"] = {
+        deployment["autoscaling_config"] = {
             "min_replicas": scale.replicas,
             "max_replicas": scale.max_replicas,
             "target_ongoing_requests": batch_size,
         }
     else:
-        told["num_replicas"] = scale.replicas
+        deployment["num_replicas"] = scale.replicas
     ranks = args.engine.tensor_parallel
     resources: dict[str, float] = {"num_cpus": scale.threads * ranks}
     if args.engine.device.startswith("cuda"):
         resources["num_gpus"] = ranks
-    told["ray_actor_options"] = resources
+    deployment["ray_actor_options"] = resources
     if ranks > 1:
-        # Ranks are processes of the actor's own, so all they need is in one bundle, on one node.
+        # Ranks are child processes of the actor, so one bundle on one node has all their resources.
         names = {"num_cpus": "CPU", "num_gpus": "GPU"}
-        told["placement_group_bundles"] = [{names[key]: n for key, n in resources.items()}]
-        told["placement_group_strategy"] = "STRICT_PACK"
-    return told
+        deployment["placement_group_bundles"] = [{names[key]: n for key, n in resources.items()}]
+        deployment["placement_group_strategy"] = "STRICT_PACK"
+    return deployment
 
 
 def _plain(args: DeploymentArgs) -> dict[str, Any]:
-    """What differs from its default, in the types that YAML has."""
-    told = msgspec.to_builtins(args)
+    """Return the arguments that differ from their defaults, in the types of YAML."""
+    values = msgspec.to_builtins(args)
     engine = {
-        item.name: told["engine"][item.name]
+        item.name: values["engine"][item.name]
         for item in fields(EngineConfig)
         if getattr(args.engine, item.name) != default_of(item)
     }
-    kept = {
-        item.name: told[item.name]
+    changed = {
+        item.name: values[item.name]
         for item in msgspec.structs.fields(DeploymentArgs)
         if item.name != "engine" and getattr(args, item.name) != item.default
     }
-    return kept | {"engine": engine}
+    return changed | {"engine": engine}

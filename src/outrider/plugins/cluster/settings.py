@@ -1,4 +1,4 @@
-"""What a deployment is told: the `args` of an application in Ray Serve's configuration file."""
+"""Settings of a deployment: the `args` of an application in Ray Serve's configuration file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from msgspec import Struct
 from outrider.core.config import EngineConfig
 from outrider.core.errors import ConfigError, MachineError
 
-# The router's and the streams' interfaces are those of these releases, from one to before another.
+# Releases whose interfaces for routers and streams this code uses: from the first on, and before
+# the second.
 RAY_FROM, RAY_BEFORE = (2, 60), (2, 61)
 _INSTALL = "pip install 'outrider[cluster]'"
 
 
 class DeploymentArgs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`names` are what clients call the model, `sampling` what a request leaves out. Requests wait
-    at the gateway, `max_queued` at most, while each replica runs `batch_size` of them at once."""
+    """Settings of gateway and replicas. Clients use one of `names` for the model; `sampling` has
+    the defaults of requests. Each replica runs `batch_size` requests at once, and at most
+    `max_queued` wait at the gateway."""
 
     model: str
     draft: str | None = None
@@ -37,7 +39,7 @@ class DeploymentArgs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def per_replica(self) -> int:
-        """Requests that a replica holds: those that run, and as many that are next."""
+        """Number of requests that a replica holds: those that run, and as many that run next."""
         return 2 * self.engine.most_batch
 
     @property
@@ -46,7 +48,7 @@ class DeploymentArgs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_args(given: Mapping[str, Any]) -> DeploymentArgs:
-    """Raises ConfigError."""
+    """Return `given` as DeploymentArgs. Raises ConfigError."""
     try:
         return msgspec.convert(dict(given), DeploymentArgs, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
@@ -56,7 +58,7 @@ def read_args(given: Mapping[str, Any]) -> DeploymentArgs:
 
 
 def check_ray() -> None:
-    """Raises MachineError where Ray is not here, or is of a release that does not fit."""
+    """Check for Ray. Raises MachineError if it is missing, or if its release does not fit."""
     try:
         found = version("ray")
     except PackageNotFoundError:
