@@ -23,7 +23,7 @@ from outrider.server.frames import (
     Failure,
     Load,
     Submit,
-    Told,
+    Update,
     Wrote,
     frame,
 )
@@ -40,10 +40,10 @@ class ScriptedChild:
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.was_aborted = False
-        self._reports: asyncio.Queue[Told | Encoded | None] = asyncio.Queue()
+        self._reports: asyncio.Queue[Update | Encoded | None] = asyncio.Queue()
         self._rounds: dict[int, list[str]] = {}
 
-    async def reports(self) -> AsyncIterator[Told | Encoded]:
+    async def reports(self) -> AsyncIterator[Update | Encoded]:
         while (report := await self._reports.get()) is not None:
             yield report
 
@@ -92,7 +92,7 @@ class ScriptedChild:
         ended: list[tuple[int, GenerationResult | None, Failure | None]] = []
         if ends:
             ended.append((asked.number, self._result(asked), None))
-        self._reports.put_nowait(Told(events, ended, EngineStatus(state="ready"), 0.0))
+        self._reports.put_nowait(Update(events, ended, EngineStatus(state="ready"), 0.0))
 
     def _result(self, asked: Submit) -> GenerationResult:
         rounds = self._rounds[asked.number]

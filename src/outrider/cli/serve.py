@@ -131,13 +131,13 @@ def _run(
     address: Address,
     rules: DoorRules,
 ) -> None:
+    from outrider.server.admission import Admission
     from outrider.server.app import all_routes, make_app
     from outrider.server.audit import Auditor
     from outrider.server.door import name_of
     from outrider.server.metrics import Metrics
     from outrider.server.models import Models
     from outrider.server.notify import tell_ready
-    from outrider.server.places import Places
     from outrider.server.replicas import ReplicasPort, replace_on_hangup
     from outrider.server.run import run_server
     from outrider.server.site import Limits, Site, Traffic, check_apart
@@ -159,7 +159,7 @@ def _run(
         port=ports[models[0].name],
         names=models[0].names,
         limits=limits,
-        traffic=Traffic(places=Places(weights=weights)),
+        traffic=Traffic(admission=Admission(weights=weights)),
         defaults=_defaults(call),
         shares_prefixes=options.shared_prefixes,
         keeps_apart=len(rules.keys) > 1 and not options.shared_prefixes,
@@ -202,7 +202,7 @@ def _batches(options: ServeOptions, site: Site, most_lines: int) -> Batches | No
     from outrider.server.files import Files
 
     files = Files(Path(options.files).expanduser(), site.limits.file_bytes)
-    lines = Lines(routed(text_routes(site)), site.traffic.places, most_lines)
+    lines = Lines(routed(text_routes(site)), site.traffic.admission, most_lines)
     return Batches(site, files, lines)
 
 

@@ -1,4 +1,4 @@
-"""Where a server listens, known and kept before anything slow is loaded."""
+"""The address of a server. Its port is reserved before anything slow is loaded."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from outrider.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Port 0 is one that is free. TLS if there is a certificate."""
+    """Host and port to listen at. Port 0 means any free port. With a certificate, TLS is used."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     certificate: Path | None = None
     private_key: Path | None = None
     health_port: int = 0
-    """A second port, for those who watch the server; 0 is none."""
+    """A second port for monitoring; 0 means none."""
 
     @property
     def health(self) -> Address | None:
@@ -27,18 +27,18 @@ class Address:
 
     @property
     def url(self) -> str:
-        """How a client on this machine reaches it."""
+        """The base URL for clients on this machine."""
         scheme = "https" if self.certificate else "http"
-        # Nothing is bound here: who listens everywhere can be asked at the loopback.
+        # Nothing is bound here: a server that listens everywhere also answers at the loopback.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # nosec B104
         name = f"[{host}]" if ":" in host else host
         return f"{scheme}://{name}:{self.port}"
 
 
 def reserved(address: Address) -> tuple[Address, socket.socket]:
-    """The address with its port known, and a socket that keeps it for us while the server is made.
-    Raises ConfigError where somebody else listens there."""
-    # Alone first: servers that share ports would not notice each other.
+    """Return the address with its actual port, and a socket that reserves the port while the
+    server starts. Raises ConfigError if another program listens there."""
+    # First bound without port sharing: two servers that share a port would not notice each other.
     held = _bound(address, shared=False)
     address = replace(address, port=held.getsockname()[1])
     held.close()

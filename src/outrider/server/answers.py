@@ -1,7 +1,7 @@
-"""From what a client asked to what it is answered: completions as steps, told by no API's words.
+"""Completions for all HTTP APIs, as steps that are independent of any API's format.
 
-`open_answers` hands the completions of an `Ask` to the engine. Each `Answer` is an iterator of
-Steps and has its End afterwards; `written` reads several side by side.
+`open_answers` submits the completions of an `Ask` to the engine. Each `Answer` is an iterator of
+Steps and has its End afterwards; `written` reads several of them concurrently.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from outrider.core.draft import TokenLogprobs
 from outrider.core.errors import PromptTooLongError
 from outrider.core.params import SamplingParams
 from outrider.metrics.summary import SpecMetrics, spec_metrics
+from outrider.server.admission import BATCH
 from outrider.server.errors import ApiError
 from outrider.server.events import (
     End,
@@ -35,15 +36,16 @@ from outrider.server.events import (
     ToolClose,
     Usage,
 )
-from outrider.server.places import BATCH
 from outrider.server.port import EngineRequest, EngineStream
 from outrider.server.site import Api, Ended, Site
 
 
 class Ask(Struct, frozen=True, kw_only=True):
-    """`params.n` completions of one prompt. `make_parser` makes the reader of each one's text, and
-    `trace` asks for its rounds. `key` names whose request it is: the prefix cache keeps keys apart.
-    `only_prompt` wants nothing written: the one token that the engine writes is nobody's.
+    """A request for `params.n` completions of one prompt.
+
+    `make_parser` makes the parser of each completion's text; `trace` requests its rounds. `key`
+    names the API key of the request: the prefix cache is separate for each key. With
+    `only_prompt`, the client wants no text: the one token that the engine writes is dropped.
     """
 
     prompt_ids: Sequence[int]
@@ -59,7 +61,7 @@ class Ask(Struct, frozen=True, kw_only=True):
 
 
 class Answer(AsyncIterator[Step]):
-    """One completion while it is written. To leave it early, `cancel` it."""
+    """One completion while it is written. A caller that stops reading early must `cancel` it."""
 
     def __init__(self, site: Site, request: EngineRequest, ask: Ask) -> None:
         port = site.port
@@ -102,14 +104,14 @@ class Answer(AsyncIterator[Step]):
 
     @property
     def end(self) -> End:
-        """Once all steps were read."""
+        """The end of the completion. Raises ApiError before all steps have been read."""
         if self._end is None:
             raise ApiError(500, "the answer has not ended.")
         return self._end
 
     @property
     def engine(self) -> int | None:
-        """The number of the engine that writes it, where several do."""
+        """The number of the engine that writes it; None with a single engine."""
         return self._stream.engine
 
     @property
@@ -118,7 +120,7 @@ class Answer(AsyncIterator[Step]):
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
-        """An entry a prompt token, once it has ended, if the request asked for them."""
+        """An entry per prompt token if requested, available after the end."""
         return self._stream.result.prompt_logprobs
 
     def cancel(self) -> None:
@@ -172,8 +174,8 @@ class Answer(AsyncIterator[Step]):
 
 
 def open_answers(site: Site, ask: Ask) -> list[Answer]:
-    """The completions of `ask`, all handed in. Raises PromptTooLongError, and what the port
-    raises; then none is left running."""
+    """Submit the completions of `ask`. Raises PromptTooLongError and the errors of the port; then
+    no completion is left running."""
     card = site.port.card
     num_prompt = len(ask.prompt_ids)
     if num_prompt >= card.window:
@@ -182,11 +184,11 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
     if params.n > 1:
         params = replace(params, n=1)
     found: list[Answer] = []
-    site.traffic.places.widen(ask.params.n)
+    site.traffic.admission.widen(ask.params.n)
     try:
         for sample in range(ask.params.n):
             if sample == 1:
-                # They have one prompt, which the first of them scores.
+                # All have the same prompt; only the first completion scores it.
                 params = replace(params, prompt_logprobs=None)
             request = EngineRequest(
                 prompt_ids=ask.prompt_ids,
@@ -195,7 +197,7 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
                 sample=sample,
                 cache_salt=_salt(site, ask),
                 key=ask.key,
-                weight=site.traffic.places.weight(ask.key),
+                weight=site.traffic.admission.weight(ask.key),
             )
             found.append(Answer(site, request, ask))
     except BaseException:
@@ -205,7 +207,8 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
 
 
 def _salt(site: Site, ask: Ask) -> str:
-    """Of the key, and of the salt that the request has: its digest, for salts of any length."""
+    """Return the salt of the prefix cache: the key, and a digest of the request's own salt, which
+    may have any length."""
     own = "" if site.shares_prefixes else ask.key.removeprefix(BATCH)
     given = ask.params.cache_salt
     return f"{own}\n{sha256(given.encode()).hexdigest()}" if given else own
@@ -217,8 +220,8 @@ def cancel(answers: Iterable[Answer]) -> None:
 
 
 async def written(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Step | End]]:
-    """The steps of all answers as they come, each with the place of its answer, and each one's End
-    as the last. What one raises ends them all."""
+    """Yield the steps of all answers as they come, each with the index of its answer. The last
+    item of each answer is its End. An error of one answer cancels them all."""
     try:
         if len(answers) == 1:
             async for step in answers[0]:
@@ -233,7 +236,7 @@ async def written(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Step |
 
 
 async def _side_by_side(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Step | End]]:
-    # One place: who is slow finds larger steps, as the engine merges them.
+    # The queue holds one step: if the reader is slow, the engine merges events into larger steps.
     queue: asyncio.Queue[tuple[int, Step | End | BaseException]] = asyncio.Queue(1)
 
     async def read(index: int, answer: Answer) -> None:
@@ -260,7 +263,7 @@ async def _side_by_side(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, 
 
 
 def usage_of(answers: Sequence[Answer]) -> Usage:
-    """Of all completions. A prompt was read once for all of its own."""
+    """Return the usage of all completions together. A prompt counts once for its completions."""
     all_of = [answer.end.usage for answer in answers]
     read = [answer.end.usage for answer in answers if answer.request.sample == 0]
     return Usage(
@@ -277,13 +280,13 @@ def usage_of(answers: Sequence[Answer]) -> Usage:
 
 
 def thought_details(usage: Usage, name: str) -> dict[str, int | bool]:
-    """Details of the tokens written, where `name` is what an API calls those of thoughts."""
+    """Return details of the completion tokens. `name` is the API's field for thought tokens."""
     details = {name: usage.reasoning_tokens, "thinking_budget_reached": usage.budget_reached}
     return {key: value for key, value in details.items() if value is not None}
 
 
 def metrics_of(ends: Sequence[End]) -> dict[str, Any] | None:
-    """Of all completions together: their histograms, added up."""
+    """Return the metrics of all completions together: their histograms are added up."""
     found = [
         cast("SpecMetrics", end.metrics["speculative_decoding"]) for end in ends if end.metrics
     ]

@@ -1,6 +1,6 @@
-"""Puts the parts of the server together: routes, errors in one shape, and the door in front.
+"""The ASGI application: all routes, errors in a common format, and access control in front.
 
-A part is a function from a `Site` to routes, or a list of them that needs none.
+A part of the server is a function that takes a `Site` and returns routes.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _APIS: dict[str, Api] = {
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "messages",
 }
-# What others serve and this server does not.
+# Endpoints of other servers that this server does not have.
 _ELSEWHERE = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images", "/v1/score")
 _FILES = (FILES, "/v1/batches")
 
 
 def text_routes(site: Site) -> list[Route]:
-    """Of the APIs that write text."""
+    """Return the routes of the APIs that generate text."""
     parts = (chat_routes, completion_routes, response_routes, message_routes)
     return [route for part in parts for route in part(site)]
 
 
 def all_routes(site: Site, metrics: Metrics, batches: Batches | None = None) -> list[BaseRoute]:
-    """Of every part of the server."""
+    """Return the routes of every part of the server."""
     found = [
         *web_routes(),
         *metric_routes(metrics),
@@ -66,11 +66,11 @@ def all_routes(site: Site, metrics: Metrics, batches: Batches | None = None) -> 
 
 
 def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIApp:
-    """The whole server as an ASGI application."""
+    """Return the whole server as an ASGI application."""
     app = routed(routes)
 
     def refused(status: int, path: str) -> None:
-        # That a server is not ready yet is no refusal.
+        # "Not ready yet" does not count as a refused request.
         for observer in site.observers if path not in ("/health", "/ready") else ():
             observer.observe_refusal(status, _APIS.get(path, "other"))
 
@@ -78,7 +78,7 @@ def make_app(site: Site, rules: DoorRules, routes: Sequence[BaseRoute]) -> ASGIA
 
 
 def routed(routes: Sequence[BaseRoute]) -> Starlette:
-    """What lies behind the door."""
+    """Return the application without access control."""
     app = Starlette(
         routes=list(routes),
         exception_handlers={
@@ -94,19 +94,20 @@ def routed(routes: Sequence[BaseRoute]) -> Starlette:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router raises."""
+    """Answer an error of the router, such as an unknown path."""
     status = cast("HTTPException", error).status_code
     path = request.scope["path"]
     if status == 404 and path.startswith(_ELSEWHERE):
         words = "this server writes text: no embeddings, ranks, sound or pictures."
-        told = ApiError(501, words, code="not_supported")
+        answer = ApiError(501, words, code="not_supported")
     elif status == 404 and path.startswith(_FILES) and FILES not in request.app.state.paths:
         words = "this server takes no files and no batches. Start it with --files FOLDER."
-        told = ApiError(501, words, code="not_supported")
+        answer = ApiError(501, words, code="not_supported")
     else:
         words = _WORDS.get(status, "the request was not understood.")
-        told = ApiError(status, f"{request.method} {path[:100]}: {words}", code=_CODES.get(status))
-    response = error_response(told, path)
+        text = f"{request.method} {path[:100]}: {words}"
+        answer = ApiError(status, text, code=_CODES.get(status))
+    response = error_response(answer, path)
     headers = cast("HTTPException", error).headers
     if headers:
         response.headers.update(headers)

@@ -1,5 +1,6 @@
-"""What every API of OpenAI's kind may say of sampling, structure and speculation, and what of it
-means which SamplingParams. What cannot be honoured is refused by name.
+"""Request parameters that all OpenAI-style APIs share, and their translation to SamplingParams.
+
+A parameter that this server cannot honour is refused by name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from outrider.server.models import keep_alive_of
 from outrider.server.port import EngineCard
 from outrider.server.site import Site, learns_of_all
 
-# Of SamplingParams: what a body says under the same name and with the same meaning.
+# Fields of SamplingParams that have the same name and meaning in a request body.
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "n", "max_time"),
@@ -29,7 +30,7 @@ _SAME = (
 )
 
 
-# What changes a text where others know it.
+# Parameters of other servers that would change the text; ignoring them would be wrong.
 _UNKNOWN = {
     "stop_token_ids": "texts end at strings here. Send them as stop.",
     "include_stop_str_in_output": "texts end before it here. Add it yourself.",
@@ -43,7 +44,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class Speculative(Struct, frozen=True, forbid_unknown_fields=True):
-    """A request's own speculation. What it leaves out is as the server has it."""
+    """A request's own speculation settings. Omitted ones are those of the server."""
 
     drafter: str | None = None
     k: int | None = None
@@ -53,10 +54,10 @@ class Speculative(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """Parameters that all share. None is the same as leaving one out. `IN_VAIN` are those that are
-    read and change nothing, each with why: the answer's warnings say so."""
+    """Parameters of all APIs. None is the same as leaving a parameter out. Those in `IGNORED` are
+    accepted without effect, each with the reason, which the answer's warnings report."""
 
-    IN_VAIN: ClassVar[Mapping[str, str]] = {"store": "nothing is stored here"}
+    IGNORED: ClassVar[Mapping[str, str]] = {"store": "nothing is stored here"}
 
     model: str | None = None
     max_tokens: int | None = None
@@ -99,7 +100,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     stop_token_ids: Any = None
     include_stop_str_in_output: Any = None
     truncate_prompt_tokens: Any = None
-    # Of what others do with requests: read, and of no meaning here.
+    # Parameters of other servers' services: accepted, and without meaning here.
     user: str | None = None
     metadata: Any = None
     store: bool | None = None
@@ -118,8 +119,9 @@ def params_of(
     thinking: tuple[str, object] = ("", None),
     **more: object,
 ) -> SamplingParams:
-    """What `asked` means. `thinking` is the parameter that an API has for a thinking budget, and
-    its value. Raises ApiError for what cannot be honoured, ConfigError for values out of bounds."""
+    """Return the SamplingParams of a request. `thinking` is the name and the value of the API's
+    own parameter for a thinking budget. Raises ApiError for parameters that cannot be honoured,
+    ConfigError for values out of bounds."""
     _refuse(asked)
     asked = _as_openai(asked)
     card = site.port.card
@@ -141,13 +143,13 @@ def params_of(
     params = SamplingParams(**values)
     if asked.seed is None or params.greedy or params.sampler is not None or not card.exact:
         return params
-    # A seed that a client chose gives one text, whatever drafts.
+    # The client chose a seed, so it expects the same text from any drafter.
     return replace(params, sampler="coupled")
 
 
 def _as_openai(asked: Asked) -> Asked:
-    """With values of other servers as this one means them: vLLM's top_k of -1 keeps all tokens,
-    llama-server's seed of -1 is drawn, and other seeds below 0 are seeds as well."""
+    """Translate conventions of other servers: in vLLM a top_k of -1 keeps all tokens; in
+    llama-server a seed of -1 means a random seed, and other negative seeds are valid."""
     changed: dict[str, int | None] = {}
     if asked.top_k == -1:
         changed["top_k"] = 0
@@ -157,7 +159,7 @@ def _as_openai(asked: Asked) -> Asked:
 
 
 def _limit(site: Site, given: int | None) -> int:
-    """WHOLE is all that the window has."""
+    """Return max_tokens; WHOLE means the rest of the context window. Raises ApiError."""
     if given is None:
         return cast("int", site.defaults.get("max_tokens", WHOLE))
     if given < 1:
@@ -167,20 +169,20 @@ def _limit(site: Site, given: int | None) -> int:
     return given
 
 
-# llama-server, vLLM and others have a name each.
+# Names of the thinking budget in llama-server, vLLM and others.
 _BUDGETS = ("thinking_budget_tokens", "thinking_token_budget", "reasoning_budget_tokens")
 
 
 def _budget(site: Site, asked: Asked, own: tuple[str, object]) -> object:
-    """Tokens that thoughts may have; None is no limit."""
+    """Return the maximum number of thought tokens; None means no limit. Raises ApiError."""
     named = (own, *((name, getattr(asked, name)) for name in (*_BUDGETS, "thinking_budget")))
     for name, given in named:
         if given is None:
             continue
         if isinstance(given, bool) or not isinstance(given, int) or not -1 <= given <= WHOLE:
             words = f"{name}: a number of tokens from 0 to {WHOLE}, or -1 for no limit"
-            told = f"{words}; got {shown(given)}. Send such a number, or leave it out."
-            raise ApiError(400, told, param=name, code="invalid_value")
+            text = f"{words}; got {shown(given)}. Send such a number, or leave it out."
+            raise ApiError(400, text, param=name, code="invalid_value")
         return None if given == -1 else given
     return site.default("thinking_budget")
 
@@ -214,22 +216,23 @@ def _refuse(asked: Asked) -> None:
 def structure_asked(
     asked: Asked, response_format: Mapping[str, Any] | None = None, *, name: str = "response_format"
 ) -> StructureOptions:
-    """Empty where the text may be anything. An API may have said `response_format` elsewhere, under
-    another name."""
+    """Return the requested structure; empty if the text is free. `response_format` is for an API
+    that has the format in another field, called `name`."""
     body = {name: getattr(asked, name) for name in KEYS}
     if response_format is not None:
         body["response_format"] = response_format
     return structure_of(body, format_name=name)
 
 
-def asked_in_vain(asked: Asked) -> list[str]:
-    why = asked.IN_VAIN
+def ignored_fields(asked: Asked) -> list[str]:
+    """Return a warning for each parameter of the request that has no effect."""
+    why = asked.IGNORED
     return [f"{name}: {why[name]}" for name in why if getattr(asked, name) not in (None, False)]
 
 
 def kept(site: Site, asked: Asked, warnings: list[str]) -> Site:
-    """`site`, whose model stays loaded after this request for as long as it says. Raises
-    ConfigError."""
+    """Return `site` with the request's `keep_alive`: how long the model stays loaded afterwards.
+    Raises ConfigError."""
     if asked.keep_alive is None:
         return site
     seconds = keep_alive_of(asked.keep_alive)
@@ -240,14 +243,15 @@ def kept(site: Site, asked: Asked, warnings: list[str]) -> Site:
 
 
 def traced(asked: Asked) -> bool:
-    """Whether the client wants to see each round."""
+    """Return whether the client requested the rounds of its completions."""
     return isinstance(asked.speculative, Speculative) and asked.speculative.trace
 
 
 def _speculation(
     card: EngineCard, given: bool | Speculative | None, *, keeps_apart: bool
 ) -> Mapping[str, object]:
-    """As fields of SamplingParams. Raises ApiError for what this engine cannot do."""
+    """Return the speculation as fields of SamplingParams. Raises ApiError for settings that this
+    engine does not support."""
     if not isinstance(given, Speculative):
         return {} if given is None else {"speculative": given}
     if given.drafter is not None and given.drafter not in card.drafters:

@@ -1,9 +1,10 @@
-"""`--audit`: a share of the requests is run again without speculation, and must come out the same.
+"""`--audit`: a share of the requests is run again without speculation; the texts must be equal.
 
-Only texts that are promised to be the same are: greedy ones, and those whose noise is drawn by
-place. An audit runs while nobody asks for anything and gives way as soon as somebody does, so it
-costs no request more than a round; what finds no such time is dropped, and counted. A difference is
-told by the log, without a word of the text, by `/health`, the dashboard and a counter.
+Only requests whose text is promised to be the same are audited: greedy ones, and those whose noise
+is drawn by token position. An audit runs while the server is idle and stops as soon as a request
+arrives, so it delays a request by a round at most. An audit that finds no idle time is dropped, and
+counted as dropped. A difference is reported by the log (without any of the text), by `/health`, by
+the dashboard and by a counter.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ _LOOK_SECONDS = 0.01
 
 
 class Auditor:
-    """An observer of a `site`'s requests, which audits a `share` of them while `run` runs. `tell`
-    hears of the outcome of each, with the model's name."""
+    """An observer of a `site`'s requests that audits a `share` of them while `run` runs. It calls
+    `report` with the outcome of each audit and the model's name."""
 
     def __init__(
         self,
         site: Site,
         share: float,
-        tell: Callable[[Outcome, str], None],
+        report: Callable[[Outcome, str], None],
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._sites = {one.names[0]: one for one in site.all}
-        self._traffic, self._share, self._tell, self._draw = site.traffic, share, tell, draw
+        self._traffic, self._share, self._draw = site.traffic, share, draw
+        self._report = report
         self._waiting: deque[Ended] = deque()
         self._has_work = asyncio.Event()
 
@@ -53,22 +55,22 @@ class Auditor:
         if not self._is_promised(ended) or self._draw() >= self._share:
             return
         if len(self._waiting) >= _MOST_WAITING:
-            self._tell("dropped", ended.model)
+            self._report("dropped", ended.model)
             return
         self._waiting.append(ended)
         self._has_work.set()
 
     async def run(self) -> None:
-        """Audit for as long as the server runs."""
+        """Audit until cancelled, as long as the server runs."""
         while True:
             if not self._waiting:
                 self._has_work.clear()
                 await self._has_work.wait()
             ended = self._waiting.popleft()
-            self._tell(await self._outcome(ended), ended.model)
+            self._report(await self._outcome(ended), ended.model)
 
     def _is_promised(self, ended: Ended) -> bool:
-        """Whether drafts were made, and the text is the same without them."""
+        """Return whether the request used drafts and its text must be the same without them."""
         result, card = ended.result, self._sites[ended.model].port.card
         whole = result.finish_reason in ("stop", "length") and not ended.request.written
         return whole and result.stats.num_drafted > 0 and is_repeatable(card, ended.request.params)
@@ -87,7 +89,7 @@ class Auditor:
                 if work.done():
                     return self._compared(ended, work.result())
             except (OutriderError, RuntimeError) as error:
-                # As where the engine ended meanwhile, or its model was unloaded.
+                # The engine may have crashed in the meantime, or its model was unloaded.
                 _LOG.info("an audit could not be run: %s", type(error).__name__)
                 return "failed"
             finally:
@@ -96,7 +98,7 @@ class Auditor:
         return "dropped"
 
     def _is_idle(self, model: str) -> bool:
-        """No model's requests are in flight, for all share one machine."""
+        """Return whether no request of any model is in flight: all models share one machine."""
         ready = self._sites[model].port.status.state == "ready"
         return ready and not self._traffic.num_running and not self._traffic.ending
 
@@ -115,12 +117,12 @@ class Auditor:
             return "same"
         pairs = zip(ids, plain, strict=False)
         shorter = min(len(ids), len(plain))
-        place = next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
+        first = next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
         params = ended.request.params
         _LOG.error(
             "audit: request %s of %s is another text without speculation, from token %d of %d on "
             "(drafter %s, K %d, rule %s, temperature %g, seed %s)",
-            *(ended.request_id, ended.model, place, len(ids), stats.drafter, stats.k),
+            *(ended.request_id, ended.model, first, len(ids), stats.drafter, stats.k),
             *(params.sampler or self._sites[ended.model].port.card.sampler,),
             *(params.temperature, params.seed),
         )
@@ -129,8 +131,9 @@ class Auditor:
 
 
 def _plain(request: EngineRequest) -> EngineRequest:
-    """The same text, asked for without drafts and without what is told beside a text. It is of no
-    key, which would pay for it, but finds what its key left in the prefix cache."""
+    """Return the request without speculation and without log-probabilities or rounds. It has no
+    key, so that no client's share pays for it; with the same cache salt it still finds the client's
+    entries in the prefix cache."""
     params = replace(
         request.params,
         speculative=False,

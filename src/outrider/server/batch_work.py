@@ -1,6 +1,7 @@
-"""The lines of a batch: each is asked as a client would ask it, behind the door, with less weight.
+"""The lines of a batch. Each is sent to the server's own application, behind access control and
+with less weight than a client's request.
 
-Answers go to the journals of api/batch_files.py: an interrupted batch goes on where it was.
+Answers are written to the journals of api/batch_files.py, so an interrupted batch can be continued.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from starlette.types import ASGIApp, Message
 from outrider.api.batch_files import AnswerFile, RawLine, raw_lines
 from outrider.api.batch_lines import openai_answer
 from outrider.core.fields import shown
-from outrider.server.places import BATCH, Places
+from outrider.server.admission import BATCH, Admission
 
 MOST_LINES, _MOST_MISTAKES = 50_000, 100
-# While other requests are in flight, so small a share of the lines runs at once.
+# While other requests are in flight, 1 / _SHARE of the usual number of lines runs at once.
 _SHARE = 8
 _LOOK_SECONDS, _RETRY_SECONDS = 0.1, 30.0
 Journals: TypeAlias = tuple[AnswerFile, AnswerFile]
@@ -30,7 +31,7 @@ Mistake: TypeAlias = dict[str, Any]
 
 
 class StoppedError(Exception):
-    """A batch ends early; arguments are its status and mistakes."""
+    """A batch that ends early; the arguments are its status and mistakes."""
 
 
 class _Line(Struct):
@@ -41,18 +42,18 @@ class _Line(Struct):
 
 
 class Lines:
-    """Runs lines of all batches, at most `most` at once: they are asked of `app`, and `places`
-    has the other requests in flight."""
+    """Runs the lines of all batches, at most `most` at once, as requests to `app`. `admission`
+    knows the other requests in flight."""
 
-    def __init__(self, app: ASGIApp, places: Places, most: int) -> None:
-        self._app, self._places, self._most = app, places, most
+    def __init__(self, app: ASGIApp, admission: Admission, most: int) -> None:
+        self._app, self._admission, self._most = app, admission, most
         self._num_running, self._freed = 0, asyncio.Event()
 
     async def answer(
         self, source: Path, url: str, key: str, files: Journals, check: Callable[[int], None]
     ) -> None:
-        """Give every line of `source` that has none an answer, or an error in the second file.
-        `check`, which hears the number of a line, may raise to end it."""
+        """Answer every line of `source` that has no answer yet; errors go to the second file.
+        `check` is called with the number of each line, and may raise to stop the batch."""
         tasks, lines = set[asyncio.Task[None]](), raw_lines(source)
 
         def look(number: int = 0) -> None:
@@ -84,11 +85,11 @@ class Lines:
 
     @property
     def _allowed(self) -> int:
-        others = any(not key.startswith(BATCH) for key in self._places.taken)
+        others = any(not key.startswith(BATCH) for key in self._admission.taken)
         return max(1, self._most // _SHARE) if others else self._most
 
     async def _news(self) -> None:
-        """Until a line ends, or for a moment."""
+        """Wait until a line ends, or for a moment."""
         self._freed.clear()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), _LOOK_SECONDS)
@@ -104,7 +105,7 @@ class Lines:
         files[status != 200].write(line, answer, is_error=status != 200)
 
     async def _asked(self, key: str, path: str, data: bytes) -> tuple[int, Any]:
-        """The status and the answer, once the server has one."""
+        """Return the status and the answer; repeat the request while the server is busy."""
         length = b"%d" % len(data)
         scope: dict[str, Any] = {
             "type": "http",
@@ -120,24 +121,24 @@ class Lines:
             "headers": [(b"content-type", b"application/json"), (b"content-length", length)],
         }
         while True:
-            sent, told = [data], list[Message]()
+            sent, received = [data], list[Message]()
 
             async def receive(sent: list[bytes] = sent) -> Message:
                 if not sent:
                     await asyncio.Event().wait()
                 return {"type": "http.request", "body": sent.pop(), "more_body": False}
 
-            async def send(message: Message, told: list[Message] = told) -> None:
-                told.append(message)
+            async def send(message: Message, received: list[Message] = received) -> None:
+                received.append(message)
 
             with suppress(Exception):
-                # It was answered and logged, and is raised once more for servers.
+                # Starlette has answered and logged the error, and raises it again for servers.
                 await self._app(scope | {"outrider.request_id": uuid4().hex}, receive, send)
-            status, headers = told[0]["status"], dict(told[0]["headers"])
+            status, headers = received[0]["status"], dict(received[0]["headers"])
             if status not in (429, 503):
-                body = b"".join(message.get("body", b"") for message in told)
+                body = b"".join(message.get("body", b"") for message in received)
                 return status, msgspec.json.decode(body)
-            # The server is full, or its engine is away.
+            # The server is full, or its engine restarts.
             await asyncio.sleep(min(float(headers.get(b"retry-after", b"1")), _RETRY_SECONDS))
 
 
@@ -148,7 +149,7 @@ def give_up(source: Path, files: Journals, code: str, message: str) -> None:
         if any(file.has(line) for file in files):
             continue
         name: str | None = None
-        # An earlier server may have ended before it found out that a line is no request.
+        # A line may be invalid: an earlier server may have stopped before it validated all lines.
         with suppress(msgspec.DecodeError, ValueError, RecursionError):
             name = _read(line).custom_id
         answer = openai_answer(line.number, line.name, name, 0, None, error)
@@ -160,7 +161,8 @@ def mistake(code: str, message: str, line: int | None = None) -> Mistake:
 
 
 def counted(source: Path, url: str, most_bytes: int) -> int:
-    """The number of lines of a file. Raises StoppedError where some cannot be asked at `url`."""
+    """Return the number of lines of a file. Raises StoppedError with a mistake for each line that
+    is not a valid request to `url`."""
     mistakes, names, total = list[Mistake](), set[str](), 0
     for line in raw_lines(source):
         total += 1
@@ -179,7 +181,7 @@ def counted(source: Path, url: str, most_bytes: int) -> int:
 
 
 def _mistake_of(line: RawLine, url: str, names: set[str], most: int) -> tuple[str, str] | None:
-    """A code and a sentence."""
+    """Return a code and a sentence for an invalid line, None for a valid one."""
     if line.data is None or len(line.data) > most:
         return "invalid_request", f"the line has more than {most:,} bytes"
     try:

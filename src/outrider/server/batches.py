@@ -1,6 +1,6 @@
-"""`/v1/batches` and `/v1/files` of OpenAI's API: requests in files, answered while there is time.
+"""`/v1/batches` and `/v1/files` of OpenAI's API: requests in files, answered with low priority.
 
-A record is saved at each change of its status, so that the next server goes on with what is open.
+A record is saved at each change of its status, so that the next server continues open batches.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from outrider.server.wire import json_response, read
 _LOG = logging.getLogger(__name__)
 _Pairs: TypeAlias = dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]]
 _WINDOW_SECONDS = 24 * 3600
-# Of one key: batches that are not over, and those that are remembered.
+# Limits per key: batches that are not over, and batches that are remembered.
 _MOST_OPEN, _MOST_KNOWN = 100, 1_000
 _LOOK_SECONDS, _LINES_A_LOOK = 0.1, 64
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-# Of lines that a batch ends before, in OpenAI's words.
+# Errors for the lines that an ended batch has not answered, in OpenAI's words.
 _UNANSWERED = {
     "expired": (
         "batch_expired",
@@ -44,8 +44,8 @@ _UNANSWERED = {
 
 
 class BatchRecord(Struct, kw_only=True):
-    """A batch; times are in seconds of Unix time, in `times` by the status that began then.
-    `journals` are the files of answers and of errors, which are its own until it is over."""
+    """A batch. `times` has the Unix time in seconds at which each status began. `journals` are the
+    files of answers and of errors; clients do not see them before the batch is over."""
 
     id: str
     endpoint: str
@@ -70,7 +70,7 @@ class BatchRecord(Struct, kw_only=True):
         return self.status in ("completed", "failed", "cancelled", "expired")
 
     def shown(self) -> dict[str, Any]:
-        """What the API shows of it."""
+        """Return the batch as the API shows it."""
         found = msgspec.to_builtins(self)
         del found["journals"], found["times"]
         return found | {f"{name}_at": self.times.get(name) for name in _TIMES}
@@ -87,7 +87,7 @@ class BatchBody(Struct, frozen=True, kw_only=True):
 
 
 class Batches:
-    """All batches of a server, whose `lines` are answered while `run` runs."""
+    """The batches of a server. Their lines are answered while `run` runs."""
 
     def __init__(self, site: Site, files: Files, lines: Lines) -> None:
         self.site, self.files, self._lines = site, files, lines
@@ -98,7 +98,7 @@ class Batches:
             self._known[key] = {record.id: record for record in records}
 
     async def run(self) -> None:
-        """Go on with what an earlier server began, until this one ends."""
+        """Continue the open batches of an earlier server, and run until this one ends."""
         try:
             for key, records in self._known.items():
                 for record in records.values():
@@ -113,11 +113,11 @@ class Batches:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def of(self, key: str) -> list[BatchRecord]:
-        """The newest first."""
+        """Return the batches of a key, the newest first."""
         return list(self._known.get(key, {}).values())[::-1]
 
     def get(self, key: str, name: str) -> BatchRecord:
-        """Raises ApiError for a batch that this key does not have."""
+        """Return a batch. Raises ApiError if this key has no such batch."""
         record = self._known.get(key, {}).get(name)
         if record is None:
             raise missing("batch", name)
@@ -127,7 +127,7 @@ class Batches:
         return any(one.input_file_id == file and not one.is_over for one in self.of(key))
 
     def create(self, key: str, body: BatchBody) -> BatchRecord:
-        """Raises ApiError."""
+        """Start a batch. Raises ApiError."""
         self.files.get(key, body.input_file_id)
         known = self._known.setdefault(key, {})
         over = [one.id for one in known.values() if one.is_over]
@@ -153,7 +153,7 @@ class Batches:
         return record
 
     def cancel(self, key: str, name: str) -> BatchRecord:
-        """Raises ApiError for one that is over."""
+        """Cancel a batch. Raises ApiError if it is over."""
         record = self.get(key, name)
         if record.status not in ("validating", "in_progress", "cancelling"):
             raise ApiError(409, f"the batch is {record.status}.", code="conflict")
@@ -172,7 +172,7 @@ class Batches:
         self.files.save(key, record.id, record)
 
     async def _work(self, key: str, record: BatchRecord) -> None:
-        """Until it is over. What cancels it before leaves it to the next server."""
+        """Run a batch to its end. If this task is cancelled, the next server continues it."""
         source = self.files.path(key, record.input_file_id)
         try:
             if record.status == "validating":
@@ -191,7 +191,7 @@ class Batches:
             self._finish(key, record, "failed", mistake("server_error", words))
 
     async def _answer(self, key: str, record: BatchRecord) -> None:
-        """Every line that has no answer. Raises StoppedError."""
+        """Answer every line that has no answer. Raises StoppedError."""
         source = self.files.path(key, record.input_file_id)
         answers, errors = (self.files.path(key, name) for name in record.journals)
 
@@ -217,7 +217,7 @@ class Batches:
                 raise
 
     def _finish(self, key: str, record: BatchRecord, status: str, *mistakes: Mistake) -> None:
-        """Give out the files of answers, as far as there are any."""
+        """Set the final status, and publish the files of answers that are not empty."""
         if status == "completed":
             self._enter(key, record, "finalizing")
         if mistakes:
@@ -243,7 +243,7 @@ def batch_routes(batches: Batches) -> list[Route]:
         if request.method == "GET":
             return page([one.shown() for one in batches.of(key)], request, 100)
         body, _ = await read(BatchBody, request, batches.site)
-        with batches.site.place(key):
+        with batches.site.slot(key):
             return json_response(batches.create(key, body).shown())
 
     async def one(request: Request) -> Response:

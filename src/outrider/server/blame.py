@@ -1,6 +1,7 @@
-"""Which requests and prompts engines ended with: the second time, they and their like are kept out.
+"""Quarantine of requests that crash the engine: after the second crash, the request and its like
+are refused.
 
-Several engines of one model share what they know, so that what ended one is not tried on all.
+Several engines of one model share this knowledge, so that such a request does not crash them all.
 """
 
 from __future__ import annotations
@@ -12,27 +13,30 @@ from typing import TypeVar
 from outrider.server.process_stream import ProcessStream
 
 _LOG = logging.getLogger(__name__)
-# What a crash adds to the blame of requests in flight that have written since they were handed in
-# (each has a share of it), of one that has not, of one of which it is certain, and the blame with
-# which a request is kept out.
+# The points that a crash adds to a request in flight: if it has written tokens since it was
+# submitted (the requests share these points), if it has written none, and if it is certainly the
+# cause. The last number is the sum of points at which a request is refused.
 _PROVEN, _UNPROVEN, _CERTAIN, _KEPT_OUT = 1, 3, 3, 6
 _MOST_KNOWN = 1_000
 T = TypeVar("T")
 
 
 class Blame:
-    """By kind of request. `kept_out` are those that nobody runs any more."""
+    """Crash points by kind of request. The kinds in `kept_out` are refused from now on."""
 
     def __init__(self) -> None:
-        # Of requests that have not come to an end since: blame from before their first token, and
-        # from later on.
+        # For requests that have not completed since: points from crashes before their first token,
+        # and from later crashes.
         self._blamed: dict[bytes, tuple[int, float]] = {}
         self.kept_out: dict[bytes, None] = {}
 
     def add(self, sent: Sequence[ProcessStream], *, is_certain: bool) -> None:
-        """An engine ended with these; those whose readers left count too, for they may ask again.
-        It is certain for one that was alone and is not tried again, as others are."""
-        # Who has written nothing yet is likelier to have ended it.
+        """Count a crash against the requests that were in flight.
+
+        Requests whose clients left count too, because the clients may repeat them. `is_certain`
+        means that one request was alone in the engine and will not be repeated.
+        """
+        # A request that has written nothing yet is the likelier cause.
         unproven = {stream.kind for stream in sent if not stream.is_proven}
         for kind in unproven.union(stream.kind for stream in sent):
             early, late = self._blamed.get(kind, (0, 0))
@@ -46,17 +50,17 @@ class Blame:
                 self.keep_out(kind)
 
     def prove(self, stream: ProcessStream) -> None:
-        """It has written something: its beginning ended no engine."""
+        """Clear the early points of a request that has written something."""
         if self._blamed and stream.kind in self._blamed:
             self._blamed[stream.kind] = 0, self._blamed[stream.kind][1]
 
     def clear(self, stream: ProcessStream) -> None:
-        """It came to its end."""
+        """Clear all points of a request that has completed."""
         if self._blamed:
             self._blamed.pop(stream.kind, None)
 
     def keep_out(self, kind: bytes) -> None:
-        _LOG.error("what the engine ended with twice is kept out from now on")
+        _LOG.error("a request with which the engine ended twice is kept out from now on")
         _remember(self.kept_out, kind, None)
 
 

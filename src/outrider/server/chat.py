@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: OpenAI's chat, at once or as a stream."""
+"""POST /v1/chat/completions: OpenAI's chat API, as one answer or as a stream."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _refuse(body: ChatBody) -> None:
     if body.audio is not None or any(kind != "text" for kind in body.modalities or ()):
         raise refused("modalities", "only text is written here.")
     if body.web_search_options is not None:
-        raise refused("web_search_options", "this server asks nobody else.")
+        raise refused("web_search_options", "this server does not search the web.")
     if not body.messages:
         raise ApiError(400, "messages: there is none.", param="messages", code="invalid_value")
     if body.top_logprobs and not body.logprobs:
@@ -84,7 +84,7 @@ def template_variables(body: ChatBody) -> dict[str, Any]:
 
 
 def prediction_text(given: Mapping[str, Any] | None) -> str:
-    """Of `{"type": "content", "content": text or text parts}`."""
+    """Return the text of `{"type": "content", "content": text or text parts}`. Raises ApiError."""
     if given is None:
         return ""
     content: object = given.get("content")
@@ -102,7 +102,7 @@ def prediction_text(given: Mapping[str, Any] | None) -> str:
 
 
 class ChatChoices:
-    """The completions of one chat."""
+    """The completions of one chat request."""
 
     def __init__(self, exchange: Exchange[ChatBody]) -> None:
         self._exchange = exchange
@@ -133,16 +133,16 @@ class ChatChoices:
         return [_choice(index, {"role": "assistant", "content": ""})]
 
     def deltas(self, index: int, step: Step) -> list[dict[str, Any]]:
-        deltas = map(delta_of, self._told(step))
+        deltas = map(delta_of, self._shown(step))
         found = [_choice(index, delta) for delta in deltas if delta]
-        told: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
         if step.logprobs:
-            told["logprobs"] = {"content": self._logprobs(step)}
+            extras["logprobs"] = {"content": self._logprobs(step)}
         if step.rounds:
-            told["outrider.round"] = step.rounds
-        if told:
+            extras["outrider.round"] = step.rounds
+        if extras:
             found = found or [self.last(index)]
-            found[0] |= told
+            found[0] |= extras
         return found
 
     def last(self, index: int) -> dict[str, Any]:
@@ -150,14 +150,14 @@ class ChatChoices:
 
     def take(self, index: int, step: Step) -> None:
         logprobs = self._logprobs(step) if step.logprobs else []
-        self._gathered[index].take(self._told(step), logprobs, step.rounds)
+        self._gathered[index].take(self._shown(step), logprobs, step.rounds)
 
     def record(self, index: int, answer: Answer) -> dict[str, Any]:
         del answer
         return {"index": index, **self._gathered[index].record()}
 
-    def _told(self, step: Step) -> Sequence[Part]:
-        """Without thoughts, where the client wants none."""
+    def _shown(self, step: Step) -> Sequence[Part]:
+        """Return the parts of a step, without thoughts if the client excluded them."""
         body = self._exchange.body
         if body.include_reasoning is not False and not (body.reasoning or {}).get("exclude"):
             return step.parts
@@ -173,8 +173,8 @@ def _choice(index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def delta_of(part: Part) -> dict[str, Any] | None:
-    """As a delta of a chunk: with `content` in each, the id and name of a call in its first one
-    alone, and what was thought under both names that clients read."""
+    """Return a part as the delta of a chunk. Each delta has `content`; only the first delta of a
+    call has its id and name; thoughts have both names that clients read."""
     if isinstance(part, TextDelta):
         return {"content": part.text}
     if isinstance(part, ReasoningDelta):
@@ -190,7 +190,7 @@ def delta_of(part: Part) -> dict[str, Any] | None:
 
 
 class Gathered:
-    """One completion."""
+    """One completion, gathered from its steps."""
 
     def __init__(self) -> None:
         self._text: list[str] = []

@@ -1,7 +1,7 @@
-"""POST /v1/completions: texts go on from prompts, which may be ids, several at once.
+"""POST /v1/completions: continues one or several prompts, given as text or token ids.
 
-`echo` with `logprobs` gives those of the prompt's own tokens, which scoring tools read; where the
-engine cannot give them the request is refused.
+`echo` with `logprobs` returns the log-probabilities of the prompt's own tokens, which scoring tools
+use. If the engine cannot compute them, the request is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _refuse(body: CompletionBody) -> None:
 
 
 def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """A prompt for each text or row of ids; a flat list of ids is one prompt."""
+    """Return the prompts of a request: each text or list of ids is one. Raises ApiError."""
     if isinstance(given, str):
         return [given]
     if not given:
@@ -84,7 +84,7 @@ def _check_number(num_completions: int) -> None:
 
 
 class CompletionChoices:
-    """The completions of one request's prompts."""
+    """The completions of all prompts of one request."""
 
     def __init__(self, exchange: Exchange[CompletionBody]) -> None:
         self._exchange, self._body = exchange, exchange.body
@@ -92,7 +92,7 @@ class CompletionChoices:
         self._echoed: list[str] = []
         self._texts: defaultdict[int, str] = defaultdict(str)
         self._logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
-        # Of a stream: how long the text so far is.
+        # The length of each streamed text so far.
         self._lengths: Counter[int] = Counter()
 
     async def open(self) -> list[Answer]:
@@ -125,7 +125,7 @@ class CompletionChoices:
         return self._answers
 
     def _limit(self) -> int:
-        """OpenAI's own limit, where nobody names one."""
+        """Return max_tokens; the default is that of OpenAI's API."""
         given = self._body.max_tokens
         if given is None:
             return cast("int", self._exchange.site.defaults.get("max_tokens", 16))
@@ -155,9 +155,9 @@ class CompletionChoices:
         choice = _choice(index, text)
         if step.logprobs:
             ids = [item.token_id for item in step.logprobs]
-            told = self._told(step.logprobs, ids, self._lengths[index])
-            choice["logprobs"] = told
-            self._lengths[index] += sum(map(len, told["tokens"]))
+            logprobs = self._shown(step.logprobs, ids, self._lengths[index])
+            choice["logprobs"] = logprobs
+            self._lengths[index] += sum(map(len, logprobs["tokens"]))
         if step.rounds:
             choice["outrider.round"] = step.rounds
         return [choice]
@@ -176,14 +176,14 @@ class CompletionChoices:
             items: list[TokenLogprobs | None] = [*self._logprobs[index]]
             ids = [item.token_id for item in self._logprobs[index]]
             if self._body.echo:
-                # Of several completions the first one tells of their prompt.
+                # Of several completions, only the first has the log-probabilities of the prompt.
                 first = self._answers[index - answer.request.sample]
                 items = [*first.prompt_logprobs, *items]
                 ids = [*answer.request.prompt_ids, *ids]
-            choice["logprobs"] = self._told(items, ids, 0)
+            choice["logprobs"] = self._shown(items, ids, 0)
         return choice
 
-    def _told(
+    def _shown(
         self, items: Sequence[TokenLogprobs | None], ids: Sequence[int], start: int
     ) -> dict[str, Any]:
         return completion_logprobs(self._exchange.site.port.decoder, items, ids, start)

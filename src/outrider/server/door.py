@@ -1,8 +1,9 @@
-"""The door: who may come in, and with how much. Nothing behind it sees what it refuses.
+"""Access control in front of the application: API keys, hosts, origins, and sizes of requests.
 
-It decides on the path of the connection alone, never on a URL made of headers, and lets in by
-name: every path needs a key but those that are public. Browsers reach a server on this machine from
-any page, so Host and Origin must be ones that are expected.
+The application never sees a refused request. Access depends on the path of the connection alone,
+never on a URL built from headers. Every path needs a key unless it is listed as public. Any web
+page can make a browser send requests to a server on this machine, so Host and Origin are checked
+against those that are allowed.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from outrider.server.errors import ApiError, error_response
 from outrider.server.site import Limits
 
 MIN_KEY_CHARS = 16
-# Where clients send files.
+# The path to which clients upload files.
 FILES = "/v1/files"
 _SLASHES = re.compile("/+")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-# What load balancers ask for in HTTP/1.0, without a Host. Browsers always send one.
+# Load balancers request these in HTTP/1.0, without a Host header. Browsers always send one.
 _PROBES = frozenset({"/health", "/ready"})
 PUBLIC = _PROBES | {"/", "/dashboard"}
 # Files of the browser's pages, which hold no secret.
 PUBLIC_FOLDERS = ("/web/",)
 # A name or an address, and perhaps a port: no user, no path, no space.
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{0,5})?", re.IGNORECASE)
-# Headers of which two would leave it open which one counts.
+# Headers that a request may have only once: with two, it would be unclear which one counts.
 _SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-type", b"origin"})
 _POLICY = "; ".join(
     (
@@ -56,9 +57,9 @@ _SAFETY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorRules:
-    """`keys` are those that open it; without one nobody is asked, which only a server on the
-    loopback may do. `hosts` and `origins` are allowed besides its own. `public` paths and what is
-    below `public_folders` need no key."""
+    """Rules of access. Requests need one of `keys`; without keys, all requests are accepted, which
+    only a server on the loopback may do. `hosts` and `origins` are allowed in addition to the
+    server's own. `public` paths and those below `public_folders` need no key."""
 
     keys: Collection[str] = ()
     host: str = "127.0.0.1"
@@ -85,7 +86,7 @@ class DoorRules:
 
 
 def name_of(key: str) -> str:
-    """What a key is called where it must not be shown."""
+    """Return the name of a key, for uses in which the key itself must stay secret."""
     return _digest(key).hex()[:12]
 
 
@@ -97,8 +98,8 @@ def is_loopback(host: str) -> bool:
 
 
 class Door:
-    """An ASGI application in front of another one. `refused` hears of the status and the path of
-    each answer that is an error."""
+    """An ASGI middleware that applies the rules. `refused` is called with the status and the path
+    of each error response."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Door:
         headers = _read_headers(scope)
         path = _SLASHES.sub("/", scope["path"]).removesuffix("/")
         if path.startswith("/v1/"):
-            # Clients join a base URL that ends in a slash to theirs.
+            # Clients may append their path to a base URL that ends in a slash.
             scope["path"] = path
         origin = headers.get("origin", "")
         scope["outrider.request_id"] = uuid4().hex
@@ -143,7 +144,7 @@ class Door:
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, guarded)
             return
-        # What gets as far as here was answered and logged, and is raised once more for servers.
+        # Starlette has answered and logged the error, and raises it again for servers.
         with suppress(Exception):
             await self._app(scope, _bounded(receive, limits), guarded)
 
@@ -155,13 +156,13 @@ class Door:
             raise ApiError(431, "the headers are too long.", code="headers_too_large")
 
     def _check_host(self, headers: Mapping[str, str]) -> None:
-        """Names that a page elsewhere could have made to mean this machine are refused."""
+        """Refuse names that another site could have pointed at this machine (DNS rebinding)."""
         name = _host_name(headers.get("host", ""))
         rules = self._rules
         if name in _LOCAL_NAMES or name in rules.hosts or name == rules.host:
             return
         if not is_loopback(rules.host) and _is_address(name):
-            # An address means itself: no name server was asked.
+            # An address needs no DNS, so it cannot be rebound.
             return
         raise ApiError(
             403,
@@ -186,7 +187,7 @@ class Door:
         return origin if origin and origin in self._rules.origins else ""
 
     def _key(self, path: str, headers: Mapping[str, str]) -> str:
-        """The name of the key that was shown. Raises ApiError for a wrong one, and for none."""
+        """Return the name of the request's key. Raises ApiError for a wrong or a missing key."""
         rules = self._rules
         kind, _, shown = headers.get("authorization", "").partition(" ")
         shown = shown.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
@@ -206,7 +207,7 @@ class Door:
         )
 
     def _guarded(self, scope: Scope, send: Send, origin: str) -> Send:
-        """`send`, that adds what browsers shall know, and an id to each answer."""
+        """Return `send` extended: it adds security headers and a request id to each response."""
         more = [*_SAFETY, (b"x-request-id", scope["outrider.request_id"].encode())]
         if origin:
             shared = (b"access-control-allow-origin", origin.encode("latin-1"))
@@ -238,7 +239,8 @@ def _digest(key: str) -> bytes:
 
 
 def _check_framing(scope: Scope, headers: Mapping[str, str]) -> None:
-    """Raises ApiError for headers that a proxy could read as another request than this server."""
+    """Check the framing of the body. Raises ApiError for headers that a proxy could interpret in
+    another way than this server (request smuggling)."""
     names = [name.lower() for name, _ in scope["headers"] if name.lower() in _SINGLE]
     if len(names) > len(set(names)):
         twice = next(name for name in names if names.count(name) > 1).decode()
@@ -255,7 +257,7 @@ def _check_framing(scope: Scope, headers: Mapping[str, str]) -> None:
 
 
 def _host_name(host: str) -> str:
-    """The name or address in a Host header, in lower case; empty for a header that is none."""
+    """Return the name or address of a Host header, in lower case; empty if it is malformed."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2]).lower() if found else ""
 
@@ -290,10 +292,10 @@ def _too_large(limits: Limits) -> ApiError:
 
 
 def _bounded(receive: Receive, limits: Limits) -> Receive:
-    """`receive`, that raises ApiError for a body that is too long, or comes too slowly."""
+    """Return `receive` extended: it raises ApiError for a body that is too long or too slow."""
     loop = asyncio.get_running_loop()
     num_bytes, is_read = 0, False
-    # It begins when the server is ready to read.
+    # The time limit begins when the server first reads the body.
     deadline: float | None = None
 
     async def bounded() -> Message:
@@ -328,5 +330,5 @@ async def _preflight(send: Send) -> None:
 
 
 async def _close(send: Send) -> None:
-    """Web sockets are not served."""
+    """Close a web socket: this server has none."""
     await send({"type": "websocket.close", "code": 1008})

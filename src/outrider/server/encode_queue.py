@@ -1,8 +1,8 @@
-"""Prompts on their way to the process that turns them into ids: how many at once, and which never.
+"""Queue of prompts that the engine's process encodes to token ids.
 
-A long prompt waits for the long one before it, so a flood of them leaves a thread to short ones. If
-the process ends, prompts that were with it are tried one by one: one with which it ends again is
-kept out, and so is one that twice got no answer.
+Only one long prompt is encoded at a time, so that a flood of long prompts leaves threads for short
+ones. If the process crashes, the prompts that it had are tried one by one. A prompt with which it
+crashes again is refused from then on, and so is one that got no answer twice.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MOST_ASKED = 256
 """Prompts that are being encoded or wait for it."""
 LONG_BYTES = 1 << 15
 _MOST_SENT = 8
-# Bytes a second that a tokenizer encodes on any machine, however busy.
+# Bytes per second that a tokenizer encodes at least, even on a busy machine.
 _LEAST_SPEED = 1 << 15
 _MOST_SUSPECTED = 1_000
 
 
 @dataclass(eq=False, slots=True)
 class Asked:
-    """A prompt, and whom its ids are for. `words` are what it says."""
+    """A prompt to encode, and the future of its ids. `words` is its content in bytes."""
 
     encode: Encode
     words: bytes
@@ -46,14 +46,17 @@ class Asked:
 
     @property
     def kind(self) -> bytes:
-        """The same of prompts that say the same."""
+        """A digest of the prompt's content."""
         return sha256(self.words).digest()
 
 
 class EncodeQueue:
-    """For one process after another. `send` hands a prompt in, none while it `waits` for others; a
-    kind of prompt that the `blame` keeps out is refused. `hung` is called when a prompt
-    has no answer after `seconds` and what a long one may take besides."""
+    """The queue of an engine, across restarts of its process.
+
+    `send` sends a prompt to the process; nothing is sent while `waits()` is true. Kinds of prompts
+    in `blame().kept_out` are refused. `hung` is called when a prompt has no answer after `seconds`,
+    plus extra time for a long one.
+    """
 
     def __init__(
         self,
@@ -69,17 +72,17 @@ class EncodeQueue:
         self._short: deque[Asked] = deque()
         self._long: deque[Asked] = deque()
         self._sent: dict[int, Asked] = {}
-        # Those with which a process ended, and which of them is with the present one.
+        # Prompts that the process had when it crashed, and the one that is now tried alone.
         self._suspects: deque[Asked] = deque()
         self._tried: Asked | None = None
-        # Whether the present one is to end.
+        # Whether the current process hangs and is about to be ended.
         self._has_hung = False
-        # Their kinds, for whoever asks the same again.
+        # Kinds of suspects, to recognise the same prompt when it comes again.
         self._suspected: dict[bytes, None] = {}
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether it is being found out which prompt ended the process."""
+        """True while prompts are tried one by one after a crash."""
         return bool(self._suspects) or self._tried is not None
 
     @property
@@ -87,8 +90,8 @@ class EncodeQueue:
         return len(self._short) + len(self._long) + len(self._suspects) + len(self._sent)
 
     async def ids(self, encode: Encode) -> ChatIds:
-        """Raises QueueFullError where too many wait, KeptOutError, EngineLostError, and what the
-        process answers."""
+        """Encode a prompt. Raises QueueFullError if too many wait, KeptOutError, EngineLostError,
+        and the errors that the process reports."""
         if self.num_asked >= MOST_ASKED:
             raise QueueFullError(self.num_asked, 1)
         words = encode.text.encode("utf-8", "surrogatepass")
@@ -109,16 +112,16 @@ class EncodeQueue:
                 queue.remove(asked)
 
     def answer(self, number: int, found: ChatIds, error: Exception | None) -> None:
-        """What the process answered."""
+        """Deliver the process's answer to a prompt."""
         asked = self._back(number)
         if asked is None:
             return
         self._suspected.pop(asked.kind, None)
-        _tell(asked, error, found)
+        _resolve(asked, error, found)
         self.go_on()
 
     def go_on(self) -> None:
-        """Hand in what may be."""
+        """Send all prompts that may be sent now."""
         while (asked := self._next()) is not None:
             number = asked.encode.number
             self._sent[number] = asked
@@ -128,8 +131,8 @@ class EncodeQueue:
             self._send(asked.encode)
 
     def lost(self) -> int:
-        """The number of prompts that were with the process, which has ended; the next `go_on`
-        hands in to another one."""
+        """Take back the prompts of a process that has ended; return their number. The next `go_on`
+        sends to its successor."""
         num, tried, self._has_hung = len(self._sent) + self._has_hung, self._tried, False
         for number in list(self._sent):
             asked = self._back(number)
@@ -144,12 +147,12 @@ class EncodeQueue:
         return num
 
     def fail(self, error: Exception) -> None:
-        """Nobody will answer."""
+        """Fail all prompts: no process will answer them."""
         self._has_hung = False
         for asked in (*self._short, *self._long, *self._suspects, *self._sent.values()):
             if asked.timer is not None:
                 asked.timer.cancel()
-            _tell(asked, error)
+            _resolve(asked, error)
         self._sent.clear()
         self._tried = None
 
@@ -169,7 +172,7 @@ class EncodeQueue:
         return None
 
     def _back(self, number: int) -> Asked | None:
-        """It is with the process no more."""
+        """Remove a prompt from those that the process has."""
         asked = self._sent.pop(number, None)
         if asked is not None:
             if asked.timer is not None:
@@ -187,7 +190,7 @@ class EncodeQueue:
             self._refuse(asked)
         else:
             self._suspect(asked.kind)
-            _tell(asked, EngineLostError(" (nobody encoded its prompt)"))
+            _resolve(asked, EngineLostError(" (its prompt was not encoded in time)"))
         self._has_hung = True
         self._hung()
 
@@ -200,11 +203,11 @@ class EncodeQueue:
         kind = asked.kind
         self._suspected.pop(kind, None)
         self._blame().keep_out(kind)
-        _tell(asked, KeptOutError())
+        _resolve(asked, KeptOutError())
 
 
-def _tell(asked: Asked, error: Exception | None, found: ChatIds | None = None) -> None:
-    """Whoever left hears nothing."""
+def _resolve(asked: Asked, error: Exception | None, found: ChatIds | None = None) -> None:
+    """Set the result or the error of a prompt, unless its client has left."""
     if asked.answer.done():
         return
     if error is not None:

@@ -1,4 +1,4 @@
-"""What the objects of OpenAI's two older APIs have in common: choices, whole or cut into chunks."""
+"""Answers of OpenAI's two older APIs: choices in one object, or in a stream of chunks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ FINISH = {"stop": "stop", "length": "length", "timeout": "length", "tool_calls":
 
 
 class Choices(Protocol):
-    """The completions of one exchange in an API's words, by their place among the choices."""
+    """The completions of one exchange in an API's format, by their index among the choices."""
 
     async def open(self) -> list[Answer]: ...
 
     def first(self, index: int) -> list[dict[str, Any]] | None:
-        """The deltas before what is written. None while they are not known."""
+        """The deltas before the generated text; None while they are not known."""
         ...
 
     def deltas(self, index: int, step: Step) -> list[dict[str, Any]]: ...
 
     def last(self, index: int) -> dict[str, Any]:
-        """The delta that says why a completion ended."""
+        """The last delta, which gets the reason why the completion ended."""
         ...
 
     def take(self, index: int, step: Step) -> None:
@@ -41,7 +41,7 @@ class Choices(Protocol):
 
 
 class ChoicesWriter:
-    """Writes `choices`. `kind`, and `chunk_kind` in streams, is what the object is called."""
+    """Writes `choices`. The field "object" is `kind`, and in streams `chunk_kind`."""
 
     def __init__(
         self, exchange: Exchange[Any], choices: Choices, *, name: str, kind: str, chunk_kind: str
@@ -50,7 +50,7 @@ class ChoicesWriter:
         name = f"{name}-{uuid4().hex}"
         common = {"id": name, "created": int(time.time()), "model": exchange.site.name}
         self._fields = {**common, "object": kind}
-        # The same in each chunk of a stream, so it is written once.
+        # Equal in each chunk of a stream, so it is encoded only once.
         shown = encode({**common, "object": chunk_kind})
         self._before = b"data: " + shown[:-1] + b',"choices":['
         self._begun: set[int] = set()
@@ -68,8 +68,8 @@ class ChoicesWriter:
             self._finished(self._choices.record(index, answer), answer.end, answers)
             for index, answer in enumerate(answers)
         ]
-        told = {"choices": records, "usage": usage_record(usage_of(answers))}
-        return {**self._fields, **told, **self._exchange.extras([one.end for one in answers])}
+        own = {"choices": records, "usage": usage_record(usage_of(answers))}
+        return {**self._fields, **own, **self._exchange.extras([one.end for one in answers])}
 
     async def pieces(self, answers: Sequence[Answer]) -> AsyncGenerator[bytes]:
         options = self._exchange.body.stream_options
@@ -100,7 +100,7 @@ class ChoicesWriter:
         return b"data: " + encode(error_body(error)) + b"\n\n"
 
     def _begin(self, index: int) -> list[dict[str, Any]]:
-        """The first deltas, unless they were sent."""
+        """Return the first deltas, unless they were sent before."""
         if index in self._begun or (found := self._choices.first(index)) is None:
             return []
         self._begun.add(index)
@@ -113,7 +113,7 @@ class ChoicesWriter:
         return choice | {"finish_reason": FINISH[end.reason]} | several
 
     def _chunk(self, choice: Mapping[str, Any], more: bytes = b"") -> bytes:
-        """`more` are further fields of the chunk, as JSON without its braces."""
+        """Encode a chunk. `more` has further fields, as JSON without the braces."""
         return self._before + encode(choice) + (b"]," + more if more else b"]") + b"}\n\n"
 
 

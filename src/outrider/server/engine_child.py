@@ -1,8 +1,8 @@
-"""One engine process: started, heard, and ended when it hangs or is told to.
+"""The server's handle of one engine process: it starts the process, reads its reports and ends it.
 
-A process hangs when its job takes ten times as long as any before it, and half a minute at least,
-or when it says nothing for so long. It is ended by SIGABRT, upon which it says where it was. How
-long it may load is for whoever starts it to say (restarts.py).
+A process is considered hung if its job takes ten times as long as any job before it and at least
+half a minute, or if it sends no report for that long. It is then ended by SIGABRT, on which it logs
+the stack of every thread. The time limit for loading is the caller's (restarts.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider.server.frames import (
     Load,
     Lost,
     Ready,
-    Told,
+    Update,
     error_of,
     frame,
     read_report,
@@ -44,7 +44,7 @@ class LoadHungError(MachineError):
 
 
 class EngineChild:
-    """A process that has loaded what it was told to."""
+    """An engine process that has loaded its model."""
 
     def __init__(
         self,
@@ -57,25 +57,25 @@ class EngineChild:
         self._process, self._hang_seconds = process, hang_seconds
         self._reader, self._writer = ends
         self._beat, self._is_ending = monotonic(), False
-        # The job that it was at when it last told, and the longest of those that came to an end.
+        # The duration of its job at the last report, and of the longest job that has ended.
         self._job_seconds, self._longest_job = 0.0, 0.0
 
     @classmethod
     async def started(
         cls, load: Load, *, hang_seconds: float = HANG_SECONDS, load_seconds: float | None = None
     ) -> EngineChild:
-        """Raises what loading raises, MachineError where the process ends meanwhile, and
-        LoadHungError where it takes more than `load_seconds`."""
+        """Start a process. Raises the errors of loading, MachineError if the process ends while it
+        loads, and LoadHungError if loading takes more than `load_seconds`."""
         ours, theirs = socket.socketpair()
-        place = msgspec.json.encode(load.placement).decode()
+        placement = msgspec.json.encode(load.placement).decode()
         with theirs:
             process = await create_subprocess_exec(
-                *(sys.executable, "-m", "outrider.server.placed", str(theirs.fileno()), place),
+                *(sys.executable, "-m", "outrider.server.placed", str(theirs.fileno()), placement),
                 stdin=asyncio.subprocess.DEVNULL,
-                # What a library prints is no answer.
+                # Output of libraries goes to the log, not to the server's standard output.
                 stdout=2,
                 pass_fds=(theirs.fileno(),),
-                # Signals of the terminal are for the server, which ends it in order.
+                # Signals of the terminal reach only the server, which ends the engine in order.
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -86,7 +86,7 @@ class EngineChild:
             if isinstance(report, Lost):
                 raise error_of(report.error)
             if not isinstance(report, Ready):
-                raise MachineError("the engine's process says what nobody expects.")
+                raise MachineError("the engine's process sent an unexpected message.")
             return cls(process, report.card, (reader, writer), hang_seconds)
         except BaseException as error:
             writer.close()
@@ -100,17 +100,17 @@ class EngineChild:
             if isinstance(error, EOFError):
                 raise MachineError(
                     f"the engine's process ended while it loaded ({_how(status)}).",
-                    hint="less memory may help: --quantise int8, --context; its words are above",
+                    hint="less memory may help: --quantise int8, --context; its log is above",
                 ) from None
             raise
 
-    async def reports(self) -> AsyncIterator[Told | Encoded]:
-        """What it says until it ends, which is seen to."""
+    async def reports(self) -> AsyncIterator[Update | Encoded]:
+        """Yield the process's reports until it ends; then make sure that it has ended."""
         watch = asyncio.ensure_future(self._watch())
         try:
             while True:
                 report = await read_report(self._reader)
-                if isinstance(report, Told):
+                if isinstance(report, Update):
                     self._note(report)
                 elif not isinstance(report, Encoded):
                     return
@@ -124,7 +124,7 @@ class EngineChild:
                 _kill(self._process)
 
     def send(self, command: Command) -> None:
-        """To a process that has ended, nothing."""
+        """Send a command; do nothing if the process has ended."""
         if not self._writer.is_closing():
             self._writer.write(frame(command))
 
@@ -135,11 +135,12 @@ class EngineChild:
         _kill(self._process)
 
     def abort(self) -> None:
-        """End it, once it has said where its threads are."""
+        """End the process by SIGABRT, on which it logs the stacks of its threads."""
         _signal(self._process, signal.SIGABRT)
 
     async def end(self) -> None:
-        """Let it end in order, for a while."""
+        """Close the connection, on which the process ends in order; kill it if it takes too
+        long."""
         self._is_ending = True
         self._writer.close()
         try:
@@ -148,10 +149,10 @@ class EngineChild:
             _kill(self._process)
             await self._process.wait()
 
-    def _note(self, told: Told) -> None:
-        if told.job_seconds < self._job_seconds:
+    def _note(self, update: Update) -> None:
+        if update.job_seconds < self._job_seconds:
             self._longest_job = max(self._longest_job, self._job_seconds)
-        self._job_seconds, self._beat = told.job_seconds, monotonic()
+        self._job_seconds, self._beat = update.job_seconds, monotonic()
 
     @property
     def _limit(self) -> float:
@@ -172,14 +173,15 @@ def _kill(process: Process) -> None:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    # The methods of Process would ask for its end themselves, and asyncio then would not find it.
+    # Not by the methods of Process: they wait for the process themselves, and asyncio's own
+    # watcher would then miss its end.
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)
 
 
 def _how(status: int) -> str:
-    """How a process ended, from its exit status."""
+    """Describe an exit status in words."""
     if status < 0:
         known = {one.value for one in signal.Signals}
         return signal.Signals(-status).name if -status in known else f"signal {-status}"

@@ -1,8 +1,8 @@
-"""The engine in a process of its own, which placed.py starts.
+"""The engine in its own process, which placed.py starts.
 
-Its first argument is its end of the server's pair of sockets. It loads what the first frame says,
-runs requests, and sends one frame a round. When the server's end closes, however the server ended,
-it ends too.
+Its first argument is the file descriptor of its end of a socket pair. It loads the model named by
+the first frame, runs requests, and sends one frame per round. When the server's end of the pair
+closes, for whatever reason, the process ends too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from outrider.server.frames import (
     Ready,
     Report,
     Submit,
-    Told,
+    Update,
     Wrote,
     failure_of,
     frame,
@@ -49,12 +49,12 @@ from outrider.server.thread_port import ThreadPort, ThreadStream
 BEAT_SECONDS = 1.0
 # An engine in the midst of a long job may not end in time.
 _CLOSE_SECONDS = 10.0
-# The first is of the prompt's pass, later ones are of rounds that may draft.
+# The first token is of the prompt's pass; later ones are of rounds that may draft.
 _TRIED_TOKENS = 4
 
 
 class EngineProcess:
-    """One engine behind one pair of sockets."""
+    """An engine that serves one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -62,7 +62,7 @@ class EngineProcess:
         self._events: list[Wrote] = []
         self._ended: list[tuple[int, GenerationResult | None, Failure | None]] = []
         self._has_news = asyncio.Event()
-        # Closed while the server does not read: events wait, and merge, where the engine puts them.
+        # Cleared while the server does not read: events then wait, and merge, in the engine.
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,7 +70,7 @@ class EngineProcess:
     async def run(self) -> None:
         load = COMMANDS.decode(await read_frame(self._reader))
         if not isinstance(load, Load):
-            raise EOFError("the first frame says nothing of a model")
+            raise EOFError("the first frame does not name a model")
         lanes = LaneLoad()
         make = partial(_opened, load, lanes)
         self._port = ThreadPort(make, max_queued=load.max_queued, lanes=lanes)
@@ -78,7 +78,7 @@ class EngineProcess:
             await self._port.start()
             if load.is_tried:
                 await try_out(self._port)
-        except Exception as error:  # noqa: BLE001 - the server tells it
+        except Exception as error:  # noqa: BLE001 - the server reports it
             await self._send(Lost(failure_of(error)))
             return
         await self._send(Ready(self._port.card))
@@ -94,10 +94,10 @@ class EngineProcess:
     def _obey(self, command: object) -> None:
         match command:
             case Submit(number=number):
-                # At once, so that a cancellation right behind it finds it.
+                # Registered immediately, so that a cancellation right after it finds it.
                 try:
                     self._streams[number] = self._port.stream(_request(command))
-                except Exception as error:  # noqa: BLE001 - a request's mistake is its own
+                except Exception as error:  # noqa: BLE001 - an error of this request only
                     self._ended.append((number, None, failure_of(error)))
                     self._has_news.set()
                 else:
@@ -109,7 +109,7 @@ class EngineProcess:
             case Encode():
                 self._start(self._encode(command))
             case _:
-                raise EOFError("a frame that nobody expects")
+                raise EOFError("an unexpected frame")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -123,12 +123,12 @@ class EngineProcess:
                 rounds = stream.rounds(len(event.token_ids)) if goes_on else []
                 self._events.append(Wrote(number, event, rounds))
                 if stream.has_ended:
-                    # In one frame with the end: a text that is told whole is known to have ended.
+                    # Sent in one frame with the end: a client with the whole text sees its end.
                     continue
                 self._has_news.set()
                 await self._is_open.wait()
             result = stream.result
-        except Exception as error:  # noqa: BLE001 - a request's mistake is its own
+        except Exception as error:  # noqa: BLE001 - an error of this request only
             failure = failure_of(error)
         finally:
             self._streams.pop(number, None)
@@ -143,20 +143,20 @@ class EngineProcess:
                 ids = await self._port.encode(asked.text, add_special=asked.add_special)
                 found = ChatIds(ids)
             answer = Encoded(asked.number, found)
-        except Exception as error:  # noqa: BLE001 - a request's mistake is its own
+        except Exception as error:  # noqa: BLE001 - an error of this prompt only
             answer = Encoded(asked.number, ChatIds([]), failure_of(error))
         await self._send(answer)
 
     async def _report(self) -> None:
-        """Everything that was written since the last frame, in one; at least once a second."""
+        """Send everything since the last frame in one frame, at least once a second."""
         while True:
             await self._has_news.wait()
             self._has_news.clear()
             events, self._events = self._events, []
             ended, self._ended = self._ended, []
-            told = Told(events, ended, self._port.status, self._port.job_seconds)
+            update = Update(events, ended, self._port.status, self._port.job_seconds)
             self._is_open.clear()
-            await self._send(told)
+            await self._send(update)
             self._is_open.set()
 
     async def _beat(self) -> None:
@@ -166,21 +166,21 @@ class EngineProcess:
 
     async def _send(self, report: Report) -> None:
         self._writer.write(frame(report))
-        # A server that is gone is noticed where frames are read.
+        # If the server is gone, the reader of frames notices it.
         with suppress(ConnectionError):
             await self._writer.drain()
 
 
 async def try_out(port: EnginePort) -> None:
-    """Have a text written. Raises MachineError where the engine breaks, or what it raises."""
+    """Generate a short text as a test. Raises MachineError if the engine fails."""
     params = SamplingParams(max_tokens=_TRIED_TOKENS, ignore_eos=True)
     ids = await port.encode("a")
-    # A refusal, as by a drafter that wants more of a request, is no fault.
+    # A refused request is no failure: a drafter may require more of a request.
     with suppress(OutriderError):
         async for _ in port.stream(EngineRequest(prompt_ids=ids, params=params, structure={})):
             pass
     if port.status.state != "ready":
-        raise MachineError("the engine breaks at its first text.")
+        raise MachineError("the engine fails at its first text.")
 
 
 def _opened(load: Load, lanes: LaneLoad) -> LLM:
@@ -210,7 +210,7 @@ async def _run(number: int) -> None:
 
 
 def main() -> None:
-    # A hang is ended by SIGABRT, and the log then has where every thread was.
+    # A hung process is ended by SIGABRT; faulthandler then logs the stack of every thread.
     faulthandler.enable()
     handler = logging.StreamHandler()
     handler.addFilter(Wordless())
@@ -223,5 +223,5 @@ def main() -> None:
         logging.getLogger(__name__).error("the engine's process ends", exc_info=error)
         status = 1
     sys.stderr.flush()
-    # Threads in the midst of native code are not waited for.
+    # os._exit does not wait for threads that are inside native code.
     os._exit(status)

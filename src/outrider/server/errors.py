@@ -1,7 +1,7 @@
-"""What a client is told that went wrong: a status, a sentence, and the parameter it is about.
+"""Error responses: a status, a sentence, and the parameter that caused the error.
 
-Each API has a shape of its own for it. Whatever is raised becomes one of these errors; what only a
-defect of ours can raise is logged, and told without its words.
+Each API has its own format for them. Every exception becomes such a response. If only a defect of
+this program can raise it, it is logged, and the client does not see its message.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from outrider.server.port import EngineLostError, NotReadyError
 _LOG = logging.getLogger(__name__)
 _PARAMS = frozenset(item.name for item in fields(SamplingParams)) | {"keep_alive"}
 _FIRST_NAME = re.compile(r"([a-z_]+)(?:\[\d+\])?(?:\.[a-z_]+)*")
-# Parameters that hold schemas, besides those of sampling.
+# Further parameters, which hold schemas.
 _SCHEMAS = frozenset(
     {
         *("response_format", "text", "output_config", "tools", "json_schema", "guided_json"),
         *("structured_outputs", "grammar"),
     }
 )
-# By status; OpenAI's words, and Anthropic's where they differ.
+# Error types by status: OpenAI's, and Anthropic's where they differ.
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -47,14 +47,14 @@ _KINDS = {
 }
 _ANTHROPIC = {500: "api_error"}
 ANTHROPIC_PATHS = "/v1/messages"
-# By the beginning of a path: what of a body is the prompt.
+# By the beginning of a path: the parameter that holds the prompt.
 _PROMPTS = {"/v1/chat": "messages", "/v1/responses": "input"}
-# Seconds after which to ask again, where nothing better is known.
+# Retry-After in seconds, unless a better value is known.
 ASK_AGAIN = 1
 
 
 class ApiError(Exception):
-    """An answer that is an error. `message` says what, why and what to do."""
+    """An error response. `message` says what is wrong, why, and what to do."""
 
     def __init__(
         self,
@@ -75,12 +75,13 @@ class ApiError(Exception):
 
 
 def refused(param: str, why: str) -> ApiError:
-    """A parameter that asks for what cannot be done: it is refused by name, never ignored."""
+    """Return the error for a parameter that this server cannot honour. It is refused by name, never
+    ignored."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
 def api_error(error: BaseException, path: str = "") -> ApiError:
-    """What a client of the API at `path` is told of anything that was raised."""
+    """Return the response of the API at `path` to any exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
@@ -96,18 +97,19 @@ def api_error(error: BaseException, path: str = "") -> ApiError:
     if isinstance(error, ConfigError | CapacityError | CheckpointError):
         return _bad_request(error, path)
     if isinstance(error, OutriderError):
-        # Of this request, but not of what its author wrote.
+        # The request failed, but its author made no mistake.
         return ApiError(500, told(error), code=type(error).__name__)
     _LOG.error("a defect: %s", type(error).__name__, exc_info=error)
     return ApiError(500, "the server has a defect; its log says more.", code="internal_error")
 
 
 def _bad_request(error: OutriderError, path: str) -> ApiError:
-    """Of what was asked, or of a checkpoint that cannot do it, as one without a chat template."""
+    """Return the response to a mistake in the request, or to a request that the checkpoint cannot
+    serve, such as a chat without a chat template."""
     if isinstance(error, PromptTooLongError):
         words = told(error)
         if path.startswith(ANTHROPIC_PATHS):
-            # By these words Claude Code knows that it must make its conversation shorter.
+            # Claude Code recognises these words and shortens its conversation.
             num_tokens, window, num_bytes, _ = error.numbers
             least = "at least " if num_bytes else ""
             words = f"prompt is too long: {least}{num_tokens} tokens > {window} maximum. {words}"
@@ -118,13 +120,14 @@ def _bad_request(error: OutriderError, path: str) -> ApiError:
 
 
 def _param_of(error: OutriderError) -> str | None:
-    """Messages about a parameter begin with its name, those about a schema with its path."""
+    """Return the parameter that caused the error: messages begin with its name, or with the path
+    of a schema."""
     name = _FIRST_NAME.match(str(error))
     return name[0] if name and name[1] in _PARAMS | _SCHEMAS else None
 
 
 def error_body(error: ApiError, path: str = "") -> dict[str, object]:
-    """In the shape of the API that `path` belongs to."""
+    """Return the body of the response in the format of the API that `path` belongs to."""
     if path.startswith(ANTHROPIC_PATHS):
         kind = _ANTHROPIC.get(error.status, error.kind)
         return {"type": "error", "error": {"type": kind, "message": error.message}}
@@ -144,7 +147,7 @@ def error_response(error: BaseException, path: str = "") -> Response:
     if known.status == 401:
         headers["www-authenticate"] = "Bearer"
     if known.status == 501:
-        # Clients of OpenAI's and Anthropic's ask again otherwise.
+        # Without this header, OpenAI's and Anthropic's clients repeat the request.
         headers["x-should-retry"] = "false"
     body = msgspec.json.encode(error_body(known, path))
     return Response(body, known.status, headers, "application/json")

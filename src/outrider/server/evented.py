@@ -1,4 +1,4 @@
-"""Answers of the APIs whose events add up to one object: Responses and Messages."""
+"""Answers of the Responses and Messages APIs, whose events add up to one object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Event: TypeAlias = dict[str, Any]
 
 
 class Events(Protocol):
-    """Of one answer. `record` is the object as it stands."""
+    """The events of one answer. `record` is the object so far."""
 
     record: dict[str, Any]
 
@@ -25,15 +25,15 @@ class Events(Protocol):
     def take(self, step: Step) -> list[Event]: ...
 
     def end(self, end: End, extras: Mapping[str, Any]) -> list[Event]:
-        """The last events. `extras` are what is told beyond the fields that the API has."""
+        """The last events. `extras` are fields that the original API does not have."""
         ...
 
     def wait(self) -> Event:
-        """One that changes nothing."""
+        """An event that changes nothing, as a heartbeat."""
         ...
 
     def fail(self, error: ApiError) -> list[Event]:
-        """What is told of an error after the first event."""
+        """The events of an error that occurs after the first event."""
         ...
 
 
@@ -61,16 +61,16 @@ class EventedWriter:
                 yield framed(events)
 
     async def _steps(self, answers: Sequence[Answer]) -> AsyncGenerator[list[Event]]:
-        """The events of each step, the first ones with those that begin the answer."""
+        """Yield the events of each step; the first ones include the beginning of the answer."""
         self._num_prompt = len(answers[0].request.prompt_ids)
         async with aclosing(written(answers)) as steps:
             async for _, item in steps:
                 begun = self._begin()
                 if isinstance(item, Step):
-                    told = self._events.take(item)
+                    events = self._events.take(item)
                 else:
-                    told = self._events.end(item, self._exchange.extras([item]))
-                yield [*begun, *told]
+                    events = self._events.end(item, self._exchange.extras([item]))
+                yield [*begun, *events]
 
     def waiting(self) -> bytes:
         return framed(self._begin() or [self._events.wait()])
@@ -79,7 +79,7 @@ class EventedWriter:
         return framed(self._events.fail(error))
 
     def _begin(self) -> list[Event]:
-        """The first events, unless they were sent."""
+        """Return the first events, unless they were sent before."""
         if self._has_begun:
             return []
         self._has_begun = True
@@ -87,7 +87,7 @@ class EventedWriter:
 
 
 def framed(events: Sequence[Event]) -> bytes:
-    """As server-sent events that name themselves."""
+    """Encode events as server-sent events, each with its type in the `event` field."""
     return b"".join(
         b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"
         for event in events

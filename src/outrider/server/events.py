@@ -1,8 +1,8 @@
-"""What an answer is made of while it is written: the one form that each API's encoder reads.
+"""The parts of an answer while it is written, in the common form that each API's encoder reads.
 
-The engine writes some tokens a round, so an answer comes as steps, one a round or several merged,
-each with the parts that the parser of the model's output found in it. Every encoder writes a step
-at once, and its stream and its final object are made from the same parts, so they cannot differ.
+An answer comes as steps: the tokens of one round, or of several rounds merged. A step has the parts
+that the parser of the model's output found in it. An encoder writes a whole step at once. It makes
+its stream and its final object from the same parts, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ EndReason: TypeAlias = Literal["stop", "length", "tool_calls", "timeout"]
 
 
 class TextDelta(Struct, frozen=True):
-    """Text that the reader is shown."""
+    """Text of the answer itself."""
 
     text: str
 
 
 class ReasoningDelta(Struct, frozen=True):
-    """Text that the model thinks with, where its format tells that apart."""
+    """Text of the model's reasoning, if its format separates reasoning from the answer."""
 
     text: str
 
 
 class ToolOpen(Struct, frozen=True):
-    """A call of a tool begins: its place among the calls of this answer, its id and full name."""
+    """The begin of a tool call: its index among the calls of this answer, its id and full name."""
 
     index: int
     call_id: str
@@ -44,8 +44,8 @@ class ToolDelta(Struct, frozen=True):
 
 
 class ToolClose(Struct, frozen=True):
-    """A call has ended. It is `whole` if its arguments are one JSON object; else they are as far
-    as the model wrote them."""
+    """The end of a tool call. It is `whole` if its arguments are one JSON object; otherwise they
+    are as far as the model wrote them."""
 
     index: int
     whole: bool = True
@@ -55,9 +55,9 @@ Part: TypeAlias = TextDelta | ReasoningDelta | ToolOpen | ToolDelta | ToolClose
 
 
 class Step(Struct, frozen=True):
-    """What a round added. `num_tokens` counts the tokens of the answer so far; `logprobs` has an
-    entry a token and `rounds` an entry a round (docs/rounds.md), where the request asked for
-    them."""
+    """The parts that a round added. `num_tokens` counts the tokens of the answer so far. If
+    requested, `logprobs` has an entry per token and `rounds` an entry per round
+    (docs/rounds.md)."""
 
     parts: tuple[Part, ...]
     num_tokens: int
@@ -66,9 +66,9 @@ class Step(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of a request. `cached_tokens` of the prompt were read before, for another request.
-    `reasoning_tokens` are thoughts, None of a model without; `budget_reached` says whether the
-    thinking budget ended them, if there was one."""
+    """Tokens of a request. `cached_tokens` of the prompt were in the prefix cache.
+    `reasoning_tokens` is None for a model that does not reason; `budget_reached` says whether the
+    thinking budget, if there was one, ended the reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -80,8 +80,8 @@ class Usage(Struct, frozen=True):
 
 
 class End(Struct, frozen=True):
-    """The last of an answer that ended well. `metrics` are of speculation, under vLLM's names;
-    None where nothing was drafted. `stop` is the stop string that ended it, if one did."""
+    """The end of an answer without an error. `metrics` are those of speculation, under vLLM's
+    names; None without drafts. `stop` is the stop string that ended the text, if any."""
 
     reason: EndReason
     usage: Usage
@@ -92,12 +92,12 @@ class End(Struct, frozen=True):
 
 
 class OutputParser(Protocol):
-    """Tells text, reasoning and calls of tools apart. However its text is cut into pieces, the
-    joined parts are the same (tests/unit/server hold each parser to that)."""
+    """Separates text, reasoning and tool calls. The joined parts do not depend on how the text is
+    cut into pieces (tests/unit/server check this for each parser)."""
 
     @property
     def is_cut(self) -> bool:
-        """True if the text ended amid a call, which is part of the text as it was written."""
+        """True if the text ended inside a call; that call is then part of the text, unparsed."""
         ...
 
     def feed(self, text: str) -> list[Part]:
@@ -105,12 +105,12 @@ class OutputParser(Protocol):
         ...
 
     def finish(self) -> list[Part]:
-        """What was held back, once no more text comes."""
+        """The remaining parts, once the text has ended."""
         ...
 
 
 class PlainParser:
-    """All of it is text."""
+    """A parser for which everything is text."""
 
     is_cut = False
 

@@ -1,7 +1,7 @@
-"""One request of any API, from its body to its answer: all that the APIs have in common.
+"""One request of any API, from its body to its answer: the code that all APIs share.
 
-An API is an `api_route`: the type of its bodies, what of a body is refused, and the `Writer` of an
-exchange, which knows the words that this API has for prompts and answers.
+An API is an `api_route`: the type of its bodies, a function that refuses bodies, and the `Writer`
+of an exchange, which knows this API's format of prompts and answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.api.structure import StructureOptions
 from outrider.core.fields import shown
 from outrider.core.params import SamplingParams
 from outrider.server.answers import Answer, Ask, metrics_of, open_answers
-from outrider.server.asking import Asked, asked_in_vain, kept, structure_asked, traced
+from outrider.server.asking import Asked, ignored_fields, kept, structure_asked, traced
 from outrider.server.events import End, OutputParser, PlainParser
 from outrider.server.port import ChatPrompt
 from outrider.server.reply import EventReply, Reply, Waiting
@@ -33,8 +33,8 @@ B = TypeVar("B", bound=Asked)
 
 @dataclass(slots=True, kw_only=True)
 class Exchange(Generic[B]):
-    """A body that was read, and who sent it: `key` names that. `warnings` are what the client is
-    told of what it asked in vain."""
+    """A parsed body, and the name of its API `key`. `warnings`: request fields that were ignored,
+    reported to the client."""
 
     site: Site
     body: B
@@ -52,8 +52,8 @@ class Exchange(Generic[B]):
         form: Mapping[str, Any] | None = None,
         form_name: str = "response_format",
     ) -> list[Answer]:
-        """Completions of a conversation. `form` is what the answer must be, where the API has
-        words of its own for it, and `form_name` the parameter that says so."""
+        """Start completions of a conversation. `form` is the required format of the answer, if the
+        API has its own parameter for it; `form_name` is that parameter's name."""
         ids, notes = await self.site.port.encode_chat(chat)
         structure = structure_asked(self.body, form, name=form_name)
         paths = schema_paths(getattr(self.body, "tools", None))
@@ -75,7 +75,7 @@ class Exchange(Generic[B]):
         *,
         only_prompt: bool = False,
     ) -> list[Answer]:
-        """Completions of a prompt."""
+        """Start completions of a prompt."""
         ask = Ask(
             prompt_ids=ids,
             params=params,
@@ -91,7 +91,7 @@ class Exchange(Generic[B]):
         return open_answers(self.site, ask)
 
     def extras(self, ends: Sequence[End]) -> dict[str, Any]:
-        """What is told beyond the fields that an API has."""
+        """Return the fields of an answer that the original APIs do not have."""
         found: dict[str, Any] = {"metrics": metrics_of(ends)}
         if ends[0].seed is not None:
             found["seed"] = ends[0].seed
@@ -104,7 +104,7 @@ class Writer(Waiting, Protocol):
     """Writes the answer of one exchange."""
 
     async def open(self) -> list[Answer]:
-        """Hand in what was asked. Raises ApiError, and what the port raises."""
+        """Submit the request. Raises ApiError and the errors of the port."""
         ...
 
     async def whole(self, answers: Sequence[Answer]) -> Mapping[str, Any]: ...
@@ -121,13 +121,13 @@ def api_route(
     site: Site,
     api: Api,
 ) -> Route:
-    """POST `path`."""
+    """Return the route POST `path`."""
 
     async def answer(request: Request) -> Response:
         body, warnings = await read(kind, request, site)
         asked = site.of(body.model)
         check(body)
-        warnings += asked_in_vain(body)
+        warnings += ignored_fields(body)
         asked = kept(asked, body, warnings)
         writer = writer_of(
             Exchange(
@@ -142,9 +142,9 @@ def api_route(
         )
 
         async def opened() -> list[Answer]:
-            # Whoever stands before the server, as spans.py, finds out what became of them.
+            # Middleware, such as spans.py, reads the answers from the scope.
             answers = request.scope["outrider.answers"] = await writer.open()
-            # Asked once the answer begins: it may not be known before.
+            # A function, as the engine may not be known before the answer begins.
             request.scope["outrider.engine"] = lambda: answers[0].engine
             return answers
 

@@ -1,7 +1,7 @@
-"""Files of clients, as OpenAI's API has them: a folder for each key, bounded in bytes.
+"""Uploaded files of clients, as in OpenAI's API: a folder for each key, of limited size.
 
-`file-ID` holds the bytes of a file and `file-ID.json`, which is written last, its record. No name
-that a client chose is ever part of a path.
+`file-ID` holds the bytes of a file, and `file-ID.json`, which is written last, its record. Names
+chosen by clients are never part of a path.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from outrider.server.wire import json_response
 
 T = TypeVar("T", bound=Struct)
 MIB = 1 << 20
-# Of one key: files, records and parts of uploads.
+# Limit per key for the number of files, records and partial uploads.
 _MOST_ENTRIES = 20_000
 _ID = re.compile(r"(?:file-|batch_)[0-9a-f]{24}", re.ASCII)
 _HEAD_BYTES, _BORDER_BYTES, _NAME_CHARS = 1 << 12, 74, 255
@@ -65,8 +65,8 @@ def missing(kind: str, name: str) -> ApiError:
 
 
 class Files:
-    """Files of all keys below `folder`, of at most `most_bytes` for each key. Raises ConfigError
-    for a folder that another server or user writes."""
+    """Files of all keys below `folder`, at most `most_bytes` for each key. Raises ConfigError for
+    a folder that another server uses or that other users may write to."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         try:
@@ -78,17 +78,17 @@ class Files:
         self.most_bytes = most_bytes
         self._uploads = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self.close = self._lock.close
-        # Of uploads that a server did not end.
+        # Partial uploads of an earlier server.
         remove(*self._folder.glob("*/*.part"))
 
     @property
     def keys(self) -> list[str]:
-        """Keys that have a folder, by name; the empty one is of servers without keys."""
+        """Names of the keys that have a folder; servers without keys use the empty name."""
         found = (path.name for path in self._folder.iterdir() if path.is_dir())
         return ["" if name == "open" else name for name in found]
 
     def path(self, key: str, name: str) -> Path:
-        """Raises ApiError for what is no name of ours."""
+        """Return the path of a file. Raises ApiError if `name` is not a valid id."""
         if not _ID.fullmatch(name.removesuffix(".json")):
             raise missing("file", name)
         folder = self._folder / (key or "open")
@@ -96,7 +96,7 @@ class Files:
         return folder / name
 
     def records(self, key: str, kind: type[T], prefix: str) -> list[T]:
-        """All of one kind, the newest first."""
+        """Return all records of one kind, the newest first."""
         found: list[tuple[int, T]] = []
         for path in (self._folder / (key or "open")).glob(f"{prefix}*.json"):
             with suppress(OSError, msgspec.DecodeError):
@@ -105,7 +105,7 @@ class Files:
         return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
     def get(self, key: str, name: str) -> FileRecord:
-        """Raises ApiError for a file that this key does not have."""
+        """Return the record of a file. Raises ApiError if this key has no such file."""
         try:
             data = read_bytes(self.path(key, f"{name}.json"), FileKind.SETTINGS)
             return msgspec.json.decode(data, type=FileRecord)
@@ -116,7 +116,7 @@ class Files:
         write_private(self.path(key, f"{name}.json"), msgspec.json.encode(record))
 
     def keep(self, key: str, name: str, filename: str, purpose: str) -> FileRecord:
-        """Make a file of bytes that are written."""
+        """Write the record of a file whose bytes are already stored."""
         size, now = self.path(key, name).stat().st_size, int(time.time())
         record = FileRecord(id=name, bytes=size, created_at=now, filename=filename, purpose=purpose)
         self.save(key, name, record)
@@ -126,7 +126,8 @@ class Files:
         remove(self.path(key, f"{name}.json"), self.path(key, name))
 
     def free(self, key: str) -> int:
-        """Bytes that a key may still write. Raises ApiError where it has too many files."""
+        """Return how many bytes a key may still store. Raises ApiError if it has too many
+        files."""
         sizes: list[int] = []
         for path in (self._folder / (key or "open")).glob("*"):
             with suppress(FileNotFoundError):
@@ -136,7 +137,7 @@ class Files:
         return self.most_bytes - sum(sizes)
 
     async def upload(self, key: str, request: Request) -> FileRecord:
-        """The file of a form. Raises ApiError."""
+        """Store the file of an uploaded form. Raises ApiError."""
         name = f"file-{token_hex(12)}"
         draft = self.path(key, name).with_suffix(".part")
         async with self._uploads[key]:
@@ -145,7 +146,7 @@ class Files:
                 with draft.open("x+b") as form:
                     async for chunk in request.stream():
                         free -= len(chunk)
-                        # A client that still writes would not hear of it.
+                        # Read to the end: a client that still sends would miss an earlier error.
                         if free >= 0:
                             form.write(chunk)
                     if free < 0:
@@ -190,11 +191,11 @@ def _check(filename: str | None, fields: Mapping[str, bytes]) -> None:
 
 
 def _fields(data: mmap.mmap, kind: str) -> dict[str, tuple[str | None, int, int]]:
-    """Of a form of this Content-Type: the name of each field's file, if it is one, and where its
-    bytes begin and end. Raises ApiError."""
-    # python-multipart takes a form that breaks off for a whole one, and is read in the event loop.
-    told = message_from_bytes(b"content-type: " + kind.encode("latin-1"))
-    border = b"\r\n--" + str(told.get_param("boundary", "")).encode("latin-1", "replace")
+    """Parse a form of Content-Type `kind`. Return for each field the name of its file, if it has
+    one, and the begin and end of its bytes. Raises ApiError."""
+    # Not python-multipart: it accepts a truncated form, and it would run in the event loop.
+    header = message_from_bytes(b"content-type: " + kind.encode("latin-1"))
+    border = b"\r\n--" + str(header.get_param("boundary", "")).encode("latin-1", "replace")
     if not 4 < len(border) <= _BORDER_BYTES:
         raise _no_form("its boundary is missing or too long")
     found: dict[str, tuple[str | None, int, int]] = {}
@@ -213,14 +214,14 @@ def _fields(data: mmap.mmap, kind: str) -> dict[str, tuple[str | None, int, int]
 
 
 def _field_of(head: bytes) -> tuple[str, str | None]:
-    """The names of a field and of its file."""
+    """Return the names of a field and of its file."""
     if not head.startswith(b"\r\n"):
         raise _no_form("a border does not end its line")
-    told = message_from_bytes(head[2:] + b"\r\n\r\n")
-    name = told.get_param("name", header="content-disposition")
+    headers = message_from_bytes(head[2:] + b"\r\n\r\n")
+    name = headers.get_param("name", header="content-disposition")
     if not isinstance(name, str):
         raise _no_form("a field has no name")
-    return name, told.get_filename()
+    return name, headers.get_filename()
 
 
 def _no_form(why: str) -> ApiError:
@@ -228,12 +229,12 @@ def _no_form(why: str) -> ApiError:
 
 
 def file_routes(site: Site, files: Files, in_use: Callable[[str, str], bool]) -> list[Route]:
-    """`/v1/files`. A file that is `in_use` for a key is not deleted."""
+    """Return the routes of `/v1/files`. A file that is `in_use` cannot be deleted."""
 
     async def some(request: Request) -> Response:
         key = key_of(request)
         if request.method == "POST":
-            with site.place(key):
+            with site.slot(key):
                 return json_response(await files.upload(key, request))
         records = await asyncio.to_thread(files.records, key, FileRecord, "file-")
         purpose = request.query_params.get("purpose")
@@ -264,8 +265,8 @@ def file_routes(site: Site, files: Files, in_use: Callable[[str, str], bool]) ->
 
 
 def page(records: list[dict[str, Any]], request: Request, most: int) -> Response:
-    """At most `limit` of them behind the one called `after`; those given are the newest first, in
-    `order` "asc" the last of them is. Raises ApiError."""
+    """Answer with at most `limit` of the records, those that follow the id `after`. `records` are
+    given newest first; with `order` "asc" they are reversed. Raises ApiError."""
     limit, after = request.query_params.get("limit", str(most)), request.query_params.get("after")
     if (order := request.query_params.get("order", "desc")) not in ("asc", "desc"):
         raise ApiError(400, "order: asc or desc.", param="order", code="invalid_value")

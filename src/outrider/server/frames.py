@@ -1,7 +1,7 @@
-"""What the server and its engine process tell each other: frames of msgpack with their length.
+"""Messages between the server and its engine process: length-prefixed frames of msgpack.
 
-They travel over a pair of connected sockets without a name, one end of which the child inherits, so
-nobody else can reach either. Nothing is unpickled; a frame is one of these structs or an error.
+They travel over an unnamed socket pair, one end of which the child inherits, so no other process
+can connect. Nothing is unpickled: a frame is one of these structs, or an error.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from outrider.server.port import ChatPrompt, EngineCard, EngineRequest, EngineSt
 # A prompt of a million ids has 5 MB.
 MOST_BYTES = 1 << 28
 _LENGTH = struct.Struct("!I")
-# What a request has left whose time is up: no time at all would mean no bound.
+# The remaining time of a request whose time is up; 0 would mean "no limit".
 LEAST_SECONDS = 1e-6
 
 
 class Failure(Struct, frozen=True):
-    """An error, to be raised elsewhere."""
+    """An error that the other process raises."""
 
     kind: str
     message: str
@@ -44,8 +44,9 @@ class Failure(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The first frame: what to load. Where, the process knows already (placed.py). An engine that
-    `is_tried` writes a text of its own before it is ready: what ends it then is no request."""
+    """The first frame: the model to load. The process already runs on its cores or GPU (placed.py).
+    With `is_tried`, the engine generates a test text before it is ready: if it crashes there, no
+    request is the cause."""
 
     model: str
     draft: str | None
@@ -56,7 +57,7 @@ class Load(Struct, frozen=True, tag=True):
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """The fields of an EngineRequest, and the tokens that its text has already."""
+    """The fields of an EngineRequest, and the tokens that its text already has."""
 
     number: int
     prompt_ids: list[int]
@@ -74,7 +75,7 @@ class Cancel(Struct, frozen=True, tag=True):
 
 
 class Encode(Struct, frozen=True, tag=True):
-    """Asks for the ids of a text or of a conversation."""
+    """A request for the token ids of a text or of a conversation."""
 
     number: int
     text: str
@@ -92,7 +93,7 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Lost(Struct, frozen=True, tag=True):
-    """Loading failed, and the process ends."""
+    """A report that loading failed; the process then ends."""
 
     error: Failure
 
@@ -104,17 +105,20 @@ class Encoded(Struct, frozen=True, tag=True):
 
 
 class Wrote(Struct, frozen=True, array_like=True):
-    """An event of a request, and of one that may go on elsewhere the rounds it is of."""
+    """An event of a request. If another engine could continue the request, it also has the rounds
+    of the event."""
 
     number: int
     event: TextEvent
     rounds: list[RoundTrace] = []
 
 
-class Told(Struct, frozen=True, tag=True):
-    """What a round wrote and ended, of all requests, and how the engine fares. It is sent once a
-    second besides, so that a process which hangs is noticed: `job_seconds` is how long the engine
-    has been at its present job."""
+class Update(Struct, frozen=True, tag=True):
+    """Events and ends of all requests since the last update, and the engine's status.
+
+    It is sent after each round, and at least once a second, so that a hung process is noticed.
+    `job_seconds` is how long the current job has been running.
+    """
 
     events: list[Wrote]
     ended: list[tuple[int, GenerationResult | None, Failure | None]]
@@ -122,7 +126,7 @@ class Told(Struct, frozen=True, tag=True):
     job_seconds: float
 
 
-Report: TypeAlias = Ready | Lost | Encoded | Told
+Report: TypeAlias = Ready | Lost | Encoded | Update
 
 _encoder = msgspec.msgpack.Encoder()
 COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -135,8 +139,8 @@ def frame(message: Command | Report) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The body of the next one. Raises EOFError at the end, or where the other side is no engine
-    of ours."""
+    """Read the body of the next frame. Raises EOFError at the end, or if the other side does not
+    follow the protocol."""
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if size > MOST_BYTES:
@@ -147,7 +151,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 
 async def read_report(reader: asyncio.StreamReader) -> Report:
-    """The next one of an engine. Raises EOFError at the end, or for what is none."""
+    """Read the next report of an engine. Raises EOFError at the end, or for an invalid frame."""
     body = await read_frame(reader)
     try:
         return REPORTS.decode(body)
@@ -158,7 +162,7 @@ async def read_report(reader: asyncio.StreamReader) -> Report:
 def submit_of(
     number: int, request: EngineRequest, written: list[int], *, seconds: float = 0.0
 ) -> Submit:
-    """`seconds` of the time that the request has are over."""
+    """Make the frame of a request, of whose time limit `seconds` have passed."""
     params = request.params
     if params.max_time:
         params = replace(params, max_time=max(params.max_time - seconds, LEAST_SECONDS))
@@ -182,13 +186,13 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def error_of(failure: Failure) -> Exception:
-    """The error that `failure` was made of, as far as its kind is known here."""
+    """Return the error from which `failure` was made, or a RuntimeError for an unknown kind."""
     kind = getattr(errors, failure.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, OutriderError)):
         return RuntimeError(f"{failure.kind}: {failure.message}")
     if failure.numbers:
         return cast("Any", kind)(*failure.numbers)
-    # Each kind has its own way to be made; what it says is known already.
+    # The constructors of the kinds differ, and the message is known already.
     error = kind.__new__(kind)
     OutriderError.__init__(error, failure.message, hint=failure.hint)
     return error

@@ -1,7 +1,7 @@
-"""One hour of a server's life in steps of two seconds, for the dashboard and `outrider top`.
+"""History of the last hour in steps of two seconds, for the dashboard and `outrider top`.
 
-Percentiles of a step come from counts of durations in bins that grow by 5 %, so neither the number
-of requests nor their length decides how much memory is held.
+Percentiles of a step come from counts of durations in bins that grow by 5 %, so memory depends
+neither on the number of requests nor on their length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GROWTH = math.log(1.05)
 
 
 class Durations:
-    """How many durations fell into each bin."""
+    """Number of durations in each bin."""
 
     __slots__ = ("bins", "count")
 
@@ -33,23 +33,24 @@ class Durations:
         self.count = 0
 
     def add(self, seconds: float) -> None:
-        place = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / _GROWTH)
-        self.bins[place] = self.bins.get(place, 0) + 1
+        index = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / _GROWTH)
+        self.bins[index] = self.bins.get(index, 0) + 1
         self.count += 1
 
     def percentile(self, percent: float) -> float | None:
-        """The middle of the bin that holds it, so at most 2.5 % off; None without a duration."""
+        """Return the middle of the percentile's bin, so at most 2.5 % off; None if there is no
+        duration."""
         left = math.ceil(self.count * percent / 100)
-        for place in sorted(self.bins):
-            left -= self.bins[place]
+        for index in sorted(self.bins):
+            left -= self.bins[index]
             if left <= 0:
-                return float(f"{_SHORTEST * math.exp((place + 0.5) * _GROWTH):.4g}")
+                return float(f"{_SHORTEST * math.exp((index + 0.5) * _GROWTH):.4g}")
         return None
 
 
 @dataclass(slots=True)
 class Step:
-    """What happened within one step. `drafters` has drafted and accepted tokens of each drafter."""
+    """Counts within one step. `drafters` has drafted and accepted tokens of each drafter."""
 
     num_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -64,7 +65,7 @@ Row = dict[str, float | None]
 
 
 class History:
-    """Rows of the last hour. `statuses` are those of the engines, by model, at this moment."""
+    """Rows of the last hour. `statuses` returns the engines' current status by model."""
 
     def __init__(
         self,
@@ -81,9 +82,9 @@ class History:
 
     @property
     def step(self) -> Step:
-        """The step that is being written."""
+        """The current step; steps that have ended become rows."""
         number = int((self._clock() - self._began) / STEP_SECONDS)
-        # A server that slept for more than an hour has an hour of nothing to show.
+        # If the machine slept for more than an hour, the whole history is empty.
         skipped = number - self._number - NUM_STEPS
         if skipped > 0:
             self._number += skipped
@@ -95,7 +96,7 @@ class History:
         return self._step
 
     def _row(self, step: Step) -> Row:
-        """A finished step; gauges are those of the moment at which it is found finished."""
+        """Return the row of an ended step. Its gauges are the current values."""
         gauges = self._statuses().values()
         return {
             "tokens_per_second": step.num_tokens / STEP_SECONDS,
@@ -116,8 +117,9 @@ class History:
         }
 
     def since(self, number: int = 0) -> dict[str, Any]:
-        """Steps from `number` on, as columns: `first` is the number of the first row, `next` what
-        to ask for the next time. Step i began `began + i * step_seconds`, in seconds of Unix."""
+        """Return the steps from `number` on, as columns. `first` is the number of the first row,
+        `next` the `number` for the next call. Step i began at Unix time
+        `began + i * step_seconds`."""
         _ = self.step
         first = self._number - len(self._rows)
         start = min(max(number, first), self._number)

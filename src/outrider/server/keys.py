@@ -1,4 +1,4 @@
-"""The file of API keys: one a line, perhaps with the share of the server that it has."""
+"""The file of API keys: one per line, optionally followed by its weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.core.files import FileKind, read_text
 
 
 def read_keys(name: str | None) -> dict[str, float]:
-    """Each key with its share; nothing where no file is named. Raises ConfigError."""
+    """Return the weight of each key; empty without a file. Raises ConfigError."""
     if name is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""How busy the lanes of an engine are, for the dashboard and `outrider top`."""
+"""Load of an engine's lanes, for the dashboard and `outrider top`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from outrider.core.budget import JobTrace
 from outrider.core.clock import HOST_CLOCK, Clock
 
-# What is told is of so many seconds, as far as so many jobs go back.
+# The load is of the last seconds, or of the last jobs if these are fewer.
 SECONDS = 4.0
 _MOST_JOBS = 4096
 
 
 class LaneLoad:
-    """Hears of every job of every lane, on the engine's thread; is asked on any."""
+    """Load of all lanes. The engine's thread calls `note` with every job; any thread may read
+    `words`."""
 
     def __init__(self, clock: Clock = HOST_CLOCK) -> None:
         self._clock = clock
@@ -27,9 +28,9 @@ class LaneLoad:
 
     @property
     def words(self) -> Mapping[str, str]:
-        """Each lane that ran anything, and how much of the last seconds it was at work."""
+        """The busy share of each lane in the last seconds, in words."""
         now, jobs = self._clock(), tuple(self._jobs)
-        # A burst of jobs may not fit: then the time is that of those that do.
+        # In a burst, the stored jobs may cover less time: then the share is of that time.
         whole = len(jobs) == _MOST_JOBS and jobs[0].began > now - SECONDS
         since = jobs[0].began if whole else now - SECONDS
         busy = dict.fromkeys(tuple(self._lanes), 0.0)

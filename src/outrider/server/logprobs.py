@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of OpenAI's two APIs."""
+"""Log-probabilities in the formats of OpenAI's two older APIs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def chat_logprobs(
 ) -> list[dict[str, Any]]:
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         data = decoder.token_bytes(token_id)
-        told = None if data is None else list(data)
+        values = None if data is None else list(data)
         text = token_text(decoder, token_id)
-        return {"token": text, "logprob": finite(logprob), "bytes": told}
+        return {"token": text, "logprob": finite(logprob), "bytes": values}
 
     return [
         entry(item.token_id, item.logprob)
@@ -39,8 +39,8 @@ def chat_logprobs(
 def completion_logprobs(
     decoder: TokenDecoder, items: Sequence[TokenLogprobs | None], ids: Sequence[int], start: int
 ) -> dict[str, Any]:
-    """The older shape. `items` are None where nothing is known, as of a first token; `start` is
-    how many characters of text come before."""
+    """Return the format of /v1/completions. An item is None if unknown, such as that of a prompt's
+    first token; `start` is the number of characters before the first token."""
     tokens = [token_text(decoder, token_id) for token_id in ids]
     offsets: list[int] = []
     for token in tokens:

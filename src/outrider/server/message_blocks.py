@@ -1,4 +1,5 @@
-"""Anthropic's Messages: blocks of a conversation as messages of a template, and an answer's blocks.
+"""Content blocks of Anthropic's Messages API: their translation to messages of a chat template, and
+the blocks of an answer.
 
 The events of an answer and the message that they add up to are made of the same blocks.
 """
@@ -28,14 +29,14 @@ from outrider.server.tools import Tooling
 from outrider.server.turns import Turns, mapping, named, wrong
 
 Block: TypeAlias = Mapping[str, Any]
-# Claude Code begins its system blocks with one that is another in every request, which no prefix
-# of a prompt could be shared with.
+# Claude Code's first system block differs in every request; with it, no request could use the
+# prefix cache.
 _CHANGING = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
 def turns_of(system: str | Sequence[Block] | None, given: Sequence[Block]) -> Turns:
-    """Raises ApiError for blocks that cannot be read."""
+    """Translate a conversation. Raises ApiError for blocks that cannot be read."""
     turns = Turns()
     if isinstance(system, str):
         turns.system(system)
@@ -59,34 +60,34 @@ def turns_of(system: str | Sequence[Block] | None, given: Sequence[Block]) -> Tu
 def _add(turns: Turns, role: str, blocks: Sequence[object], where: str) -> None:
     text: list[str] = []
     for i, entry in enumerate(blocks):
-        place = f"{where}[{i}]"
-        block = mapping(entry, place)
+        path = f"{where}[{i}]"
+        block = mapping(entry, path)
         kind = block.get("type")
         if kind == "text":
-            text.append(named(block, "text", place))
+            text.append(named(block, "text", path))
         elif kind == "thinking" and role == "assistant":
-            turns.think(named(block, "thinking", place))
+            turns.think(named(block, "thinking", path))
         elif kind in ("tool_use", "server_tool_use", "mcp_tool_use"):
             _say(turns, role, text)
-            name = named(block, "name", place)
-            turns.call(named(block, "id", place), name, block.get("input", {}))
+            name = named(block, "name", path)
+            turns.call(named(block, "id", path), name, block.get("input", {}))
         elif str(kind).endswith("tool_result"):
-            content = turns.text(block.get("content"), f"{place}.content")
-            turns.result(named(block, "tool_use_id", place), content)
+            content = turns.text(block.get("content"), f"{path}.content")
+            turns.result(named(block, "tool_use_id", path), content)
         elif role == "assistant":
-            turns.skip(place, kind)
+            turns.skip(path, kind)
         elif kind not in ("thinking", "redacted_thinking"):
             raise ApiError(
                 400,
-                f"{place}: a block of type {str(kind)[:40]!r}; text, thinking and tools are read.",
-                param=place,
+                f"{path}: a block of type {str(kind)[:40]!r}; text, thinking and tools are read.",
+                param=path,
                 code="unsupported_parameter",
             )
     _say(turns, role, text)
 
 
 def _say(turns: Turns, role: str, text: list[str]) -> None:
-    """The text of some blocks, if there is any."""
+    """Add the text of some blocks as a message, if there is any."""
     if text:
         turns.say(role, "\n".join(text))
     text.clear()
@@ -95,7 +96,8 @@ def _say(turns: Turns, role: str, text: list[str]) -> None:
 def tooling_asked(
     tools: Sequence[Block] | None, choice: Mapping[str, Any] | None
 ) -> tuple[Tooling, list[str]]:
-    """What tools mean, and a warning for each that only their maker's servers run."""
+    """Return the tooling of a request, and a warning for each tool that only Anthropic's servers
+    run."""
     found: list[Mapping[str, Any]] = []
     warnings: list[str] = []
     for i, tool in enumerate(tools or ()):
@@ -134,7 +136,7 @@ def stop_reason(end: End) -> str:
 
 
 def usage_record(usage: Usage) -> dict[str, Any]:
-    """What was read before for another request counts by itself."""
+    """Return the usage in Anthropic's format, which counts cached tokens separately."""
     details = thought_details(usage, "thinking_tokens")
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -146,7 +148,7 @@ def usage_record(usage: Usage) -> dict[str, Any]:
 
 
 class MessageEvents:
-    """Of one answer. `record` is the message as it stands, whole once `end` was called."""
+    """The events of one answer. `record` is the message so far; it is complete after `end`."""
 
     def __init__(self, model: str) -> None:
         self.record: dict[str, Any] = {
@@ -213,11 +215,11 @@ class MessageEvents:
 
     def _opened(self, block: dict[str, Any]) -> Event:
         self._block = block
-        return {"type": "content_block_start", **self._place(), "content_block": dict(block)}
+        return {"type": "content_block_start", **self._index(), "content_block": dict(block)}
 
     def _delta(self, kind: str, name: str, text: str) -> Event:
         self._pieces.append(text)
-        return {"type": "content_block_delta", **self._place(), "delta": {"type": kind, name: text}}
+        return {"type": "content_block_delta", **self._index(), "delta": {"type": kind, name: text}}
 
     def _closed(self, *, whole: bool = True) -> list[Event]:
         block, text = self._block, "".join(self._pieces)
@@ -225,18 +227,19 @@ class MessageEvents:
             return []
         found: list[Event] = []
         if block["type"] == "tool_use":
-            # No object of the model's: a client that reads a part of it would call with that.
+            # Broken arguments get a key of their own: a client that parsed a part of them would
+            # call the tool with that part.
             block["input"] = json.loads(text) if whole else {"arguments": text}
         else:
             block[block["type"]] = text
         if block["type"] == "thinking":
-            # Clients keep thoughts with their signature; here nobody asks for it.
+            # Clients store thoughts with a signature; this server does not need one.
             signed = {"type": "signature_delta", "signature": ""}
-            found = [{"type": "content_block_delta", **self._place(), "delta": signed}]
-        found.append({"type": "content_block_stop", **self._place()})
+            found = [{"type": "content_block_delta", **self._index(), "delta": signed}]
+        found.append({"type": "content_block_stop", **self._index()})
         self.record["content"] = [*self.record["content"], block]
         self._block, self._pieces = None, []
         return found
 
-    def _place(self) -> dict[str, int]:
+    def _index(self) -> dict[str, int]:
         return {"index": len(self.record["content"])}

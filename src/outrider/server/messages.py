@@ -26,8 +26,8 @@ from outrider.server.wire import json_response, read
 
 
 class MessageBody(Asked, frozen=True, kw_only=True):
-    IN_VAIN: ClassVar[Mapping[str, str]] = {
-        **Asked.IN_VAIN,
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **Asked.IGNORED,
         "context_management": "the conversation is read as it was sent",
     }
 
@@ -41,7 +41,7 @@ class MessageBody(Asked, frozen=True, kw_only=True):
     container: Any = None
     mcp_servers: list[Any] | None = None
     context_management: Any = None
-    # Of what Anthropic's servers do with requests: read, and of no meaning here.
+    # Parameters of Anthropic's own services: accepted, and without meaning here.
     betas: Any = None
     inference_geo: Any = None
     output_config: dict[str, Any] | None = None
@@ -75,13 +75,14 @@ def _refuse(body: MessageBody) -> None:
         raise ApiError(400, "messages: there is none.", param="messages", code="invalid_value")
     if body.mcp_servers or body.container is not None:
         name = "mcp_servers" if body.mcp_servers else "container"
-        raise refused(name, "this server calls nobody. Call tools yourself.")
+        raise refused(name, "this server calls no tools. Call them yourself.")
     if body.n not in (None, 1):
         raise refused("n", "a message is one. Send several requests.")
 
 
 def chat_of(body: MessageBody) -> ChatPrompt:
-    """The conversation for the template: a last message of the assistant's is gone on with."""
+    """Return the conversation for the template. If the last message is the assistant's, it is
+    continued."""
     variables = dict(body.chat_template_kwargs or {})
     kind = (body.thinking or {}).get("type")
     if kind not in (None, "enabled", "disabled", "adaptive"):

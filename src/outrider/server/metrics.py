@@ -1,8 +1,8 @@
-"""What a server counts: Prometheus text for /metrics, and an hour of history for its dashboard.
+"""Metrics of a server: Prometheus text for /metrics, and an hour of history for the dashboard.
 
-Names end as vLLM's where they mean the same, so a board for vLLM fits with another prefix. Label
-values come from closed sets: an API, a model, drafter, status or reason that this program names,
-and nothing that a request says. All is counted by the event loop's thread.
+Metrics with the same meaning as vLLM's have the same names except for the prefix, so dashboards for
+vLLM are easily adapted. Label values come from closed sets (APIs, models, drafters, statuses,
+reasons), never from the content of requests. Only the event loop's thread counts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class _Model:
 
 
 class Metrics(Collector):
-    """Of one server. `statuses` are those of its engines at this moment, by the model's name."""
+    """Metrics of one server. `statuses` returns the current status of its engines by the model's
+    name."""
 
     def __init__(
         self,
@@ -90,12 +91,12 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def wrote(self, num_tokens: int, *, model: str, engine: int) -> None:
-        """Tokens that a round of some request brought, when they came."""
+        """Count the tokens of a round, at the time when they arrive."""
         self._history.step.num_tokens += num_tokens
         self._counts["generation_tokens", model, str(engine)] += num_tokens
 
     def observe(self, ended: Ended) -> None:
-        """Its tokens were counted by `wrote`."""
+        """Count a completion that ended; `wrote` has counted its tokens."""
         result, model, usage = ended.result, ended.model, ended.usage
         step, counts, stats = self._history.step, self._counts, result.stats
         own = self._models.setdefault(model, _Model())
@@ -132,35 +133,36 @@ class Metrics(Collector):
         if stats.p_hit is not None:
             counts["hits", model, name] += stats.num_hits
             counts["misses", model, name] += stats.num_misses
-        for place in range(1, len(histogram)):
-            counts["per_pos", model, name, str(place - 1)] += sum(histogram[place:])
+        for num in range(1, len(histogram)):
+            counts["per_pos", model, name, str(num - 1)] += sum(histogram[num:])
 
     def audited(self, outcome: Outcome, model: str) -> None:
-        """A request that was run again without speculation, or was to be."""
+        """Count an audit: a request that was run again without speculation, or should have been."""
         self._counts["audits", outcome, model] += 1
 
     def observe_refusal(self, status: int, api: Api) -> None:
-        """An answer of status 400 or more."""
+        """Count an answer of status 400 or more."""
         self._history.step.num_refused += 1
         self._counts["refusals", str(status) if status in STATUSES else "other", api] += 1
 
     def history(self, since: int = 0) -> dict[str, Any]:
-        """Steps of the last hour from number `since` on (`History.since`), and the sums of all."""
+        """Return the steps of the last hour from number `since` on (`History.since`), and the
+        totals."""
         return self._history.since(since) | {"version": __version__, "totals": self._totals()}
 
     def _totals(self) -> dict[str, Any]:
         counts = self._counts
-        kept: dict[str, list[int]] = {}
+        accepted: dict[str, list[int]] = {}
         for key, count in counts.items():
             if key[0] == "per_pos":
-                places = kept.setdefault(key[2], [])
-                places += [0] * (int(key[3]) + 1 - len(places))
-                places[int(key[3])] += count
+                positions = accepted.setdefault(key[2], [])
+                positions += [0] * (int(key[3]) + 1 - len(positions))
+                positions[int(key[3])] += count
         drafters: dict[str, dict[str, Any]] = {}
         for kind in ("drafts", "draft_tokens", "accepted_tokens"):
             for key, count in counts.items():
                 if key[0] == kind:
-                    of = drafters.setdefault(key[2], {"per_pos": kept.get(key[2], [])})
+                    of = drafters.setdefault(key[2], {"per_pos": accepted.get(key[2], [])})
                     of[kind] = of.get(kind, 0) + count
         names = ("generation_tokens", "prompt_tokens", "request_success", "refusals")
         sums = {name: sum(n for key, n in counts.items() if key[0] == name) for name in names}
@@ -172,17 +174,18 @@ class Metrics(Collector):
         return sums | {"drafters": drafters, "audits": audits, "engines": engines}
 
     def exposition(self) -> bytes:
-        """Prometheus' text format, of `prometheus_client.CONTENT_TYPE_LATEST`."""
+        """Return the metrics in Prometheus' text format, that of
+        `prometheus_client.CONTENT_TYPE_LATEST`."""
         return generate_latest(self._registry)
 
     async def keep(self) -> None:
-        """Take a row of history each step, for as long as the server runs."""
+        """Add a row to the history at each step, as long as the server runs."""
         while True:
             await asyncio.sleep(STEP_SECONDS)
             self.history(since=2**62)
 
     def collect(self) -> Iterator[Metric]:
-        """What Prometheus' registry asks for."""
+        """Yield all metrics; Prometheus' registry calls this."""
         yield from self._counters()
         for name, words in _HISTOGRAMS.items():
             family = HistogramMetricFamily(f"outrider_{name}_seconds", words, labels=["model_name"])
@@ -227,7 +230,7 @@ class Metrics(Collector):
         yield states
 
 
-# Of several engines of a model each has its number, the only one 0.
+# The engines of a model are numbered; a single engine has number 0.
 _ENGINE = ["model_name", "engine"]
 _COUNTERS = {
     "generation_tokens": ("generation_tokens", "Tokens written.", _ENGINE),

@@ -1,10 +1,10 @@
-"""Models that come and go: each is loaded for the requests that name it, so many at once, by turns.
+"""Several models on one server: they are loaded on demand, and a limited number is loaded at once.
 
-A request holds its model while it runs. What is not loaded is loaded one after another, for each
-plans its memory by what is free then. Where memory is taken, the model that was not used for
-longest makes way, rather one without users: requests that hold it end, and later ones wait
-until it is loaded again. So no model waits for ever, however busy the others are. A model that had
-no request for its `keep_alive` is unloaded as well.
+A running request holds its model. Models are loaded one at a time, as each plans its memory by what
+is free then. If the limit is reached, the least recently used model is unloaded, preferably one
+without requests. If it has requests, those are finished first, and later ones wait until the model
+is loaded again; so no model waits for ever, however busy the others are. A model that had no
+request for its `keep_alive` is unloaded as well.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from outrider.server.port import EnginePort, NotReadyError
 from outrider.server.site import Site
 
 _LOG = logging.getLogger(__name__)
-# A model that could not be loaded is not tried again for so long: each try unloads another.
+# Pause after a failed load of a model, as each try unloads another model.
 RETRY_SECONDS = 30
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)", re.ASCII)
 
 
 def keep_alive_of(given: str | float, name: str = "keep_alive") -> float:
-    """Seconds, of a number or a duration like `1h30m`; below 0 it is infinite, as in Ollama. Raises
-    ConfigError, in which it has this name."""
+    """Parse a number of seconds or a duration like `1h30m`; a negative one is infinite, as in
+    Ollama. Raises ConfigError with the parameter's `name`."""
     words = str(given).strip()
     size = words.removeprefix("-")
     parts = [(size, "s")] if _PART.sub("", size) or not size else _PART.findall(size)
@@ -51,7 +51,7 @@ def keep_alive_of(given: str | float, name: str = "keep_alive") -> float:
 
 
 class NotLoadedError(NotReadyError):
-    """A model could not be loaded; why is for the log, since it may name files."""
+    """A model could not be loaded. Only the log has the reason, as it may contain file names."""
 
     def __init__(self, name: str) -> None:
         OutriderError.__init__(
@@ -63,7 +63,7 @@ class NotLoadedError(NotReadyError):
 
 
 class Loadable(EnginePort, Protocol):
-    """A port whose engine comes and goes."""
+    """A port whose engine can be loaded and unloaded."""
 
     async def start(self) -> None: ...
 
@@ -71,7 +71,7 @@ class Loadable(EnginePort, Protocol):
 
 
 class Model:
-    """One of them, and who holds it or waits for it."""
+    """One model, with the number of requests that hold it and those that wait for it."""
 
     def __init__(self, name: str, port: Loadable, keep_alive: float) -> None:
         self.name, self.port, self.keep_alive = name, port, keep_alive
@@ -87,13 +87,13 @@ class Model:
 
     @property
     def is_over(self) -> bool:
-        """True once it had no request for as long as it was to be kept."""
+        """True once the model had no request for its `keep_alive`."""
         if self.rest is None or self.num_users or not self.is_loaded:
             return False
         return asyncio.get_running_loop().time() >= self.rest.when()
 
     def answer(self, error: Exception | None) -> None:
-        """Let all in who wait, or tell them why not."""
+        """Admit all waiting requests, or fail them with `error`."""
         waiting = [one for one in self.waiting if not one.done()]
         self.waiting.clear()
         for one in waiting:
@@ -105,7 +105,7 @@ class Model:
 
 
 class Models:
-    """All models of one server, of which `most_loaded` are loaded at once, and each for
+    """The models of one server. At most `most_loaded` are loaded at once; a model stays loaded for
     `keep_alive` seconds after its last request."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Models:
         return tuple(self._by_name.values())
 
     def sites(self, first: Site) -> Site:
-        """`first`, and beside it a site of each further model."""
+        """Return `first` with a further site for each other model."""
         sites = [
             replace(
                 first,
@@ -137,7 +137,7 @@ class Models:
         return replace(sites[0], others=tuple(sites[1:]))
 
     async def start(self) -> None:
-        """Load the first one. Raises what loading raises."""
+        """Load the first model. Raises the errors of loading."""
         first, *others = self.known
         await first.port.start()
         for model in others:
@@ -150,8 +150,8 @@ class Models:
 
     @asynccontextmanager
     async def held(self, name: str, keep_alive: float | None = None) -> AsyncGenerator[None]:
-        """Within it the model is loaded, and for so many seconds after it. Raises
-        NotLoadedError."""
+        """Hold a model: it is loaded inside the context, and for `keep_alive` seconds afterwards.
+        Raises NotLoadedError."""
         model = self._by_name[name]
         if model.is_loaded and not model.is_leaving:
             model.num_users += 1
@@ -164,7 +164,7 @@ class Models:
             self._leave(model)
 
     async def run(self) -> None:
-        """Load what is requested and unload what is not, for as long as the server runs."""
+        """Load models on demand and unload unused ones, as long as the server runs."""
         try:
             await self._has_begun.wait()
             while True:
@@ -192,7 +192,7 @@ class Models:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                # Who left was let in already.
+                # The client left, but its request was already admitted.
                 self._leave(model)
             raise
 
@@ -203,7 +203,7 @@ class Models:
         self._rest(model)
 
     def _rest(self, model: Model) -> None:
-        """Have a model without users looked at when it was kept for long enough."""
+        """Schedule a check of a model without requests at the end of its `keep_alive`."""
         if model.rest is not None:
             model.rest.cancel()
             model.rest = None
@@ -212,21 +212,21 @@ class Models:
             model.rest = loop.call_later(model.keep_alive, self._wanted.put_nowait, model)
 
     async def _loaded(self, model: Model) -> Exception | None:
-        """None, or why not."""
+        """Load a model; return None, or the error."""
         if model.is_loaded:
             return None
         try:
-            await self._make_room()
+            await self._unload_oldest()
             await model.port.start()
-        except Exception as error:  # noqa: BLE001 - told to who waits; other models go on
+        except Exception as error:  # noqa: BLE001 - waiting requests get it; other models go on
             _LOG.error("%s could not be loaded: %s", model.name, told(error))
             model.retry_at = monotonic() + RETRY_SECONDS
-            # No engine is given up for it: the next try may find memory.
+            # Unloaded rather than failed: the next try may find enough memory.
             await model.port.unload()
             return NotLoadedError(model.name)
         return None
 
-    async def _make_room(self) -> None:
+    async def _unload_oldest(self) -> None:
         loaded = [model for model in self.known if model.is_loaded]
         if len(loaded) < self._most_loaded:
             return

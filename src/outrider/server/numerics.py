@@ -1,6 +1,6 @@
-"""What decides the bits of a text: engines that have all of it in common write the same texts.
+"""Identity of an engine's arithmetic: engines with equal identities write the same texts.
 
-A text that was begun at one engine goes on at another only where these words are the same.
+A text that one engine began is continued at another one only if their identities are equal.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from outrider.kernels.operators import Choice
 from outrider.models.weight_files import weight_files
 
 _SHOWN = 16
-# Of a large file, so many blocks of so many bytes are read.
+# Number and size in bytes of the blocks that are read of a large file.
 _NUM_BLOCKS, _BLOCK = 64, 1 << 16
-_BESIDE = (".json", ".jinja", ".model", ".txt")
+_SMALL_FILES = (".json", ".jinja", ".model", ".txt")
 
 
 def numerics_of(llm: LLM) -> str:
-    """Hardware, model, number format and every operator's kernel."""
+    """Return the identity: hardware, model, number formats and every operator's kernel."""
     config = llm.config
     kernels = map(_kernel, llm.kernels.choices)
-    kept = [f"kv_budget {config.kv_budget} {config.kv_window}"] if config.kv_budget else []
+    budget = [f"kv_budget {config.kv_budget} {config.kv_window}"] if config.kv_budget else []
     return ", ".join([
         _hardware(llm.device),
         f"model {model_digest(llm.folder)}",
         f"{config.dtype} {config.quantise}",
         f"kv {config.kv_dtype}",
-        *kept,
+        *budget,
         *kernels,
     ])  # fmt: skip
 
 
 def _kernel(choice: Choice) -> str:
-    # Kinds of which the faster one was measured have the same bits.
+    # Kinds among which a timing chose compute the same bits, so the kind does not matter.
     kind = "" if choice.timings else choice.kind
     return f"{choice.op}={choice.name} {kind}".strip()
 
@@ -58,11 +58,12 @@ def _hardware(device: torch.device) -> str:
 
 
 def model_digest(model: Path) -> str:
-    """Of a folder or GGUF file: names, sizes and contents. Weights are read at places that any
-    other model differs at, not whole."""
-    beside = () if model.is_file() else (one for one in model.iterdir() if one.suffix in _BESIDE)
+    """Return a digest of a folder or GGUF file: names, sizes and contents. Large weight files are
+    not read whole: blocks spread over the file are enough to distinguish models."""
+    entries = () if model.is_file() else model.iterdir()
+    small = (one for one in entries if one.suffix in _SMALL_FILES)
     digest = hashlib.sha256()
-    for file in sorted({*weight_files(model), *filter(Path.is_file, beside)}):
+    for file in sorted({*weight_files(model), *filter(Path.is_file, small)}):
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as opened:

@@ -1,6 +1,6 @@
-"""GET /openapi.json: the server's paths and what is sent to them, from the types that bodies are
-read into and the bounds of what they mean, so that the document says what the server does. What is
-answered stands in openapi_answers.py."""
+"""GET /openapi.json: the server's paths and request bodies. The schemas derive from the types into
+which bodies are parsed and from the bounds of their parameters, so the document cannot differ from
+the server. The schemas of answers are in openapi_answers.py."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _QUERIES: Mapping[str, tuple[str, ...]] = {
 _Record: TypeAlias = dict[str, Any]
 _NONE, _ONE, _SOME = {"type": "null"}, {"enum": [1, None]}, {"minItems": 1}
 _IDS: _Record = {"items": {"type": "integer", "minimum": 0}}
-# What bodies are held to beyond the bounds of parameters: members that others' APIs have, and of
-# which nothing or one value is taken here.
+# Further limits of bodies: fields of other APIs of which this server accepts only one value, or
+# none.
 _HELD: Mapping[str, Mapping[str, _Record]] = {
     "ChatBody": {
         "messages": _SOME,
@@ -81,35 +81,36 @@ _HELD: Mapping[str, Mapping[str, _Record]] = {
     },
     "DetokenizeBody": {"tokens": _IDS},
 }
-# What others have for "all" and "any", or below 0.
+# Minimums of parameters for which other servers use negative values, such as -1 for "all".
 _LEAST = {"top_k": -1, "seed": -(2**63)}
 _COUNTED = ("CompletionBody", "top_logprobs")
 _PARAMETER = re.compile(r"\{(\w+):?\w*\}")
 
 
 def openapi_routes(others: Iterable[BaseRoute]) -> list[Route]:
-    """Of the other routes."""
-    told = document(others)
+    """Return the route of the document about the `others`."""
+    data = document(others)
 
     async def openapi(_request: Request) -> Response:
-        return Response(told, media_type="application/json")
+        return Response(data, media_type="application/json")
 
     return [Route("/openapi.json", openapi, methods=["GET"])]
 
 
 def document(routes: Iterable[BaseRoute]) -> bytes:
-    """In JSON. Files of pages are no interface."""
+    """Return the document in JSON. Files of web pages are left out: they are no API."""
     shown = [one for one in routes if isinstance(one, Route) and not one.path.startswith("/web/")]
     return _document(tuple((one.path, *sorted((one.methods or set()) - {"HEAD"})) for one in shown))
 
 
 @cache
 def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
-    """Of routes by path and methods; made once in a process, however many servers that has."""
+    """Return the document for routes, each a path and its methods. It is cached, as a process may
+    have several servers."""
     kinds = list(dict.fromkeys(BODIES.values()))
-    place = "#/components/schemas/{name}"
-    told, schemas = msgspec.json.schema_components(kinds, ref_template=place)
-    by_kind = dict(zip(kinds, told, strict=True))
+    template = "#/components/schemas/{name}"
+    references, schemas = msgspec.json.schema_components(kinds, ref_template=template)
+    by_kind = dict(zip(kinds, references, strict=True))
     for name, schema in schemas.items():
         _bound(name, schema)
     paths: dict[str, _Record] = {}
@@ -133,24 +134,24 @@ def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
 
 
 def _bound(kind: str, schema: _Record) -> None:
-    """Tell of each member what its value is held to."""
-    told: Mapping[str, _Record] = schema.get("properties", {})
+    """Add the bounds of each field's value to the schema."""
+    properties: Mapping[str, _Record] = schema.get("properties", {})
     for item in fields(SamplingParams):
         meta = meta_of(item)
-        # Completions may ask for 0 tokens, to have a prompt scored.
+        # Completions accept 0 tokens, which only scores the prompt.
         least = meta.minimum
         if item.name == "max_tokens":
             least = 0 if kind == CompletionBody.__name__ else 1
         least = _LEAST.get(item.name, least)
         bounds = {"minimum": least, "maximum": meta.maximum}
-        # What completions call so is the number of the likeliest ones.
+        # In completions, `logprobs` is the number of likeliest tokens.
         name = "logprobs" if (kind, item.name) == _COUNTED else item.name
-        if name in told and name != "logit_bias":
-            told[name].update({key: one for key, one in bounds.items() if one is not None})
+        if name in properties and name != "logit_bias":
+            properties[name].update({key: one for key, one in bounds.items() if one is not None})
     for name, held in _HELD.get(kind, {}).items():
-        told[name].update(held)
-    if "chat_template" in told:
-        told["chat_template"].update(_NONE)
+        properties[name].update(held)
+    if "chat_template" in properties:
+        properties["chat_template"].update(_NONE)
 
 
 def _operation(method: str, path: str, body: Mapping[str, Any] | None) -> _Record:
@@ -163,7 +164,7 @@ def _operation(method: str, path: str, body: Mapping[str, Any] | None) -> _Recor
     }
     found: _Record = {"responses": {"200": answer, "4XX": wrong, "503": wrong}}
     if contents is None:
-        # Nothing is there to be answered.
+        # This path always answers with an error.
         del found["responses"]["200"]
     parameters = [("path", name, True) for name in _PARAMETER.findall(path)]
     if method == "GET":

@@ -1,6 +1,6 @@
-"""What the server answers, by path, as the OpenAPI document says it: media types and JSON schemas.
+"""Answers of the server by path, for the OpenAPI document: media types and JSON schemas.
 
-A schema names what an answer always has; others may be added to it, as the APIs' own may.
+A schema has the fields that an answer always has. Answers may have more, as in the original APIs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OBJECT: Schema = {"type": "object"}
 
 
 def _record(**fields: Schema) -> Schema:
-    """An object that has all of these."""
+    """An object that has all of these fields."""
     return {"type": "object", "properties": fields, "required": list(fields)}
 
 

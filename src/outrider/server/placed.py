@@ -1,6 +1,7 @@
-"""The start of an engine's process, in its place: `python -m outrider.server.placed FD PLACEMENT`.
+"""Entry point of an engine's process on its cores or GPU: `python -m outrider.server.placed FD
+PLACEMENT`.
 
-FD is its end of the server's pair of sockets, PLACEMENT the JSON of a `Placement`.
+FD is the file descriptor of the engine's end of a socket pair, PLACEMENT the JSON of a `Placement`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def main() -> None:
         os.sched_setaffinity(0, placement.cores)
     if placement.gpu is not None:
         show_gpu(placement.gpu)
-    # Imported here: PyTorch counts cores and GPUs that it may use when it is loaded.
+    # Imported here: PyTorch counts the available cores and GPUs when it is loaded.
     from outrider.server.engine_process import main as run
 
     run()

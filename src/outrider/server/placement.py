@@ -1,7 +1,8 @@
-"""Where engines of one model run beside each other: a GPU each, or a share of the cores each.
+"""Placement of several engines of one model on a machine: each has a GPU or a share of the cores.
 
-Cores are those that this process may use. Hardware threads of one core stay together, and cores of
-one NUMA node as far as equal shares allow; an engine's default of threads is its share.
+Cores are those that this process may use. Hardware threads of one core stay together, and so do
+the cores of a NUMA node, as far as equal shares allow. An engine uses as many threads as its share
+has cores, unless configured otherwise.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ _DEVICE = re.compile(r"cuda(?::(\d{1,3}))?", re.ASCII)
 
 
 class Placement(Struct, frozen=True, kw_only=True):
-    """Of one engine. No `cores` are all of them; `gpu` is the one that CUDA shows it, by number.
-    `num_engines` share this machine."""
+    """Resources of one engine. Empty `cores` means all cores; `gpu` is the number of the only GPU
+    that CUDA shows to the engine. `num_engines` share this machine."""
 
     cores: tuple[int, ...] = ()
     gpu: int | None = None
     num_engines: int = 1
 
     def shared(self, config: EngineConfig) -> EngineConfig:
-        """`config` with this engine's share of the memory, unless its device is its own. Raises
-        MachineError for a device that is not there."""
+        """Return `config` with this engine's share of the memory. An engine with its own GPU may
+        use all of that GPU's memory. Raises MachineError for a missing device."""
         # Imported here: the server's front end needs no PyTorch.
         from outrider.kernels.kinds import pick_device
 
@@ -40,7 +41,8 @@ class Placement(Struct, frozen=True, kw_only=True):
         return replace(config, memory_share=max(0.01, config.memory_share / self.num_engines))
 
     def check_device(self, device: str, *, is_alone: bool = False) -> None:
-        """Raises MachineError for a GPU that is not there; in its own process it `is_alone`."""
+        """Check that the GPU exists. `is_alone` is for the engine's own process, which sees no
+        other GPU. Raises MachineError."""
         if device != "cuda" or self.gpu is None:
             return
         import torch
@@ -52,8 +54,8 @@ class Placement(Struct, frozen=True, kw_only=True):
                 hint="`outrider doctor` says what it sees; or --devices cpu",
             )
 
-    def told(self, device: str) -> str:
-        """For people; `device` is what its configuration says."""
+    def describe(self, device: str) -> str:
+        """Describe the placement in words; `device` is the configured device."""
         where = f"cuda:{self.gpu}" if device == "cuda" else device
         return f"{where}, cores {spans(self.cores)}" if self.cores else where
 
@@ -62,8 +64,8 @@ ALONE = Placement()
 
 
 def placements(replicas: int, devices: Sequence[str], config: EngineConfig) -> list[Placement]:
-    """One for each engine, of `replicas` or of the devices that are named. Raises ConfigError for
-    wishes that exclude each other."""
+    """Return the placement of each engine. The number of engines is `replicas`, or that of
+    `devices`. Raises ConfigError for options that exclude each other."""
     if devices and replicas > 1:
         raise ConfigError("--devices says how many engines there are.", hint="leave --replicas out")
     gpus = _gpus(devices)
@@ -83,7 +85,8 @@ def placements(replicas: int, devices: Sequence[str], config: EngineConfig) -> l
 
 
 def device_of(devices: Sequence[str], device: str) -> str:
-    """What an engine's configuration says, where `devices` are named. Raises ConfigError."""
+    """Return the `device` setting of an engine: the kind of `devices` if some are named, else
+    `device`. Raises ConfigError for devices of several kinds."""
     _gpus(devices)
     kinds = {name.partition(":")[0] for name in devices}
     if len(kinds) > 1:
@@ -110,11 +113,11 @@ def _gpus(devices: Sequence[str]) -> list[int | None]:
 
 
 def shares_of(cores: Sequence[tuple[int, ...]], number: int) -> list[tuple[int, ...]]:
-    """The cores in as many parts, as equal as they can be; where there are fewer cores, parts
-    share them."""
+    """Divide the cores into `number` parts, as equal as possible. If there are fewer cores than
+    parts, several parts have the same core."""
     if len(cores) < number:
-        return [cores[place % len(cores)] for place in range(number)]
-    bounds = [len(cores) * place // number for place in range(number + 1)]
+        return [cores[i % len(cores)] for i in range(number)]
+    bounds = [len(cores) * i // number for i in range(number + 1)]
     return [
         tuple(sorted(thread for core in cores[start:end] for thread in core))
         for start, end in pairwise(bounds)
@@ -122,7 +125,7 @@ def shares_of(cores: Sequence[tuple[int, ...]], number: int) -> list[tuple[int, 
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """As Linux writes lists of CPUs: 0-3,8."""
+    """Format numbers like a CPU list of Linux: 0-3,8."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and number == found[-1][-1] + 1:

@@ -1,7 +1,7 @@
-"""Engines in processes of their own for a program that is no server: batches and lists of prompts.
+"""Engines in child processes for programs without a server: batches and lists of prompts.
 
-What an `LLM` has of its own process, as its models, masks by a function, controllers that are
-objects, an `EnginePool` has not: all that reaches an engine is plain values.
+An `EnginePool` sends only plain values to its engines. It therefore lacks those features of `LLM`
+that need objects of the same process: its models, mask functions and controller objects.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from outrider.server.process_port import ProcessPort
 from outrider.server.replicas import ReplicasPort
 
 T = TypeVar("T")
-# How often a request is begun anew whose engine died and whose text cannot go on: with its seed it
-# is the same text.
+# How often a request is restarted if its engine dies and its text cannot be continued. Its seed
+# makes it the same text.
 _MOST_BEGUN = 3
 
 
 class PooledRequest:
-    """A request, and its result once it has ended. `has_read` says that its prompt is in memory."""
+    """A request, and its result once it has ended. `has_read` is true once its prompt was read."""
 
     def __init__(self) -> None:
         self.has_read, self.done = False, False
@@ -43,14 +43,14 @@ class PooledRequest:
         self._result: GenerationResult | None = None
 
     def events(self) -> tuple[()]:
-        """Of those that an `LLM` would keep for its caller, none."""
+        """Return no events: unlike an `LLM`, a pool does not keep them."""
         return ()
 
     def end(self, result: GenerationResult | None, error: Exception | None) -> None:
         self._result, self.error, self.done = result, error, True
 
     def result(self) -> GenerationResult:
-        """Raises what the request failed of."""
+        """Return the result. Raises the error of a failed request."""
         if self.error is not None:
             raise self.error
         if self._result is None:
@@ -59,8 +59,10 @@ class PooledRequest:
 
 
 class EnginePool(OfOneProcess):
-    """Engines of one model, `replicas` in number or one on each of `devices` (`cuda:0`, `cuda:1`).
-    Options are those of `LLM`. It is for one thread; `close` ends its processes."""
+    """Engines of one model: `replicas` of them, or one on each of `devices` (`cuda:0`, `cuda:1`).
+
+    Options are those of `LLM`. A pool is for use from one thread; `close` ends its processes.
+    """
 
     def __init__(
         self,
@@ -74,29 +76,28 @@ class EnginePool(OfOneProcess):
     ) -> None:
         config = engine_config(config, cast("Mapping[str, object]", options))
         config = replace(config, device=device_of(devices, config.device))
-        places = placements(replicas, devices, config)
-        self._open(model, draft, config, places)
+        self._open(model, draft, config, placements(replicas, devices, config))
 
     @classmethod
     def of(
-        cls, model: str, draft: str | None, config: EngineConfig, places: Sequence[Placement]
+        cls, model: str, draft: str | None, config: EngineConfig, engines: Sequence[Placement]
     ) -> Self:
-        """At these places."""
+        """Open a pool with an engine for each placement."""
         found = cls.__new__(cls)
-        found._open(model, draft, config, places)
+        found._open(model, draft, config, engines)
         return found
 
     def _open(
-        self, model: str, draft: str | None, config: EngineConfig, places: Sequence[Placement]
+        self, model: str, draft: str | None, config: EngineConfig, engines: Sequence[Placement]
     ) -> None:
         self.config = config
-        # One more than run at once may wait at each engine, so that none is idle for a moment.
-        self._most = len(places) * (config.most_batch + 1)
-        # When one is lost, another may have all of them.
+        # One request more than the batch size waits at each engine, so that no engine idles.
+        self._most = len(engines) * (config.most_batch + 1)
+        # If engines are lost, one engine may have all requests.
         most_queued = self._most + config.max_waiting
-        loads = [Load(model, draft, config, most_queued, one) for one in places]
+        loads = [Load(model, draft, config, most_queued, one) for one in engines]
         self._port = ReplicasPort(list(map(ProcessPort, loads)))
-        # The one is counted by the caller's thread, the other by the engines'.
+        # The caller's thread writes the first count, the event loop's thread the second.
         self._num_submitted, self._num_ended = 0, 0
         self._news = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -121,12 +122,12 @@ class EnginePool(OfOneProcess):
 
     @property
     def process_ids(self) -> tuple[int | None, ...]:
-        """Of the engines."""
+        """Process ids of the engines."""
         return tuple(replica.port.process_id for replica in self._port.replicas)
 
     @property
     def has_free_place(self) -> bool:
-        """Whether one more request would start soon."""
+        """Return whether one more request would start soon."""
         return self._num_submitted - self._num_ended < self._most
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -144,8 +145,8 @@ class EnginePool(OfOneProcess):
         sample: int = 0,
         **structure: Unpack[StructureOptions],
     ) -> PooledRequest:
-        """Hand a request in beside others, which run whatever the caller does."""
-        asked = EngineRequest(
+        """Submit a request. It runs in the background; `advance` waits for news of it."""
+        submitted = EngineRequest(
             prompt_ids=ids,
             params=(params or SamplingParams()).seeded(),
             structure=structure,
@@ -153,7 +154,7 @@ class EnginePool(OfOneProcess):
         )
         request = PooledRequest()
         self._num_submitted += 1
-        self._loop.call_soon_threadsafe(self._begin, asked, request)
+        self._loop.call_soon_threadsafe(self._begin, submitted, request)
         return request
 
     def advance(self) -> None:
@@ -167,8 +168,8 @@ class EnginePool(OfOneProcess):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Unpack[RequestOptions],
     ) -> list[GenerationResult]:
-        """As `LLM.generate`: `n` results for each prompt, in order; one that cannot be run has a
-        result with its `error`, and the first error is raised where all of them have one."""
+        """Generate like `LLM.generate`: `n` results for each prompt, in order. A request that
+        cannot run has a result with its `error`; if all have one, the first error is raised."""
         batch, structure = several_prompts(prompts), structure_in(options)
         each = [one.seeded() for one in params_for_each(params, len(batch), sampling_of(options))]
         asked = [
@@ -179,7 +180,7 @@ class EnginePool(OfOneProcess):
         waiting, begun = deque(asked), list[PooledRequest]()
         while waiting or not all(one.done for one in begun):
             while waiting and self.has_free_place:
-                begun.append(self._asked(*waiting.popleft(), structure))
+                begun.append(self._submit(*waiting.popleft(), structure))
             if not all(one.done for one in begun):
                 self.advance()
         errors = [one.error for one in begun]
@@ -188,10 +189,10 @@ class EnginePool(OfOneProcess):
             raise first
         return [self._result(one) for one in begun]
 
-    def _asked(
+    def _submit(
         self, prompt: Prompt, params: SamplingParams, sample: int, structure: StructureOptions
     ) -> PooledRequest:
-        """Ended at once where the prompt cannot be run."""
+        """Submit a prompt; if it cannot run, the returned request has ended with the error."""
         try:
             return self.submit(self.encode(prompt), params, sample=sample, **structure)
         except OutriderError as error:
@@ -206,7 +207,7 @@ class EnginePool(OfOneProcess):
         return request.result()
 
     def close(self) -> None:
-        """End the engines, and what runs."""
+        """Stop the engines and all running requests."""
         if not self._loop.is_closed():
             self._run(self._port.aclose())
             self._stop()
@@ -243,7 +244,7 @@ class EnginePool(OfOneProcess):
                 break
             except EngineLostError as lost:
                 error = lost
-            except Exception as failed:  # noqa: BLE001 - raised where its result is asked for
+            except Exception as failed:  # noqa: BLE001 - raised by `PooledRequest.result`
                 error = failed
                 break
         request.end(result, error)

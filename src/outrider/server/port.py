@@ -1,6 +1,6 @@
-"""`EnginePort`: how the server reaches an engine, be it a thread here or a process of its own.
+"""`EnginePort`: the server's interface to an engine, which runs in a thread or another process.
 
-Everything that passes is a plain value, so that it can be sent: a request is ids and parameters,
+Only plain values pass through it, so that they can be sent: a request is token ids and parameters,
 an answer is TextEvents and a GenerationResult.
 """
 
@@ -23,7 +23,7 @@ EngineState: TypeAlias = Literal["unloaded", "loading", "ready", "restarting", "
 
 
 class NotReadyError(OutriderError):
-    """The engine loads, or is started again; `seconds` is when to ask next."""
+    """The engine is loading or restarting; clients may retry after `seconds`."""
 
     def __init__(self, state: EngineState, seconds: int = 5) -> None:
         words = f"the engine is not ready: {state}."
@@ -34,8 +34,8 @@ class NotReadyError(OutriderError):
 
 
 class EngineLostError(OutriderError):
-    """The engine's process ended while a request ran that cannot go on; `seconds` is when to ask
-    again."""
+    """The engine's process ended during a request that cannot be continued; clients may retry
+    after `seconds`."""
 
     seconds = 5
 
@@ -46,10 +46,13 @@ class EngineLostError(OutriderError):
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
-    """One completion. `sample` tells the `n` completions of one seed apart; `cache_salt` keeps the
-    prefix cache of one key's requests from another's. Requests of several `key`s share the engine
-    in proportion to their `weight`. A text that was broken off elsewhere goes on from the tokens
-    in `written`, which its events do not have again."""
+    """A request for one completion.
+
+    `sample` is the number of this completion among the `n` of one seed. Requests share the prefix
+    cache only if their `cache_salt` is equal. Requests of several `key`s share the engine in
+    proportion to their `weight`. A text that another engine began continues after the tokens in
+    `written`; its events do not repeat them.
+    """
 
     prompt_ids: Sequence[int]
     params: SamplingParams
@@ -63,20 +66,19 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
 
 class ChatPrompt(Struct, frozen=True, kw_only=True):
     """A conversation for the checkpoint's chat template, in the form that templates expect.
-    `notes` say what of the request is not in it."""
+    `notes` report parts of the request that were left out."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = {}
-    """What the caller sets for the template besides, as `enable_thinking`."""
+    """Further variables for the template, such as `enable_thinking`."""
     continues: bool = False
-    """Whether the last message, the assistant's, is to be gone on with."""
+    """True to continue the last message, which is the assistant's."""
     notes: Sequence[str] = ()
 
 
 class Promise(Struct, frozen=True, kw_only=True):
-    """How many times as fast as plain decoding drafting is expected to be; `low` and `high` bound
-    95 %."""
+    """Predicted speed-up over plain decoding; `low` and `high` bound its 95 % interval."""
 
     speed_up: float
     low: float
@@ -84,8 +86,8 @@ class Promise(Struct, frozen=True, kw_only=True):
 
 
 class EngineCard(Struct, frozen=True, kw_only=True):
-    """What is known of an engine once it is ready. `drafters` are those that a request may choose,
-    the engine's own one first."""
+    """Facts about an engine that is ready. `drafters` are those that a request may choose; the
+    engine's default is the first."""
 
     model: str
     window: int
@@ -97,33 +99,35 @@ class EngineCard(Struct, frozen=True, kw_only=True):
     sampler: str
     exact: bool
     fixed_k: bool = True
-    """Whether every round drafts up to `k`; else a controller chooses."""
+    """True if every round drafts up to `k` tokens, false if a controller chooses the number."""
     has_chat_template: bool = False
     chat_template: str = ""
     tool_template: str = ""
-    """That of conversations with tools, where it is another."""
+    """The template of conversations with tools, if it is a separate one."""
     bos: str = ""
     eos: str = ""
     response_template: Mapping[str, Any] | None = None
-    """How the model's output is parsed, where its tokenizer says so (server/parsing)."""
+    """The tokenizer's description of the model's output format, if it has one (server/parsing)."""
     numerics: str = ""
-    """What decides a text's bits: engines that have it in common write the same texts."""
+    """Identity of the engine's arithmetic: engines with equal ones write the same texts."""
     tokenizer: str = ""
     """The folder or GGUF file that has the tokenizer."""
     notes: tuple[str, ...] = ()
     promise: Promise | None = None
     sampling: Mapping[str, int | float] = {}
-    """What the checkpoint's makers advise, by the names of SamplingParams."""
+    """Sampling parameters that the checkpoint recommends, by the names of SamplingParams."""
     facts: Mapping[str, str] = {}
 
 
 def is_repeatable(card: EngineCard, params: SamplingParams) -> bool:
-    """Whether the text is the same whatever drafts for it, and wherever it is begun anew."""
+    """Return whether the text does not depend on the drafts, so that another engine with the same
+    arithmetic can continue it or write it again."""
     return card.exact and (params.greedy or (params.sampler or card.sampler) in SEED_TIED_SAMPLERS)
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
-    """Of this moment. `kv_usage` is a share from 0 to 1; `lanes` says how busy each is."""
+    """Current status of an engine. `kv_usage` is a share from 0 to 1; `lanes` has the load of each
+    lane in words."""
 
     state: EngineState
     num_running: int = 0
@@ -132,25 +136,26 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     num_preempted: int = 0
     num_restarts: int = 0
     is_overdue: bool = False
-    """Whether it has ended, and is not back after so long as starting it again should take."""
+    """True if the engine has ended and its restart takes longer than it should."""
     is_bounded: bool = False
-    """Whether it was started so often within a minute that its next start waits."""
+    """True if the engine was started so often within a minute that its next start must wait."""
     lanes: Mapping[str, str] = {}
     engines: tuple[EngineStatus, ...] = ()
-    """Of each engine, where several run the model; the rest are then their sums."""
+    """The status of each engine if several run the model; the other fields are then their sums."""
 
     @property
     def each(self) -> tuple[EngineStatus, ...]:
-        """Of each engine, or of the only one."""
+        """The status of each engine, or of the only one."""
         return self.engines or (self,)
 
 
 class EngineStream(Protocol):
-    """The events of one request, one or more rounds each. To leave it early is to cancel it."""
+    """The events of one request, each of one or more rounds. Callers that stop reading early must
+    cancel it."""
 
     @property
     def engine(self) -> int | None:
-        """The number of the engine that writes it, among several of one model."""
+        """The number of the engine that writes it; None with a single engine."""
         ...
 
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
@@ -159,20 +164,20 @@ class EngineStream(Protocol):
 
     @property
     def result(self) -> GenerationResult:
-        """Once it has ended. Raises what the request failed of."""
+        """The result, once the request has ended. Raises the error of a failed request."""
         ...
 
     def cancel(self) -> None:
-        """End it before the engine's next job, from any thread."""
+        """Cancel the request before the engine's next job. May be called from any thread."""
         ...
 
 
 class EnginePort(Protocol):
-    """An engine that requests of one event loop share."""
+    """An engine, for requests of one event loop."""
 
     @property
     def card(self) -> EngineCard:
-        """Raises NotReadyError while it loads."""
+        """Facts about the engine. Raises NotReadyError while it loads."""
         ...
 
     @property
@@ -180,7 +185,8 @@ class EnginePort(Protocol):
 
     @property
     def decoder(self) -> TokenDecoder:
-        """What single tokens say, for log-probabilities and rounds. Raises NotReadyError."""
+        """The decoder of single tokens, for log-probabilities and rounds. Raises
+        NotReadyError."""
         ...
 
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]: ...
@@ -188,13 +194,14 @@ class EnginePort(Protocol):
     async def encode_chat(self, chat: ChatPrompt) -> ChatIds: ...
 
     async def decode(self, ids: Sequence[int]) -> list[str]:
-        """The text that each id adds to those before it; joined, the text of all."""
+        """Return the text that each id adds to the previous ones; joined, they are the whole
+        text."""
         ...
 
     def stream(self, request: EngineRequest) -> EngineStream:
-        """Raises QueueFullError where too many wait, and NotReadyError."""
+        """Start a request. Raises QueueFullError if too many wait, and NotReadyError."""
         ...
 
     async def aclose(self) -> None:
-        """End what runs, whose readers hear of it as an error."""
+        """Stop the engine; requests that still run end with an error."""
         ...

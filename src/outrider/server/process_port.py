@@ -1,10 +1,10 @@
-"""An `EnginePort` over a process that is watched: one that dies or hangs is ended and started anew.
+"""An `EnginePort` over a supervised process: if the process dies or hangs, it is restarted.
 
-Requests in flight go on where they were, with the same text, if their rule draws each token's noise
-by its place alone (greedy, match, coupled): the tokens that the reader has are the beginning of the
-new request. Others end with one clear error. After a crash they go on one by one, each once the one
-before it has written something, so that a request which ends the engine is found out: the second
-time that it does, it is refused, and so is its like.
+A request in flight continues with the same text if its rule draws each token's noise from its
+position alone (greedy, match, coupled): the tokens that the client has become the beginning of the
+new request. Other requests end with an error. After a crash, requests continue one by one, each
+only after the one before it has written something. This identifies a request that crashes the
+engine: after its second crash, it and its like are refused (blame.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider.core.errors import ConfigError, OutriderError, QueueFullError
 from outrider.server.blame import Blame
 from outrider.server.encode_queue import EncodeQueue
 from outrider.server.engine_child import HANG_SECONDS, EngineChild, LoadHungError
-from outrider.server.frames import Cancel, Command, Encode, Load, Told, error_of, submit_of
+from outrider.server.frames import Cancel, Command, Encode, Load, Update, error_of, submit_of
 from outrider.server.port import (
     ChatPrompt,
     EngineCard,
@@ -42,13 +42,13 @@ from outrider.server.process_stream import KeptOutError, ProcessStream
 from outrider.server.restarts import Restarts
 
 _LOG = logging.getLogger(__name__)
-# How much longer than a job the encoding of a prompt may take.
+# Time limit for encoding a prompt, relative to that of a job.
 _ENCODE_RATIO = 2.0
 
 
 class ProcessPort:
-    """An engine in a process that `start` starts. `hang_seconds` is how long a job may take that is
-    ten times as long as any before it."""
+    """An engine in a child process, which `start` starts. A job hangs if it takes longer than
+    `hang_seconds` and ten times as long as any job before it."""
 
     def __init__(self, load: Load, *, hang_seconds: float = HANG_SECONDS) -> None:
         self._load, self._hang_seconds = load, hang_seconds
@@ -60,9 +60,9 @@ class ProcessPort:
         self._keeper: asyncio.Task[None] | None = None
         self._numbers = count()
         self._streams: dict[int, ProcessStream] = {}
-        # Those that go on after a crash, of which the first is not proven yet.
+        # Requests that continue after a crash. The first may be running and is not proven yet.
         self._suspects: deque[ProcessStream] = deque()
-        # May be that of several ports.
+        # Several ports may share it.
         self.blame = Blame()
         self._prompts = EncodeQueue(
             self._send,
@@ -72,12 +72,12 @@ class ProcessPort:
             seconds=_ENCODE_RATIO * hang_seconds,
         )
         self.on_loss: Callable[[ProcessStream], bool] = lambda _: False
-        """Asked where the engine is lost of each request that did not end it: whether it goes on
-        elsewhere (`adopt`)."""
+        """Called after a crash with each request that did not cause it. Returns whether another
+        port continues the request (`adopt`)."""
         self._restarts = Restarts(hang_seconds)
 
     async def start(self) -> None:
-        """Start the process and load. Raises what loading raises."""
+        """Start the process and load the model. Raises the errors of loading."""
         self._state = "loading"
         try:
             child = await self._spawn()
@@ -120,20 +120,20 @@ class ProcessPort:
         return None if self._child is None else self._child.process_id
 
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
-        return (await self._ask(prompt, add_special, None)).ids
+        return (await self._encoded(prompt, add_special, None)).ids
 
     async def encode_chat(self, chat: ChatPrompt) -> ChatIds:
-        return await self._ask("", False, chat)
+        return await self._encoded("", False, chat)
 
     async def decode(self, ids: Sequence[int]) -> list[str]:
         return await asyncio.to_thread(pieces_of, self.decoder, ids)
 
     def stream(self, request: EngineRequest) -> ProcessStream:
-        """While the engine is started again requests wait; so they do while it is found out which
-        of those before them ended it. Raises KeptOutError besides what ports raise."""
+        """Start a request. It waits while the engine restarts, and while earlier requests are tried
+        one by one after a crash. Raises KeptOutError and the errors of all ports."""
         if self._state not in ("ready", "restarting"):
             raise NotReadyError(self._state)
-        # Those that were left end within a round: they keep nobody out.
+        # Requests whose clients left end within a round, so they do not count.
         held = sum(not stream.is_left for stream in self._streams.values())
         if held >= self._load.max_queued:
             raise QueueFullError(held, 1)
@@ -144,7 +144,7 @@ class ProcessPort:
         return stream
 
     def release(self, stream: ProcessStream) -> None:
-        """Let another port `adopt` a request; here it ends unheard."""
+        """Remove a request so that another port can `adopt` it."""
         del self._streams[stream.number]
         if stream.is_sent:
             self._present.send(Cancel(stream.number))
@@ -153,7 +153,7 @@ class ProcessPort:
         stream.is_sent = stream.is_proven = False
 
     def adopt(self, stream: ProcessStream) -> None:
-        """Go on with a request that another port has lost or released."""
+        """Continue a request that another port has lost or released."""
         stream.number, stream.leave = next(self._numbers), self.leave
         self._take_in(stream)
 
@@ -178,7 +178,7 @@ class ProcessPort:
             raise
 
     def leave(self, stream: ProcessStream) -> None:
-        """Cancel a request; its reader hears of its end."""
+        """Cancel a request; its reader gets the end of it."""
         stream.is_left = True
         if stream.is_sent:
             self._present.send(Cancel(stream.number))
@@ -189,7 +189,7 @@ class ProcessPort:
         await self._shut("closed")
 
     async def unload(self) -> None:
-        """End the process until `start` is called again."""
+        """Stop the process until `start` is called again."""
         await self._shut("unloaded")
 
     async def _shut(self, state: EngineState) -> None:
@@ -231,7 +231,7 @@ class ProcessPort:
         return child
 
     async def _supervise(self, child: EngineChild) -> None:
-        """Nobody waits for ever, even where the keeper of the engine has a defect."""
+        """Run `_keep`; if it has a defect, fail all requests, so that no client waits for ever."""
         try:
             await self._keep(child)
         except Exception as error:
@@ -240,11 +240,11 @@ class ProcessPort:
             raise
 
     async def _keep(self, child: EngineChild) -> None:
-        """Hear what the engine tells; start it anew when it ends."""
+        """Process the engine's reports; restart it when it ends."""
         while True:
             async for report in child.reports():
-                if isinstance(report, Told):
-                    self._hear(report)
+                if isinstance(report, Update):
+                    self._take(report)
                 else:
                     error = None if report.error is None else error_of(report.error)
                     self._prompts.answer(report.number, report.found, error)
@@ -256,10 +256,11 @@ class ProcessPort:
                 return
             child = found
 
-    def _hear(self, report: Told) -> None:
+    def _take(self, report: Update) -> None:
         self._status = report.status
         if report.status.state == "failed":
-            # A process whose engine broke is of no use; what its requests were told is not the end.
+            # The process cannot continue after its engine failed. Its requests have not ended:
+            # they may continue in the next process.
             self._present.kill()
             return
         for wrote in report.events:
@@ -288,7 +289,7 @@ class ProcessPort:
         stream.end(result=result, error=error)
 
     async def _start_again(self, how: str) -> EngineChild | None:
-        """None if that is of no use any more."""
+        """Restart the engine; return None if it is given up."""
         self._state = "restarting"
         sent = [one for one in self._streams.values() if one.is_sent]
         num = len(sent) + self._prompts.lost()
@@ -313,7 +314,7 @@ class ProcessPort:
         return child
 
     def _sort(self, sent: Sequence[ProcessStream], how: str) -> None:
-        """Who of those in flight may go on, and who may not."""
+        """Decide for each request that was in flight: refuse, end, move or continue it."""
         waiting = [one for one in self._suspects if not one.is_sent]
         going: list[ProcessStream] = []
         for stream in sent:
@@ -330,11 +331,11 @@ class ProcessPort:
         self._suspects = deque([*going, *(one for one in waiting if not self._gives_up(one))])
 
     def _is_over(self, stream: ProcessStream) -> bool:
-        """True for a text that no other process can go on with."""
+        """Return whether no other process can continue the text."""
         return bool(stream.written) and not is_repeatable(self.card, stream.request.params)
 
     def _gives_up(self, stream: ProcessStream) -> bool:
-        """Whether another port goes on with it."""
+        """Offer the request to other ports; return whether one of them continues it."""
         number = stream.number
         if not self.on_loss(stream):
             return False
@@ -342,7 +343,8 @@ class ProcessPort:
         return True
 
     def _go_on(self) -> None:
-        """Hand in suspects, up to one that has to prove itself first; prompts before requests."""
+        """Submit suspects in order, up to one that must prove itself first. Prompts to encode come
+        before requests."""
         if self._state == "ready":
             self._prompts.go_on()
         while self._suspects and self._state == "ready" and not self._prompts.is_on_trial:
@@ -350,7 +352,7 @@ class ProcessPort:
             if first.ended:
                 self._suspects.popleft()
             elif not first.is_blamed:
-                # It came while others were tried.
+                # It arrived while others were tried.
                 self._submit(self._suspects.popleft())
             elif not first.is_sent:
                 self._submit(first)
@@ -361,28 +363,29 @@ class ProcessPort:
             else:
                 return
         if self._state == "ready":
-            # Those that came while a request was tried.
+            # Prompts that arrived while a request was tried.
             self._prompts.go_on()
 
     @property
     def _is_trying(self) -> bool:
-        """Whether a request proves itself: nothing that comes may end the engine meanwhile."""
+        """Return whether a request is being tried alone: no other work may crash the engine during
+        that time."""
         first = self._suspects[0] if self._suspects else None
         return first is not None and first.is_sent and not (first.is_proven or first.ended)
 
     def _submit(self, stream: ProcessStream) -> None:
         own = self.card.numerics
         if stream.written and stream.numerics not in ("", own):
-            error = EngineLostError(", and the one in its place would write another text")
+            error = EngineLostError(", and the one that replaced it would write another text")
             self._end(stream, error=error)
             return
         stream.numerics, stream.is_sent = own, True
         progress = stream.progress
         progress.hand_in()
-        asked = submit_of(stream.number, stream.request, stream.written, seconds=progress.seconds)
-        self._present.send(asked)
+        submit = submit_of(stream.number, stream.request, stream.written, seconds=progress.seconds)
+        self._present.send(submit)
 
-    async def _ask(self, text: str, add_special: bool, chat: ChatPrompt | None) -> ChatIds:
+    async def _encoded(self, text: str, add_special: bool, chat: ChatPrompt | None) -> ChatIds:
         if self._state != "ready":
             raise NotReadyError(self._state)
         return await self._prompts.ids(Encode(next(self._numbers), text, add_special, chat))

@@ -1,4 +1,4 @@
-"""A request and its events, while processes that run it come and go."""
+"""A request and its events, across restarts of the process that runs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.server.resumed import Progress
 
 
 class KeptOutError(ConfigError):
-    """A request, or one like it, with which the engine ended twice."""
+    """A request that is refused because the engine crashed twice with it, or with one like it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -30,7 +30,7 @@ class KeptOutError(ConfigError):
 
 
 class ProcessStream(AsyncIterator[TextEvent]):
-    """The events of one request, whichever process writes them."""
+    """The events of one request; several processes may write them in turn."""
 
     def __init__(
         self, number: int, request: EngineRequest, leave: Callable[[ProcessStream], None]
@@ -40,7 +40,7 @@ class ProcessStream(AsyncIterator[TextEvent]):
         self.written = list(request.written)
         self.is_proven, self.is_sent, self.is_left, self.ended = False, False, False, False
         self.is_blamed = False
-        # Of the engine that began its text.
+        # The arithmetic of the engine that began the text.
         self.numerics = ""
         self.error: Exception | None = None
         self.found: GenerationResult | None = None
@@ -98,7 +98,7 @@ class ProcessStream(AsyncIterator[TextEvent]):
 
     @cached_property
     def kind(self) -> bytes:
-        """The same of requests that ask for the same, whatever seed was drawn for them."""
+        """A digest of the request without its seed: equal for requests of the same content."""
         request = self.request
         params = replace(request.params, seed=None, max_time=0.0)
         asked = (list(request.prompt_ids), params, dict(request.structure))

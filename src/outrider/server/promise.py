@@ -1,7 +1,7 @@
-"""What the planner promises of an engine before it has run: `outrider plan` from sizes alone.
+"""Predicted speed-up of an engine before it has run: `outrider plan` from sizes alone.
 
-The playground shows it beside what a race measured. The planner is told the target's and the
-drafter's sizes, the device's kind, and what such drafters usually bring, so its interval is wide.
+The playground compares it with the measurement of a race. The planner only has the sizes of target
+and drafter, the kind of device, and typical acceptance of such drafters, so its interval is wide.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from outrider.server.port import Promise
 if TYPE_CHECKING:
     from outrider.api.llm import LLM
 
-# An answer in a chat, alone.
+# Tokens of a typical answer in a chat, with a batch of one.
 _CONTEXT, _NEW_TOKENS = 128, 128
 
 
 def promise_of(llm: LLM) -> Promise | None:
-    """Of the drafter and K in use; None where nothing is drafted, or the planner knows no figures
-    of this device."""
+    """Return the prediction for the drafter and K in use. None without a drafter, or if the planner
+    has no figures for this device."""
     from outrider.api.memory_parts import WEIGHTS
     from outrider.planner.advise import Question, advise
     from outrider.planner.candidates import DraftOption, Engines, PlannedJob

@@ -1,9 +1,9 @@
 """An `EnginePort` over several engine processes of one model: the router of one machine.
 
-A request goes where most of its prompt's beginning was read before, unless that engine has clearly
-more to do than another; then it goes to the one with the least. When an engine dies, requests that
-have written something go on at another of the same numerics, with the same text; those that may
-have ended it wait for its next start, where each has to prove itself.
+A request goes to the engine that has cached most of its prompt's beginning, unless that engine is
+clearly busier than another; then it goes to the least busy one. When an engine dies, requests that
+have written something continue at another engine of the same numerics, with the same text. Requests
+that may have caused the crash wait for the engine's restart, where they are tried one by one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from outrider.server.process_port import ProcessPort
 from outrider.server.process_stream import ProcessStream
 
 _LOG = logging.getLogger(__name__)
-# What all of them are is what the first of these is that any is.
+# The common state is the first of these that any engine is in.
 _STATES: Sequence[EngineState] = (
     *("ready", "restarting", "loading"),
     *("unloaded", "closed", "failed"),
@@ -44,7 +44,8 @@ _LOOK_SECONDS = 0.05
 
 
 class Replica:
-    """One engine, and which beginnings of prompts it has read. One that leaves gets no request."""
+    """One engine, and the beginnings of prompts that it has read. It gets no request while
+    `is_leaving`."""
 
     def __init__(self, port: ProcessPort) -> None:
         self.port = port
@@ -75,8 +76,8 @@ class ReplicasPort:
             replica.port.blame = blame
 
     async def start(self) -> None:
-        """One after another, for each plans its memory by what is free then. Raises what loading
-        raises; none runs on then."""
+        """Start the engines one after another, as each plans its memory by what is free then.
+        Raises the errors of loading; then all engines are stopped."""
         self._is_starting = True
         try:
             for replica in self.replicas:
@@ -90,7 +91,7 @@ class ReplicasPort:
 
     @property
     def card(self) -> EngineCard:
-        """That of all; the window is the smallest one's."""
+        """The card of all engines together; its window is the smallest one."""
         cards = [replica.port.card for replica in self.replicas]
         facts = dict(cards[0].facts, replicas=str(len(cards)))
         window = min(card.window for card in cards)
@@ -101,7 +102,8 @@ class ReplicasPort:
 
     @property
     def status(self) -> EngineStatus:
-        """As of one engine: ready where any is, once all were, and the sums of what they do."""
+        """The status of all engines together: ready if any of them is ready, once all have
+        started; counts are sums."""
         found = tuple(replica.port.status for replica in self.replicas)
         any_is: EngineState = next(
             state for state in _STATES if any(one.state == state for one in found)
@@ -148,14 +150,14 @@ class ReplicasPort:
         await asyncio.gather(*(replica.port.aclose() for replica in self.replicas))
 
     async def unload(self) -> None:
-        """End all of them until `start` is called again."""
+        """Stop all engines until `start` is called again."""
         await asyncio.gather(*(replica.port.unload() for replica in self.replicas))
         for replica in self.replicas:
             replica.known.forget()
 
     async def replace(self, number: int, seconds: float) -> None:
-        """Drain an engine and start it anew while the others serve: what can go on elsewhere does
-        so at once, and the rest gets `seconds` to end. Raises what loading raises."""
+        """Drain an engine and restart it while the others serve. Requests that other engines can
+        continue move at once; the rest has `seconds` to end. Raises the errors of loading."""
         if self._is_starting:
             raise NotReadyError("loading")
         leaving, loop = self.replicas[number], asyncio.get_running_loop()
@@ -175,12 +177,14 @@ class ReplicasPort:
         return [one for one in self.replicas if one.is_ready]
 
     def _next_ready(self) -> Replica:
-        """By turns. Where none is ready, the first one says so."""
+        """Return the next ready engine in turn. If none is ready, return the first one, which
+        raises NotReadyError."""
         ready = self._ready() or self.replicas[:1]
         return ready[next(self._turns) % len(ready)]
 
     def _chosen(self, blocks: Sequence[int]) -> Replica:
-        """Where none is ready, one that is being started, at which requests wait."""
+        """Return the engine for a request. If none is ready, it is one that restarts, where the
+        request waits. Raises NotReadyError."""
         known = self._ready() or [
             one for one in self.replicas if one.port.status.state == "restarting"
         ]
@@ -195,7 +199,7 @@ class ReplicasPort:
             self._move(leaving, stream)
 
     def _move(self, lost: Replica, stream: ProcessStream) -> bool:
-        """Whether a request of the engine that was lost goes on at another one."""
+        """Move a request of a lost engine to another one; return whether there is one for it."""
         lost.known.forget()
         others = self._others(lost, stream)
         if not others:
@@ -207,7 +211,7 @@ class ReplicasPort:
         return True
 
     def _others(self, than: Replica, stream: ProcessStream) -> list[Replica]:
-        """Those at which it can go on with the same text."""
+        """Return the other engines that can continue the request with the same text."""
         found = [one for one in self._ready() if one is not than]
         if not stream.written:
             return found
@@ -215,14 +219,14 @@ class ReplicasPort:
 
 
 async def replace_on_hangup(ports: Sequence[ReplicasPort], seconds: float) -> None:
-    """At each SIGHUP, as of `systemctl reload`, replace all engines that run, one after another;
-    requests have `seconds` each time."""
-    asked, loop = asyncio.Event(), asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    """Restart all engines one after another at each SIGHUP, which `systemctl reload` sends; their
+    requests have `seconds` to end."""
+    hangup, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
     try:
         while True:
-            await asked.wait()
-            asked.clear()
+            await hangup.wait()
+            hangup.clear()
             for port in ports:
                 await _replace_all(port, seconds)
     finally:
@@ -230,7 +234,7 @@ async def replace_on_hangup(ports: Sequence[ReplicasPort], seconds: float) -> No
 
 
 async def _replace_all(port: ReplicasPort, seconds: float) -> None:
-    """As far as others serve meanwhile."""
+    """Restart each engine, provided that another one serves in the meantime."""
     for number in range(len(port.replicas)):
         others = [one for one in port.replicas if one is not port.replicas[number]]
         if not any(one.is_ready for one in others):
@@ -244,7 +248,7 @@ async def _replace_all(port: ReplicasPort, seconds: float) -> None:
 
 
 def _check_alike(cards: Sequence[EngineCard]) -> None:
-    """Raises ConfigError where engines are not of one model on devices of one kind."""
+    """Check that all engines have the same model on devices of one kind. Raises ConfigError."""
     first, *others = [
         {
             "device": card.facts.get("device", "").partition(":")[0],

@@ -1,7 +1,7 @@
-"""How an answer reaches its client: at once, or as server-sent events while it is written.
+"""Responses to clients: whole, or as server-sent events while the answer is written.
 
-Work goes on only while its client stays: a disconnect cancels it. An error before the first byte
-has a status of its own; one after it is a single `error` event, and nothing pretends to be an end.
+A disconnect of the client cancels its work. An error before the first byte has its own status. An
+error after it is sent as one `error` event, without the events that mark a normal end.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _HEADERS = (
 
 
 class ClientGoneError(Exception):
-    """The client left, or did not read for so long that it was cut off."""
+    """The client left, or was cut off because it did not read for too long."""
 
 
 class Reply(Response):
-    """Runs `work` in a place among the requests in flight, and sends what it gives."""
+    """Runs `work` with a slot among the requests in flight, and sends its response."""
 
     def __init__(
         self, site: Site, request: Request, work: Callable[[], Awaitable[Response]]
@@ -43,19 +43,19 @@ class Reply(Response):
             try:
                 async with self._site.held():
                     response = await self._work()
-            except Exception as error:  # noqa: BLE001 - told to the client
+            except Exception as error:  # noqa: BLE001 - sent to the client
                 response = error_response(error, scope["path"])
             await response(scope, receive, send)
 
-        await _in_place(self._site, self._request, receive, send, run)
+        await _admitted(self._site, self._request, receive, send, run)
 
 
 class Waiting(Protocol):
-    """The events of an API that are not of its answer."""
+    """Events of an API that are not part of the answer."""
 
     def waiting(self) -> bytes:
-        """A heartbeat: the beginning of the answer if it was not sent, else what changes nothing.
-        Clients count events, not comments."""
+        """A heartbeat: the beginning of the answer if it was not sent yet, else an event that
+        changes nothing. It is an event because clients ignore comments in their timeouts."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
@@ -64,22 +64,22 @@ class Waiting(Protocol):
 
 
 class EventReply(Response):
-    """Sends the events of `make`, each piece of bytes in one write, and heartbeats of `told`
-    between them so that nobody takes a long wait for an end."""
+    """Sends the events of `make`, each piece of bytes in one write. Heartbeats of `extra` between
+    them keep clients from mistaking a long wait for an end."""
 
     def __init__(
         self,
         site: Site,
         request: Request,
         make: Callable[[], Awaitable[AsyncGenerator[bytes]]],
-        told: Waiting,
+        extra: Waiting,
     ) -> None:
         super().__init__()
-        self._site, self._request, self._make, self._told = site, request, make, told
+        self._site, self._request, self._make, self._extra = site, request, make, extra
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        writer = EventWriter(send, self._site.limits, self._told.waiting)
+        writer = EventWriter(send, self._site.limits, self._extra.waiting)
 
         async def run() -> None:
             try:
@@ -94,28 +94,31 @@ class EventReply(Response):
                 # A heartbeat stalled while the engine worked.
                 writer.check()
                 raise
-            except Exception as error:  # noqa: BLE001 - told to the client
+            except Exception as error:  # noqa: BLE001 - sent to the client
                 if not writer.has_begun:
                     writer.stop()
                     await error_response(error, path)(scope, receive, send)
                     return
-                await writer.write(self._told.failure(api_error(error, path)))
+                await writer.write(self._extra.failure(api_error(error, path)))
                 await writer.end()
             finally:
                 writer.stop()
 
         writer.start()
         try:
-            await _in_place(self._site, self._request, receive, send, run)
+            await _admitted(self._site, self._request, receive, send, run)
         finally:
             writer.stop()
 
 
 class EventWriter:
-    """Writes events to one client, from one task. Headers go out with the first piece, or with the
-    first of the heartbeats that `waiting` makes: one comes after `ping_seconds` without a piece,
-    the first one `begin_seconds` after the engine took the request. One timer watches all of it,
-    for a timer a write would cost more than the write."""
+    """Writes events to one client, from one task.
+
+    Headers are sent with the first piece or with the first heartbeat, which `waiting` makes. A
+    heartbeat follows `ping_seconds` without a piece; the first one follows `begin_seconds` after
+    the engine accepted the request. A single timer watches all this, because a timer for each write
+    would cost more than the write.
+    """
 
     def __init__(self, send: Send, limits: Limits, waiting: Callable[[], bytes]) -> None:
         self._send, self._limits, self._waiting = send, limits, waiting
@@ -135,7 +138,8 @@ class EventWriter:
         self._timer = self._loop.call_later(wait, self._look)
 
     def opened(self) -> None:
-        """The engine has the request: what it refuses it refuses soon."""
+        """Note that the engine has the request. If it refuses the request, it does so soon, so the
+        first heartbeat waits for `begin_seconds`."""
         if not self.has_begun:
             self.stop()
             self._last = self._loop.time()
@@ -151,7 +155,7 @@ class EventWriter:
             self._ping = None
 
     async def write(self, piece: bytes) -> None:
-        """Raises ClientGoneError if the client does not read."""
+        """Send a piece. Raises ClientGoneError if the client does not read."""
         if not piece:
             return
         if self._ping is not None:
@@ -193,11 +197,11 @@ class EventWriter:
             self.check()
             raise
         except (OSError, RuntimeError):
-            # What servers raise where the connection has ended.
+            # ASGI servers raise these errors after the connection has ended.
             raise ClientGoneError from None
 
     def _look(self) -> None:
-        """Cut off a client that does not read, and tell one that waits that the server lives."""
+        """Cut off a client that does not read; send a heartbeat to one that waits."""
         limits, now = self._limits, self._loop.time()
         if self._since is not None and now - self._since >= limits.write_seconds:
             self._is_stalled = True
@@ -206,7 +210,7 @@ class EventWriter:
             return
         if self._since is None and now - self._last >= self._silence:
             self._ping = self._loop.create_task(self._written(self._waiting()))
-            self._ping.add_done_callback(_heard)
+            self._ping.add_done_callback(_retrieve)
             self._last, self._silence = now, limits.ping_seconds
         if self._since is None:
             wait = min(self._last + self._silence - now, limits.write_seconds)
@@ -215,26 +219,27 @@ class EventWriter:
         self._timer = self._loop.call_later(max(0.0, wait), self._look)
 
 
-async def _in_place(
+async def _admitted(
     site: Site, request: Request, receive: Receive, send: Send, run: Callable[[], Awaitable[None]]
 ) -> None:
     try:
-        with site.place(key_of(request), is_in=request.scope.get("outrider.is_in", False)):
+        with site.slot(key_of(request), is_in=request.scope.get("outrider.is_in", False)):
             await while_connected(receive, run)
     except ClientGoneError:
         return
-    except Exception as error:  # noqa: BLE001 - there was no place, and nothing was sent
+    except Exception as error:  # noqa: BLE001 - no slot was free, and nothing was sent
         await error_response(error, request.scope["path"])(request.scope, receive, send)
 
 
-def _heard(task: asyncio.Future[None]) -> None:
-    """Of a client that is gone: whoever writes to it next hears of that, and no log need."""
+def _retrieve(task: asyncio.Future[None]) -> None:
+    """Retrieve the error of a task so that asyncio does not log it: the next write to a client that
+    is gone raises it again."""
     if not task.cancelled():
         task.exception()
 
 
 async def while_connected(receive: Receive, run: Callable[[], Awaitable[None]]) -> None:
-    """`run`, which is cancelled when the client leaves; then ClientGoneError is raised."""
+    """Run `run`, and cancel it when the client leaves. Raises ClientGoneError then."""
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("no task")
@@ -248,7 +253,7 @@ async def while_connected(receive: Receive, run: Callable[[], Awaitable[None]]) 
         task.cancel()
 
     watcher = asyncio.ensure_future(watch())
-    watcher.add_done_callback(_heard)
+    watcher.add_done_callback(_retrieve)
     try:
         await run()
     except asyncio.CancelledError:

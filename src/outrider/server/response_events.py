@@ -25,12 +25,12 @@ from outrider.server.events import (
 )
 from outrider.server.response_items import usage_record
 
-# By the type of an item: that of its part, and what its events are called.
+# By the type of an item: the type of its part, and the name of its events.
 _TEXTS = {"message": ("output_text", "output_text"), "reasoning": ("reasoning_text",) * 2}
 
 
 class ResponseEvents:
-    """Of one answer."""
+    """The events of one answer."""
 
     def __init__(
         self, record: dict[str, Any], logprobs_of: Callable[[Step], list[dict[str, Any]]]
@@ -49,10 +49,10 @@ class ResponseEvents:
         return self._event("response.in_progress", response=dict(self.record))
 
     def take(self, step: Step) -> list[Event]:
-        told = self._logprobs_of(step) if step.logprobs else []
+        logprobs = self._logprobs_of(step) if step.logprobs else []
         found: list[Event] = []
         for part in step.parts:
-            found += self._part(part, told)
+            found += self._part(part, logprobs)
         if step.rounds and found:
             found[0]["outrider.round"] = list(step.rounds)
         return found
@@ -130,7 +130,7 @@ class ResponseEvents:
         return [*found, self._added()]
 
     def _closed(self, status: str) -> list[Event]:
-        """The end of the item that is open, if one is."""
+        """Return the last events of the open item, if there is one."""
         item, text = self._item, "".join(self._pieces)
         if item is None:
             return []
@@ -150,7 +150,7 @@ class ResponseEvents:
             ]
         if kind != "reasoning":
             item["status"] = status
-        found.append(self._event("response.output_item.done", **self._place(), item=item))
+        found.append(self._event("response.output_item.done", **self._index(), item=item))
         self.record["output"] = [*self.record["output"], item]
         self._item = None
         self._pieces, self._logprobs = [], []
@@ -158,16 +158,16 @@ class ResponseEvents:
 
     def _added(self) -> Event:
         item = dict(self._item or {})
-        return self._event("response.output_item.added", **self._place(), item=item)
+        return self._event("response.output_item.added", **self._index(), item=item)
 
     def _of_part(self, what: str, part: dict[str, Any]) -> Event:
         return self._of_item(f"response.content_part.{what}", content_index=0, part=part)
 
     def _of_item(self, kind: str, **more: object) -> Event:
         item_id = (self._item or {}).get("id")
-        return self._event(kind, item_id=item_id, **self._place(), **more)
+        return self._event(kind, item_id=item_id, **self._index(), **more)
 
-    def _place(self) -> dict[str, Any]:
+    def _index(self) -> dict[str, Any]:
         return {"output_index": len(self.record["output"])}
 
     def _event(self, kind: str, **more: object) -> Event:

@@ -1,4 +1,5 @@
-"""Responses API: items of an input as messages of a template, and the record of an answer."""
+"""Responses API: translation of input items to messages of a chat template, and the record of an
+answer."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from outrider.server.events import Usage
 from outrider.server.turns import Turns, mapping, named, text_of
 
 Item: TypeAlias = Mapping[str, Any]
-# Told again with the keys that a request may leave out.
+# Fields of the request that the record repeats, completed with the keys that a request may omit.
 _COMPLETED = ("reasoning", "text", "tools")
 
 
 def turns_of(instructions: str | None, given: str | Sequence[Item]) -> Turns:
-    """Raises ApiError for messages that cannot be read, and references."""
+    """Translate an input. Raises ApiError for messages that cannot be read, and for references to
+    stored items."""
     turns = Turns()
     if instructions:
         turns.system(instructions)
@@ -45,8 +47,8 @@ def _add(turns: Turns, item: Item, where: str) -> None:
 
 
 def _is_call(turns: Turns, item: Item, kind: str, where: str) -> bool:
-    """Whether an item is a call of a tool that the client ran, or what it gave, of whatever type;
-    then it is added."""
+    """Add an item if it is a call of a tool that the client ran, or the output of one, of any
+    type; return whether it is."""
     call_id = item.get("call_id", item.get("id") if kind == "mcp_call" else None)
     if not isinstance(call_id, str):
         return False
@@ -65,8 +67,8 @@ def _is_call(turns: Turns, item: Item, kind: str, where: str) -> bool:
 
 
 def tools_of(given: Sequence[Item] | None) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Functions in the form of templates, and a warning for each tool of another type: clients
-    offer those that only their maker's servers run."""
+    """Return functions in the form that templates expect, and a warning for each tool of another
+    type: clients also offer tools that only OpenAI's servers run."""
     found: list[Mapping[str, Any]] = []
     warnings: list[str] = []
     for i, tool in enumerate(given or ()):
@@ -82,7 +84,7 @@ def tools_of(given: Sequence[Item] | None) -> tuple[list[Mapping[str, Any]], lis
 
 
 def format_asked(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """`text.format`, as chat completions say it."""
+    """Return `text.format` in the form of chat completions."""
     given = cast("Mapping[str, Any] | None", (text or {}).get("format"))
     if given is None:
         return None
@@ -108,7 +110,8 @@ def usage_record(usage: Usage) -> dict[str, Any]:
 
 
 def new_record(name: str, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a response that has just begun. `asked` has what is told again of the request."""
+    """Return the record of a response that has just begun. `asked` has the fields of the request
+    that the record repeats."""
     return {
         "id": name,
         "object": "response",
@@ -132,12 +135,12 @@ def new_record(name: str, model: str, asked: Mapping[str, Any]) -> dict[str, Any
         "reasoning": {"effort": None, "summary": None, **(asked.get("reasoning") or {})},
         "safety_identifier": None,
         "service_tier": "default",
-        # Nothing is kept after the answer, whatever was asked.
+        # Nothing is stored after the answer, even if requested.
         "store": False,
         "temperature": 1.0,
-        "text": _text_told(asked.get("text") or {}),
+        "text": _whole_text(asked.get("text") or {}),
         "tool_choice": "auto",
-        "tools": [_told(tool) for tool in asked.get("tools") or ()],
+        "tools": [_whole_tool(tool) for tool in asked.get("tools") or ()],
         "top_logprobs": 0,
         "top_p": 1.0,
         "truncation": "disabled",
@@ -147,8 +150,8 @@ def new_record(name: str, model: str, asked: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _text_told(text: Item) -> Item:
-    """What the text is to be, with all keys that the type of its format has."""
+def _whole_text(text: Item) -> Item:
+    """Return the `text` field with all keys that the type of its format has."""
     given: object = text.get("format")
     if isinstance(given, Mapping):
         form = cast("Item", given)
@@ -158,8 +161,8 @@ def _text_told(text: Item) -> Item:
     return {**text, "format": {"type": "text"}}
 
 
-def _told(tool: Item) -> Item:
-    """A tool with all keys that its type has."""
+def _whole_tool(tool: Item) -> Item:
+    """Return a tool with all keys that its type has."""
     if tool.get("type") != "function":
         return tool
     return {"description": None, "parameters": None, "strict": None, **tool}

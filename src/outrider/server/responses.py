@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses API, without a memory between requests."""
+"""POST /v1/responses: OpenAI's Responses API, without stored state between requests."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from outrider.server.wire import json_response, read
 
 PATH = "/v1/responses"
 _LOGPROBS = "message.output_text.logprobs"
-# Of the request, what its response tells again.
-_TOLD = (
+# Fields of the request that its response repeats.
+_REPEATED = (
     *(
         "instructions",
         "max_output_tokens",
@@ -42,13 +42,13 @@ _TOLD = (
     *("prompt_cache_key", "reasoning", "safety_identifier", "text", "tool_choice", "tools"),
     *("top_logprobs", "top_p", "user"),
 )
-# Of the parameters, what holds where a request leaves it out.
-_MEANT = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+# Parameters whose values the response reports even if the request left them out.
+_REPORTED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 class ResponseBody(Asked, frozen=True, kw_only=True):
-    IN_VAIN: ClassVar[Mapping[str, str]] = {
-        **Asked.IN_VAIN,
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **Asked.IGNORED,
         "max_tool_calls": "it counts tools that a server runs, here none",
     }
 
@@ -105,7 +105,7 @@ def response_routes(site: Site) -> list[Route]:
 
 def _refuse(body: ResponseBody) -> None:
     if body.input is None and not body.instructions and body.prompt is None:
-        # An empty list is a probe, with which clients try a server.
+        # An empty list is accepted: clients send it to probe a server.
         raise ApiError(400, "input: there is none.", param="input", code="invalid_value")
     if body.previous_response_id is not None or body.conversation is not None:
         name = "conversation" if body.previous_response_id is None else "previous_response_id"
@@ -121,7 +121,7 @@ def _refuse(body: ResponseBody) -> None:
 
 
 def chat_of(body: ResponseBody) -> ChatPrompt:
-    """The conversation for the template. Raises ApiError."""
+    """Return the conversation for the template. Raises ApiError."""
     tooling = tooling_of(tools_of(body.tools)[0], body.tool_choice, body.parallel_tool_calls)
     variables = dict(body.chat_template_kwargs or {})
     effort = (body.reasoning or {}).get("effort")
@@ -135,9 +135,9 @@ def chat_of(body: ResponseBody) -> ChatPrompt:
 
 def events_of(exchange: Exchange[ResponseBody]) -> ResponseEvents:
     body = exchange.body
-    given = {name: getattr(body, name) for name in _TOLD}
-    told = {name: value for name, value in given.items() if value is not None}
-    record = new_record(f"resp_{uuid4().hex}", exchange.site.name, told)
+    given = {name: getattr(body, name) for name in _REPEATED}
+    repeated = {name: value for name, value in given.items() if value is not None}
+    record = new_record(f"resp_{uuid4().hex}", exchange.site.name, repeated)
 
     def logprobs(step: Step) -> list[dict[str, Any]]:
         return chat_logprobs(exchange.site.port.decoder, step.logprobs, body.top_logprobs or 0)
@@ -159,12 +159,12 @@ def _params_of(site: Site, body: ResponseBody) -> SamplingParams:
 
 
 async def open_response(exchange: Exchange[ResponseBody], record: dict[str, Any]) -> list[Answer]:
-    """`record` is told what the parameters are."""
+    """Start the answer, and write the values of the parameters to `record`."""
     body = exchange.body
     tools, warnings = tools_of(body.tools)
     exchange.warnings += warnings
     tooling = tooling_of(tools, body.tool_choice, body.parallel_tool_calls)
     params = _params_of(exchange.site, body)
-    record |= {name: getattr(params, name) for name in _MEANT}
+    record |= {name: getattr(params, name) for name in _REPORTED}
     form = format_asked(body.text)
     return await exchange.converse(chat_of(body), tooling, params, form, "text.format")

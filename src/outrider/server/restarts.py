@@ -1,11 +1,11 @@
-"""Starts of an engine's process: how many, how often, and how long each may take.
+"""Limits for restarts of an engine's process: how many, how often, and how long each may take.
 
-What ends an engine while requests run is one of these (blame.py), and says nothing of the engine:
-such ends only have their starts bounded by the minute. Ends of an engine that nothing ran in, and
-starts that come to no working engine, are its own, and too many of them give it up.
+If an engine crashes while requests run, a request is considered the cause (blame.py). Such crashes
+only limit the number of starts per minute. The engine itself is the cause if it crashes without
+requests or does not start; after too many of these failures it is given up.
 
-The first load takes as long as it takes. Later ones have a limit, for a process that hangs while it
-loads says nothing: three times the longest load so far, and twice as long after each that hung.
+The first load has no time limit. Later ones have one, because a process that hangs while it loads
+sends no report: three times the longest load so far, doubled after each load that hung.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from time import monotonic
 
 from outrider.server.port import NotReadyError
 
-# More ends of its own in so long, and the engine is given up.
+# With more failures of its own within this time, the engine is given up.
 MOST_ENDS, ENDS_SECONDS = 5, 600.0
-# More starts in so long wait, whatever they are for.
+# With more starts within this time, further starts wait, whatever their reason.
 MOST_STARTS, STARTS_SECONDS = 6, 60.0
 _PAUSE_SECONDS, _LOAD_RATIO = 0.1, 3.0
-# Limits of a load after which a lost engine is overdue: one that hangs, the next try, and more.
+# An engine is overdue after this many time limits of a load: enough for a load that hangs and the
+# next try.
 _OVERDUE_LOADS = 4.0
 
 
 class Restarts:
-    """Of one engine. `least_seconds` is the least limit of a load."""
+    """Starts and failures of one engine. `least_seconds` is the least time limit of a load."""
 
     def __init__(self, least_seconds: float) -> None:
         self._least_seconds = least_seconds
@@ -37,44 +38,44 @@ class Restarts:
 
     @property
     def load_seconds(self) -> float | None:
-        """The limit of the next load; None before any has come to its end."""
+        """The time limit of the next load; None before the first load has ended."""
         return self._limit * 2**self._num_hung if self._longest_load else None
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the engine is away for longer than starting it again should take."""
+        """True if the engine is away for longer than a restart should take."""
         return self._lost_at is not None and (
             monotonic() - self._lost_at > _OVERDUE_LOADS * self._limit
         )
 
     @property
     def is_bounded(self) -> bool:
-        """True if the next start waits, for there were as many in a minute as there may be."""
+        """True if the next start must wait because there were too many within a minute."""
         return len(_since(self._starts, STARTS_SECONDS)) >= MOST_STARTS
 
     def lost(self, *, is_own: bool) -> None:
-        """The engine has ended, while nothing ran in it if the end is its own."""
+        """Note that the engine has ended. `is_own` means that no request ran in it."""
         self.num += 1
         self._lost_at = monotonic()
         if is_own:
             self._ends.append(self._lost_at)
 
     def failed(self) -> None:
-        """A start came to no engine that works."""
+        """Note that a start has failed."""
         self._ends.append(monotonic())
 
     def hung(self) -> None:
-        """A load was ended at its limit."""
+        """Note that a load was stopped at its time limit."""
         self._num_hung += 1
 
     def loaded(self, seconds: float) -> None:
-        """The engine is there again."""
+        """Note that the engine has loaded."""
         self._longest_load = max(self._longest_load, seconds)
         self._num_hung, self._lost_at = 0, None
 
     async def pause(self) -> None:
-        """At once the first time, later and later then. Raises NotReadyError after too many ends
-        of the engine's own."""
+        """Wait before a start: not at all the first time, then longer each time. Raises
+        NotReadyError after too many failures of the engine itself."""
         if len(_since(self._ends, ENDS_SECONDS)) > MOST_ENDS:
             raise NotReadyError("failed")
         starts = _since(self._starts, STARTS_SECONDS)
@@ -91,7 +92,7 @@ class Restarts:
 
 
 def _since(times: deque[float], seconds: float) -> deque[float]:
-    """`times` without those that are longer ago."""
+    """Drop the times that are more than `seconds` ago; return `times`."""
     while times and monotonic() - times[0] > seconds:
         times.popleft()
     return times

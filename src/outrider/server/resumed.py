@@ -1,7 +1,7 @@
-"""A request that engines' processes came and went for: its statistics as those of one request.
+"""Statistics of a request that several engine processes wrote, as those of one request.
 
-The result that the last process tells is of the rounds that ran there. Rounds of those before it
-are told with each event, so none is counted whose tokens were lost.
+The result of the last process only covers the rounds that ran there. The earlier processes reported
+their rounds with each event, so rounds whose tokens were lost are not counted.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from outrider.api.result import GenerationResult
 from outrider.core.budget import RoundTrace
 from outrider.metrics.summary import Stats, summarise, together
 
-# Rounds that are kept one by one; more are added up.
+# Number of rounds that are stored one by one; more are added up.
 _MOST_ROUNDS = 64
 
 
 class Progress:
-    """What was written of one request so far, and what that took."""
+    """The statistics of one request so far."""
 
     def __init__(self, num_prompt: int) -> None:
         self._num_prompt = num_prompt
         self._came = monotonic()
-        # Of the present process: when it was asked, and its rounds.
-        self._asked, self._num_read = 0.0, 0
+        # Of the current process: when the request was submitted to it, and its rounds.
+        self._submitted, self._num_read = 0.0, 0
         self._rounds: list[RoundTrace] = []
         self._stats: list[Stats] = []
-        # Of all together, and of processes that ended.
+        # Of all processes together, and of those that have ended.
         self._arrivals: list[float] = []
         self._past: list[Stats] = []
         self._num_past, self._num_cached = 0, 0
-        self._kept, self._in_vain, self._past_predicted = 0, 0, (0, 0)
+        self._accepted, self._rejected, self._past_predicted = 0, 0, (0, 0)
 
     @property
     def seconds(self) -> float:
-        """Since the request came."""
+        """Seconds since the request arrived."""
         return monotonic() - self._came
 
     def take(self, num_tokens: int, rounds: Sequence[RoundTrace]) -> None:
@@ -46,30 +46,30 @@ class Progress:
             self._add_up()
 
     def hand_in(self) -> None:
-        """It goes to a process, from which the next rounds are."""
-        self._asked = self.seconds
+        """Note that the request is submitted to a process, which runs the next rounds."""
+        self._submitted = self.seconds
         if len(self._arrivals) == self._num_past:
-            # The process before wrote nothing, or there was none.
+            # The previous process wrote nothing, or this is the first one.
             return
         self._add_up()
         if not self._past:
-            # The last token of a prompt is read with the first round.
+            # The last token of a prompt is read with the first round, so it is never cached.
             self._num_cached = max(0, self._num_prompt - 1 - self._num_read)
         self._past += self._stats
         self._stats.clear()
         self._num_past = len(self._arrivals)
-        self._past_predicted = self._kept, self._in_vain
+        self._past_predicted = self._accepted, self._rejected
 
     def whole(self, result: GenerationResult) -> GenerationResult:
-        """`result`, which the present process told, with what those before it did."""
+        """Return `result`, which is of the current process, with the work of earlier ones added."""
         if not self._past:
             return result
-        arrivals = [round(self._asked + seconds, 9) for seconds in result.token_seconds]
+        arrivals = [round(self._submitted + seconds, 9) for seconds in result.token_seconds]
         arrivals = (*self._arrivals[: self._num_past], *arrivals)
         predicted = result.prediction_tokens
         if predicted is not None:
-            kept, in_vain = self._past_predicted
-            predicted = predicted[0] + kept, predicted[1] + in_vain
+            accepted, rejected = self._past_predicted
+            predicted = predicted[0] + accepted, predicted[1] + rejected
         return replace(
             result,
             stats=together([*self._past, result.stats], total_seconds=arrivals[-1]),
@@ -85,6 +85,6 @@ class Progress:
         self._num_read += sum(trace.num_prompt_tokens for trace in rounds)
         for trace in rounds:
             if trace.drafter == "prediction":
-                self._kept += trace.num_accepted
-                self._in_vain += trace.num_drafted - trace.num_accepted
+                self._accepted += trace.num_accepted
+                self._rejected += trace.num_drafted - trace.num_accepted
         rounds.clear()

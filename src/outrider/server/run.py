@@ -1,7 +1,7 @@
-"""Runs the server: granian in this event loop, signals, and an orderly end.
+"""Running the server: granian in this event loop, signals, and an orderly shutdown.
 
-The port listens while the engine loads, so that whoever waits for /ready is answered. On SIGTERM
-or Ctrl-C new requests are refused and those that run get time to end; a second signal ends at once.
+The port listens while the engine loads, so that /ready is answered. On SIGTERM or Ctrl-C, new
+requests are refused and running ones get time to end; a second signal stops the server at once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from outrider.server.site import Site
 
 _LOG = logging.getLogger(__name__)
 _HEADER_MILLISECONDS = 10_000
-# Of each connection, in which headers must fit.
+# Buffer of each connection; the headers must fit into it.
 _BUFFER_BYTES = 64 << 10
-# An idle one takes about 3 kB and is closed after 10 seconds.
+# An idle connection takes about 3 kB and is closed after 10 seconds.
 _MOST_CONNECTIONS = 16_384
 _MOST_OF_HEALTH = 256
 HEALTH_PATHS = ("/health", "/ready", "/metrics")
-# Files besides those of connections: the engine's pipes, models, libraries.
+# Number of open files other than connections: the engine's pipes, models, libraries.
 _OTHER_FILES = 256
 _LAST_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 1.0
@@ -49,9 +49,12 @@ async def run_server(
     ready: Callable[[], None],
     also: Sequence[Coroutine[None, None, None]] = (),
 ) -> None:
-    """Serve until a signal. `load` makes the engine ready while the port listens already, and then
-    `ready` is called; `also` runs meanwhile. HEALTH_PATHS are answered at the address's health port
-    too. Raises what `load` raises."""
+    """Serve until a signal.
+
+    `load` loads the engine while the port already listens; then `ready` is called. `also` runs in
+    the background. HEALTH_PATHS are also answered at the address's health port. Raises the errors
+    of `load`, and MachineError if the server ends by itself.
+    """
     asyncio.get_running_loop().set_exception_handler(tell_of_task)
     server = _granian(app, address, most_connections())
     second = None
@@ -62,14 +65,14 @@ async def run_server(
     healthy = second and asyncio.ensure_future(second.serve())
     loading = asyncio.create_task(load())
     stopping = asyncio.ensure_future(ended.wait())
-    beside = [asyncio.create_task(one) for one in also]
+    background = [asyncio.create_task(one) for one in also]
     try:
         await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
             ready()
             failing = asyncio.create_task(_failed(site))
-            beside.append(failing)
+            background.append(failing)
             await asyncio.wait({serving, stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             raise MachineError(f"the server at {address.url} ended.", hint="the log says why")
@@ -78,22 +81,23 @@ async def run_server(
         await _none_running(site, site.limits.drain_seconds)
     finally:
         site.traffic.ending = True
-        for task in (loading, stopping, *beside):
+        for task in (loading, stopping, *background):
             task.cancel()
         await asyncio.gather(*(one.port.aclose() for one in site.all))
-        # Those whose engine was closed are told so.
+        # Requests that still run now get an error; it needs a moment to reach their clients.
         await _none_running(site, _LAST_WORDS_SECONDS)
         for one, running in ((server, serving), (second, healthy)):
             if one is not None and running is not None:
                 one.stop()
                 with suppress(Exception):
                     await asyncio.wait_for(running, _LAST_SECONDS)
-        # Threads of granian must not meet an interpreter that ends.
+        # Threads of granian must end before the interpreter does.
         await asyncio.sleep(_THREADS_SECONDS)
 
 
 async def _failed(site: Site) -> None:
-    """Until every engine is given up: who supervises the server then starts it anew."""
+    """Wait until every engine is given up. The server then ends, and its supervisor restarts
+    it."""
     while any(one.port.status.state != "failed" for one in site.all):
         await asyncio.sleep(1.0)
 
@@ -133,7 +137,8 @@ def _health_only(app: ASGIApp) -> ASGIApp:
 
 
 def most_connections() -> int:
-    """Connections that may be open at once. As many files are allowed for them as can be."""
+    """Return how many connections may be open at once; raise the limit of open files for them as
+    far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_CONNECTIONS + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
@@ -147,7 +152,7 @@ def most_connections() -> int:
 
 
 def _signals(site: Site) -> asyncio.Event:
-    """An event that the first signal sets; the second one ends the wait for requests."""
+    """Return an event that the first signal sets; a second signal ends the wait for requests."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def note() -> None:
@@ -162,7 +167,7 @@ def _signals(site: Site) -> asyncio.Event:
 
 
 async def _none_running(site: Site, seconds: float) -> None:
-    """Wait for the requests in flight, but so long at most, and not once somebody hurries."""
+    """Wait for the requests in flight, but at most `seconds`, and only until a second signal."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while site.traffic.num_running and loop.time() < until and not site.traffic.hurried:

@@ -1,6 +1,6 @@
-"""What all routes share: models and their engines, limits, and whether the server is ending.
+"""State that all routes share: models and their engines, limits, and the requests in flight.
 
-A part of the server is a function from a `Site` to its routes; `app.py` puts them together.
+A part of the server is a function that takes a `Site` and returns routes; `app.py` combines them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from outrider.core.drafter_kinds import KINDS
 from outrider.core.errors import ConfigError
 from outrider.core.fields import default_of
 from outrider.core.params import ADVISED, SamplingParams
+from outrider.server.admission import Admission, Bodies
 from outrider.server.errors import ApiError
 from outrider.server.events import Usage
-from outrider.server.places import Bodies, Places
 from outrider.server.port import EnginePort, EngineRequest
 
-# Drafters that draft from what any request said or wrote.
+# Drafters that learn from the texts of all requests.
 LEARNS_OF_ALL = ("suffix", "recycling", "lookup", "portfolio")
 # Completions that one request may ask for.
 MOST_PROMPTS = 128
@@ -32,8 +32,8 @@ Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "other"
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """A completion that ended, well or not. `model` is the first of its model's names, and
-    `request_id` what the client was told in `x-request-id`."""
+    """A completion that ended, with or without an error. `model` is the first of its model's
+    names, and `request_id` is that of the header `x-request-id`."""
 
     result: GenerationResult
     request: EngineRequest
@@ -46,90 +46,90 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Observer(Protocol):
-    """Counts what happens. All is told in the event loop's thread."""
+    """An observer of requests. Its methods are called in the event loop's thread."""
 
     def wrote(self, num_tokens: int, *, model: str, engine: int) -> None:
-        """Tokens that a step of some request brought, of the model's engine of this number."""
+        """A step of a request has written tokens; `engine` is the number of the model's engine."""
         ...
 
     def observe(self, ended: Ended) -> None: ...
 
     def observe_refusal(self, status: int, api: Api) -> None:
-        """An answer of status 400 or more."""
+        """The server has answered with a status of 400 or more."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of what clients may take. Seconds bound what a slow one can hold."""
+    """Limits for clients. The times limit how long a slow client can hold resources."""
 
     body_bytes: int = 4 << 20
     header_bytes: int = 16 << 10
     body_seconds: float = 15.0
     write_seconds: float = 30.0
     begin_seconds: float = 2.0
-    """How long an engine may take to refuse a request before the stream of it begins."""
+    """Seconds after which a stream begins if the engine has not refused the request."""
     ping_seconds: float = 15.0
     drain_seconds: float = 30.0
     file_bytes: int = 0
-    """Of a file that a client sends; 0 where the server takes none."""
+    """Maximum size of an uploaded file; 0 if the server takes no files."""
     most_running: int = 1_000
-    """Completions in flight at once, those that wait included, before a request is refused."""
+    """Maximum number of completions in flight, those that wait included."""
     most_of_a_key: int = 256
 
     @property
     def most_completions(self) -> int:
-        """That are ever in flight: the last request that finds a place may have many."""
+        """Upper bound of completions in flight: the last request that is admitted may have many."""
         return 2 * self.most_running + MOST_PROMPTS
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Of all models of one server together."""
+    """Requests of all models of one server together."""
 
     ending: bool = False
-    """Whether new requests are refused, because those that run are the last ones."""
+    """True while the server shuts down: new requests are refused."""
     hurried: bool = False
-    """Whether those are not waited for either."""
-    places: Places = field(default_factory=Places)
+    """True if the shutdown does not wait for running requests either."""
+    admission: Admission = field(default_factory=Admission)
     bodies: Bodies = field(default_factory=Bodies)
     num_alarms: int = 0
-    """Audits that found another text."""
+    """Number of audits that found a different text."""
 
     @property
     def num_running(self) -> int:
-        return self.places.taken.total()
+        return self.admission.taken.total()
 
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """A server as one of its models sees it. `defaults` are sampling parameters that its owner
-    chose, by name; `names` are what its model is called, the first one in answers."""
+    """A model of a server, with the state that all models share. `defaults` are sampling parameters
+    that the server's owner chose, by name. `names` are the names of the model."""
 
     port: EnginePort
     names: tuple[str, ...]
     asked_as: str = ""
     others: tuple[Site, ...] = ()
-    """The server's further models; one that is asked for without a name is the first."""
+    """The server's other models. Requests without a model name use this one."""
     held: Callable[..., AbstractAsyncContextManager[object]] = nullcontext
-    """Within it the model stays loaded, and on the way in it is waited for (models.py). A number
-    is for how many seconds after it the model is kept."""
+    """Context that waits for the model to be loaded and keeps it loaded (models.py). Its optional
+    argument is the number of seconds for which the model stays loaded afterwards."""
     would_load: Callable[[], bool] = lambda: False
-    """Whether the model is loaded for the next request, should it not be."""
+    """Returns whether the next request would load the model if it is not loaded."""
     limits: Limits = field(default_factory=Limits)
     defaults: dict[str, object] = field(default_factory=dict[str, object])
     observers: list[Observer] = field(default_factory=list[Observer])
     started: float = field(default_factory=time.time)
     shares_prefixes: bool = False
-    """Whether one key's requests may find what another's left in the prefix cache: who measures
-    how long a first token takes would learn of it."""
+    """Whether requests of all keys share the prefix cache. The time to the first token then
+    reveals whether another key has used the same prompt."""
     keeps_apart: bool = False
-    """Whether several keys are known, of which none may learn what another's requests said."""
+    """Whether there are several keys whose requests must not influence each other."""
     traffic: Traffic = field(default_factory=Traffic)
 
     def of(self, asked: str | None) -> Site:
-        """The same for the model that is asked for, under the name that it is asked by. Raises
-        ApiError for one that is not here."""
+        """Return the site of the requested model, under the requested name. Raises ApiError for an
+        unknown model."""
         if not asked:
             return self
         for one in self.all:
@@ -144,45 +144,44 @@ class Site:
 
     @property
     def name(self) -> str:
-        """What answers call the model; metrics call it by the first of its names."""
+        """The model's name in answers; metrics use the first of its names."""
         return self.asked_as or self.names[0]
 
     @property
     def would_answer(self) -> bool:
-        """Whether a request of now is answered, perhaps once the model is loaded again."""
+        """True if a request would be answered now, perhaps after the model is loaded again."""
         state = self.port.status.state
         return state == "ready" or (state in ("unloaded", "loading") and self.would_load())
 
     @property
     def all(self) -> tuple[Site, ...]:
-        """Of each model, the first one's first."""
+        """The sites of all models."""
         return (self, *self.others)
 
     @contextmanager
-    def place(self, key: str, *, is_in: bool = False) -> Generator[None]:
-        """A place among the requests in flight, which one that `is_in` had until now. Raises
-        ApiError where there is none."""
+    def slot(self, key: str, *, is_in: bool = False) -> Generator[None]:
+        """Hold a slot among the requests in flight. A request that `is_in` was admitted a moment
+        ago and is not checked again. Raises ApiError if no slot is free."""
         limits, traffic = self.limits, self.traffic
         if traffic.ending and not is_in:
             raise ApiError(503, "the server is ending.", code="ending", retry_after=5)
-        with traffic.places.place(key, limits.most_running, limits.most_of_a_key, is_in=is_in):
+        with traffic.admission.slot(key, limits.most_running, limits.most_of_a_key, is_in=is_in):
             yield
 
     def body(self, key: str, num_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Memory for a body while it is read. Raises ApiError where there is none."""
+        """Hold memory for a body while it is read. Raises ApiError if none is free."""
         return self.traffic.bodies.hold(key, num_bytes, self.limits.body_seconds)
 
     def default(self, name: str) -> object:
-        """Of a sampling parameter that a request leaves out: the owner's choice, else what the
-        checkpoint's makers advise, else as in OpenAI's API, whose texts are drawn at
-        temperature 1."""
+        """Return the default of a sampling parameter: the owner's choice, else the checkpoint's
+        recommendation, else the default of OpenAI's API, whose temperature is 1."""
         if name in self.defaults:
             return self.defaults[name]
         return self.port.card.sampling.get(name, _USUAL[name])
 
     @property
     def sampling(self) -> dict[str, object]:
-        """Of those that a checkpoint may advise, what the owner or the checkpoint chose."""
+        """The sampling parameters for which the owner or the checkpoint chose a default."""
         advised = self.port.card.sampling
         chosen = [name for name in ADVISED if name in self.defaults or name in advised]
         return {name: self.default(name) for name in chosen}
@@ -192,7 +191,7 @@ _USUAL = {item.name: default_of(item) for item in fields(SamplingParams)} | {"te
 
 
 def key_of(request: Request) -> str:
-    """The name of the key that the door let in; empty where none is asked for."""
+    """Return the name of the request's API key; empty if the server has no keys."""
     return request.scope.get("outrider.key", "")
 
 
@@ -201,13 +200,14 @@ def request_id_of(request: Request) -> str:
 
 
 def learns_of_all(drafter: str) -> bool:
-    """Whether it drafts from what any request said or wrote. Another package's may."""
+    """Return whether a drafter learns from the texts of all requests. Drafters of other packages
+    are assumed to."""
     return drafter in LEARNS_OF_ALL or drafter not in KINDS
 
 
 def check_apart(site: Site, drafter: str) -> None:
-    """Raises ConfigError where keys are to be kept apart and an engine's own drafter would tell
-    one what others said: its drafts are of their texts."""
+    """Check that the engine's drafter keeps several keys apart. Raises ConfigError if it learns
+    from the texts of all requests: its drafts could reveal one key's text to another."""
     if site.keeps_apart and learns_of_all(drafter):
         raise ConfigError(
             f"several keys, and the drafter {drafter} drafts for each from what all said.",

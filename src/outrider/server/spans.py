@@ -1,9 +1,9 @@
 # pyright: basic, reportMissingImports=false
-"""OpenTelemetry's spans, one a request that the door let in: which model, its tokens, its drafts.
+"""OpenTelemetry spans, one per admitted request: its model, its tokens, its drafts.
 
-They are asked for by OpenTelemetry's own variables, which its SDK reads (docs/server.md); without
-those nothing of it is imported and nothing stands before the server. Attributes are those of its
-conventions for generative AI. None holds a prompt, a text, a key, or a name that a request chose.
+OpenTelemetry's own environment variables enable them (docs/server.md); without those variables its
+SDK is not imported and no middleware is added. Attributes follow its conventions for generative AI.
+No attribute contains a prompt, a text, a key, or a name that a request chose.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _DRAFTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 @contextmanager
 def traced(app: ASGIApp) -> Generator[ASGIApp]:
-    """`app`, of whose requests spans are sent if the environment says where to; at the end the last
-    ones are."""
+    """Return `app`, with spans of its requests if the environment enables them. The last spans are
+    sent at the end of the context."""
     if not wants_traces():
         yield app
         return
@@ -56,7 +56,7 @@ def traced(app: ASGIApp) -> Generator[ASGIApp]:
 
 
 class Spans:
-    """An ASGI application in front of another one, whose answers it tells a tracer of."""
+    """An ASGI middleware that records a span for each answer."""
 
     def __init__(self, app: ASGIApp, tracer: Any) -> None:
         self._app, self._tracer = app, tracer
@@ -67,20 +67,20 @@ class Spans:
             return
         began, status, is_whole = time.time_ns(), 0, False
 
-        async def heard(message: Message) -> None:
+        async def observed(message: Message) -> None:
             nonlocal status, is_whole
             await send(message)
             status = message.get("status", status)
             is_whole = message["type"].endswith("body") and not message.get("more_body", False)
 
         try:
-            await self._app(scope, receive, heard)
+            await self._app(scope, receive, observed)
         finally:
-            # Whom the door did not let in decides nothing, not even by a traceparent.
+            # A refused request gets no span, not even if it sends a traceparent.
             if "outrider.key" in scope:
-                self._tell(scope, began, status, is_whole=is_whole)
+                self._record(scope, began, status, is_whole=is_whole)
 
-    def _tell(self, scope: Scope, began: int, status: int, *, is_whole: bool) -> None:
+    def _record(self, scope: Scope, began: int, status: int, *, is_whole: bool) -> None:
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -120,7 +120,7 @@ def _problem(answers: Sequence[Answer], status: int, *, is_whole: bool) -> str:
 
 
 def _attributes(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Of the completions that a request got, as far as they ended."""
+    """Return the attributes of a request's completions, as far as they have ended."""
     ended = [answer for answer in answers if answer.has_ended]
     if not answers:
         return {}

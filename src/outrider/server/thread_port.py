@@ -1,6 +1,6 @@
 """An `EnginePort` over an engine in this process: an AsyncLLM, which a thread loads.
 
-For tests, embedding and small use; an engine that crashes takes the server with it.
+It is for tests, embedding and small deployments: a crash of the engine ends the server too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ThreadStream(AsyncIterator[TextEvent]):
     async def __anext__(self) -> TextEvent:
         request = self._request
         while True:
-            # Asked before: with the end come the last events.
+            # Read first: the last events may arrive together with the end.
             ended = request.ended
             event = self._engine.take(request)
             if event is not None:
@@ -61,7 +61,7 @@ class ThreadStream(AsyncIterator[TextEvent]):
                 if request.error is None:
                     raise StopAsyncIteration
                 if request.error is self._engine.broke:
-                    # Of all requests, and not of this one.
+                    # The engine failed, so the error is not specific to this request.
                     raise NotReadyError("closed") from request.error
                 raise request.error
             try:
@@ -72,11 +72,12 @@ class ThreadStream(AsyncIterator[TextEvent]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left to be read."""
+        """True if the request has ended and all its events were read."""
         return self._request.ended and not self._request.events
 
     def rounds(self, num_tokens: int) -> list[RoundTrace]:
-        """Those not given yet that wrote the next `num_tokens`, and what was read before them."""
+        """Return the next rounds, up to those that wrote `num_tokens` more tokens; rounds that
+        only read the prompt are included. Each round is returned once."""
         handle, found = self._request.handle, list[RoundTrace]()
         traces = [] if handle is None else handle.reader.traces
         while num_tokens > 0 and self._num_rounds < len(traces):
@@ -99,8 +100,8 @@ class ThreadStream(AsyncIterator[TextEvent]):
 
 
 class ThreadPort:
-    """An engine that `load` makes, in a thread of its own, once `start` is called. `lanes` is told
-    of its jobs by whoever loads it."""
+    """An engine that `start` loads by calling `load` in a thread. `load` must pass the engine's
+    jobs to `lanes`."""
 
     def __init__(
         self, load: Callable[[], LLM], *, max_queued: int = 1_000, lanes: LaneLoad | None = None
@@ -113,12 +114,12 @@ class ThreadPort:
         self._num_tokens = 0
 
     async def start(self) -> None:
-        """Load. Raises what loading raises."""
+        """Load the engine. Raises the errors of loading."""
         self._state = "loading"
         try:
             llm = await _in_thread(self._load)
             self._card = card_of(llm)
-            # Nothing runs yet, so all of it is free.
+            # Nothing runs yet, so this is the whole capacity.
             self._num_tokens = llm.free_tokens
             self._owner = AsyncLLM(llm, max_queued=self._max_queued)
         except BaseException:
@@ -152,7 +153,7 @@ class ThreadPort:
 
     @property
     def job_seconds(self) -> float:
-        """How long the engine has been at its present job; 0 while it waits for one."""
+        """Seconds that the current job has been running; 0 while the engine is idle."""
         return 0.0 if self._owner is None else self._owner.engine.job_seconds
 
     @property
@@ -184,7 +185,7 @@ class ThreadPort:
 
     def stream(self, request: EngineRequest) -> ThreadStream:
         engine = self._ready().engine
-        asked = AsyncRequest(
+        submitted = AsyncRequest(
             asyncio.get_running_loop(),
             request.prompt_ids,
             replace(request.params, cache_salt=request.cache_salt),
@@ -194,14 +195,14 @@ class ThreadPort:
             key=request.key,
             weight=request.weight,
         )
-        engine.add(asked)
-        return ThreadStream(engine, asked)
+        engine.add(submitted)
+        return ThreadStream(engine, submitted)
 
     async def aclose(self) -> None:
         await self._shut("closed")
 
     async def unload(self) -> None:
-        """Until `start` is called again."""
+        """Unload the engine until `start` is called again."""
         await self._shut("unloaded")
 
     async def _shut(self, state: EngineState) -> None:
@@ -217,11 +218,12 @@ class ThreadPort:
 
 
 async def _in_thread(load: Callable[[], LLM]) -> LLM:
-    """In a thread that nobody waits for where the server ends meanwhile."""
+    """Run `load` in a daemon thread, which does not keep the process alive if the server ends in
+    the meantime."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[LLM] = loop.create_future()
 
-    def tell(done: Callable[[], None]) -> None:
+    def notify(done: Callable[[], None]) -> None:
         def if_waited_for() -> None:
             if not loaded.done():
                 done()
@@ -233,17 +235,17 @@ async def _in_thread(load: Callable[[], LLM]) -> LLM:
     def run() -> None:
         try:
             llm = load()
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            tell(partial(loaded.set_exception, error))
+        except BaseException as error:  # noqa: BLE001 - raised by awaiting the future
+            notify(partial(loaded.set_exception, error))
         else:
-            tell(partial(loaded.set_result, llm))
+            notify(partial(loaded.set_result, llm))
 
     threading.Thread(target=run, name="outrider-load", daemon=True).start()
     return await loaded
 
 
 def card_of(llm: LLM) -> EngineCard:
-    """What is known of an LLM that is loaded."""
+    """Return the card of a loaded LLM."""
     config, tokenizer = llm.config, llm.tokenizer
     files = tokenizer.config
     return EngineCard(
@@ -278,7 +280,8 @@ def card_of(llm: LLM) -> EngineCard:
 
 
 def _token(entry: object) -> str:
-    """A token as tokenizer_config.json writes it: plain, or an object with its content."""
+    """Return the text of a token in tokenizer_config.json, which is a string or an object with its
+    content."""
     if isinstance(entry, dict):
         entry = cast("dict[str, object]", entry).get("content")
     return entry if isinstance(entry, str) else ""

@@ -1,4 +1,4 @@
-"""What the server is and has: its model, its tokenizer, whether it is ready."""
+"""Routes about the server itself: its models, its tokenizer, its health."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.server.wire import json_response, read
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True):
-    """As vLLM says it, and with `content` llama-server."""
+    """The body of vLLM's /tokenize, and with `content` that of llama-server's."""
 
     model: str | None = None
     prompt: str | None = None
@@ -127,7 +127,7 @@ def health_routes(site: Site) -> list[Route]:
     ]
 
 
-# What llama-server's router calls them.
+# Names of the states in llama-server's router.
 _STATES = {"ready": "loaded", "restarting": "loading"}
 
 
@@ -170,7 +170,7 @@ async def _tokenized(site: Site, body: TokenizeBody) -> Response:
         )
     if text is not None:
         special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-        # llama-server's own default is without.
+        # llama-server's own default is without special tokens.
         usual = body.content is None
         ids = await port.encode(text, add_special=usual if special is None else special)
     else:
@@ -201,7 +201,7 @@ async def _detokenized(site: Site, ids: Sequence[int]) -> Response:
 
 
 def check_ids(ids: Sequence[int], card: EngineCard, param: str) -> None:
-    """Raises ApiError for ids that no token has."""
+    """Check that all ids are in the vocabulary. Raises ApiError."""
     if (bad := min(ids, default=0)) >= 0:
         bad = max(ids, default=0)
     if not 0 <= bad < card.vocab_size:

@@ -1,7 +1,8 @@
-"""Tools of a request: what was offered and demanded, and how an answer that may call them is made.
+"""Tools of a request: those that were offered or required, and the parser and grammar of an answer
+that may call them.
 
-The three APIs write tools in three ways. Each is read into a `Tooling`, and `read_with` says what
-reads the model's text and what the text must be.
+The three APIs have three formats of tools. Each is parsed into a `Tooling`; `read_with` chooses the
+parser of the model's text, and the grammar that the text must follow.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from outrider.server.site import Site
 
 Tool: TypeAlias = Mapping[str, Any]
 Choice: TypeAlias = Literal["none", "auto", "required"]
-# Schemas are walked here, one at a time: 10,000 nodes take 0.2 s, in which streams go on.
+# Schemas are processed in this thread, one at a time: 10,000 nodes take 0.2 s, which must not block
+# streams.
 _SCHEMAS = ThreadPoolExecutor(1, "outrider-schemas")
 
 
 class Tooling(Struct, frozen=True, kw_only=True):
-    """`tools` in the form of templates. `named` is the one that must be called; `parallel` allows
-    several calls in one answer. `allowed` are the names of those that may be called, where not all
-    may: the model is told of no other."""
+    """The tools of a request, in the form that templates expect. `named` is the tool that must be
+    called; `parallel` allows several calls in one answer. If `allowed` is set, only the tools with
+    these names may be called, and the model sees no others."""
 
     tools: tuple[Tool, ...] = ()
     choice: Choice = "auto"
@@ -51,7 +53,7 @@ class Tooling(Struct, frozen=True, kw_only=True):
 
     @property
     def offered(self) -> tuple[Tool, ...]:
-        """What the template is told of."""
+        """The tools that the template shows to the model."""
         if self.choice == "none":
             return ()
         if self.allowed is None:
@@ -60,7 +62,7 @@ class Tooling(Struct, frozen=True, kw_only=True):
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """Those that an answer may call."""
+        """The tools that an answer may call."""
         if self.named is None:
             return self.offered
         return tuple(tool for tool in self.tools if _function(tool).get("name") == self.named)
@@ -71,7 +73,7 @@ class Tooling(Struct, frozen=True, kw_only=True):
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """How an answer is made and read."""
+    """The parameters with which an answer is generated, and its parser."""
 
     make_parser: Callable[[], OutputParser]
     params: SamplingParams
@@ -82,7 +84,7 @@ class Reading(Struct, frozen=True, kw_only=True):
 def tooling_of(
     tools: Sequence[Tool] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> Tooling:
-    """Of OpenAI's parameters, in either of its APIs. Raises ApiError."""
+    """Return the tooling of OpenAI's parameters, in either of its APIs. Raises ApiError."""
     found = tuple(tools or ())
     named: str | None = None
     allowed: tuple[str, ...] | None = None
@@ -114,7 +116,8 @@ def tooling_of(
 
 
 def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, tuple[str, ...]]:
-    """The mode and the names of `allowed_tools`, which chat completions put one object deeper."""
+    """Return the mode and the names of `allowed_tools`, which chat completions nest one level
+    deeper. Raises ApiError."""
     inner: object = choice.get("allowed_tools", choice)
     said = cast("Mapping[str, object]", inner if isinstance(inner, Mapping) else {})
     given = said.get("tools")
@@ -134,7 +137,7 @@ def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, tup
 
 
 def schema_paths(given: Sequence[Tool] | None) -> dict[str, str]:
-    """By the names of tools, the parameters of the request that their schemas are."""
+    """Return for each tool's name the path of its schema in the request, for error messages."""
     found: dict[str, str] = {}
     for i, tool in enumerate(given or ()):
         function = _function(tool)
@@ -152,14 +155,14 @@ async def read_with(
     structure: StructureOptions,
     paths: Mapping[str, str],
 ) -> Reading:
-    """Raises ApiError for what this model cannot do, ConfigError for schemas that cannot be
-    followed."""
+    """Choose the parser and the grammar of an answer. Raises ApiError for requirements that this
+    model cannot satisfy, ConfigError for schemas that cannot be enforced."""
     card, tools = site.port.card, tooling.offered
     end = PromptEnd.of(site.port.decoder, prompt_ids)
     warnings: list[str] = []
     given = format_of(card)
     if tools and (given is None or not given.has_calls):
-        warnings.append("calls of tools cannot be told from text in what this model writes")
+        warnings.append("calls of tools cannot be distinguished from text in this model's output")
     required = tooling.choice == "required"
     has_form = chosen(structure) is not None and not required
     wanted = required or tooling.is_strict or not tooling.parallel or has_form
@@ -200,10 +203,10 @@ def _grammar(
     paths: Mapping[str, str],
     end: PromptEnd,
 ) -> AnswerGrammar | None:
-    """The grammar of calls, and of the text that a `structure` gives a form. None where there is
-    none."""
+    """Return the grammar of calls, and of the text if a `structure` gives it a form. None if no
+    grammar applies."""
     form = None if structure is None else form_of(structure)
-    # A whole grammar of the client's own is no part of another one.
+    # A grammar of the client's own cannot be embedded in another grammar.
     if structure is not None and form is None:
         return None
     return grammar_for(

@@ -1,9 +1,9 @@
-"""Messages in the form of chat templates, made of what other APIs call items and blocks.
+"""Messages for chat templates, built from the items and blocks of other APIs.
 
-Templates know one system message, at the beginning, and turns that alternate: so instructions are
-joined, and an assistant's thoughts, text and calls are one message however many items tell them.
-Agents send several messages of the user's in a row, and instructions amid a conversation, which
-templates refuse: all of these are one message of the user's.
+Templates expect one system message, at the beginning, and turns that alternate. Instructions are
+therefore joined, and all items of an assistant's turn (thoughts, text, calls) become one message.
+Agents send several user messages in a row, and instructions in the middle of a conversation, which
+templates reject: these become one user message.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SYSTEM = ("system", "developer")
 
 
 class Turns:
-    """Messages so far, and notes on what of the request they do not have as it was sent."""
+    """The messages so far, and notes about parts of the request that were changed or left out."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.notes: list[str] = []
 
     def system(self, text: str) -> None:
-        """Instructions: of the system at the beginning, later the user's."""
+        """Add instructions: to the system message at the beginning, later to a user message."""
         if text:
             begins = not self.messages or self.messages[-1]["role"] == "system"
             self._join("system" if begins else "user", text)
@@ -34,12 +34,13 @@ class Turns:
                 self.notes.append("instructions amid the conversation were given as user messages")
 
     def skip(self, where: str, kind: object) -> None:
-        """Leave an item out that cannot be read here, as a search that its maker's server ran."""
+        """Leave out an item that cannot be read, such as a search that OpenAI's server ran."""
         self.notes.append(f"{where}: an item of type {str(kind)[:40]!r} was left out")
 
     def text(self, content: object, where: str) -> str:
-        """Text of what a tool gave, or of an earlier answer, in whatever form it has: of a list the
-        texts of its parts, and of other values their JSON. A part without text is left out."""
+        """Return the text of a tool's output or of an earlier answer, which may have any form: for
+        a list, the texts of its parts; for other values, their JSON. Parts without text are left
+        out."""
         if content is None or isinstance(content, str):
             return content or ""
         if not isinstance(content, list):
@@ -70,7 +71,7 @@ class Turns:
             self.messages.append({"role": role, "content": text})
 
     def think(self, text: str) -> None:
-        """What the assistant thought before what comes next."""
+        """Add the assistant's thoughts, which come before its text and calls."""
         message = self._assistant(anew=True)
         message["reasoning_content"] = message.get("reasoning_content", "") + text
 
@@ -80,15 +81,15 @@ class Turns:
         self._assistant().setdefault("tool_calls", []).append(call)
 
     def result(self, call_id: str, text: str) -> None:
-        """What the tool gave, with the name that its call had."""
+        """Add a tool's output, with the name from its call."""
         calls = (call for message in self.messages for call in message.get("tool_calls", ()))
         name = next((one["function"]["name"] for one in calls if one["id"] == call_id), None)
         found: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
         self.messages.append(found if name is None else found | {"name": name})
 
     def done(self) -> list[Message]:
-        """All of them. A conversation of nothing, with which clients try a server, is one of an
-        empty question."""
+        """Return all messages. An empty conversation, which clients send to probe a server, becomes
+        an empty user message."""
         for message in self.messages:
             if message["content"] is None and not message.get("tool_calls"):
                 message["content"] = ""
@@ -97,7 +98,7 @@ class Turns:
         return self.messages
 
     def _join(self, role: str, text: str) -> None:
-        """To the last message, if it is of this role."""
+        """Append to the last message if it has this role, else add a message."""
         last = self.messages[-1] if self.messages else None
         if last is not None and last["role"] == role:
             last["content"] += "\n\n" + text
@@ -105,8 +106,8 @@ class Turns:
             self.messages.append({"role": role, "content": text})
 
     def _assistant(self, *, anew: bool = False) -> Message:
-        """The assistant's turn that is last, or a new one: thoughts begin one where the last has
-        text or calls already."""
+        """Return the assistant's message at the end, or a new one. With `anew`, as for thoughts, a
+        message that already has text or calls is not continued."""
         last = self.messages[-1] if self.messages else None
         said = last is not None and (last.get("content") or last.get("tool_calls"))
         if last is None or last["role"] != "assistant" or (anew and said):
@@ -116,7 +117,7 @@ class Turns:
 
 
 def text_of(content: object, where: str) -> str:
-    """Text, or the text of a list of parts. Raises ApiError for parts of another kind."""
+    """Return text, or the joined text of a list of parts. Raises ApiError for other parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -140,14 +141,14 @@ def _part(part: object, where: str) -> str:
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:
-    """Raises ApiError for what is no object."""
+    """Return `value` as a mapping. Raises ApiError if it is not an object."""
     if not isinstance(value, Mapping):
         raise wrong(where, "an object")
     return cast("Mapping[str, Any]", value)
 
 
 def named(entry: Mapping[str, Any], name: str, where: str) -> str:
-    """A text of an object. Raises ApiError if it is not there."""
+    """Return the string field `name` of an object. Raises ApiError if it is missing."""
     value = entry.get(name)
     if not isinstance(value, str):
         raise wrong(f"{where}.{name}", "text")

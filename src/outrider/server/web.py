@@ -1,8 +1,8 @@
-"""Routes of the browser's pages, the metrics and their history.
+"""Routes of the web pages, the metrics and their history.
 
 Every file of `web/` and of the component that shows rounds is read once, when the server starts;
-no path of a request is ever opened. The pages load nothing from elsewhere, and their policy forbids
-it (docs/playground.md).
+the path of a request is never opened as a file. The pages load nothing from other hosts, and their
+content security policy forbids it (docs/playground.md).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ TYPES: Mapping[str, str] = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# What tells a page from the other: its script, its own style, and what there is without scripts.
+# Values that differ between the pages: the script, the page's own style, and the text for browsers
+# without scripts.
 PAGES: Mapping[str, Mapping[str, str]] = {
     "/": {
         "name": "playground",
@@ -64,14 +65,15 @@ PAGES: Mapping[str, Mapping[str, str]] = {
     },
 }
 _PAGE = "/web/page.html"
-# Of a card: what no page shows.
+# Fields of a card that no page shows.
 _LONG = ("chat_template", "tool_template", "response_template")
 
 
 @cache
 def web_routes() -> tuple[Route, ...]:
-    """The playground at `/`, the dashboard at `/dashboard`, and their files below `/web/`. They
-    hold no secret, so they need no key: the pages ask for one when the API does."""
+    """Return the routes of the playground at `/`, the dashboard at `/dashboard`, and their files
+    below `/web/`. They contain no secret, so they need no key: the pages ask for a key when the API
+    requires one."""
     found = _served()
     page = Template(found.pop(_PAGE).decode())
     routes = [_static(path, page.substitute(own).encode(), _PAGE) for path, own in PAGES.items()]
@@ -80,7 +82,8 @@ def web_routes() -> tuple[Route, ...]:
 
 
 def metric_routes(metrics: Metrics) -> list[Route]:
-    """`/metrics` for Prometheus, and `/outrider/v1/history?since=N` for dashboards."""
+    """Return the routes `/metrics` for Prometheus, and `/outrider/v1/history?since=N` for
+    dashboards."""
 
     async def exposition(_request: Request) -> Response:
         return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -99,7 +102,8 @@ def metric_routes(metrics: Metrics) -> list[Route]:
 
 
 def card_routes(site: Site) -> list[Route]:
-    """`/outrider/v1/card`: what is known of the engine, which the playground offers choices by."""
+    """Return the route `/outrider/v1/card`: facts about the engine, from which the playground
+    derives its choices."""
 
     async def card(request: Request) -> Response:
         own = site.of(request.query_params.get("model"))
@@ -110,7 +114,7 @@ def card_routes(site: Site) -> list[Route]:
 
 
 def _served() -> dict[str, bytes]:
-    """Each file by the path that it is served at."""
+    """Return each file by the path at which it is served."""
     package = files("outrider")
     found = _below(package / "server" / "web", "/web/")
     return found | _below(package / "api" / "assets", "/web/rounds/")
@@ -131,7 +135,8 @@ def _kind(name: str) -> str:
 
 
 def _static(path: str, data: bytes, name: str) -> Route:
-    """A file that is what it was when the process started, with a tag of its content."""
+    """Return the route of a file, as it was when the process started, with an ETag of its
+    content."""
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
     headers = {**HEADERS, "etag": tag, "content-type": TYPES[_kind(name)]}
 

@@ -1,4 +1,5 @@
-"""JSON on the way in and out: a body becomes a Struct, and what it has besides becomes warnings."""
+"""JSON of requests and responses. A body is parsed into a Struct; its unknown fields become
+warnings."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from outrider.server.errors import ApiError
 from outrider.server.site import Site, key_of
 
 T = TypeVar("T", bound=msgspec.Struct)
-# Of a body: how deep its lists and objects may be within each other.
+# Maximum nesting depth of lists and objects in a body.
 MOST_DEPTH = 64
-# So much of a body waits for no memory.
+# The first bytes of a body, which are read without waiting for memory.
 FREE_BYTES = 64 << 10
-# What is not text costs the event loop up to a hundred times as much as text of as many bytes.
+# Structure costs the event loop up to a hundred times as much time as text of the same size.
 MOST_LISTS, MOST_STRINGS, MOST_VALUES = 10_000, 60_000, 500_000
 MOST_WARNINGS = 16
-_HALVED = "the body has half of a surrogate pair; U+FFFD was read in its place"
+_HALVED = "the body has half of a surrogate pair; it was replaced by U+FFFD"
 # Runs of surrogate pairs, and halves of them, in a text without escaped backslashes.
 _LOW = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _SURROGATES = re.compile(
@@ -35,13 +36,13 @@ _MOST_SURROGATES = 20_000
 _BRACES = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
-# Fewer digits are no whole number beyond 64 bits.
+# A whole number beyond 64 bits has at least this many digits.
 _LONG_NUMBER = b"0" * 19
-# How msgspec says where a value is.
-_PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+# The path of a value in msgspec's messages.
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
 _written = msgspec.json.Encoder().encode
-# What JSON may hold as it is, and some readers of event streams take for the end of a line.
+# Characters that JSON need not escape, but that some readers of event streams treat as line ends.
 _LINE_ENDS = tuple((one.encode(), f"\\u{ord(one):04x}".encode()) for one in "\x85\u2028\u2029")
 
 
@@ -56,20 +57,20 @@ def encode(value: object) -> bytes:
 
 
 async def read(kind: type[T], request: Request, site: Site) -> tuple[T, list[str]]:
-    """The body as a `kind`, and a warning for each key that a `kind` has not. It is read in one of
-    the request's places, and a long one once there is memory for it. Raises ApiError."""
+    """Read the body as a `kind`; return it with a warning for each unknown field. Reading takes a
+    slot of the key, and a long body waits for memory. Raises ApiError."""
     try:
-        with site.place(key_of(request)):
+        with site.slot(key_of(request)):
             found = await _read(kind, request, site)
-            # Nothing else runs before its answer takes the same place.
+            # No other task runs before the answer takes the same slot.
             request.scope["outrider.is_in"] = True
             return found
     except ClientDisconnect:
-        # Its client may have left, or have written lengths that are none.
+        # The client may have left, or its chunked encoding is malformed.
         raise ApiError(400, "the body breaks off.", code="bad_body") from None
     except ApiError as error:
         if error.status in (429, 503):
-            # A client that still writes would not hear of it.
+            # Read to the end: a client that still sends would miss the error.
             with suppress(ApiError, ClientDisconnect):
                 async for _ in request.stream():
                     pass
@@ -98,7 +99,7 @@ def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
         try:
             record = msgspec.json.decode(body)
         except msgspec.DecodeError:
-            # A character that a client cut in two would end its conversation.
+            # A client may have cut a character in two; its conversation should not fail for that.
             record = msgspec.json.decode(_without_halves(body))
             halved = True
     except (msgspec.DecodeError, RecursionError, UnicodeError, ValueError) as error:
@@ -123,15 +124,15 @@ def parsed(kind: type[T], body: bytes) -> tuple[T, list[str]]:
 
 @cache
 def _whole(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """The fields of whole numbers: in JSON Schema 4.0 is one."""
+    """Return the fields of integers. JSON Schema counts 4.0 as an integer, so they accept it."""
     types = {item.encode_name: get_args(item.type) for item in msgspec.structs.fields(kind)}
     return frozenset(name for name, of in types.items() if int in of and float not in of)
 
 
 def _without_halves(body: bytes) -> bytes:
-    """With U+FFFD for halves of surrogate pairs that are written as escapes, not for too many."""
+    """Replace escaped halves of surrogate pairs by U+FFFD, up to a maximum number."""
     if b"\0" in body:
-        # It is no JSON, and escaped backslashes are hidden as this.
+        # Not JSON. The code below hides escaped backslashes as this character.
         return body
     hidden = body.replace(rb"\\", b"\0\0")
     whole = _SURROGATES.sub(
@@ -141,7 +142,7 @@ def _without_halves(body: bytes) -> bytes:
 
 
 def _bare(body: bytes) -> bytes:
-    """JSON without its strings. Raises ApiError where there are too many of them."""
+    """Return JSON without its strings. Raises ApiError if there are too many of them."""
     if b"\\" in body:
         body = body.replace(rb"\\", b"").replace(rb"\"", b"")
     if body.count(b'"') > 2 * MOST_STRINGS:
@@ -150,7 +151,7 @@ def _bare(body: bytes) -> bytes:
 
 
 def _check_counts(bare: bytes) -> None:
-    """Raises ApiError for a body that would hold the event loop while it is read."""
+    """Check the number of values. Raises ApiError for a body that would block the event loop."""
     num_lists = bare.count(b"[") + bare.count(b"{")
     if num_lists > MOST_LISTS:
         raise _too_many(MOST_LISTS, "lists and objects")
@@ -174,7 +175,8 @@ def _check_depth(bare: bytes) -> None:
 
 
 def _check_numbers(record: dict[str, Any]) -> None:
-    """Raises ApiError for whole numbers beyond 64 bits, which cannot be sent to an engine."""
+    """Check that integers fit into 64 bits, as others cannot be sent to an engine. Raises
+    ApiError."""
     for name, value in record.items():
         try:
             msgspec.msgpack.encode(value)
@@ -184,10 +186,10 @@ def _check_numbers(record: dict[str, Any]) -> None:
 
 
 def _mistake(words: str) -> ApiError:
-    """As "temperature: Expected `float`, got `str`"."""
-    place = _PLACE.search(words)
-    param = place[1] if place else ""
-    text = words[: place.start()] if place else words
+    """Return msgspec's message as "temperature: Expected `float`, got `str`."."""
+    path = _PATH.search(words)
+    param = path[1] if path else ""
+    text = words[: path.start()] if path else words
     named = f"{param}: {text}." if param else f"{text}."
     return ApiError(400, named, param=param or None, code="invalid_type")
 

@@ -142,7 +142,7 @@ def test_only_the_share_is_audited() -> None:
 def test_an_audit_gives_way_and_comes_again() -> None:
     async def work(server: Audited) -> None:
         port = await _begun(server)
-        with server.site.place(""):
+        with server.site.slot(""):
             await until(lambda: port.streams[-1].was_cancelled)
             await asyncio.sleep(0.05)
             assert len(server.audits) == 1
@@ -159,7 +159,7 @@ def test_who_is_always_interrupted_is_dropped(monkeypatch: pytest.MonkeyPatch) -
 
     async def work(server: Audited) -> None:
         await _begun(server)
-        with server.site.place(""):
+        with server.site.slot(""):
             await until(lambda: server.outcomes["dropped"] == 1)
 
     audited(work)
@@ -167,7 +167,7 @@ def test_who_is_always_interrupted_is_dropped(monkeypatch: pytest.MonkeyPatch) -
 
 async def _begun(server: Audited) -> ScriptedPort:
     """An audit has begun, and is at its first round."""
-    with server.site.place(""):
+    with server.site.slot(""):
         await server.ask()
         server.port.pause = asyncio.Event()
     await until(lambda: len(server.audits) == 1)
@@ -178,7 +178,7 @@ def test_few_wait_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(audit, "_MOST_WAITING", 3)
 
     async def work(server: Audited) -> None:
-        with server.site.place(""):
+        with server.site.slot(""):
             for _ in range(9):
                 await server.ask()
             await asyncio.sleep(0.05)

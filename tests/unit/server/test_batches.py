@@ -20,6 +20,7 @@ from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import QUICK, ask, run
 from outrider.core.errors import ConfigError
 from outrider.server import batches as batches_module
+from outrider.server.admission import BATCH, Admission
 from outrider.server.app import all_routes, make_app, routed, text_routes
 from outrider.server.batch_work import Lines
 from outrider.server.batches import Batches
@@ -28,7 +29,6 @@ from outrider.server.files import Files
 from outrider.server.metrics import Metrics
 from outrider.server.openapi import document
 from outrider.server.openapi_answers import FILE_ANSWERS
-from outrider.server.places import BATCH, Places
 from outrider.server.site import Site
 
 MIB = 1 << 20
@@ -69,7 +69,9 @@ class Server:
         self.site = Site(port=self.port, names=("scripted",), limits=limits)
         self.files = Files(folder, limits.file_bytes)
         inner = routed(text_routes(self.site))
-        self.batches = Batches(self.site, self.files, Lines(inner, self.site.traffic.places, most))
+        self.batches = Batches(
+            self.site, self.files, Lines(inner, self.site.traffic.admission, most)
+        )
         metrics = Metrics(lambda: {"scripted": self.port.status})
         routes = all_routes(self.site, metrics, self.batches)
         rules = DoorRules(keys=KEYS if keyed else ())
@@ -460,7 +462,7 @@ def test_batches_leave_the_server_to_who_waits(tmp_path: Path) -> None:
             # An eighth of what runs where nobody else asks.
             weights = [request.weight for request in port.requests]
             assert weights == [1.0, 1 / 64, 1 / 64]
-            # One more finds a place at once.
+            # One more finds a slot at once.
             more = asyncio.ensure_future(server.ask("/v1/chat/completions", say))
             while len(port.streams) < 4:
                 await asyncio.sleep(0)
@@ -488,8 +490,8 @@ def test_more_lines_run_where_nobody_else_asks(tmp_path: Path) -> None:
 
 
 def test_the_share_of_a_key_holds_among_batches() -> None:
-    places = Places(weights={"a": 4.0})
-    assert places.weight("a") == 64 * places.weight(BATCH + "a") == 4 * places.weight("b")
+    admission = Admission(weights={"a": 4.0})
+    assert admission.weight("a") == 64 * admission.weight(BATCH + "a") == 4 * admission.weight("b")
 
 
 def test_a_full_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

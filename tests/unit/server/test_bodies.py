@@ -1,4 +1,4 @@
-"""Bodies on their way in: each in a place of its request, and in memory that is bounded."""
+"""Bodies on their way in: each in a slot of its request, and in memory that is bounded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from starlette.types import Message, Receive, Scope, Send
 from doubles.asgi_client import Client, Got
 from doubles.scripted_port import ScriptedPort
 from doubles.scripted_site import app_of, run, site_with
-from outrider.server import places
+from outrider.server import admission
+from outrider.server.admission import Bodies
 from outrider.server.errors import ApiError
-from outrider.server.places import Bodies
 from outrider.server.site import Limits
 from outrider.server.wire import FREE_BYTES
 
@@ -106,8 +106,8 @@ def test_who_waited_too_long_or_left_holds_nothing() -> None:
 def test_memory_is_given_back_once_much_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> int:
         given: list[None] = []
-        monkeypatch.setattr(places, "give_back", lambda: given.append(None))
-        monkeypatch.setattr(places, "_FREED_SECONDS", 0.0)
+        monkeypatch.setattr(admission, "give_back", lambda: given.append(None))
+        monkeypatch.setattr(admission, "_FREED_SECONDS", 0.0)
         bodies = Bodies(most=100)
         for _ in range(12):
             async with bodies.hold("", 10, 1):
@@ -150,7 +150,7 @@ def test_no_more_bodies_are_read_at_once_than_there_is_memory_for() -> None:
     assert run(work())[0].status == 200
 
 
-def test_a_body_without_memory_or_place_is_refused_and_its_rest_dropped() -> None:
+def test_a_body_without_memory_or_slot_is_refused_and_its_rest_dropped() -> None:
     async def work() -> None:
         site = site_with(ScriptedPort(), Limits(body_seconds=0.05, most_running=1))
         app = app_of(site)
@@ -160,7 +160,7 @@ def test_a_body_without_memory_or_place_is_refused_and_its_rest_dropped() -> Non
             got = await Client(app).ask(PATH, pieces=pieces, headers=head)
         error = got.json()["error"]
         assert (got.status, error["code"], got.headers["retry-after"]) == (503, "overloaded", "1")
-        with site.place(""):
+        with site.slot(""):
             got = await Client(app).ask(PATH, pieces=pieces, headers=head)
         assert (got.status, got.json()["error"]["code"]) == (503, "overloaded")
         assert (await Client(app).ask(PATH, {"prompt": "ab"})).status == 200
@@ -168,12 +168,12 @@ def test_a_body_without_memory_or_place_is_refused_and_its_rest_dropped() -> Non
     run(work())
 
 
-def test_a_request_whose_body_was_read_keeps_its_place() -> None:
+def test_a_request_whose_body_was_read_keeps_its_slot() -> None:
     """Though the server is full by then, with requests of a key that had less than its share."""
 
     async def work() -> int:
         site = site_with(ScriptedPort(), Limits(most_running=2))
-        app, places = app_of(site), site.traffic.places
+        app, slots = app_of(site), site.traffic.admission
         come = asyncio.Event()
 
         async def gated(scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,10 +184,10 @@ def test_a_request_whose_body_was_read_keeps_its_place() -> None:
             await app(scope, late, send)
 
         client = Client(gated)
-        with places.place("", 9, 9):
+        with slots.slot("", 9, 9):
             asked = asyncio.create_task(client.ask(PATH, {"prompt": "ab"}))
             await settle()
-            with places.place("other", 9, 9):
+            with slots.slot("other", 9, 9):
                 come.set()
                 return (await asked).status
 

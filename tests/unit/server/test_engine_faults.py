@@ -176,7 +176,7 @@ def test_starts_that_come_to_no_engine_give_it_up(
 
     async def started(load: Load, **_: object) -> ScriptedChild:
         tried.append(load.is_tried)
-        raise MachineError("the engine breaks at its first text.")
+        raise MachineError("the engine fails at its first text.")
 
     async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
         stream = port.stream(request())
@@ -227,7 +227,7 @@ def test_who_is_in_company_when_the_engine_ends_is_not_kept_out_as_soon(
 
 def test_a_prompt_that_hangs_twice_is_kept_out(run: Callable[..., None]) -> None:
     async def work(port: ProcessPort, children: list[ScriptedChild]) -> None:
-        with pytest.raises(EngineLostError, match="nobody encoded"):
+        with pytest.raises(EngineLostError, match="was not encoded"):
             await port.encode("bad")
         assert children[0].was_aborted
         for _ in range(2):

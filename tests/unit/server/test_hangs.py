@@ -14,7 +14,7 @@ from doubles.clocks import FakeClock
 from doubles.scripted_port import CARD
 from outrider.server import engine_child
 from outrider.server.engine_child import EngineChild
-from outrider.server.frames import Told, frame
+from outrider.server.frames import Update, frame
 from outrider.server.port import EngineStatus
 
 Passes = Callable[[float, float | None], Coroutine[Any, Any, list[int]]]
@@ -58,7 +58,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
                 clock.advance(seconds)
                 if job_seconds is not None:
                     told.clear()
-                    theirs.sendall(frame(Told([], [], READY, job_seconds)))
+                    theirs.sendall(frame(Update([], [], READY, job_seconds)))
                     await told.wait()
                 for _ in range(5):
                     await asyncio.sleep(0)

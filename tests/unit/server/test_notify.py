@@ -34,4 +34,4 @@ def test_a_server_runs_where_nobody_listens(
         assert not caplog.text
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
         tell_ready()
-    assert "could not be told" in caplog.text
+    assert "could not be notified" in caplog.text

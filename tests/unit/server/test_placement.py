@@ -44,7 +44,7 @@ def test_an_engine_has_whole_cores_of_one_node() -> None:
     assert cpu.allowed_cores() == [(0, 4), (2, 6), (1, 5), (3,)]
     found = placements(2, [], CPU)
     assert [one.cores for one in found] == [(0, 2, 4, 6), (1, 3, 5)]
-    assert [one.told("cpu") for one in found] == ["cpu, cores 0,2,4,6", "cpu, cores 1,3,5"]
+    assert [one.describe("cpu") for one in found] == ["cpu, cores 0,2,4,6", "cpu, cores 1,3,5"]
     assert [one.gpu for one in found] == [None, None]
 
 
@@ -65,7 +65,7 @@ def test_each_engine_has_a_gpu_of_its_own_where_it_may() -> None:
     assert [one.gpu for one in placements(2, [], EngineConfig(device="auto"))] == [0, 1]
     found = placements(1, ["cuda:2", "cuda"], EngineConfig(device="cuda"))
     assert [one.gpu for one in found] == [2, 0]
-    assert found[0].told("cuda") == "cuda:2, cores 0,2,4,6"
+    assert found[0].describe("cuda") == "cuda:2, cores 0,2,4,6"
     assert placements(1, ["cuda:1"], EngineConfig(device="cuda")) == [Placement(gpu=1)]
     assert placements(1, [], CPU) == placements(1, ["cpu"], CPU) == [Placement()]
     assert device_of(["cuda:1", "cuda:2"], "auto") == "cuda"

@@ -206,7 +206,7 @@ def test_a_model_whose_calls_nobody_knows_is_not_constrained() -> None:
     engine = port("x")
     engine.template = "{{ tools }}"
     found = ask(engine, PATH, HELLO).json()
-    assert "cannot be told from text" in json.dumps(found["warnings"])
+    assert "cannot be distinguished from text" in json.dumps(found["warnings"])
     refused = ask(engine, PATH, HELLO | {"tool_choice": "required"})
     assert refused.status == 400
 

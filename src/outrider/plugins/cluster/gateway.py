@@ -13,11 +13,11 @@ from starlette.types import ASGIApp
 from outrider.core.env import api_key
 from outrider.plugins.cluster.handle_port import HandlePort
 from outrider.plugins.cluster.settings import DeploymentArgs, read_args
+from outrider.server.admission import Admission
 from outrider.server.app import all_routes, make_app
 from outrider.server.door import DoorRules, name_of
 from outrider.server.keys import read_keys
 from outrider.server.metrics import Metrics
-from outrider.server.places import Places
 from outrider.server.site import Limits, Site, Traffic, check_apart
 
 
@@ -34,7 +34,7 @@ class Gateway:
             port=port,
             names=options.names or (options.model,),
             limits=Limits(most_running=options.most_running, most_of_a_key=options.max_per_key),
-            traffic=Traffic(places=Places(weights=shares)),
+            traffic=Traffic(admission=Admission(weights=shares)),
             defaults=dict(options.sampling),
             shares_prefixes=options.shared_prefixes,
             keeps_apart=len(self._rules.keys) > 1 and not options.shared_prefixes,

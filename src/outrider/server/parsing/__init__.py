@@ -1,7 +1,7 @@
-"""What a model writes, told apart: text, reasoning and calls of tools; and grammars of answers.
+"""Parsers that separate a model's output into text, reasoning and tool calls; grammars of answers.
 
 `parser_for` makes the parser of one answer. It follows the checkpoint's `response_template`
-(template.py) or the table of families (families.py); parser.py reads, whatever the pieces.
+(template.py) or the table of families (families.py). parser.py has the streaming parser itself.
 """
 
 from outrider.server.parsing.formats import format_of, grammar_for, parser_for, shows_special

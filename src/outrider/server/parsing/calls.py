@@ -1,7 +1,8 @@
-"""Calls of tools in the spellings that models write them in, as names and arguments.
+"""Tool calls: the formats in which models write them, parsed to names and arguments.
 
-A reader gets the text between two delimiters and the groups of the first one. It raises ValueError,
-or what a wrong shape leads to, for text that is no call: the parser then shows it as text.
+A reader gets the text between two delimiters and the groups of the first one. For text that is not
+a call it raises ValueError, or another error of NOT_CALLS (json_text.py) that malformed data leads
+to; the parser then shows the text as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DEEPSEEK_TOKEN = "<\uff5ctool\u2581{}\uff5c>"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """With a `text` the arguments are that: no object, or not the whole of it."""
+    """A call. With a `text`, the arguments are that text: it is not a complete JSON object."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -30,7 +31,7 @@ class Call:
 
     @property
     def json(self) -> str:
-        """The arguments; what UTF-8 cannot hold is escaped."""
+        """The arguments as JSON; characters that UTF-8 cannot encode are escaped."""
         if self.text is not None:
             return self.text
         text = json.dumps(self.arguments, ensure_ascii=False)
@@ -42,12 +43,13 @@ class Call:
 
 
 ReadCalls: TypeAlias = Callable[[str, Mapping[str, str], Schemas], list[Call]]
-# From the begin of a text, the name of a call and where its arguments, an object, begin.
+# Reads the begin of a text; returns a call's name and the index where its arguments' object begins.
 ReadHead: TypeAlias = Callable[[str, Mapping[str, str]], "tuple[str, int] | None"]
 
 
 def call_of(value: object) -> Call:
-    """From an object with a name and arguments, under the names that models have for these."""
+    """Return the call of an object with a name and arguments, whose keys differ between models.
+    Raises ValueError."""
     entry = cast("Mapping[str, Any]", value)
     inner: object = entry.get("function")
     if isinstance(inner, Mapping):
@@ -68,7 +70,7 @@ _ARGUMENTS = ("arguments", "parameters", "args")
 
 
 def json_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-    """One object, several of them, or a list: Hermes, Mistral's first form."""
+    """Read one object, several objects, or a list: Hermes, Mistral's first format."""
     del groups, schemas
     found: list[Call] = []
     for value in json_values(body):
@@ -77,8 +79,7 @@ def json_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[C
 
 
 def offered_json_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-    """The same where an answer is a call by nothing but its form, of tools that were offered:
-    Llama."""
+    """Read the same, but only calls of offered tools, for formats without delimiters: Llama."""
     return offered(json_calls(body, groups, schemas), schemas)
 
 
@@ -89,7 +90,7 @@ def offered(calls: list[Call], schemas: Schemas) -> list[Call]:
 
 
 _PAIR = r'"[^"\\]{1,99}"\s*:\s*(?:"[^"\\]{0,256}"|[\w.+-]{1,32})'
-# What may stand behind the arguments of a call: other keys and brackets.
+# Text that may follow the arguments of a call: other keys and brackets.
 _BEHIND = rf"(?:\s*,\s*{_PAIR})*[\s,;\[\]}}`]*"
 BEHIND_CALL = re.compile(_BEHIND)
 _MORE = r'(?:"(?:id|type|index)"\s*:\s*(?:"[^"\\]{0,99}"|\d{1,9})\s*,\s*)*'
@@ -100,7 +101,7 @@ _JSON_HEAD = re.compile(
 
 
 def json_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | None:
-    """A ReadHead of calls that `json_calls` reads, where the name is first."""
+    """A ReadHead for `json_calls`, if the name comes before the arguments."""
     del groups
     found = _JSON_HEAD.match(text)
     return None if found is None else (found[1], found.end())
@@ -112,8 +113,8 @@ def _object_head(name: str, text: str) -> tuple[str, int] | None:
 
 
 def named_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-    """Arguments behind the group `name`: Mistral's newer form, Kimi-K2's. A number instead of the
-    name is of the one tool that has these arguments."""
+    """Read arguments after the group `name`: Mistral's newer format, Kimi-K2. If a model writes a
+    number instead of the name, the call is of the only tool with these arguments."""
     call = call_of({"name": _name(groups), "arguments": parse_json(body)})
     if call.name.isdigit():
         fits = [name for name, types in schemas.items() if call.arguments.keys() <= types.keys()]
@@ -124,7 +125,7 @@ def named_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[
 
 
 def named_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | None:
-    """A ReadHead of the same."""
+    """A ReadHead for `named_calls`."""
     return _object_head(_name(groups), text)
 
 
@@ -133,8 +134,8 @@ def _name(groups: Mapping[str, str]) -> str:
 
 
 def deepseek_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-    """A name, the token `sep` and an object; or the word function, `sep`, a name and a block of
-    JSON."""
+    """Read a name, the token `sep` and an object; or the word "function", `sep`, a name and a
+    block of JSON: DeepSeek."""
     del groups, schemas
     before, _, behind = body.partition(DEEPSEEK_TOKEN.format("sep"))
     name = before.strip()
@@ -151,14 +152,14 @@ _DEEPSEEK_HEAD = re.compile(
 
 
 def deepseek_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | None:
-    """A ReadHead of the same."""
+    """A ReadHead for `deepseek_calls`."""
     del groups
     found = _DEEPSEEK_HEAD.match(text)
     return None if found is None else ((found[1] or found[2]).strip(), found.end())
 
 
 def harmony_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-    """gpt-oss: the header names the function, the message is its arguments."""
+    """Read a message of gpt-oss: the header names the function, the message is its arguments."""
     name = _addressee(groups)
     if name in schemas and body.strip() and not is_object(body):
         return [Call(name, {}, body.strip())]
@@ -166,7 +167,7 @@ def harmony_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> lis
 
 
 def harmony_head(text: str, groups: Mapping[str, str]) -> tuple[str, int] | None:
-    """A ReadHead of the same."""
+    """A ReadHead for `harmony_calls`."""
     return _object_head(_addressee(groups), text)
 
 
@@ -175,7 +176,7 @@ def _addressee(groups: Mapping[str, str]) -> str:
 
 
 def recipient(header: str) -> str:
-    """Of a harmony message; "" if it is for the reader."""
+    """Return the function to which a harmony message is addressed; "" if it is for the user."""
     behind = header.partition("to=")[2]
     name = behind.split("<")[0].split()
     return name[0].removeprefix("functions.") if name and name[0] not in _READERS else ""
@@ -185,8 +186,8 @@ _READERS = ("assistant", "user")
 
 
 def gemma_calls(quote: str) -> ReadCalls:
-    """`call:name{key:<escape>text<escape>,key:3}`: FunctionGemma, with `quote` for `<escape>`, and
-    Gemma 4."""
+    """Return a reader of `call:name{key:<escape>text<escape>,key:3}`, with `quote` for `<escape>`:
+    FunctionGemma and Gemma 4."""
 
     def read(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
         del groups, schemas

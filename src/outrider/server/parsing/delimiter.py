@@ -1,9 +1,9 @@
-"""Delimiters: where a part of a model's output begins or ends, a literal or a simple pattern.
+"""Delimiters at which a part of a model's output begins or ends: literals or simple patterns.
 
-Patterns come with checkpoints, so no backtracking engine runs them. A pattern is read as literals
-and runs of characters, and is matched from left to right without going back: what is decided about
-a text stays so when more of it comes. Runs are possessive; a lazy one ends where the literal behind
-it first stands. Alternatives, references and look-around are refused.
+Patterns come from checkpoints, so they are not run by a backtracking engine. A pattern is compiled
+to literals and runs of characters, and is matched from left to right without going back: a decision
+about a text stays valid when more text comes. Runs are possessive; a lazy run ends at the first
+occurrence of the literal after it. Alternatives, references and look-around are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeGuard
 
-# A delimiter that is longer than this is none: what is held back stays short.
+# A longer text is not a delimiter, so the parser never holds back more than this.
 MAX_CHARS = 256
 _CLASSES: Mapping[str, Callable[[str], bool]] = {
     "w": lambda char: char.isalnum() or char == "_",
@@ -33,7 +33,8 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """At least `least` characters that `takes`; at most one of them with `single`."""
+    """A run of at least `least` characters for which `takes` is true; with `single`, at most
+    one."""
 
     takes: Callable[[str], bool]
     least: int
@@ -43,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where the group `name` begins; then where it ends."""
+    """A boundary of the group `name`: the first mark is its begin, the second its end."""
 
     name: str
 
@@ -53,14 +54,14 @@ Piece: TypeAlias = Literal | Run | Mark
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Up to `end`, with the text of each named group."""
+    """A match that ends at `end`, with the text of each named group."""
 
     end: int
     groups: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Pending:
-    """More text decides."""
+    """The result of a match that more text must decide."""
 
 
 PENDING: Final = Pending()
@@ -68,9 +69,9 @@ PENDING: Final = Pending()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delimiter:
-    """Begins with a literal, `first`. With `at_start` it stands only where an answer begins, with
-    `behind_call` only where a call has ended; blanks may come before. With `ahead` one of these
-    texts must follow, blanks between; it is no part of the delimiter."""
+    """A delimiter, which begins with the literal `first`. With `at_start` it is recognised only at
+    the start of an answer, with `behind_call` only after a call; blanks may come before it. With
+    `ahead`, one of these texts must follow after blanks; it is not part of the delimiter."""
 
     pieces: tuple[Piece, ...]
     at_start: bool = False
@@ -85,7 +86,7 @@ class Delimiter:
     def match(
         self, text: str, at: int, *, final: bool, most: int = MAX_CHARS
     ) -> Match | Pending | None:
-        """Whether it stands at `at`. `final` says that no more text comes."""
+        """Match at index `at`. `final` means that no more text comes."""
         reader = _Reader(text, at, min(at + most, len(text)), len(text) < at + most and not final)
         begun: dict[str, int] = {}
         groups: dict[str, str] = {}
@@ -109,8 +110,8 @@ class Delimiter:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads pieces of `text` from `at` on; what lies behind `end` may come, if it is `open`. Each
-    says whether its piece is there, or None while that is open."""
+    """Reads pieces of `text` from `at` to `end`; with `is_open`, more text may come after `end`.
+    Each method returns whether its piece was found, or None if more text must decide."""
 
     text: str
     at: int
@@ -139,14 +140,14 @@ class _Reader:
         return self.at - start >= piece.least
 
     def follows(self, wanted: tuple[str, ...]) -> bool | None:
-        """Whether one of `wanted` is next behind blanks, if any is wanted."""
+        """Return whether one of `wanted` comes next, after blanks; true if none is wanted."""
         rest = self.text[self.at : self.end].lstrip()
         if not wanted or rest.startswith(wanted):
             return True
         return None if self.is_open and any(one.startswith(rest) for one in wanted) else False
 
     def _lazy(self, piece: Run, behind: list[Literal]) -> bool | None:
-        """Up to the literal behind it, less an optional one before that."""
+        """Read up to the literal after the run, without an optional literal before that one."""
         stop = next(one for one in behind if not one.optional)
         start = self.at
         found = self.text.find(stop.text, start + piece.least, self.end)
@@ -165,15 +166,15 @@ class _Reader:
 def literal(
     text: str, *, at_start: bool = False, behind_call: bool = False, ahead: tuple[str, ...] = ()
 ) -> Delimiter:
-    """Raises ValueError for an empty one."""
+    """Return the delimiter of a literal text. Raises ValueError for an empty one."""
     if not text:
         raise ValueError("a delimiter is empty")
     return Delimiter((Literal(text),), at_start, behind_call, ahead)
 
 
 def pattern(source: str) -> Delimiter:
-    """Raises ValueError for a pattern that cannot be followed from left to right. Blanks that it
-    may begin with are left out: blanks beside delimiters do not count."""
+    """Compile a pattern. Raises ValueError if it cannot be matched from left to right. Blanks at
+    its beginning are left out, as blanks around delimiters are ignored anyway."""
     pieces = _joined(_Source(source).pieces())
     while pieces and _takes_blanks(pieces[0]):
         del pieces[0]
@@ -194,7 +195,7 @@ def pattern(source: str) -> Delimiter:
 
 
 def _takes_blanks(piece: Piece) -> bool:
-    """Any number of blanks, and nothing else."""
+    """Return whether the piece matches any number of blanks, and only blanks."""
     if not isinstance(piece, Run) or piece.least:
         return False
     return piece.takes(" ") and not piece.takes("x") and not piece.takes("<")
@@ -217,7 +218,7 @@ def _is_solid(piece: Piece | None) -> TypeGuard[Literal]:
 
 @dataclass(slots=True)
 class _Source:
-    """Reads the source of a pattern."""
+    """A parser of a pattern's source."""
 
     text: str
     at: int = 0
@@ -255,7 +256,7 @@ class _Source:
         yield Mark(name)
 
     def _set(self, char: str) -> str | Callable[[str], bool]:
-        """What `char` begins: a character, or a set of them."""
+        """Return the character, or the set of characters, that begins with `char`."""
         if char == ".":
             return lambda _: True
         if char == "[":

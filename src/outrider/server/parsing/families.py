@@ -1,7 +1,7 @@
 """Output formats of families whose checkpoints have no `response_template`.
 
-A family is recognised by what its chat template writes, never by the name of a model: who renames a
-checkpoint or trains it further keeps its template. The first entry that fits counts.
+A family is recognised by its chat template, never by the name of a model: a checkpoint that is
+renamed or trained further keeps its template. The first entry that fits is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def _between(read: calls.ReadCalls, begin: Delimiter | str, end: str, **more: An
 
 
 def _json(begin: str, end: str, read: calls.ReadCalls = calls.json_calls) -> Field:
-    """Calls as JSON: what begins otherwise, as in a text about calls, is none."""
+    """Calls as JSON. Only JSON may follow the delimiter: otherwise the text is about calls, and not
+    a call."""
     opens = literal(begin, ahead=("{", "["))
     return _between(read, opens, end, head=calls.json_head, mend=mended_json, goes_on=in_string)
 
@@ -35,7 +36,7 @@ def _tags(tags: tagged.Tags, begin: str, end: str, ahead: str) -> Field:
 
 
 def _thought(given: known.Thinking) -> Field:
-    """Thoughts open an answer: later the same text may be what an answer is about."""
+    """Thoughts at the start of an answer. Later in it, the same tag may be part of the text."""
     opens = literal(given.begin, at_start=not given.anywhere)
     return Field("reasoning", (opens,), (literal(given.end),))
 
@@ -47,7 +48,7 @@ def _deepseek(name: str) -> str:
 THINK = _thought(known.THINK)
 HERMES_CALL = _json("<tool_call>", "</tool_call>")
 HERMES = OutputFormat("hermes", (HERMES_CALL,))
-# The model at times leaves the first tag out.
+# Sometimes the model omits the first tag.
 _BARE = Field(
     "calls",
     (literal("<function="),),
@@ -211,8 +212,8 @@ LLAMA = OutputFormat(
     shows_special=True,
 )
 THINKING = OutputFormat("thinking", (THINK,))
-# What api/tools_in_text.py asks for, an object that a call is, to the end of the answer; or what
-# models are trained to write where no template says so.
+# The format that api/tools_in_text.py requests: an object that is a call, up to the end of the
+# answer. Or Hermes' format, in which many models are trained even if their template has no tools.
 GENERIC = OutputFormat(
     "generic",
     (
@@ -223,7 +224,7 @@ GENERIC = OutputFormat(
 
 
 def _is_for(channel: str) -> Callable[[Mapping[str, str]], bool]:
-    """Whether a header of harmony is of a message of `channel` for the reader."""
+    """Return a test of harmony headers: a message of `channel` for the user."""
     return lambda groups: not calls.recipient(groups["header"]) and _channel(groups) == channel
 
 
@@ -232,7 +233,7 @@ def _is_call(groups: Mapping[str, str]) -> bool:
 
 
 def _channel(groups: Mapping[str, str]) -> str:
-    """The first word behind `<|channel|>`, which is where the header begins if it has none."""
+    """Return the first word after `<|channel|>`, or the first word of a header without it."""
     words = groups["header"].rpartition("<|channel|>")[2].split("<")[0].split()
     return words[0] if words else ""
 
@@ -255,7 +256,7 @@ HARMONY = OutputFormat(
         Field("calls", _HEADERS[:2], _ENDS, _is_call, **_HARMONY_CALLS),
         Field("calls", _HEADERS[2:], _ENDS, **_HARMONY_CALLS),
         Field("reasoning", _HEADERS[:2], _ENDS, _is_for("analysis"), gives_way=True),
-        # Calls where no tool was offered: of tools that the model believes to be built in.
+        # Calls if no tool was offered: the model believes that some tools are built in.
         Field("hidden", _HEADERS[:2], _ENDS, _is_call, gives_way=True),
         Field("text", _HEADERS[:2], _ENDS, _is_for("final"), gives_way=True),
         Field("text", _HEADERS[:2], _ENDS, _is_for("commentary"), gives_way=True),
@@ -267,14 +268,14 @@ HARMONY = OutputFormat(
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`signs` are all in its chat templates, and none of `unlike`."""
+    """A family: its chat templates contain all of `signs`, and none of `unlike`."""
 
     signs: tuple[str, ...]
     given: OutputFormat
     unlike: tuple[str, ...] = ()
 
 
-# Of Ling and Ring: at times it comes in several tokens, which end nothing.
+# Ling and Ring sometimes write this in several tokens, which do not end the answer.
 _TURN_END = "<|role_end|>"
 _OTHERS = ("<tool_calls>", "<invoke", "<seed:", "minimax")
 FAMILIES = (
@@ -301,7 +302,8 @@ FAMILIES = (
 
 
 def format_of_family(chat_template: str) -> OutputFormat | None:
-    """None for a template without calls and thoughts: all that its model writes is text."""
+    """Return the format of a chat template; None if it has neither calls nor thoughts, so that all
+    output is text."""
     for family in FAMILIES:
         is_like = all(sign in chat_template for sign in family.signs)
         if is_like and not any(sign in chat_template for sign in family.unlike):

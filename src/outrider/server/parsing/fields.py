@@ -1,5 +1,5 @@
-"""What a model's output is made of: fields between delimiters, and text around them; and how far
-each is while it is written: text that is reported at once (Flow), and a field that is open."""
+"""Fields of a model's output, which stand between delimiters, with text around them. Also their
+state while they are written: text that is reported at once (Flow), and an open field (Region)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ Kind: TypeAlias = Literal["text", "reasoning", "calls", "hidden", "other"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One kind of part. Where one delimiter opens several fields, `when` tells by its groups which.
-    A field goes on to one of `closes`, to the end of the text, or with `gives_way` to where another
-    field opens. `keeps` says that what opens it is part of its text. A field of the kind "other" is
-    shown as it was written, a hidden one nowhere.
+    """A field of the output.
 
-    For calls, `read` makes calls of the text, and `mend` corrects a text that ended but is no call.
-    `goes_on` says of a text that a delimiter behind it is part of a value. A `balanced` field ends
-    with the JSON value in it. With `head` the arguments of calls are reported while they are
-    written."""
+    If one delimiter opens several fields, `when` decides by its groups. A field ends at one of
+    `closes`, at the end of the text, or with `gives_way` where another field opens. With `keeps`,
+    the opening delimiter is part of the field's text. A field of the kind "other" is shown as it
+    was written; a hidden one is not shown.
+
+    For calls, `read` parses the text, and `mend` corrects a text that ended but is not a valid
+    call. `goes_on` returns for a text whether a delimiter after it is part of a value. A `balanced`
+    field ends with the JSON value in it. With `head`, the arguments of calls are reported while
+    they are written.
+    """
 
     kind: Kind
     opens: tuple[Delimiter, ...]
@@ -43,16 +46,17 @@ class Field:
 
     @property
     def interrupts(self) -> bool:
-        """True for one that opens amid thoughts, which end there. A call that is known by its form
-        alone does not: thoughts speak of such."""
+        """True if the field may open inside thoughts and ends them. A call without delimiters does
+        not: thoughts may contain such text."""
         return self.kind == "calls" and not self.keeps
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The fields of a model's output, and delimiters that are left out wherever they stand.
-    `shows_special`: its delimiters are special tokens, so the text must have these. `anchors` are
-    what an assistant's turn begins with in a prompt. `name` is what notes and grammars call it."""
+    """The fields of a model's output. `drops` are delimiters that are left out everywhere. With
+    `shows_special`, delimiters are special tokens, so the parser needs text that contains these.
+    `anchors` are texts with which an assistant's turn begins in a prompt. `name` identifies the
+    format in notes and grammars."""
 
     name: str
     fields: tuple[Field, ...]
@@ -65,11 +69,11 @@ class OutputFormat:
         return any(one.kind == "calls" for one in self.fields)
 
     def without_calls(self) -> OutputFormat:
-        """Where no tool was offered nothing is a call."""
+        """Return the format without calls, for requests that offer no tools."""
         return replace(self, fields=tuple(one for one in self.fields if one.kind != "calls"))
 
     def at_start(self) -> OutputFormat:
-        """Where nothing but thoughts and calls comes before a thought or a call."""
+        """Return the format that recognises thoughts and calls only before any text."""
         fields = [
             replace(one, opens=tuple(replace(begin, at_start=True) for begin in one.opens))
             for one in self.fields
@@ -77,8 +81,8 @@ class OutputFormat:
         return replace(self, fields=tuple(fields), drops=())
 
     def begun(self, prompt: PromptEnd | str) -> Field | None:
-        """The field that the end of `prompt` has opened: its template, or the message that is gone
-        on with. A text is a prompt without turns."""
+        """Return the field that the end of `prompt` has opened, by its template or by a message
+        that is continued. A string is a prompt without turns."""
         text, turn = (prompt, len(prompt)) if isinstance(prompt, str) else prompt
         at = max((text.rfind(anchor) + len(anchor) for anchor in self._found(text)), default=0)
         end = PromptEnd(text[at:], max(0, turn - at))
@@ -95,14 +99,14 @@ class OutputFormat:
         return [anchor for anchor in self.anchors if anchor in prompt]
 
 
-# A delimiter within a value is looked for so often in one call, so that no text is read for ever.
+# Maximum number of delimiters inside the values of one call, which bounds the time of parsing.
 _MAX_PASSED = 64
 
 
 @dataclass(slots=True)
 class Flow:
-    """Text that is told of at once, but for blanks at its edges: those before a delimiter and
-    behind one do not count."""
+    """Text that is reported at once, without the blanks at its edges: those around delimiters are
+    dropped."""
 
     make: Callable[[str], Part]
     parts: list[Part]
@@ -124,12 +128,12 @@ class Flow:
             self.blanks.append(text[len(body) :])
 
     def add_raw(self, text: str) -> None:
-        """All of it, as it is."""
+        """Add text with its blanks."""
         self.at_start = False
         self.add(text)
 
     def cut(self) -> str:
-        """Forget the blanks at the end; what they were."""
+        """Remove and return the blanks at the end."""
         blanks = "".join(self.blanks)
         self.blanks.clear()
         return blanks
@@ -142,16 +146,18 @@ class Flow:
             self.parts.append(self.make(blanks))
 
 
-# The begin of a call that is longer than this is read when the call has ended.
+# A call whose begin is longer than this is read only after its end.
 _MAX_HEAD = 1024
 
 
 @dataclass(slots=True)
 class Sending:
-    """Calls of a region whose arguments are reported while they are written. `open` reports the
-    name of one and gives its index; only `names` are reported. `at` is how far in the region's text
-    calls go, `broken` where arguments began that are no JSON object, `begun` says that there was a
-    call."""
+    """Calls of a region whose arguments are reported while they are written.
+
+    `open` reports the name of a call and returns its index; only calls of `names` are reported.
+    `at` is the end of the last call in the region's text. `broken` is the begin of arguments that
+    are not a JSON object. `begun` is true after the first call.
+    """
 
     read: ReadHead
     groups: Mapping[str, str]
@@ -183,7 +189,7 @@ class Sending:
             self._close(self._seen - len(text))
 
     def finish(self, *, mends: bool) -> None:
-        """The region ends. With `mends` it ended as calls do, so brackets may be missing."""
+        """End the region. With `mends`, a delimiter ended it, so missing brackets are added."""
         if self._span is None:
             return
         missing = "".join(reversed(self._span.open))
@@ -192,7 +198,7 @@ class Sending:
         self._close(self._seen)
 
     def _begin(self, text: str) -> str:
-        """The arguments of the next call, as far as they came."""
+        """Return the arguments of the next call, as far as they have come."""
         if self._is_over:
             return ""
         self._head += text
@@ -220,11 +226,13 @@ class Sending:
 
 @dataclass(slots=True)
 class Region:
-    """A field that is open: its text, unless that flows, and what stood before that. `outer` are
-    the thoughts amid which it opened. `span` finds the end of a balanced one, `sending` reports its
-    calls early. `passed` are the begins and ends of delimiters that are part of its text. `calls`
-    came amid these thoughts and end them, unless more than blanks is `behind`: then they are what
-    is thought about."""
+    """An open field: its text, unless that is reported at once by `flow`, and its `opening`.
+
+    `outer` is the region of the thoughts inside which it opened. `span` finds the end of a balanced
+    field; `sending` reports its calls early. `passed` has the begins and ends of delimiters that
+    are part of its text. `calls` were found inside these thoughts and end them. If more than blanks
+    follows (`behind`), the thoughts go on, and the calls are part of their text.
+    """
 
     given: Field
     opening: str
@@ -262,8 +270,8 @@ class Region:
         return self.flow is not None and self.flow.at_start
 
     def goes_on(self, text: str, at: int, start: int, end: int) -> bool:
-        """Whether what would close it, `text[start:end]`, is part of its text, which goes on with
-        `text[at:]`."""
+        """Return whether the closing delimiter `text[start:end]` is part of the field's text, of
+        which `text[at:]` has not been added yet."""
         body = self.text + text[at:start]
         if self.passed and len(body) < self.passed[-1][1]:
             return True
@@ -279,5 +287,5 @@ class Region:
 
     @property
     def raw(self) -> str:
-        """As the model wrote it, up to where it closed."""
+        """The field as the model wrote it, without its closing delimiter."""
         return self.opening + self.text

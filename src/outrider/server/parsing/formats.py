@@ -1,4 +1,4 @@
-"""Which format a checkpoint's output has, and the parser and the grammar of an answer in it."""
+"""Choice of the output format of a checkpoint, and the parser and the grammar of its answers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 
 
 def format_of(card: EngineCard) -> OutputFormat | None:
-    """How the model's output is read; None where all of it is text. Where its chat template has no
-    place for tools they are told of in text, and calls are as that asks for, or as the model was
-    trained to write them."""
+    """Return the format of the model's output; None if all of it is text. If the chat template does
+    not support tools, the prompt describes them in text; calls then have the format that this text
+    requests, or the one that the model was trained to write."""
     source = card.tool_template or card.chat_template
     given = _own_format(card, source)
     if not source or has_place_for_tools(source):
@@ -44,12 +44,12 @@ def _own_format(card: EngineCard, source: str) -> OutputFormat | None:
         try:
             return format_of_template(template)
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            _told_once(str(problem))
+            _warn_once(str(problem))
     return format_of_family(source)
 
 
 def shows_special(card: EngineCard, tools: Sequence[Mapping[str, Any]] = ()) -> bool:
-    """Whether the parser must see special tokens in the text."""
+    """Return whether the parser needs special tokens in the text."""
     given = format_of(card)
     return given is not None and given.shows_special and (bool(tools) or _thinks(given))
 
@@ -62,9 +62,12 @@ def parser_for(
     has_form: bool = False,
     new_id: Callable[[], str] = new_call_id,
 ) -> OutputParser:
-    """The parser of one answer, to a `prompt` whose end says what the chat template, or a message
-    that is gone on with, has opened already, as `<think>`. Calls are looked for where `tools` were
-    offered. A text that `has_form` is text from its first character on."""
+    """Return the parser of one answer.
+
+    The end of `prompt` shows whether the chat template, or a message that is continued, has already
+    opened a field such as `<think>`. Calls are recognised only if `tools` were offered. With
+    `has_form`, the text has a required form: thoughts and calls are recognised only before it.
+    """
     given = format_of(card)
     if given is None:
         return PlainParser()
@@ -74,7 +77,7 @@ def parser_for(
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
-    """By name, the schemas of each tool's arguments."""
+    """Return by each tool's name the schemas of its arguments."""
     found: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = mapping(tool.get("function", tool))
@@ -86,7 +89,8 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
 
 
 def _with_types(root: Mapping[str, Any], schema: object) -> object:
-    """The same with what it and its alternatives refer to: they say which types there are."""
+    """Return the schema with its references resolved, and those of its alternatives: they define
+    the possible types."""
     given = mapping(resolved(root, schema))
     choices = {
         name: given[name] for name in ("anyOf", "oneOf") if isinstance(given.get(name), list)
@@ -99,7 +103,7 @@ def _thinks(given: OutputFormat) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _told_once(problem: str) -> None:
+def _warn_once(problem: str) -> None:
     _log.warning("The checkpoint's response_template is not followed: %s.", problem)
 
 
@@ -112,8 +116,8 @@ def grammar_for(
     prompt: PromptEnd | str = "",
     form: Form | None = None,
 ) -> AnswerGrammar | None:
-    """The grammar of an answer that calls `tools` or has a `form` (grammar.py); None where this
-    model's answers cannot be written as one."""
+    """Return the grammar of an answer that calls `tools` or has a `form` (grammar.py); None if
+    there is no grammar for this model's format."""
     given = format_of(card)
     if given is None:
         return None

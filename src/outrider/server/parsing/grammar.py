@@ -1,8 +1,9 @@
-"""Grammars of answers: calls that a request demands, strict arguments, and text of a given form
-after thoughts or instead of calls.
+"""Grammars of answers: required calls, strict arguments, and text of a given form after thoughts or
+instead of calls.
 
-A grammar is made of a format's own delimiters and of each tool's JSON schema, in llguidance's
-dialect of Lark. Formats whose delimiters are special tokens have none: a grammar speaks of text.
+A grammar consists of a format's own delimiters and each tool's JSON schema, in llguidance's dialect
+of Lark. Formats whose delimiters are special tokens have no grammar, because a grammar describes
+text.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ Choice: TypeAlias = Literal["auto", "required"]
 Tool: TypeAlias = Mapping[str, Any]
 
 _ANY = "ANY: /(.|\\n)*/"
-# \s would take blanks of Unicode, which JSON does not.
+# Not \s, which would include blanks of Unicode that JSON does not allow.
 _ANY_BLANKS = r"[\x20\t\r\n]*"
 _JSON_BLANKS = r"[\x20\t\r\n]{0,9}"
-# Without a bound a weak model writes nothing but blanks.
+# Without a bound, a weak model may write blanks for ever.
 _BLANKS = r"( |\n{1,2}[\x20\t]{0,20})?"
 
 
 class OfferedTool(NamedTuple):
-    """A tool whose `schema` can be followed. Errors and notes about it begin with `called`."""
+    """A tool whose `schema` can be enforced. Errors and notes about it begin with `called`."""
 
     name: str
     schema: Mapping[str, Any]
@@ -41,9 +42,9 @@ class OfferedTool(NamedTuple):
 
 
 def offered_tool(tool: Tool, path: str) -> OfferedTool:
-    """The tool whose schema is the parameter `path`. The schema allows no more keys than it names:
-    what a tool does not know it cannot be given. Raises ConfigError for one that cannot be
-    followed."""
+    """Return a tool whose schema is the request's parameter `path`. The schema is closed: a tool
+    must not get arguments that it does not know. Raises ConfigError for a schema that cannot be
+    enforced."""
     function = cast("Mapping[str, Any]", tool.get("function", tool))
     name, strict = str(function["name"]), function.get("strict") is True
     called = f"{path}: the tool {name[:64]!r}"
@@ -61,8 +62,8 @@ def offered_tool(tool: Tool, path: str) -> OfferedTool:
 
 
 class Form(NamedTuple):
-    """What a text must be, as the right side of a rule, with the schemas in it (`parts` of
-    StructureOptions) and `notes` on what the rule leaves out of them."""
+    """The required form of a text: the right side of a grammar rule, the schemas in it (`parts` of
+    StructureOptions), and `notes` about parts of the schemas that the rule does not enforce."""
 
     rule: str
     parts: Mapping[str, Any] = {}
@@ -70,8 +71,8 @@ class Form(NamedTuple):
 
 
 def form_of(structure: StructureOptions) -> Form | None:
-    """None where a structure is no rule of another grammar: one of its own, or a schema as text.
-    Raises ConfigError for a schema that cannot be followed."""
+    """Return the form of a structure; None if it cannot be a rule of another grammar, as it is a
+    whole grammar or a schema in text. Raises ConfigError for a schema that cannot be enforced."""
     schema, strict = structure.get("schema"), structure.get("strict", True)
     if isinstance(schema, Mapping):
         parts = structure.get("parts", {})
@@ -87,14 +88,14 @@ def form_of(structure: StructureOptions) -> Form | None:
     return None
 
 
-# A slash or a line end would end an expression; what a backslash is before stays as it is.
+# A slash or a line end would end an expression; characters after a backslash stay as they are.
 _NOT_IN_LARK = re.compile(r"\\.|/|\n", re.DOTALL)
 _IN_LARK = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
 
 class AnswerGrammar(NamedTuple):
-    """A grammar, the schemas in it (`parts` of StructureOptions), and `notes` on what it leaves out
-    of them."""
+    """A grammar, the schemas in it (`parts` of StructureOptions), and `notes` about parts of the
+    schemas that it does not enforce."""
 
     text: str
     parts: Mapping[str, Any]
@@ -114,13 +115,16 @@ def answer_grammar(
     begun: bool = False,
     form: Form | None = None,
 ) -> AnswerGrammar | None:
-    """The grammar of answers that call `tools`: at least once where calls are required; else calls
-    or a text of the `form`; else text in which each call is one. All but the last may begin with
-    thoughts; `begun` says that the prompt has begun them. None for a format that grammars do not
-    speak of, and for a form alone of one without thoughts."""
+    """Return the grammar of an answer.
+
+    If calls are required, it has at least one call of `tools`. Otherwise, with a `form`, it is
+    calls or a text of that form; without a form, it is text in which every call is valid. The first
+    two may begin with thoughts; `begun` means that the prompt has opened them. Returns None for a
+    format without a grammar, and for a form without calls if the format has no thoughts.
+    """
     write, thinks = _WRITERS.get(given.name), THINK in given.fields
     if form is not None:
-        write = _BESIDE_FORMS.get(given.name, write)
+        write = _WITH_FORMS.get(given.name, write)
     if write is None if tools else form is None or not thinks:
         return None
     written = write(tools) if write is not None and tools else None
@@ -138,7 +142,8 @@ def answer_grammar(
 
 
 def _free(written: _Written, *, parallel: bool) -> list[str]:
-    """Rules of text in which each call is one; none where no grammar says that."""
+    """Return the rules of text in which every call is valid; empty if no grammar can express
+    it."""
     if not written.called:
         return []
     lines = [*written.rules, f"call: {written.call}", f"called: {written.called}"]
@@ -150,7 +155,7 @@ def _free(written: _Written, *, parallel: bool) -> list[str]:
 def _due(
     written: _Written | None, form: Form | None, *, parallel: bool, begun: bool, thinks: bool
 ) -> list[str]:
-    """Rules of calls or a text of the form, after thoughts."""
+    """Return the rules of calls or of a text of the form, after thoughts."""
     lines: list[str] = []
     wanted: list[str] = []
     if written is not None:
@@ -171,8 +176,8 @@ def _more(written: _Written, *, parallel: bool) -> str:
 
 
 class _Written(NamedTuple):
-    """`call` is a call where one is due, `called` a text that goes on with one, empty where that is
-    no grammar. `is_last` says that nothing but calls may come behind a call."""
+    """Rules for the calls of a format. `call` is a required call; `called` is text followed by a
+    call, empty if no grammar can express it. With `is_last`, only calls may follow a call."""
 
     rules: list[str]
     call: str
@@ -182,7 +187,8 @@ class _Written(NamedTuple):
 
 
 def _delimited(begin: str, rules: list[str], end: str, between: str) -> _Written:
-    """Of formats whose calls stand between two texts; `rules` has `tool`, what stands there."""
+    """Return the rules of a format whose calls stand between the texts `begin` and `end`; `rules`
+    defines `tool`, the content of a call."""
     if not begin:
         return _Written(rules, f"tool {_text(end)}", "", between)
     rules = [*rules, f"begun[lazy]: ANY {_text(begin)}"]
@@ -200,7 +206,8 @@ def _llama(tools: Sequence[OfferedTool]) -> _Written:
 
 
 def _generic(tools: Sequence[OfferedTool]) -> _Written:
-    """An object is a call from the name of a tool on: text may have others, as {"name": "Bob"}."""
+    """Return the rules of calls without delimiters: an object is a call if it has the name of a
+    tool. Text may contain other objects, such as {"name": "Bob"}."""
     rules = [
         rf'MIDDLE: /{_JSON_BLANKS},{_JSON_BLANKS}"arguments"{_JSON_BLANKS}:{_JSON_BLANKS}/',
         rf"END: /{_JSON_BLANKS}\}}/",
@@ -219,12 +226,13 @@ def _generic(tools: Sequence[OfferedTool]) -> _Written:
 
 
 def _generic_object(tools: Sequence[OfferedTool]) -> _Written:
-    """The same beside other JSON: with the tokens of JSON alone, of which none is longer."""
+    """Return the rules of `_generic` for an answer that may be other JSON instead. They only use
+    JSON's own tokens: a longer token of ours would win over those of the other JSON."""
     return _delimited("", _json_rules(tools, "arguments", ""), "", "\n")
 
 
 def _json_rules(tools: Sequence[OfferedTool], arguments: str, edge: str) -> list[str]:
-    """Rules of an object with the name of a tool and its arguments."""
+    """Return the rules of an object with the name of a tool and its arguments."""
     rules = [f"tool: {_text(edge)} ({_each('tool', tools)}) {_text(edge)}"]
     for i, tool in enumerate(tools):
         shape = {
@@ -240,7 +248,7 @@ def _json_rules(tools: Sequence[OfferedTool], arguments: str, edge: str) -> list
     return rules
 
 
-# Where a document lies within a schema around it, so that its references find what they name.
+# The path of a tool's schema inside the schema of a call, so that its references can be resolved.
 _ROOT = "#/$defs/arguments"
 
 
@@ -277,7 +285,8 @@ def _glm(tools: Sequence[OfferedTool]) -> _Written:
 def _by_pairs(
     tools: Sequence[OfferedTool], *, begin: str, key: str, value_end: str, end: str
 ) -> list[str]:
-    """Rules of formats that write each argument by itself: text as it is, other values as JSON."""
+    """Return the rules of formats that write each argument separately: strings as they are, other
+    values as JSON."""
     rules = [f"tool: {_each('tool', tools)}"]
     for i, tool in enumerate(tools):
         properties = mapping(tool.schema.get("properties"))
@@ -308,7 +317,7 @@ def _value(tool: OfferedTool, schema: Any, rule: str, end: str, rules: list[str]
 
 
 def _as_text(value: object) -> str:
-    """A text as it is, other values as JSON."""
+    """Return a string as it is, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -328,6 +337,6 @@ _WRITERS: Mapping[str, Callable[[Sequence[OfferedTool]], _Written]] = {
     LLAMA.name: _llama,
     GENERIC.name: _generic,
 }
-_BESIDE_FORMS: Mapping[str, Callable[[Sequence[OfferedTool]], _Written]] = {
+_WITH_FORMS: Mapping[str, Callable[[Sequence[OfferedTool]], _Written]] = {
     GENERIC.name: _generic_object
 }

@@ -1,6 +1,6 @@
 """JSON as models write it: with line ends in strings, without quotes or last brackets, in pieces.
 
-What stands for a value is read by the types that a schema names.
+Values that are written as plain text are read by the types of their schema.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NoReturn, cast
 
-# What a reader of calls may raise for text that is none.
+# Errors that a reader of calls may raise for text that is not a call.
 NOT_CALLS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _BLANKS = " \t\r\n;,"
 
@@ -25,31 +25,31 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _finite(text: str) -> float:
-    """Raises ValueError for a number that no float holds: JSON could not tell it again."""
+    """Return a number as a float. Raises ValueError if it is too large, as JSON has no infinity."""
     value = float(text)
     return value if isfinite(value) else _refuse(text[:20])
 
 
-# Models write line ends and tabs in strings as they are.
+# Not strict: models write line ends and tabs in strings without escapes.
 _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, strict=False)
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """An object of JSON; an empty one for anything else."""
+    """Return a JSON object; for any other value, an empty one."""
     if isinstance(value, Mapping):
         return cast("Mapping[str, Any]", value)
     return {}
 
 
 def listed(value: object) -> list[Any]:
-    """A list of JSON; one of `value` alone if that is none, and of nothing for None."""
+    """Return a JSON list: `value` itself if it is a list, an empty one for None, else `[value]`."""
     if isinstance(value, list):
         return cast("list[Any]", value)
     return [] if value is None else [value]
 
 
 def parse_json(text: str) -> Any:
-    """Raises ValueError for what is no JSON, NaN and infinities among it."""
+    """Parse JSON. Raises ValueError for other text, and for NaN and infinities."""
     value, end = _DECODER.raw_decode(text.strip())
     if text.strip()[end:].strip():
         raise ValueError("there is text behind the JSON")
@@ -57,7 +57,7 @@ def parse_json(text: str) -> Any:
 
 
 def is_object(text: str) -> bool:
-    """Whether a text is one object of JSON."""
+    """Return whether a text is one JSON object."""
     try:
         return isinstance(parse_json(text), Mapping)
     except NOT_CALLS:
@@ -71,24 +71,25 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 @dataclass(slots=True)
 class JsonSpan:
-    """How far a text of JSON is: the brackets that are open, whether it is in a string, and at a
-    backslash there."""
+    """The state at the end of an incomplete JSON text: the closing brackets of those that are open,
+    and whether the text ends inside a string, or after a backslash in one."""
 
     open: list[str] = field(default_factory=list[str])
     quoted: bool = False
     escaped: bool = False
 
     def add(self, text: str) -> None:
-        """Go on behind `text`, or to its first value's end."""
+        """Advance over `text`, up to the end of the first value."""
         self._scan(text, 0)
 
     def end(self, text: str, at: int) -> int | None:
-        """The end of the first object or list if `text[at:]` comes next; changes nothing."""
+        """Return the end of the first object or list if `text[at:]` comes next, without changing
+        the state."""
         return JsonSpan([*self.open], self.quoted, self.escaped)._scan(text, at)
 
     def escape(self, text: str, at: int) -> tuple[str, int | None]:
-        """`text[at:]`, up to the end of the first value, which is the second, with the control
-        characters in its strings escaped; goes on behind it."""
+        """Advance over `text[at:]`, up to the end of the first value. Return the text with control
+        characters in strings escaped, and the index of that end, None if it has not come."""
         found: list[str] = []
         while True:
             control = _CONTROL.search(text, at)
@@ -126,7 +127,7 @@ class JsonSpan:
 
 
 def in_string(body: str) -> bool:
-    """True for a text of JSON that ends within a string."""
+    """Return whether a JSON text ends inside a string."""
     span, at = JsonSpan(), 0
     while (end := span.end(body, at)) is not None:
         at = end
@@ -135,7 +136,7 @@ def in_string(body: str) -> bool:
 
 
 def mended_json(body: str) -> str:
-    """A text of JSON with the last brackets that a model left out, without surplus ones."""
+    """Return a JSON text with missing last brackets added and surplus ones removed."""
     span = JsonSpan()
     end = span.end(body, 0)
     if end is not None:
@@ -145,7 +146,7 @@ def mended_json(body: str) -> str:
 
 
 def before_begun(body: str) -> int:
-    """Where an object begins that has no end, behind whole ones; 0 if there is none."""
+    """Return the index of an unfinished object after finished ones; 0 if there is none."""
     at = 0
     with suppress(*NOT_CALLS):
         while body.startswith("{", at):
@@ -167,7 +168,7 @@ def _stored(text: str, begin: str, end: str, kept: list[str]) -> str:
 
 
 def lax_json(text: str, *, unquoted: bool, strings: tuple[tuple[str, str], ...]) -> Any:
-    """JSON whose keys may have no quotes, and whose strings may stand between other signs."""
+    """Parse JSON with unquoted keys, if allowed, and with strings between other delimiters."""
     kept: list[str] = []
     for begin, end in strings:
         pieces = text.split(begin) if begin == end else None
@@ -190,7 +191,7 @@ _STORED = re.compile("\x01([0-9]{1,9})\x02")
 
 
 def typed(text: str, schema: object) -> Any:
-    """The value that `text` stands for where its schema wants something else than text."""
+    """Return the value of `text` if its schema requires another type than a string."""
     for name in dict.fromkeys(schema_types(schema)):
         value = _read_as(text.strip(), name)
         if value is not _NONE:
@@ -199,7 +200,7 @@ def typed(text: str, schema: object) -> Any:
 
 
 _NONE = object()
-# Under JSON Schema's names, and Python's that clients send.
+# Names of types: those of JSON Schema, and Python's, which some clients send.
 _WANTED: Mapping[str, tuple[type, ...]] = {
     "integer": (int,),
     "int": (int,),
@@ -231,7 +232,7 @@ def _read_as(text: str, name: str) -> object:
 
 
 def schema_types(schema: object) -> Iterator[str]:
-    """The types that a schema names, those of its alternatives too."""
+    """Yield the types of a schema and of its alternatives."""
     entry = mapping(schema)
     yield from (one for one in listed(entry.get("type")) if isinstance(one, str))
     for name in ("anyOf", "oneOf"):
@@ -245,7 +246,8 @@ _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def python_value(node: ast.expr) -> Any:
-    """A literal; JSON's names for constants too. Raises ValueError for another expression."""
+    """Return the value of a Python literal, which may have JSON's constants. Raises ValueError for
+    other expressions."""
     match node:
         case ast.Name(id=name) if name in _PYTHON_NAMES:
             return _PYTHON_NAMES[name]
@@ -267,7 +269,7 @@ def _python_key(node: ast.expr | None) -> str:
 
 
 def json_values(body: str) -> Iterator[Any]:
-    """JSON values, one after the other."""
+    """Yield the JSON values of a text, one after another. Raises ValueError."""
     at, text = 0, body.strip(_BLANKS)
     if not text:
         raise ValueError("there is nothing")

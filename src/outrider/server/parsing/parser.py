@@ -1,9 +1,9 @@
-"""The streaming parser: text of a model in, parts of an answer out, whatever the pieces.
+"""The streaming parser: it takes a model's text in pieces and returns the parts of an answer.
 
-What is decided depends on characters alone, never on where a piece ends: the parser holds back what
-may still become a delimiter and reads on from there. The text of a call is kept until it ends, and
-shown as text if it is none; where a name and JSON arguments have begun (fields.py, Sending) it is
-reported at once.
+Its decisions depend only on the characters, never on where a piece ends: text that may become a
+delimiter is held back until more text comes. The text of a call is held until the call ends, and
+shown as text if it is not a call. Once a name and the begin of JSON arguments have been read
+(fields.py, Sending), the call is reported while it is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def new_call_id() -> str:
 
 
 class FormatParser:
-    """An OutputParser of one answer in `given`. `begun` is the field that the prompt has opened."""
+    """An OutputParser for one answer in the format `given`. `begun` is the field that the prompt
+    has opened."""
 
     def __init__(
         self,
@@ -42,7 +43,8 @@ class FormatParser:
         self._num_calls = 0
         self._around = Flow(TextDelta, self._parts, at_start=False)
         self._region: Region | None = None
-        # Whether nothing came so far but blanks, thoughts and calls; or came behind a call.
+        # Whether only blanks, thoughts and calls came so far; and whether only blanks came after
+        # the last call.
         self._is_start, self._is_behind_call, self._read_from = True, False, 0
         self.is_cut = False
         self._late: tuple[Delimiter, ...] = ()
@@ -56,7 +58,7 @@ class FormatParser:
         return self._taken()
 
     def finish(self) -> list[Part]:
-        """What was held back. A field that did not close ends here."""
+        """The remaining parts. A field that is still open ends here."""
         text = self._held
         while text or self._region is not None:
             self._read(text, final=True)
@@ -87,7 +89,8 @@ class FormatParser:
     def _next(
         self, text: str, at: int, known: dict[Delimiter, int], *, final: bool
     ) -> _Crossing | int:
-        """The first delimiter from `at` on, or up to where the text has none for certain."""
+        """Return the first delimiter from `at` on, or the index up to which there is certainly
+        none."""
         watched, self._read_from = self._watched_now, at
         for one in watched:
             if known.get(one, -1) < at or one.at_start or one.behind_call:
@@ -117,15 +120,15 @@ class FormatParser:
                 known[one] = self._first(one, text, start + 1)
 
     def _is_text(self, crossing: _Crossing, text: str, at: int) -> bool:
-        """Whether what closes the region is part of its text."""
+        """Return whether a closing delimiter is part of the region's text."""
         region, end = self._region, crossing.match.end
         if region is None or crossing.field is not _CLOSES:
             return False
         return region.goes_on(text, at, crossing.start, end)
 
     def _watched(self) -> dict[Delimiter, Sequence[Field]]:
-        """Delimiters of now, and the fields that each may open: _CLOSES alone for one that closes,
-        _DROPS for one that is left out."""
+        """Return the delimiters that are recognised now, with the fields that each may open:
+        _CLOSES for one that closes the region, _DROPS for one that is left out."""
         region, opens = self._region, list(self._format.fields)
         found: dict[Delimiter, Sequence[Field]] = {}
         if region is not None:
@@ -134,7 +137,7 @@ class FormatParser:
             if not region.given.gives_way:
                 is_thought = region.given.kind == "reasoning"
                 opens = [one for one in opens if is_thought and one.interrupts]
-                # Thoughts that the prompt has begun may begin once more.
+                # The prompt may have opened the thoughts, and the model may open them again.
                 again = [replace(one, at_start=True) for one in region.given.opens if is_thought]
                 found.update(dict.fromkeys(again, (_DROPS,)))
         for one in opens:
@@ -145,11 +148,11 @@ class FormatParser:
         return found
 
     def _opened(self, fields: Sequence[Field], groups: Mapping[str, str]) -> Field | None:
-        """Which of `fields` opens, if one does."""
+        """Return the field that a delimiter opens, if any."""
         return next((one for one in fields if one.when is None or one.when(groups)), None)
 
     def _first(self, one: Delimiter, text: str, at: int) -> int:
-        """Where it may stand, whole or begun."""
+        """Return the first index at which the delimiter, or the begin of it, may stand."""
         if one.at_start or one.behind_call:
             return self._first_of_all(one, text, at)
         found = text.find(one.first, at)
@@ -183,7 +186,7 @@ class FormatParser:
         self._around.add(text)
 
     def _cross(self, crossing: _Crossing, delimiter: str) -> str:
-        """Go over a delimiter; what must be read once more."""
+        """Process a delimiter; return text that must be read again."""
         if crossing.field is _CLOSES:
             return self._close(delimiter, crossing)
         if crossing.field is not _DROPS:
@@ -201,7 +204,8 @@ class FormatParser:
     def _open(
         self, opened: Field, delimiter: str, groups: Mapping[str, str], outer: Region | None = None
     ) -> None:
-        """`outer` are the thoughts amid which it opens: they go on if it is no call."""
+        """Open a field. `outer` is the region of the thoughts inside which it opens; they continue
+        if the field is not a call."""
         blanks = (self._around if outer is None or outer.flow is None else outer.flow).cut()
         self._is_start = self._is_start and opened.kind in ("reasoning", "calls")
         flow = None
@@ -221,7 +225,7 @@ class FormatParser:
         self._watched_now = self._watched()
 
     def _close(self, delimiter: str, crossing: _Crossing | None = None) -> str:
-        """End the region; what must be read once more."""
+        """End the region; return text that must be read again."""
         region, self._region = self._region, None
         if region is None:
             return ""
@@ -238,8 +242,8 @@ class FormatParser:
         return again
 
     def _sent(self, region: Region, sending: Sending, delimiter: str, *, mends: bool) -> str:
-        """End a region whose calls were reported while they were written; what must be read once
-        more."""
+        """End a region whose calls were reported while they were written; return text that must be
+        read again."""
         sending.finish(mends=mends and region.given.mend is not None)
         text, broken, self._late = region.text, sending.broken, ()
         self._around.at_start = self._is_behind_call = True
@@ -259,7 +263,7 @@ class FormatParser:
     def _not_called(self, region: Region, delimiter: str, crossing: _Crossing | None) -> str:
         text, outer, again = region.text, region.outer, ""
         self.is_cut |= crossing is None
-        # Where the answer was cut off amid a call, those before it are whole.
+        # If the answer was cut off inside a call, the calls before it are complete.
         size = 0 if crossing is not None else before_begun(text)
         if size and self._called(region, text[:size], ""):
             self._put(text[size:])
@@ -283,8 +287,9 @@ class FormatParser:
         return again
 
     def _called(self, region: Region, text: str, delimiter: str, *, mends: bool = False) -> bool:
-        """Whether `text` of `region` was calls, which are reported; amid thoughts they wait for
-        what comes behind them. With `mends` it ended as calls do, so it may be corrected."""
+        """Report the calls in a region's `text`; return whether it was calls. Inside thoughts, the
+        calls wait until the text after them is known. With `mends`, a delimiter ended the text, so
+        it may be corrected."""
         given, outer = region.given, region.outer
         if given.read is None:
             return False
@@ -296,7 +301,7 @@ class FormatParser:
             except NOT_CALLS:
                 continue
             if outer is None or (outer.is_empty and not outer.calls):
-                # What would have ended thoughts that are none.
+                # The model may still write the end of these empty thoughts; it is dropped.
                 ends = outer.given.closes if outer is not None else ()
                 self._late = tuple(replace(one, behind_call=True) for one in ends)
                 self._report(calls)
@@ -315,7 +320,7 @@ class FormatParser:
             self._around.at_start = self._is_behind_call = True
 
     def _begin(self, name: str) -> int:
-        """Report that a call begins; its index."""
+        """Report the begin of a call; return its index."""
         self._parts.append(ToolOpen(self._num_calls, self._new_id(), name))
         self._num_calls += 1
         return self._num_calls - 1
@@ -326,8 +331,8 @@ _CLOSES, _DROPS = Field("other", ()), Field("other", ())
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """A delimiter at `start`, and the field that it opens, or _CLOSES, or _DROPS. `by` is None
-    where the end is that of a JSON value."""
+    """A delimiter at `start`, and the field that it opens, or _CLOSES, or _DROPS. `by` is None if
+    the end is that of a JSON value."""
 
     start: int
     match: Match

@@ -1,6 +1,7 @@
-"""Calls between tags, and as Python writes them: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2, LFM2.
+"""Calls in tags, and in Python's syntax: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2, LFM2.
 
-Values stand there as they are, so what ends one is text where no other tag follows it.
+Values are written without escapes, so a closing tag is part of the value unless another tag follows
+it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from outrider.server.parsing.json_text import mapping, python_value, schema_type
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Tags between which calls and their arguments stand: expressions of those that begin, each
-    with one group, the name, and the texts of those that end. `edge` is what the format has around
-    a value. The group `text` of a key says whether its value is text."""
+    """The tags of calls and their arguments. Opening tags are regular expressions with one group,
+    the name; closing tags are texts. `edge` is text that the format has around a value. The group
+    `text` of a key says whether its value is a string."""
 
     function: str
     function_end: str
@@ -28,7 +29,7 @@ class Tags:
     edge: str = ""
 
     def calls(self, body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-        """A ReadCalls: one call or several."""
+        """Read one call or several (a ReadCalls)."""
         del groups
         found: list[Call] = []
         at = _behind_blanks(body, 0)
@@ -56,22 +57,23 @@ class Tags:
         return found
 
     def offered_calls(self, body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-        """A ReadCalls of tools that were offered."""
+        """Read calls, only of offered tools (a ReadCalls)."""
         return offered(self.calls(body, groups, schemas), schemas)
 
     def goes_on(self, body: str) -> bool:
-        """Whether `body` ends within a value, so that what ends calls is part of it."""
+        """Return whether `body` ends inside a value, so that a delimiter after it is part of the
+        value."""
         end, last = re.escape(self.key_end), re.escape(self.function_end)
         whole = rf"(?:{end}|{self.function})\s*(?:{last})?\s*\Z"
         return re.search(self.key, body) is not None and re.search(whole, body) is None
 
     def mend(self, body: str) -> str:
-        """The text with its last tag, where a model left that out."""
+        """Return the text with its last closing tag, which models sometimes omit."""
         return body.rstrip().removesuffix(self.function_end) + self.function_end
 
     def _value(self, body: str, at: int, types: Mapping[str, Any]) -> tuple[str, int]:
-        """A value, and where the next tag begins: its own tag ends it where another tag follows,
-        or the tag of an argument that the tool has, on a line of its own."""
+        """Return a value and the index of the next tag. A value ends at its closing tag if another
+        tag follows, or at the tag of one of the tool's arguments at the start of a line."""
         end, last = re.escape(self.key_end), re.escape(self.function_end)
         closed = re.compile(rf"{end}\s*(?=\Z|{self.key}|{last})").search(body, at)
         if closed is None:
@@ -110,7 +112,8 @@ DSML_TAGS = Tags(
 
 
 def _unwrapped(values: dict[str, Any], types: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments that a model wrote as one object, under a name that the tool has not."""
+    """Unwrap arguments that a model wrote as one object, under a name that the tool does not
+    have."""
     name = next(iter(values), "")
     if len(values) != 1 or name not in ("arguments", "input", "parameters") or name in types:
         return values
@@ -124,7 +127,7 @@ def _behind_blanks(text: str, at: int) -> int:
 
 
 def glm_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-    """A name, then pairs of `<arg_key>` and `<arg_value>`: GLM 4.5 and later."""
+    """Read a name, then pairs of `<arg_key>` and `<arg_value>`: GLM 4.5 and later."""
     del groups
     at = body.find("<arg_key>") if "<arg_key>" in body else len(body)
     name = body[:at].strip()
@@ -148,12 +151,12 @@ _GLM_END = re.compile(r"</arg_value>\s*(?=\Z|<arg_key>)")
 
 
 def glm_goes_on(body: str) -> bool:
-    """True for a call of GLM's that ends within a value."""
+    """Return whether a call of GLM ends inside a value."""
     return "<arg_value>" in body and not body.rstrip().endswith("</arg_value>")
 
 
 def python_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-    """Calls as Python writes them, in a list or alone: LFM2. Or what `json_calls` reads."""
+    """Read calls in Python's syntax, in a list or alone, or those of `json_calls`: LFM2."""
     if body.lstrip().startswith(("[{", "{")):
         return json_calls(body, groups, schemas)
     value = _parsed(body.strip()) or _parsed(_requoted(body.strip()))
@@ -171,7 +174,7 @@ def _parsed(source: str) -> ast.expr | None:
 
 
 def _plain(found: re.Match[str]) -> str:
-    """A string as Python has it, a number without zeros at its begin."""
+    """Return a string with valid escapes, or a number without leading zeros."""
     quote, text = found["quote"], found[0]
     if quote is None:
         return ""
@@ -188,8 +191,8 @@ _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\(?![\\'\"abfnrtvxuN0-7])")
 
 
 def _requoted(source: str) -> str:
-    """Calls in whose strings the same quotes stand as they are: a string ends where another
-    argument follows, or another call, or none."""
+    """Escape quotes inside the strings of calls. A string ends at a quote before another argument,
+    before another call, or at the end of the calls."""
     pieces, at = list[str](), 0
     while (begun := _BEGIN.search(source, at)) is not None:
         end = re.compile(begun[1] + _FOLLOWS).search(source, begun.end())

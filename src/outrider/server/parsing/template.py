@@ -1,9 +1,9 @@
-"""A checkpoint's own `response_template`, as Hugging Face specifies it, read as an OutputFormat.
+"""A checkpoint's own `response_template`, as specified by Hugging Face, read as an OutputFormat.
 
-It names fields of the assistant's message, the delimiters between which each stands, and how the
-text between them becomes a value. What a template says of text and calls is followed; a field that
-no API knows is shown as it was written. A template that cannot be followed raises ValueError, and
-the table of families is asked instead.
+It names the fields of the assistant's message, the delimiters of each, and the parser of its text.
+Fields of text, reasoning and calls are supported; a field that no API knows is shown as it was
+written. For a template that is not supported, ValueError is raised, and the table of families is
+used instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GLUE = (literal("<|start|>assistant"),)
 
 
 def format_of_template(template: Mapping[str, Any]) -> OutputFormat:
-    """Raises ValueError for a template that is none, or needs what is not followed."""
+    """Return the format of a template. Raises ValueError for an invalid or unsupported one."""
     given: object = template.get("fields")
     if template.get("version", 1) != 1 or not isinstance(given, Mapping) or not given:
         raise ValueError("a response template of another kind")
@@ -47,7 +47,7 @@ def format_of_template(template: Mapping[str, Any]) -> OutputFormat:
         name="response_template",
         fields=tuple(found),
         drops=(*drops, *_GLUE),
-        # Its delimiters may be special tokens; it is written for text that has them all.
+        # Its delimiters may be special tokens, so it needs text that contains all of them.
         shows_special=True,
         anchors=(anchors,) if isinstance(anchors, str) else tuple(anchors),
     )
@@ -73,7 +73,7 @@ def _field(
 
 
 def _reader(spec: Mapping[str, Any], content: str, arguments: Mapping[str, Any]) -> ReadCalls:
-    """What makes calls of the text of a field, as `spec` says."""
+    """Return the reader of calls that `spec` describes."""
     parse = _content(content, arguments)
     transform, each = spec.get("transform"), bool(spec.get("transform_each"))
 
@@ -102,7 +102,8 @@ def _typed_call(call: Call, schemas: Schemas) -> Call:
 
 
 def _filled(transform: Any, scope: Mapping[str, Any]) -> Any:
-    """`transform` with the values of `scope` for its placeholders, `{name}` or `{name.key}`."""
+    """Return `transform` with its placeholders, `{name}` or `{name.key}`, replaced by the values of
+    `scope`."""
     if isinstance(transform, Mapping):
         entries = cast("Mapping[str, Any]", transform)
         return {key: _filled(value, scope) for key, value in entries.items()}
@@ -117,7 +118,7 @@ def _filled(transform: Any, scope: Mapping[str, Any]) -> Any:
 
 
 def _content(name: str, arguments: Mapping[str, Any]) -> Callable[[str], Any]:
-    """The parser of that name. Raises ValueError for one that is not known."""
+    """Return the content parser called `name`. Raises ValueError for an unknown one."""
     if name == "json":
         strings = tuple((begin, end) for begin, end in arguments.get("string_delims", ()))
         unquoted = bool(arguments.get("unquoted_keys"))

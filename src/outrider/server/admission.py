@@ -1,9 +1,11 @@
-"""Places among the requests in flight: who gets one, and what the others are told.
+"""Admission control: the number of completions in flight, shared fairly among API keys. Requests
+beyond it are refused with status 429 or 503.
 
-A request takes a place for each of its completions, and one while it has none. A server with a free
-place takes any request whole: what its own limits allow is never refused by an idle server. A full
-one still takes requests of keys that have less than their share of the places, so that one key
-alone cannot shut others out; twice as many as there are is the most.
+A request takes a slot for each of its completions, and one slot before they start. A server with a
+free slot admits any request, however many completions it has: an idle server never refuses what its
+own limits allow. A full server still admits requests of keys that have less than their share of the
+slots, so that one key alone cannot shut out the others. It never admits more than twice the number
+of slots.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from outrider.server.errors import ASK_AGAIN, ApiError
 
 
 @dataclass(slots=True)
-class Place:
-    """What one request holds."""
+class Slot:
+    """The slots that one request holds, and its limits."""
 
     key: str
     most: int
@@ -29,70 +31,72 @@ class Place:
     num_completions: int = 0
 
 
-# When the last bodies are freed; to give back takes milliseconds.
+# Seconds after the last body until its memory is returned to the system, which takes milliseconds.
 _FREED_SECONDS = 1.0
-# Requests of batches have the key behind this word, and so small a share of the server beside it.
+# Requests of a batch have this prefix before their key, and this fraction of the key's weight.
 BATCH, BATCH_WEIGHT = "batch/", 1 / 64
-# Of the request that the present task answers.
-_PLACE: ContextVar[Place | None] = ContextVar("outrider_place", default=None)
+# The slot of the request that the current task answers.
+_SLOT: ContextVar[Slot | None] = ContextVar("outrider_slot", default=None)
 
 
 @dataclass(slots=True, kw_only=True)
-class Places:
-    """`weights` of keys are 1 where none is named."""
+class Admission:
+    """Slots of all keys. Keys without an entry in `weights` have weight 1."""
 
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     taken: Counter[str] = field(default_factory=Counter[str])
-    """By key; a key that has none is not in it."""
+    """Number of slots by key; a key without a slot has no entry."""
 
     def weight(self, key: str) -> float:
         own = self.weights.get(key.removeprefix(BATCH), 1.0)
         return own * BATCH_WEIGHT if key.startswith(BATCH) else own
 
     @contextmanager
-    def place(
+    def slot(
         self, key: str, most: int, most_of_a_key: int, *, is_in: bool = False
     ) -> Generator[None]:
-        """For one request, of `most` at once and `most_of_a_key` for one key. Raises ApiError where
-        there is none; one that `is_in` had its place until now."""
-        place = Place(key, most, most_of_a_key)
+        """Hold a slot for one request, of `most` in all and `most_of_a_key` for one key. Raises
+        ApiError if none is free. A request that `is_in` was admitted a moment ago and is not
+        checked again."""
+        slot = Slot(key, most, most_of_a_key)
         if not is_in:
-            self._check(place)
+            self._check(slot)
         self.taken[key] += 1
-        before = _PLACE.set(place)
+        before = _SLOT.set(slot)
         try:
             yield
         finally:
-            _PLACE.reset(before)
-            self.taken[key] -= max(1, place.num_completions)
+            _SLOT.reset(before)
+            self.taken[key] -= max(1, slot.num_completions)
             if not self.taken[key]:
                 del self.taken[key]
 
     def widen(self, num_completions: int) -> None:
-        """The request that is being answered has so many completions more. Raises ApiError where
-        others took the places meanwhile."""
-        place = _PLACE.get()
-        if place is None:
+        """Take slots for `num_completions` more completions of the current request. Raises
+        ApiError if other requests have taken the slots in the meantime."""
+        slot = _SLOT.get()
+        if slot is None:
             return
-        held = max(1, place.num_completions)
-        more = place.num_completions + num_completions - held
+        held = max(1, slot.num_completions)
+        more = slot.num_completions + num_completions - held
         if more:
-            self._check(place, held)
-        place.num_completions += num_completions
-        self.taken[place.key] += more
+            self._check(slot, held)
+        slot.num_completions += num_completions
+        self.taken[slot.key] += more
 
-    def _check(self, place: Place, held: int = 0) -> None:
-        """Whether one more finds a place beside what others hold, besides these `held`."""
-        key, most = place.key, place.most
+    def _check(self, slot: Slot, held: int = 0) -> None:
+        """Check that a slot is free, not counting the `held` slots of the request itself. Raises
+        ApiError."""
+        key, most = slot.key, slot.most
         mine, total = self.taken[key] - held, self.taken.total() - held
-        if mine >= place.most_of_a_key:
+        if mine >= slot.most_of_a_key:
             raise _too_many(f"{mine} completions of this key are in flight.")
         if total < most:
             return
         others = sum(map(self.weight, self.taken.keys() - {key}))
         share = most * self.weight(key) / (others + self.weight(key))
         if mine > share and others:
-            raise _too_many(f"the server is full, and {mine} of the places are this key's.")
+            raise _too_many(f"the server is full, and this key has {mine} of its completions.")
         if mine >= share or total >= 2 * most:
             raise ApiError(
                 503,
@@ -104,7 +108,8 @@ class Places:
 
 @dataclass(slots=True)
 class Bodies:
-    """Memory of bodies that are being read, `most` bytes at once, half of them of one key."""
+    """Memory for bodies that are being read: `most` bytes in all, at most half of them for one
+    key."""
 
     most: int = 64 << 20
     taken: Counter[str] = field(default_factory=Counter[str])
@@ -116,7 +121,7 @@ class Bodies:
 
     @asynccontextmanager
     async def hold(self, key: str, num_bytes: int, seconds: float) -> AsyncGenerator[None]:
-        """Raises ApiError where there is no memory within `seconds`."""
+        """Hold memory for a body. Raises ApiError if none is free within `seconds`."""
         if self._fits(key, num_bytes):
             self.taken[key] += num_bytes
         else:
@@ -162,7 +167,7 @@ class Bodies:
             loop.call_later(_FREED_SECONDS, loop.run_in_executor, None, give_back)
 
 
-def _too_many(told: str) -> ApiError:
+def _too_many(problem: str) -> ApiError:
     return ApiError(
-        429, f"{told} Wait for one to end.", code="rate_limit_exceeded", retry_after=ASK_AGAIN
+        429, f"{problem} Wait for one to end.", code="rate_limit_exceeded", retry_after=ASK_AGAIN
     )
