@@ -1,6 +1,6 @@
-"""`outrider batch`: answer every line of a JSON lines or parquet file, also after errors.
+"""`outrider batch`: answer every line of a JSON lines or parquet file, and continue after errors.
 
-Exit code 0 says that every line has an answer, 1 that some answers are errors.
+Exit code 0 means that every line has an answer, 1 that some answers are errors.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from outrider.core.errors import MachineError
 
 
 def lines_of(path: Path) -> Iterator[RawLine]:
-    """Raises MachineError for a file that cannot be read."""
+    """Yield the lines of a file. Raises MachineError if it cannot be read."""
     return _rows(path) if path.suffix == ".parquet" else raw_lines(path)
 
 
 def _rows(path: Path) -> Iterator[RawLine]:
-    """A row is a line of its columns; one that is null says nothing."""
+    """Yield the rows of a parquet file as JSON lines; columns that are null are left out."""
     try:
         parquet: Any = import_module("pyarrow.parquet")
     except ImportError:
         raise MachineError(
-            f"{path} is a parquet file, and no reader of such (pyarrow) is installed.",
+            f"{path} is a parquet file, and no reader for it (pyarrow) is installed.",
             hint="pip install 'outrider[data]'",
         ) from None
     number = 0
@@ -61,15 +61,15 @@ def _rows(path: Path) -> Iterator[RawLine]:
         for block in parquet.ParquetFile(path).iter_batches(1024):
             for row in block.to_pylist():
                 number += 1
-                told = {name: value for name, value in row.items() if value is not None}
-                yield raw_line(number, json.dumps(told, ensure_ascii=False).encode())
+                record = {name: value for name, value in row.items() if value is not None}
+                yield raw_line(number, json.dumps(record, ensure_ascii=False).encode())
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{path}, row {number}: {error}.", hint="columns as the keys of a line: prompt, seed"
         ) from None
 
 
-# Blocks of lines for each actor of Ray's, so that none is idle while another one has the last.
+# Blocks of lines for each Ray actor, so that at the end no actor idles for long.
 _BLOCKS_EACH = 8
 _CUSTOM_ID = re.compile(rb'"custom_id"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _ANY = SamplingParams()
@@ -84,7 +84,7 @@ def batch(call: Call[BatchOptions]) -> int:
     with AnswerFile(target, fresh=options.fresh) as file:
         num_lines, names = 0, array("Q")
         for line in lines_of(source):
-            # Answers of another file are an error before a model is loaded.
+            # An output file with answers of other lines is an error before a model is loaded.
             file.has(line)
             num_lines += 1
             names.extend(map(_digest, _CUSTOM_ID.findall(line.data or b"")))
@@ -111,7 +111,8 @@ def _digest(name: bytes) -> int:
 
 
 def _check_ids(source: Path) -> None:
-    """Raises ConfigError if two lines of OpenAI's have one custom_id, which identifies answers."""
+    """Check that the lines in OpenAI's format have different custom_ids, which identify answers.
+    Raises ConfigError."""
     seen: dict[str, int] = {}
     for line in lines_of(source):
         read = read_line(line.number, (line.data or b"").decode("utf-8-sig", "replace"), _ANY)
@@ -127,7 +128,7 @@ def _check_ids(source: Path) -> None:
 
 
 def _here(call: Call[BatchOptions], file: AnswerFile) -> tuple[Batch, dict[str, object]]:
-    """What answers on this machine, and what a record says of it."""
+    """Return the batch for this machine, and its entry in the record of the run."""
     options = call.options
     llm, record = opened(options, call.resolved)
     work = Batch(
@@ -145,7 +146,8 @@ def _here(call: Call[BatchOptions], file: AnswerFile) -> tuple[Batch, dict[str, 
 def _on_ray(
     call: Call[BatchOptions], file: AnswerFile, num_lines: int
 ) -> tuple[RayBatch, dict[str, object]]:
-    """The same on a Ray cluster. A model that cannot be loaded is an error before one starts."""
+    """Return the same for a Ray cluster. A model that cannot be loaded is an error before a
+    cluster starts."""
     from outrider.plugins.cluster.settings import check_ray
 
     check_ray()
@@ -194,8 +196,8 @@ def _files(words: tuple[str, ...]) -> tuple[Path, Path]:
 
 @dataclass(slots=True)
 class Progress:
-    """How far it is: a bar on a terminal, a line now and then elsewhere. Rates are of this run's
-    own lines."""
+    """Progress of a batch: a bar on a terminal, a line from time to time elsewhere. Rates only
+    count the lines of this run."""
 
     num_lines: int
     file: AnswerFile
@@ -250,7 +252,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """As people say it: 8 s, 3 min 20 s, 5 h 12 min."""
+    """Format a duration for people: 8 s, 3 min 20 s, 5 h 12 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

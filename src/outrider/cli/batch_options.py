@@ -1,4 +1,4 @@
-"""What `outrider batch` may be told."""
+"""Options of `outrider batch`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from outrider.core.fields import setting
     without=("profile",),
 )
 class BatchOptions(StructureOption, ReplicasOption, OutputOption):
-    """Answer a file of prompts, a JSON line each; goes on where it was stopped.
+    """Answer a file of prompts, one JSON line each; a stopped run can be continued.
 
     echo '{"prompt": "x = "}' > in.jsonl && outrider batch in.jsonl out.jsonl
     """
 
     output: str | None = setting(None, "Also write the JSON object of --json to this file.")
-    unordered: bool = setting(False, "Write answers as they end, not in the order of the lines.")
-    fresh: bool = setting(False, "Drop the answers that the output file has, and begin anew.")
+    unordered: bool = setting(False, "Write answers as they finish, not in the order of the lines.")
+    fresh: bool = setting(False, "Drop the answers in the output file, and start again.")
     read_ahead: int = setting(
         256,
-        "Read so many lines at once; more find more prompts that begin alike.",
+        "Read this many lines ahead; more lines share more beginnings of prompts.",
         minimum=1,
         maximum=1_000_000,
     )
     ray: bool = setting(
-        False, "Answer on a Ray cluster, that of RAY_ADDRESS or one of this machine alone."
+        False, "Answer on the Ray cluster of RAY_ADDRESS; if unset, on a local one."
     )
     workers: int = setting(
-        2, "With --ray, so many actors keep the model.", minimum=1, maximum=65_536
+        2, "With --ray, the number of actors that load the model.", minimum=1, maximum=65_536
     )
     quiet: bool = setting(False, "Show no progress.")

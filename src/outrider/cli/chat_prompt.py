@@ -1,7 +1,7 @@
-"""What `outrider generate` gives the model: the prompt as it is, or as a message of the user's.
+"""The prompt of `outrider generate`: the text as it is, or as a user message in the chat template.
 
-An instruct model was trained on its chat template, and what it makes of a bare text is seldom what
-was wanted. It is known by a token that ends a turn among those that end its texts, or by its name.
+An instruct model was trained on its chat template; without it, its text is seldom useful. A model
+counts as an instruct model if one of its stop tokens is the end of a turn, or by its name.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NAMED = re.compile(r"instruct|chat|assistant|(?<![a-z])it(?![a-z])", re.IGNOREC
 def given_prompt(
     llm: LLM, text: str, options: GenerateOptions, target: str
 ) -> tuple[str | Sequence[int], bool]:
-    """The prompt, and whether it is a message; a note says so where nobody asked. Raises
-    ConfigError for two wishes, CheckpointError where there is no template to use."""
+    """Return the prompt, and whether it is a message; if that was decided here, a note says so.
+    Raises ConfigError for --chat with --raw, CheckpointError if --chat finds no template."""
     if options.chat and options.raw:
         raise ConfigError("--chat and --raw exclude each other.", hint="drop one")
     if options.raw or not (options.chat or is_instruct(llm, target)):

@@ -56,7 +56,8 @@ def config(call: Call[ClusterConfigOptions]) -> int:
     )
     print(serve_yaml(serve_config(args, scale)), end="")
     if is_loopback(options.host):
-        # Ray tells of a port in use by tracebacks of its proxies, and of itself not at all.
+        # Ray reports a port in use only by tracebacks of its proxies, and its own absence not at
+        # all.
         for check in (check_ray, partial(_check_port, options)):
             try:
                 check()
@@ -72,6 +73,6 @@ def _check_port(options: ClusterConfigOptions) -> None:
 
 
 def _sampling(call: Call[ClusterConfigOptions]) -> dict[str, object]:
-    """Sampling settings that somebody decided: those of requests that leave them out."""
+    """Return the sampling settings that the user decided: the defaults of requests."""
     known = SamplingParams.__dataclass_fields__
     return {name: value for name, value in call.resolved.decided().items() if name in known}

@@ -1,4 +1,4 @@
-"""`outrider config`: every setting, its value, and the layer that decided it.
+"""`outrider config`: every setting, its value, and the source of the value.
 
 `outrider completion`: a script that completes verbs and options in a shell.
 """
@@ -34,7 +34,7 @@ def config(call: Call[JsonOption]) -> int:
 
 def completion(call: Call[Options]) -> int:
     shell = cast("Literal['bash', 'zsh', 'fish']", needed(call, "SHELL"))
-    # The name of a shell; none is started.
+    # `shell` is only the name of a shell; none is started.
     script = completion_app().generate_completion(prog_name="outrider", shell=shell)  # nosec B604
     print(script)
     return 0

@@ -1,7 +1,7 @@
-"""The state behind `outrider chat`: messages, models, settings, and commands that change them.
+"""The state of `outrider chat`: messages, models, settings, and the commands that change them.
 
-An error of a command or of a model is reported, changes nothing, and the conversation goes on;
-`exit_code` remembers it.
+An error of a command or of a model is reported and changes nothing; the conversation continues, and
+`exit_code` keeps the error's exit code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from outrider.cli.main import report
 from outrider.cli.output import fitted, json_line, prose, say, screen_table, write_whole
 from outrider.cli.rounds_page import RoundsPage
-from outrider.cli.session import interruptible, open_llm, show, tell_notes, told_sampling
+from outrider.cli.session import interruptible, open_llm, sampling_line, show, show_notes
 from outrider.cli.verdict import details, guesses, headline, is_cut, toy_note
 from outrider.core import settings
 from outrider.core.errors import ConfigError, OutriderError, did_you_mean
@@ -37,7 +37,7 @@ _ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a command is given, what it does, and the function that takes what it was given."""
+    """A command: its argument, its help text, and the function that runs it."""
 
     takes: str
     text: str
@@ -45,10 +45,11 @@ class Command:
 
 
 class Conversation:
-    """Takes lines; answers messages and obeys commands.
+    """A conversation: it answers messages and runs commands.
 
     `messages` may begin with a system message; `results` are those of all replies, the newest last.
-    Without a painter, replies are JSON lines. Unless it `goes_on` after a reply, hints name flags.
+    Without a painter, replies are printed as JSON lines. If the conversation does not go on after a
+    reply (`goes_on`), hints name flags instead of commands.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Conversation:
         self._stats = stats
         self._more = "/set max_tokens N" if goes_on else "--max-tokens N"
         self._file: Path | None = None
-        # What `/set` chose, which stays with another model.
+        # Values of `/set`, which also apply to the next model.
         self._said: dict[str, Any] = {}
         self.advised: dict[str, Any] = {}
         self._params = self._as_advised()
@@ -79,9 +80,9 @@ class Conversation:
         self.exit_code = 0
 
     def _as_advised(self) -> SamplingParams:
-        """The user's own choices, then what the checkpoint advises; a reply goes on until the model
-        ends it."""
-        # Imported here: PyTorch comes with it.
+        """Return the sampling parameters: the user's choices, then the checkpoint's recommendation.
+        Unless the user sets a limit, a reply goes on until the model ends it."""
+        # Imported here: it imports PyTorch.
         from outrider.models.hf_config import read_sampling
 
         advised: dict[str, Any] = dict(read_sampling(self.llm.folder))
@@ -92,26 +93,26 @@ class Conversation:
 
     @property
     def sampling(self) -> str:
-        """How replies are drawn, in one line."""
+        """The sampling of replies, in one line."""
         used = ("temperature", *self.advised)
-        return told_sampling({name: getattr(self._params, name) for name in used}, self.advised)
+        return sampling_line({name: getattr(self._params, name) for name in used}, self.advised)
 
     def _commands(self) -> dict[str, Command]:
         return {
-            "/help": Command("", "this list; so does /?", lambda _: print(self._help())),
-            "/retry": Command("", "answer the last message anew", self._retry),
+            "/help": Command("", "show this list; so does /?", lambda _: print(self._help())),
+            "/retry": Command("", "answer the last message again", self._retry),
             "/reset": Command("", "forget all messages but the system message", self._reset),
-            "/system": Command("TEXT", "change the system message; - takes it out", self._system),
+            "/system": Command("TEXT", "change the system message; - removes it", self._system),
             "/save": Command("FILE", "write the messages to a new file", self._save),
-            "/load": Command("FILE", "go on with the messages of a file", self._load),
-            "/model": Command("NAME", "go on with another model", self._model),
-            "/drafter": Command("NAME", "let something else guess tokens, or none", self._drafter),
-            "/k": Command("NUMBER", "guess so many tokens at once", self._k),
+            "/load": Command("FILE", "continue with the messages of a file", self._load),
+            "/model": Command("NAME", "continue with another model", self._model),
+            "/drafter": Command("NAME", "use another drafter, or none", self._drafter),
+            "/k": Command("NUMBER", "draft this many tokens per round", self._k),
             "/set": Command("KEY VALUE", "change a sampling setting; alone, show all", self._set),
             "/html": Command(
-                "FILE", "show replies from now on as a page; alone, end that", self._html
+                "FILE", "show the following replies as a page; alone, stop that", self._html
             ),
-            "/stats": Command("", "what all replies took so far", lambda _: print(self._total())),
+            "/stats": Command("", "the totals of all replies", lambda _: print(self._total())),
         }
 
     @property
@@ -125,13 +126,13 @@ class Conversation:
         return f"{self.llm.spec.name}{toy}, {drafter}"
 
     def take(self, text: str) -> bool:
-        """Act on one message or command; False if the user wants to leave."""
+        """Answer a message or run a command; return False if the user wants to leave."""
         if text in LEAVE:
             return False
         return self._within(self._obey, text) if text.startswith("/") else self.say(text)
 
     def say(self, text: str) -> bool:
-        """Answer a message, whatever it begins with; True."""
+        """Answer a message, even one that begins like a command; return True."""
         return self._within(self._answer, text) if text else True
 
     def _within(self, act: Callable[[str], None], text: str) -> bool:
@@ -161,10 +162,10 @@ class Conversation:
         self._reply([*self.messages, {"role": "user", "content": text}])
 
     def _reply(self, messages: list[Message]) -> None:
-        """Answer the last of `messages`, which are kept once there is an answer."""
-        asked = self._page.asking(self._params)
+        """Answer the last of `messages`; they become the conversation once there is an answer."""
+        params = self._page.asking(self._params)
         with interruptible() as interrupted:
-            events = self.llm.chat(messages, asked, **self._structure)
+            events = self.llm.chat(messages, params, **self._structure)
             reply = show(self.llm, events, self._painter, stop=interrupted)
         result = reply.result
         self.messages = [*messages, {"role": "assistant", "content": result.text}]
@@ -173,12 +174,12 @@ class Conversation:
             print(json_line(result.to_dict()))
         else:
             stopped = " (stopped)" if interrupted() else ""
-            # The window ends a reply that nobody gave a limit.
+            # A reply without a limit was ended by the context window.
             more = "/reset or a larger --context" if self._params.is_open else self._more
-            told = prose(headline(result, more=more))
-            told = f"{told}\n{fitted(details(result))}" if self._stats else told
-            self._painter.line(f"{self._painter.mark(cut=is_cut(result))}{stopped}\n{told}\n")
-        tell_notes([result])
+            text = prose(headline(result, more=more))
+            text = f"{text}\n{fitted(details(result))}" if self._stats else text
+            self._painter.line(f"{self._painter.mark(cut=is_cut(result))}{stopped}\n{text}\n")
+        show_notes([result])
         self._page.add(messages[-1]["content"], [result])
 
     def _retry(self, _: str) -> None:
@@ -200,7 +201,7 @@ class Conversation:
         print("(no system message)" if text == "-" else "(from now on)")
 
     def _opening(self) -> list[Message]:
-        """The system message, if there is one."""
+        """Return the system message, if there is one, as a list."""
         return [one for one in self.messages[:1] if one["role"] == "system"]
 
     def _save(self, name: str) -> None:
@@ -237,7 +238,7 @@ class Conversation:
         self._open({"k": number})
 
     def _open(self, changes: Mapping[str, str]) -> None:
-        """Go on with other models; these stay if the others cannot be opened."""
+        """Continue with other models; the present ones stay if the others cannot be opened."""
         chosen = dict(self._resolved.chosen)
         for name, text in changes.items():
             item, origin = SETTINGS[name], f"/{'model' if name == 'target' else name}"
@@ -273,7 +274,7 @@ class Conversation:
         self._said[name] = chosen
 
     def _total(self) -> str:
-        """What all replies cost together."""
+        """Return the totals of all replies."""
         num_tokens = sum(len(result.token_ids) for result in self.results)
         seconds = sum(result.stats.seconds["total"] for result in self.results)
         return prose(
@@ -301,12 +302,13 @@ def _not_sampling(name: str, sampling: Sequence[str]) -> ConfigError:
 
 
 def messages_of(path: Path) -> list[Message]:
-    """Those of a file of /save, or a JSON list of messages. Raises ConfigError for others."""
+    """Return the messages of a file of /save, or of a JSON list. Raises ConfigError for other
+    files."""
     try:
         found: Any = read_json(path, FileKind.PROMPTS)
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror or error}.", hint="/save FILE makes one"
+            f"{path}: {error.strerror or error}.", hint="/save FILE writes such a file"
         ) from None
     except ValueError:
         raise ConfigError(f"{path} is no JSON.", hint="/save FILE writes such a file") from None

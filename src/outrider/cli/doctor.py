@@ -1,9 +1,9 @@
-"""`outrider doctor`: what this machine has, which kernels run, and what fits into its memory.
+"""`outrider doctor`: this machine's hardware, its kernels, and the models that fit its memory.
 
-The facts behind `outrider doctor`. A problem is a sentence; doctor then exits with 1.
+A problem is reported as a sentence; doctor then exits with 1.
 
-Ceilings are read bandwidths, by one thread and by all: what decoding cannot exceed; and the
-operations a second that verifying many rows cannot exceed.
+Ceilings are the read bandwidth of one thread and of all threads, which limits decoding, and the
+number of operations per second, which limits the verification of many rows.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def doctor(call: Call[DoctorOptions]) -> int:
 
 def _sections(report: Report) -> Iterator[str]:
     yield screen_table([(name, value) for name, value in report.facts.items()])
-    yield f"Kernels, first willing wins:\n{_kernels(report)}"
+    yield f"Kernels, the first that accepts is used:\n{_kernels(report)}"
     if report.ceilings:
-        yield f"Read ceilings, GB/s (what decoding cannot exceed):\n{_ceilings(report)}"
+        yield f"Read ceilings, GB/s (the limit of decoding):\n{_ceilings(report)}"
     if report.compute:
         yield (
-            "Compute ceilings of vectors, GFLOP/s (what verifying many rows cannot exceed):\n"
+            "Compute ceilings of vectors, GFLOP/s (the limit of verifying many rows):\n"
             f"{_compute(report)}"
         )
     yield f"Memory:\n{_memory(report)}"
-    yield f"What fewer bits cost SmolLM2-135M, whose weights lie near a 4-bit grid:\n{_costs()}"
+    yield (f"Cost of fewer bits for SmolLM2-135M, whose weights lie near a 4-bit grid:\n{_costs()}")
     toys = filter(None, (toy_note(fit["model"]) for fit in report.fits))
     yield from (f"note: {toy}" for toy in toys)
     yield from (f"problem: {problem}" for problem in report.problems)
@@ -92,7 +92,7 @@ def _compute(report: Report) -> str:
 
 
 def _by_threads(name: str, rates: Sequence[tuple[str, int, float]]) -> str:
-    """A row a name, a column a number of threads."""
+    """Return a table with a row for each name and a column for each number of threads."""
     threads = sorted({number for _, number, _ in rates})
     rows: dict[str, dict[int, str]] = {}
     for row, number, rate in rates:
@@ -130,8 +130,9 @@ def _memory(report: Report) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Facts by name, the kernels chosen and their threads (None for the reference), ceilings of
-    reading and of arithmetic (none without native kernels), memory by model, and what is wrong."""
+    """Facts by name, the chosen kernels and their threads (None for the reference kernels),
+    ceilings of reading and of arithmetic (empty without native kernels), memory by model, and
+    problems."""
 
     facts: Mapping[str, str]
     kernels: Sequence[Choice]
@@ -158,7 +159,7 @@ class Report:
 
 
 def examine(resolved: Resolved, *, measure: bool = False) -> Report:
-    """With `measure`, choices that were measured before are forgotten and measured again."""
+    """Return the report. With `measure`, stored measurements are dropped and made again."""
     engine, program = resolved.engine(), resolved.program()
     if measure:
         for folder in (*trusted_folders(cache_folder()), None):
@@ -175,7 +176,7 @@ def examine(resolved: Resolved, *, measure: bool = False) -> Report:
     named = [program.target, *([] if program.draft in ("auto", "none") else [program.draft])]
     fits: list[Mapping[str, Any]] = []
     for name in named:
-        # The target alone is quantised.
+        # Only the target is quantised.
         scheme = engine.quantise if name == program.target else "none"
         try:
             spec = replace(
@@ -195,12 +196,12 @@ def examine(resolved: Resolved, *, measure: bool = False) -> Report:
     )
 
 
-def _measured(kernels: Kernels, ask: Callable[[Sequence[int]], Sequence[T]]) -> Sequence[T]:
-    """None without native kernels, whose threads are timed."""
+def _measured(kernels: Kernels, measure: Callable[[Sequence[int]], Sequence[T]]) -> Sequence[T]:
+    """Measure with the threads of native kernels; empty without native kernels."""
     if kernels.threads is None:
         return ()
     try:
-        return ask(sorted({1, int(kernels.threads.name), len(hardware_threads())}))
+        return measure(sorted({1, int(kernels.threads.name), len(hardware_threads())}))
     except MachineError:
         return ()
 
@@ -225,16 +226,16 @@ def _facts(device: torch.device, kernels: Kernels) -> dict[str, str]:
 
 
 def _cores(kernels: Kernels) -> str:
-    told = f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)"
+    text = f"{os.cpu_count()} ({torch.get_num_threads()} used by torch)"
     if (num_nodes := len(memory_nodes())) > 1:
-        told += f", on {num_nodes} NUMA nodes"
+        text += f", on {num_nodes} NUMA nodes"
     if kernels.threads is not None and pinned_threads(int(kernels.threads.name)):
-        told += "; our threads are pinned to them"
-    return told
+        text += "; our threads are pinned to them"
+    return text
 
 
 def _origin(kernels: Kernels) -> str:
-    """Where native kernels come from, or why there are none."""
+    """Return the origin of the native kernels, or the reason why there are none."""
     if kernels.threads is None:
         reason = "; ".join(kernels.choices[0].refusals).removeprefix("native: ")
         hint = f"; {_INSTALL}" if "compiler" in reason and "found" in reason else ""
@@ -244,16 +245,16 @@ def _origin(kernels: Kernels) -> str:
 
 
 def _calibrations() -> str:
-    """Where those of `outrider plan` are kept."""
+    """Return the number and the folder of the calibrations of `outrider plan`."""
     cache = cache_folder()
-    kept = [] if cache is None else list((cache / CALIBRATIONS).glob("*.json"))
-    if cache is None or not kept:
+    stored = [] if cache is None else list((cache / CALIBRATIONS).glob("*.json"))
+    if cache is None or not stored:
         return "none yet: `outrider plan` measures one"
-    return f"{len(kept)} in {cache / CALIBRATIONS}"
+    return f"{len(stored)} in {cache / CALIBRATIONS}"
 
 
 def _embedded_problems() -> list[str]:
-    """The pair that ships with the package must be whole."""
+    """Return a problem for each missing file of the pair that ships with the package."""
     needed = ("config.json", "model.safetensors", "tokenizer.json")
     missing = [
         str(resolve(name) / file)
@@ -265,7 +266,7 @@ def _embedded_problems() -> list[str]:
 
 
 def _cache_problems() -> list[str]:
-    """Compiled kernels are kept in a folder that must be writable, by this user alone."""
+    """Check the folder of compiled kernels, which must be writable by this user only."""
     folder = cache_folder()
     if folder is None:
         return ["there is no cache folder: kernels lie among temporary files; set XDG_CACHE_HOME"]

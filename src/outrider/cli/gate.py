@@ -1,10 +1,11 @@
-"""The one gate between the program and a terminal.
+"""A filter between the program and the terminal, which removes control characters.
 
-Names of tensors, paths, errors of templates, answers of other servers and texts of models are not
-ours, and a terminal obeys what is in them: a new title, a cleared screen, the clipboard. So stdout
-and stderr are a `Gate` while a command runs, and whatever is printed, logged or traced to them
-loses its control characters. One character is judged at a time, so it does not matter how a
-sequence is cut into pieces. Colours and bars of ours are written behind the gate, by `paint`.
+Names of tensors, paths, errors of templates, answers of other servers and texts of models are
+untrusted, and a terminal obeys control sequences in them: they may set its title, clear the screen
+or write to the clipboard. While a command runs, stdout and stderr are therefore a `Gate`, and all
+text that is printed, logged or traced loses its control characters. The gate judges one character
+at a time, so a sequence cannot pass in pieces. The program's own colours and bars are written
+behind the gate, by `paint`.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-# C0 but for tabs and ends of lines, DEL, C1, and what turns the order of letters around.
+# C0 except tabs and line ends, DEL, C1, and the characters that reverse the direction of text.
 _OBEYED = (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _VISIBLE = {code: "\ufffd" for code in _OBEYED if chr(code) not in "\n\t"}
 _IN_LINE = _VISIBLE | dict.fromkeys(map(ord, "\n\t"), "�")
 
 
 def visible(text: str) -> str:
-    """`text` with a replacement character for each one that a terminal obeys."""
+    """Replace each control character that a terminal obeys by U+FFFD."""
     return text.translate(_VISIBLE)
 
 
 def in_line(text: str) -> str:
-    """The same without ends of lines and tabs, for a cell of a table."""
+    """Replace line ends and tabs too, for a cell of a table."""
     return text.translate(_IN_LINE)
 
 
 class Gate:
-    """A text stream in front of another; what is not about writing is the other's."""
+    """A text stream that filters writes to another stream; other methods are that stream's."""
 
     def __init__(self, behind: TextIO) -> None:
         self.behind = behind
@@ -49,18 +50,19 @@ class Gate:
 
 
 def gated(stream: TextIO) -> TextIO:
-    """`stream` behind a gate, once."""
+    """Return a gate for `stream`, or `stream` itself if it is a gate."""
     return stream if isinstance(stream, Gate) else cast("TextIO", Gate(stream))
 
 
 def behind(stream: TextIO) -> TextIO:
-    """Where colours of ours are written, and text that is not for a terminal."""
+    """Return the stream behind a gate, for the program's own colours and for text that is not for a
+    terminal."""
     return stream.behind if isinstance(stream, Gate) else stream
 
 
 @contextmanager
 def gate() -> Generator[None]:
-    """stdout and stderr are behind gates within."""
+    """Put stdout and stderr behind gates inside the context."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(gated, before)
     try:

@@ -1,15 +1,13 @@
 """`outrider generate`: complete one prompt.
 
-The speed-up of this very run: the same prompt with and without speculation, interleaved.
+`--compare` measures the speed-up of this run: the same prompt with and without speculation,
+interleaved. Both sides run once untimed, then in turn, with the same code, sampling and stop
+handling; only the drafter differs. A printed ratio is always a measurement, with its interval; if
+other programs disturbed it, it is called noise.
 
-Both sides run once untimed, then in turns, with the same code, sampling and stop handling; only
-the drafter differs. A ratio is printed because it was measured here, never because it is likely,
-with its interval and, where that is all it may be, with the word noise.
-
-`--profile`: where a run's time and memory went, as a record and as a short table.
-
-Rounds are those of the run itself. Kernels are timed in a second run of the same request, since
-timing each of them slows the rounds down.
+`--profile` shows the time and memory of a run, as a record and as a short table. The rounds are
+those of the run itself. Kernels are timed in a second run of the same request, because timing them
+slows down the rounds.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
 
 def generate(call: Call[GenerateOptions]) -> int:
     from outrider.cli.paint import Painter
-    from outrider.cli.session import open_llm, run_record, show, tell_notes
+    from outrider.cli.session import open_llm, run_record, show, show_notes
 
     shown, resolved = call.options, call.resolved
     text = _prompt_of(call)
@@ -75,12 +73,12 @@ def generate(call: Call[GenerateOptions]) -> int:
     if painter is not None:
         painter.write("" if shown.quiet else painter.mark(cut=is_cut(reply.result)))
         painter.close_text(() if shown.quiet else reply.seen)
-    tell_notes([reply.result])
+    show_notes([reply.result])
     comparison = compare_with_off(llm, prompt, resolved, structure) if shown.compare else None
     if painter is not None and not shown.quiet:
         painter.line(verdict(reply.result, comparison, everything=shown.stats))
     speed_ratio = comparison.summary() if comparison else ""
-    _tell_page(page.add(text, [reply.result], speed_ratio=speed_ratio))
+    _say_line(page.add(text, [reply.result], speed_ratio=speed_ratio))
     record = reply.result.to_dict() | {"run": run_record(llm, resolved)}
     if comparison:
         record["compare"] = comparison.to_dict()
@@ -103,7 +101,7 @@ def verdict(
 def _profile(
     llm: LLM, prompt: Prompt, result: GenerationResult, call: Call[GenerateOptions]
 ) -> dict[str, object]:
-    """`--profile`: the record, which is also printed in short for a person."""
+    """Return the record of `--profile`; for people, also print it in short."""
 
     profile = round_profile(llm, result, call.resolved)
     profile["kernels"] = kernel_profile(llm, prompt, call.resolved, structure_of(call.options))
@@ -112,7 +110,7 @@ def _profile(
     return profile
 
 
-def _tell_page(line: str) -> None:
+def _say_line(line: str) -> None:
     if line:
         say(line)
 
@@ -120,10 +118,10 @@ def _tell_page(line: str) -> None:
 def _several(
     llm: LLM, given: tuple[str, Prompt], call: Call[GenerateOptions], page: RoundsPage
 ) -> int:
-    """`--n`: all completions at once, shown one after the other. `given` are the prompt as it was
-    typed, and what the model gets."""
+    """Run `--n`: all completions at once, shown one after another. `given` is the prompt as typed,
+    and the prompt for the model."""
     from outrider.cli.paint import Painter
-    from outrider.cli.session import run_record, tell_notes
+    from outrider.cli.session import run_record, show_notes
 
     shown = call.options
     if shown.compare:
@@ -137,11 +135,11 @@ def _several(
         painter = Painter(call.resolved.program().color, sys.stdout)
         for number, result in enumerate(results, start=1):
             if not shown.quiet:
-                told = verdict(result, None, everything=shown.stats)
-                print(fitted(f"── {number} of {len(results)}: {told}"))
+                line = verdict(result, None, everything=shown.stats)
+                print(fitted(f"── {number} of {len(results)}: {line}"))
             painter.pieces([f"{result.text}\n\n"], ["plain"])
-    tell_notes(results)
-    _tell_page(page.add(text, results))
+    show_notes(results)
+    _say_line(page.add(text, results))
     record = {
         "completions": [
             result.to_dict() | ({"profile": result.profile()} if result.rounds else {})
@@ -154,7 +152,8 @@ def _several(
 
 
 def _prompt_of(call: Call[GenerateOptions]) -> str:
-    """From the place that has one. Raises ConfigError unless exactly one has."""
+    """Return the prompt, from the argument, --prompt or stdin. Raises ConfigError unless exactly
+    one of them is given."""
     options, word = call.options, call.named.get("PROMPT")
     given = [text for text in (word, options.prompt) if text is not None]
     if len(given) + options.stdin > 1 or len(call.arguments) > len(call.named):
@@ -175,12 +174,12 @@ def _prompt_of(call: Call[GenerateOptions]) -> str:
 
 
 def _check_no_model(prompt: str) -> None:
-    """Raises ConfigError for a model that stands where the prompt does."""
+    """Check the PROMPT argument. Raises ConfigError if it is a model."""
     path = Path(prompt)
     if not path.name:
         return
     is_model = path.suffix == ".gguf" and len(prompt.split()) == 1
-    # A prompt may be no path at all.
+    # A prompt may not be a valid path.
     with suppress(OSError, ValueError):
         is_folder = (path / "config.json").is_file() or any(path.glob("*.gguf"))
         is_model = is_model or is_folder or (path.suffix == ".gguf" and path.is_file())
@@ -197,9 +196,9 @@ NUM_RUNS = MIN_PAIRS
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Tokens a second with (`on`) and without (`off`) speculation, the ratio of their medians, and
-    whether ids agreed. `foreign_cpu_share` is what others used of the machine meanwhile; `advice`
-    is a command to try where speculation is slower."""
+    """Tokens per second with (`on`) and without (`off`) speculation, the ratio of their medians,
+    and whether the token ids were identical. `foreign_cpu_share` is the share of the CPU that other
+    programs used in the meantime. `advice` is a command to try if speculation is slower."""
 
     on: float
     off: float
@@ -231,26 +230,26 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """That of the interval, unless the machine was too busy to tell."""
+        """The verdict of the interval, unless the machine was too busy."""
         return "not judged" if is_busy(self.foreign_cpu_share) else self.ratio.verdict
 
     def headline(self) -> str:
-        """The ratio as a person says it."""
+        """Return the ratio in a sentence."""
         if is_busy(self.foreign_cpu_share):
-            told = f"{self.speedup:.1f}x, which is not judged, for other programs were running"
+            text = f"{self.speedup:.1f}x, which is not judged, for other programs were running"
         elif self.verdict == "no measurable difference":
-            told = f"no measurable difference to no speculation ({self.speedup:.2f}x)"
+            text = f"no measurable difference to no speculation ({self.speedup:.2f}x)"
         elif self.speedup > 1:
-            told = f"{self.speedup:.1f}x faster than without speculation"
+            text = f"{self.speedup:.1f}x faster than without speculation"
         else:
-            told = f"slower than without speculation: {self.speedup:.2f}x"
+            text = f"slower than without speculation: {self.speedup:.2f}x"
         if self.advice:
-            told += f"; `{self.advice}` measures what would pay"
-        return told
+            text += f"; `{self.advice}` measures what would pay"
+        return text
 
     @property
     def same(self) -> str:
-        """Whether both sides wrote one text."""
+        """Comparison of both texts, in words."""
         if self.identical:
             return "identical text"
         return "DIFFERENT text" if self.greedy else "another sample of the same distribution"
@@ -259,13 +258,13 @@ class Comparison:
         low, high = self.ratio.low, self.ratio.high
         interval = "" if low is None else f", 95 % interval {low:.2f} to {high:.2f}"
         ratio = f"{self.speedup:.2f}× vs off"
-        told = f"({NUM_RUNS} runs each{interval}; {self.same})"
+        details = f"({NUM_RUNS} runs each{interval}; {self.same})"
         if self.advice:
-            told += f"; `{self.advice}` measures what would pay"
+            details += f"; `{self.advice}` measures what would pay"
         if is_busy(self.foreign_cpu_share):
-            return f"noise, not judged: {ratio} {told}. {said_of(self.foreign_cpu_share)}"
+            return f"noise, not judged: {ratio} {details}. {said_of(self.foreign_cpu_share)}"
         doubt = "" if self.verdict != "no measurable difference" else f", {self.verdict}"
-        return f"{ratio}{doubt} {told}"
+        return f"{ratio}{doubt} {details}"
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -285,7 +284,7 @@ def compare_with_off(
 ) -> Comparison:
     """Race `llm` against the same target without a drafter."""
     params = resolved.sampling().seeded()
-    # The window leaves room for a draft on one side only; both stop at the shorter length.
+    # Only the speculative side reserves part of the window for drafts; both use its shorter limit.
     limit = llm.fitting_tokens(prompt, params)
     params = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
     plain = open_llm(resolved, drafter="none")
@@ -308,7 +307,7 @@ def compare_with_off(
 
 
 def advice_for(target: str) -> str:
-    """The command that ranks what could draft for `target`."""
+    """Return the command that ranks possible drafters for `target`."""
     return f"outrider draft suggest {quote(target)}"
 
 
@@ -323,7 +322,7 @@ def _contestant(
     llm: LLM, params: SamplingParams, structure: StructureOptions, texts: set[tuple[int, ...]]
 ) -> Callable[[Prompt], Sequence[Sequence[int]]]:
     def run(prompt: Prompt) -> Sequence[Sequence[int]]:
-        # A drafter that remembers texts would copy the one that it wrote before.
+        # Otherwise a drafter that remembers texts would copy its own previous one.
         llm.forget()
         ids = [result.token_ids for result in llm.generate([prompt], params, **structure)]
         texts.update(ids)
@@ -333,7 +332,7 @@ def _contestant(
 
 
 def round_profile(llm: LLM, result: GenerationResult, resolved: Resolved) -> dict[str, Any]:
-    """The profile of `result`, with everything that is needed to repeat it."""
+    """Return the profile of `result`, with all settings that are needed to repeat it."""
     metadata = {"seed": result.seed, **run_record(llm, resolved)}
     return result.profile(metadata | {"machine": provenance()})
 
@@ -341,7 +340,7 @@ def round_profile(llm: LLM, result: GenerationResult, resolved: Resolved) -> dic
 def kernel_profile(
     llm: LLM, prompt: Prompt, resolved: Resolved, structure: StructureOptions | None = None
 ) -> dict[str, dict[str, float]]:
-    """Calls and milliseconds of every kernel in another run of `prompt`, the slowest first."""
+    """Return calls and milliseconds of every kernel in a second run, the slowest kernel first."""
     asked: StructureOptions = structure or {}
     with kernel_times(llm) as timers:
         llm.generate([prompt], resolved.sampling(), **asked)
@@ -353,7 +352,7 @@ def kernel_profile(
 
 
 def profile_text(profile: dict[str, Any]) -> str:
-    """What a person wants to see first."""
+    """Return a short table of a profile."""
     spread = profile["aggregate"]
     stages = [
         (name, *(f"{spread[f'{name}_ms'][key]:.3f}" for key in ("total", "mean", "std")))
@@ -371,6 +370,6 @@ def profile_text(profile: dict[str, Any]) -> str:
         f"peak memory: {', '.join(held)}",
     ]
     if histogram:
-        rounds = ", ".join(f"{kept}: {number}" for kept, number in enumerate(histogram))
+        rounds = ", ".join(f"{accepted}: {number}" for accepted, number in enumerate(histogram))
         lines.append(f"rounds by drafts accepted: {rounds}")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""What people type who know another tool: read as ours with a note, or answered with our command.
+"""Verbs and flags of other tools: accepted with a note, or answered with our own command.
 
-Only a word that means exactly the same here is read; docs/guesses.md lists what happens to which.
+A word is accepted only if it means exactly the same here; docs/guesses.md lists all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERBS_READ = {
     "server": ("serve",),
     "show": ("models", "inspect"),
 }
-# Other verbs of theirs, and what does the same here.
+# Other verbs of these tools, and the answer that names our equivalent.
 _ANSWERS = {
     "convert": "`outrider models export MODEL FILE` writes GGUF; safetensors are read as they are",
     "cp": "models are folders, copied as such: `outrider list --json` says where they are",
@@ -50,8 +50,8 @@ _ANSWERS = {
     "upgrade": "`git pull` and `scripts/setup` in the checkout; `outrider pull MODEL` for a model",
     "version": "`outrider --version`",
 }
-# Flags of other tools that take the very values that ours take: those of settings are in
-# core/foreign.py with their names here, and these are of options.
+# Flags of other tools that take the same values as ours. core/foreign.py has our names for flags of
+# settings; the table below has those of options.
 _OF_SETTINGS = (
     "--target-model -hf --hf-repo "
     "--draft-model --assistant-model --model-draft -md --hf-repo-draft -hfd --speculative-model "
@@ -93,8 +93,8 @@ _DTYPES = {
 
 
 def verb_named(words: Sequence[str]) -> tuple[Verb, int, list[str], str | None]:
-    """The verb, how many words name it, the words that are its name here, and a note if they are
-    others. Raises ConfigError if there is none."""
+    """Return the verb, how many words name it, its own name as words, and a note if that differs
+    from what was typed. Raises ConfigError for an unknown verb."""
     read = VERBS_READ.get(words[0])
     path = [*read] if read else [words[0]]
     verb = find(VERBS, path[0])
@@ -108,7 +108,7 @@ def verb_named(words: Sequence[str]) -> tuple[Verb, int, list[str], str | None]:
         if part is None:
             raise _unknown(path[1], verb.parts, path[:1])
         return part, num_words, path, _note(words[0], path) if read else None
-    newer = _newer_place(verb)
+    newer = _newer_path(verb)
     return verb, num_words, path, _note(words[0], newer or path) if newer or read else None
 
 
@@ -116,35 +116,36 @@ def _note(theirs: str, ours: Sequence[str]) -> str:
     return f"`outrider {theirs}` is `outrider {' '.join(ours)}`"
 
 
-def _newer_place(verb: Verb) -> list[str] | None:
-    """Where a verb is now that was at the top level; None of the others."""
+def _newer_path(verb: Verb) -> list[str] | None:
+    """Return the new path of a verb that was moved from the top level; None for other verbs."""
     if verb.group:
         return None
     return next(([group.name, verb.name] for group in VERBS if verb in group.parts), None)
 
 
 def _unknown(word: str, verbs: Sequence[Verb], path: Sequence[str]) -> ConfigError:
-    """`path` are the words before it."""
+    """Return the error for an unknown verb; `path` are the words before it."""
     page = f"`{' '.join(['outrider', *path])} --help` lists the verbs"
     hint = None if path else _ANSWERS.get(word)
     return ConfigError(f"unknown verb {word!r}.", hint=hint or nearest(word, names(verbs), page))
 
 
 def flags_read(verb: Verb, words: Iterable[str]) -> tuple[list[str], str | None]:
-    """`words` with the flags and values of others in our spelling, and a note that says which."""
-    known, read, told = {*verb.flags()}, list[str](), dict[str, str]()
+    """Return `words` with flags and values of other tools in our spelling, and a note about
+    them."""
+    known, read, notes = {*verb.flags()}, list[str](), dict[str, str]()
     for word in words:
         flag, equals, value = word.partition("=")
         ours = flag if flag in known else _flag_here(flag, known)
         if ours is None and flag in _ALWAYS:
-            told[flag] = f"{flag}: {_ALWAYS[flag]}"
+            notes[flag] = f"{flag}: {_ALWAYS[flag]}"
         elif read[-1:] == ["--dtype"] and word in _DTYPES:
             read.append(_DTYPES[word])
-            told[word] = f"{word} is {read[-1]}"
+            notes[word] = f"{word} is {read[-1]}"
         else:
             read.append(f"{ours or flag}{equals}{value}")
-            told |= {flag: f"{flag} is {ours}"} if ours not in (None, flag) else {}
-    return read, f"{', '.join(told.values())} here" if told else None
+            notes |= {flag: f"{flag} is {ours}"} if ours not in (None, flag) else {}
+    return read, f"{', '.join(notes.values())} here" if notes else None
 
 
 def _flag_here(theirs: str, known: set[str]) -> str | None:

@@ -1,7 +1,8 @@
-"""The `outrider` command: answers help at once, otherwise parses, runs a verb, reports errors.
+"""The `outrider` command: it prints help, or parses the command line, runs a verb and reports
+errors.
 
-Exit codes: 0 done, 1 a check failed or a defect of ours, 2 bad input, 3 bad files or machine, 130
-interrupted. A user's error is one block on stderr, never a traceback unless --debug asks for it.
+Exit codes: 0 done, 1 a check failed or a defect of outrider, 2 bad input, 3 bad files or machine,
+130 interrupted. A user's error is one block on stderr; only --debug adds a traceback.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from outrider.core.errors import MachineError, OutriderError, out_of_memory
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-# The parser reads a lone hyphen as a nameless option; this is its name.
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    # For good: what nobody caught is reported when `run` is over.
+    # Until the process ends: uncaught errors are reported after `run`.
     sys.stdout, sys.stderr = gated(sys.stdout), gated(sys.stderr)
     sys.exit(run(given))
 
@@ -46,8 +46,8 @@ class _Nowhere(StringIO):
 
 
 class _ClosedOutput(StringIO):
-    """Standard output where its descriptor was closed before we began, as by `>&-`. It holds what
-    it is given no better than a full disk does."""
+    """Standard output whose descriptor was closed before the start, as by `>&-`. A write is an
+    error, as on a full disk."""
 
     def write(self, text: str) -> int:
         raise MachineError(
@@ -57,13 +57,13 @@ class _ClosedOutput(StringIO):
 
 
 def _open_closed() -> None:
-    """Stand-ins for standard streams whose descriptors were closed: nothing is read, what is said
-    on stderr goes nowhere, and an answer that cannot be written is an error."""
+    """Replace standard streams whose descriptors are closed: stdin is empty, stderr is discarded,
+    and writing to stdout is an error."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest that is free, so that no file of ours takes its number.
+            # This takes the lowest free descriptor, so that no other file gets its number.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     given: tuple[TextIO | None, TextIO | None, TextIO | None] = sys.stdin, sys.stdout, sys.stderr
     sys.stdin = StringIO() if given[0] is None else given[0]
@@ -72,7 +72,7 @@ def _open_closed() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code."""
+    """Run one command line; return the exit code."""
     with gate():
         return _run(arguments)
 
@@ -91,13 +91,14 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return PIPE_CLOSED
-    except Exception as error:  # noqa: BLE001 - raised again unless a disk or a memory ended
+    except Exception as error:  # noqa: BLE001 - raised again unless disk or memory is exhausted
         return _explained(error, debug=_wants_debug(arguments))
     return code
 
 
 def _explained(error: Exception, *, debug: bool) -> int:
-    """Report what a disk or a memory that ended means; the exit code. Others are raised again."""
+    """Report that the disk is full or the memory exhausted; return the exit code. Other errors are
+    raised again."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
         _drop_stdout()
         report(f"the output cannot be written: {error.strerror}.", "free some space")
@@ -112,13 +113,14 @@ def _explained(error: Exception, *, debug: bool) -> int:
 
 
 def _drop_stdout() -> None:
-    """Nobody can read it any more; keep the interpreter from flushing into it at exit."""
+    """Redirect stdout to /dev/null: its reader is gone, and the interpreter must not fail when it
+    flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(message: str, hint: str | None) -> None:
-    """The one form in which errors reach a user."""
-    # Imported here: help has no use for it.
+    """Print an error for the user."""
+    # Imported here: help does not need it.
     from outrider.cli.output import say
 
     sys.stdout.flush()
@@ -146,13 +148,13 @@ def _call(words: Sequence[str]) -> int:
     from outrider.cli.output import say
 
     rest[:num_flags], more = flags_read(verb, flags)
-    for told in filter(None, (note, more)):
-        say(f"note: {told}")
+    for text in filter(None, (note, more)):
+        say(f"note: {text}")
     return run_verb(verb, path, rest)
 
 
 def _page(verb: Verb, path: Sequence[str], asked: Sequence[str]) -> str:
-    """What is asked for by a flag of help and the word after it."""
+    """Return the help page for a help flag and the word after it."""
     word = next(iter(asked[1:]), "-")
     if word.startswith("-"):
         return verb_page(verb, path, everything=asked[:1] == ["--help-all"])
@@ -166,7 +168,7 @@ def _wants_debug(arguments: Sequence[str]) -> bool:
 
 
 class _Defect:
-    """`sys.excepthook` for errors that no user should be able to cause."""
+    """The `sys.excepthook` for errors that no user should be able to cause."""
 
     def __init__(self, *, debug: bool) -> None:
         self._debug = debug

@@ -1,5 +1,5 @@
-"""The verbs about models and of `outrider train`, and what they may be told. `pull`, `list` and
-`pairs` stand at the top level as well as below `models`."""
+"""The verbs about models and those of `outrider train`, with their options. `pull`, `list` and
+`pairs` exist at the top level and below `models`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DraftCheckOptions(JsonOption):
     outrider draft check outrider/embedded outrider/embedded-draft --measure
     """
 
-    measure: bool = setting(False, "Also write some shipped prompts with it: is anything accepted?")
-    prompts: int = setting(6, "So many of them, with --measure.", minimum=1, maximum=1000)
+    measure: bool = setting(False, "Also complete some shipped prompts, and count acceptance.")
+    prompts: int = setting(6, "With --measure, the number of prompts.", minimum=1, maximum=1000)
     max_tokens: int = setting(32, "Write at most this many tokens of each.", minimum=1)
     k: int = setting(4, "Draft at most this many tokens at once.", minimum=1, maximum=64)
 
@@ -40,8 +40,8 @@ class DraftSuggestOptions(CountingOption):
 
     seconds: float = setting(
         30.0,
-        "Answer in so many seconds, loading included; one pass of TARGET is measured in any case, "
-        "what is not measured by then is estimated, and says so. 0 estimates all.",
+        "Answer within this many seconds, loading included. One pass of TARGET is always measured; "
+        "figures that are not measured by then are estimated, and marked so. 0 estimates all.",
         minimum=0,
         maximum=600,
     )
@@ -62,8 +62,8 @@ class PullOptions(JsonOption):
 
     draft: str = setting(
         "auto",
-        "Fetch this draft model or these heads too; auto is what `outrider models pairs` knows for "
-        "TARGET, none is none.",
+        "Also fetch this draft model or these heads; auto is the draft of TARGET's pair in "
+        "`outrider models pairs`, none fetches no draft.",
     )
     revision: str | None = setting(
         None, "A branch, tag or commit of TARGET; TARGET@REVISION says the same."
@@ -72,14 +72,14 @@ class PullOptions(JsonOption):
 
 @verb("models load", "models:load_model", MODEL)
 class LoadOptions(JsonOption):
-    """Load a model and write a few tokens: does it work here?
+    """Load a model and write a few tokens, to check that it works here.
 
     outrider models load outrider/embedded --n-tokens 8
     """
 
     dtype: str = setting(
         "auto",
-        "float32, bfloat16 or float16, auto for the checkpoint's own; int8 or int4 quantises that.",
+        "float32, bfloat16 or float16; auto is the checkpoint's own; int8 or int4 quantises it.",
     )
     n_tokens: int = setting(16, "Write this many tokens.", minimum=1, maximum=4096)
 
@@ -87,8 +87,8 @@ class LoadOptions(JsonOption):
 @verb(
     "models inflate",
     "outrider_lab.cli.models:inflate",
-    Argument("SHAPE", "Its sizes.", choices=("0.4b", "1b", "8b", "70b-layer")),
-    Argument("FOLDER", "Where to write it; a new folder."),
+    Argument("SHAPE", "Its size.", choices=("0.4b", "1b", "8b", "70b-layer")),
+    Argument("FOLDER", "The new folder to write it to."),
 )
 class InflateOptions(JsonOption):
     """Write a bigger model that computes the same as a small one, to measure speed at real cost
@@ -107,7 +107,7 @@ class InflateOptions(JsonOption):
     "models export",
     "outrider_lab.cli.models:export",
     MODEL,
-    Argument("FILE", "Where to write it; a new file."),
+    Argument("FILE", "The new file to write it to."),
 )
 class ExportOptions(JsonOption):
     """Write a Llama-shaped model as a GGUF file, for llama.cpp and others that read it.
@@ -120,36 +120,36 @@ class ExportOptions(JsonOption):
     )
     pre_tokenizer: str = setting(
         "auto",
-        "The rule by which llama.cpp cuts text; auto is the checkpoint's own, if it has that one.",
+        "llama.cpp's pre-tokenizer; auto is the checkpoint's own, if llama.cpp has it.",
         choices=("auto", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken"),
     )
-    force: bool = setting(False, "Replace a file that is there.")
+    force: bool = setting(False, "Replace an existing file.")
 
 
 @verb("models ollama", "models:ollama")
 class OllamaOptions(JsonOption):
-    """Look at an Ollama server: its models, and a test completion. To check a model's text only;
-    without logits it cannot take part in a benchmark.
+    """Show the models of an Ollama server, and a test completion. This only checks a model's text;
+    Ollama returns no logits, so it cannot take part in a benchmark.
 
     outrider models ollama
     """
 
     host: str = setting("http://localhost:11434", "Address of the Ollama server.")
-    model: str = setting("", "Also write a completion with this one of its models.")
-    prompt: str = setting("The quick brown fox", "What to go on from.")
+    model: str = setting("", "Also write a completion with this model of the server.")
+    prompt: str = setting("The quick brown fox", "The prompt of the completion.")
     max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
 
 
 @verb("models ping", "models:ping")
 class PingOptions(JsonOption):
-    """Ask an OpenAI-compatible server such as vLLM for a completion, and time it.
+    """Request a completion from an OpenAI-compatible server such as vLLM, and time it.
 
     outrider models ping --url http://localhost:8000
     """
 
     url: str = setting("http://localhost:8000", "Address of the server, before /v1.")
-    model: str = setting("", "Which of its models; by default the first.")
-    prompt: str = setting("The quick brown fox", "What to go on from.")
+    model: str = setting("", "A model of the server; by default the first.")
+    prompt: str = setting("The quick brown fox", "The prompt of the completion.")
     max_tokens: int = setting(32, "Write at most this many tokens.", minimum=1, maximum=4096)
     timeout: float = setting(30.0, "Seconds to wait for an answer.", minimum=0.1, maximum=3600)
     retries: int = setting(2, "Try again this often when it does not answer.", minimum=0, maximum=9)
@@ -157,7 +157,7 @@ class PingOptions(JsonOption):
 
 @verb("models list, list", "models:list_models", group="Models")
 class ListOptions(JsonOption):
-    """List the models that are on this machine.
+    """List the models on this machine.
 
     outrider list --json
     """
@@ -186,10 +186,10 @@ class InspectOptions(JsonOption):
 DEFAULT_MINUTES = 10.0
 
 _TRAINED = (
-    Argument(name="FOLDER", text="Where to write it; a new folder, or that of a stopped run."),
+    Argument(name="FOLDER", text="The folder to write it to: new, or that of a stopped run."),
     Argument(
         name="TEXTS",
-        text="Files, folders or JSON lines; python is the Python source of this machine.",
+        text="Files, folders or JSON lines; python means the Python source on this machine.",
         many=True,
     ),
 )
@@ -197,39 +197,42 @@ _TRAINED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions(JsonOption):
-    """Of every verb that reads texts."""
+    """Options of every verb that reads texts."""
 
     field: str = setting("", "Key of JSON lines that holds the text; by default the usual ones.")
-    tokens: int = setting(0, "Learn from about so many tokens of the texts; 0 is all.", minimum=0)
+    tokens: int = setting(0, "Train on about this many tokens of the texts; 0 is all.", minimum=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(TextOptions):
-    """Of every run of training."""
+    """Options of every training run."""
 
     minutes: float | None = setting(
-        None, "Train so long in all; 10 if no --steps.", minimum=0.001, maximum=1e6
+        None, "Minutes of training in all; 10 without --steps.", minimum=0.001, maximum=1e6
     )
-    steps: int | None = setting(None, "Train so many steps in all.", minimum=1, maximum=10**9)
-    batch: int = setting(4, "Windows of a step.", minimum=1, maximum=4096)
-    window: int = setting(256, "Tokens of a window.", minimum=8, maximum=1 << 17)
+    steps: int | None = setting(None, "Training steps in all.", minimum=1, maximum=10**9)
+    batch: int = setting(4, "Windows per step.", minimum=1, maximum=4096)
+    window: int = setting(256, "Tokens per window.", minimum=8, maximum=1 << 17)
     learning_rate: float = setting(3e-3, "Peak of the learning rate.", minimum=1e-7, maximum=1)
     warmup: int = setting(20, "Steps until that peak.", minimum=0, maximum=10**6)
     held_out: float = setting(
-        0.02, "Share of the texts that is never learned from.", minimum=0, maximum=0.9
+        0.02, "Share of the texts that is held out from training.", minimum=0, maximum=0.9
     )
-    seed: int = setting(0, "Seed of first weights and of the order.", minimum=0, maximum=2**31)
+    seed: int = setting(0, "Seed of initial weights and data order.", minimum=0, maximum=2**31)
     save_seconds: float = setting(
-        30.0, "Save the state this often; a killed run loses no more.", minimum=0.1, maximum=60
+        30.0,
+        "Seconds between saved states; a killed run loses at most this much.",
+        minimum=0.1,
+        maximum=60,
     )
     measure_seconds: float = setting(
-        60.0, "Measure on held-out text this often.", minimum=0.1, maximum=1e6
+        60.0, "Seconds between measurements on held-out text.", minimum=0.1, maximum=1e6
     )
     device: str = setting(
         "auto", "auto is cuda, then mps, then cpu.", choices=("auto", "cpu", "cuda", "mps")
     )
     threads: int = setting(0, "CPU threads; 0 leaves it to PyTorch.", minimum=0, maximum=1024)
-    fresh: bool = setting(False, "Start anew in a folder that holds a run.")
+    fresh: bool = setting(False, "Start again in a folder that holds a run.")
     dtype: str = setting(
         "bfloat16", "Type of the finished weights.", choices=("bfloat16", "float16", "float32")
     )
@@ -237,20 +240,21 @@ class RunOptions(TextOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterOptions(RunOptions):
-    """Of runs that make something that drafts."""
+    """Options of runs that train a drafter."""
 
     target: str = setting("outrider/embedded", "The model to draft for.")
     prompts: str = setting(
         "code",
-        "What figures are measured after: code, maths, conversation, summarization, mixed, or a "
+        "Prompts for measuring acceptance: code, maths, conversation, summarization, mixed, or a "
         "file.",
     )
     written: int = setting(
         0,
-        "Learn from so many tokens that the target writes after the texts, not the texts.",
+        "Train on this many tokens of the target's own continuations of the texts, instead of the "
+        "texts.",
         minimum=0,
     )
-    exam_prompts: int = setting(24, "Use so many of these prompts.", minimum=1, maximum=10_000)
+    exam_prompts: int = setting(24, "Number of these prompts.", minimum=1, maximum=10_000)
 
 
 @verb("train draft", "outrider_lab.cli.train:draft", *_TRAINED)
@@ -262,12 +266,12 @@ class DraftOptions(DrafterOptions):
 
     hidden: int = setting(0, "Hidden size; 0 is half the target's.", minimum=0, maximum=16384)
     layers: int = setting(0, "Layers; 0 is 2.", minimum=0, maximum=256)
-    start: str = setting("", "Begin from this model instead of random weights.")
+    start: str = setting("", "Start from this model instead of random weights.")
     reverse: float = setting(
         0.0, "Share of the loss that is the reverse divergence.", minimum=0, maximum=1
     )
     on_policy: float = setting(
-        0.0, "Share of steps that learn from the draft's own text.", minimum=0, maximum=1
+        0.0, "Share of steps that train on the draft's own text.", minimum=0, maximum=1
     )
     temperature: float = setting(1.0, "Temperature of the draft's own text.", minimum=0, maximum=10)
 
@@ -279,23 +283,28 @@ class MtpOptions(DrafterOptions):
     outrider train mtp my-block python --tokens 9000 --steps 5 --exam-prompts 2
     """
 
-    blocks: int = setting(1, "Blocks, one for each draft but later ones.", minimum=1, maximum=8)
-    turns: int = setting(3, "Drafts of a round that it learns to make.", minimum=1, maximum=16)
+    blocks: int = setting(
+        1,
+        "Blocks: the first ones draft one token each, the last one all further tokens.",
+        minimum=1,
+        maximum=8,
+    )
+    turns: int = setting(3, "Draft tokens per round in training.", minimum=1, maximum=16)
 
 
 @verb("train medusa", "outrider_lab.cli.train:medusa", *_TRAINED)
 class MedusaOptions(DrafterOptions):
-    """Train Medusa heads, which guess several tokens at once.
+    """Train Medusa heads, which draft several tokens at once.
 
     outrider train medusa heads python --tokens 9000 --steps 5 --exam-prompts 2
     """
 
-    heads: int = setting(4, "Heads: drafts of a round.", minimum=1, maximum=16)
+    heads: int = setting(4, "Heads: draft tokens per round.", minimum=1, maximum=16)
     layers: int = setting(1, "Residual blocks of a head.", minimum=1, maximum=16)
     init: str = setting(
         "tie",
-        "What a head ends in: tie is the target's own output matrix, copy one that begins as it "
-        "and is trained, random one that begins as noise.",
+        "Output matrix of a head: tie uses the target's, copy trains a copy of it, random trains "
+        "one from random values.",
         choices=("tie", "copy", "random"),
     )
 
@@ -308,22 +317,22 @@ class EagleOptions(DrafterOptions):
     """
 
     draft_vocab: int = setting(
-        0, "Draft only so many ids, the text's most frequent; 0 is all.", minimum=0
+        0, "Size of the draft vocabulary, the text's most frequent ids; 0 is all ids.", minimum=0
     )
     ffn: int = setting(0, "Size of the layer's FFN; 0 is the target's.", minimum=0, maximum=1 << 17)
-    turns: int = setting(3, "Drafts of a round that it learns to make.", minimum=1, maximum=16)
+    turns: int = setting(3, "Draft tokens per round in training.", minimum=1, maximum=16)
 
 
 @verb("train block", "outrider_lab.cli.train:block", *_TRAINED)
 class BlockOptions(DrafterOptions):
-    """Train a block net, which guesses several places in one pass.
+    """Train a block net, which drafts several positions in one pass.
 
     outrider train block my-net python --tokens 9000 --steps 5 --exam-prompts 2
     """
 
-    places: int = setting(4, "Places: drafts of a round.", minimum=1, maximum=64)
+    places: int = setting(4, "Positions: draft tokens per round.", minimum=1, maximum=64)
     context_tokens: int = setting(
-        8, "Tokens whose states are read for a guess.", minimum=1, maximum=1024
+        8, "Tokens whose hidden states the net reads.", minimum=1, maximum=1024
     )
     layers: int = setting(1, "Layers of the net.", minimum=1, maximum=16)
 
@@ -337,10 +346,10 @@ class PretrainOptions(RunOptions):
 
     family: str = setting(
         "llama",
-        "llama; or hybrid, most of whose layers are recurrences (Qwen3.5), with an MTP block.",
+        "llama; or hybrid, with mostly recurrent layers (Qwen3.5) and an MTP block.",
         choices=("llama", "hybrid"),
     )
-    teacher: str = setting("", "Learn the distributions of this model; of a hybrid.")
+    teacher: str = setting("", "For a hybrid, a model whose distributions it is trained on.")
     tokenizer: str = setting("outrider/embedded", "Model or folder whose tokenizer is used.")
     hidden: int = setting(256, "Hidden size, in heads of 64.", minimum=64, maximum=16384)
     layers: int = setting(8, "Layers.", minimum=1, maximum=256)
@@ -348,7 +357,7 @@ class PretrainOptions(RunOptions):
 
 @verb("train tokenizer", "outrider_lab.cli.train:tokenizer", *_TRAINED)
 class TokenizerOptions(TextOptions):
-    """Make a byte-level BPE vocabulary.
+    """Train a byte-level BPE vocabulary.
 
     outrider train tokenizer my-tokenizer python --tokens 100000 --size 2048
     """

@@ -1,7 +1,7 @@
-"""`outrider models`: what is on this machine, what a model is made of, and models as other files.
+"""`outrider models`: lists models, shows their sizes, and tests them.
 
-`inflate` writes the embedded target at the cost of a bigger one, `export` a GGUF file; `ollama` and
-`ping` look at other servers. Sizes come from config.json alone, without reading weights.
+`ollama` and `ping` test other servers; `inflate` and `export`, which write models, are in the lab.
+Sizes come from config.json alone, without reading weights.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def inspect_model(call: Call[JsonOption]) -> int:
 
 
 def load_model(call: Call[LoadOptions]) -> int:
-    """Load a model and go on from a fixed text, greedily: the whole path from files to tokens."""
+    """Load a model and continue a fixed text greedily: a test of the path from files to tokens."""
     name = needed(call, "MODEL")
 
     from outrider.plugins.compat.wrapper import load_wrapper
@@ -90,14 +90,14 @@ def load_model(call: Call[LoadOptions]) -> int:
     }
     sizes = {"parameters": wrapper.param_count, "weights_bytes": spec.weight_bytes}
     record = facts | sizes | {"kv_bytes": arena.nbytes, "token_ids": written, "ok": True}
-    told = facts | {"text": repr(facts["text"])}
-    lines = [*(f"[loader] {key} {value}" for key, value in told.items()), "[loader] OK"]
+    shown = facts | {"text": repr(facts["text"])}
+    lines = [*(f"[loader] {key} {value}" for key, value in shown.items()), "[loader] OK"]
     answer(call.options, record, "\n".join(lines))
     return 0
 
 
 def ollama(call: Call[OllamaOptions]) -> int:
-    """What the server has; with --model, a test completion too."""
+    """List the server's models; with --model, also write a test completion."""
     from outrider.api.clients import Ollama
 
     asked = call.options
@@ -119,7 +119,7 @@ def ollama(call: Call[OllamaOptions]) -> int:
 
 
 def ping(call: Call[PingOptions]) -> int:
-    """List the models served, then ask for one completion."""
+    """List the server's models, then request one completion."""
     from outrider.api.clients import OpenAIClient, Server
 
     asked = call.options
@@ -141,8 +141,8 @@ def ping(call: Call[PingOptions]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that loads without the network, or the sentence that says why it does not. `where`
-    says what it is to the program that keeps it."""
+    """A model that can be loaded without the network, or the reason why it cannot. `where` is the
+    model's name in the program that stores it."""
 
     name: str
     folder: Path
@@ -153,8 +153,8 @@ class LocalModel:
 
 
 def local_models() -> list[LocalModel]:
-    """The embedded models, then what the hub cache holds, then folders that were made here, then
-    GGUF files of other programs."""
+    """Return the embedded models, then those of the hub cache, then folders written by outrider,
+    then GGUF files of other programs."""
     embedded = [_inspect(name, resolve(name)) for name in ALIASES]
     made = [_inspect(str(folder), folder, folder.name) for folder in made_models()]
     stored = [_inspect(str(file), file, where) for file, where in stored_models()]
@@ -181,29 +181,28 @@ def _inspect(name: str, found: Path, where: str = "") -> LocalModel:
 
 
 def read_spec(name: str, dtype: str = "auto", *, on_cpu: bool = True) -> ModelSpec:
-    """The sizes of a model by name; from the hub, only its small files are fetched."""
+    """Return the sizes of a model by name; of a hub model, only small files are fetched."""
     folder = small_files(name)
     config = read_config(folder)
     kind = DTYPES.get(config.dtype if dtype == "auto" else dtype, torch.float32)
     spec = config.spec(name, bytes_per_weight=kind.itemsize, bytes_per_kv=kind.itemsize)
-    # Blocks of a GGUF file stay as they are where native kernels run on them, which is on CPUs.
+    # On CPUs, native kernels compute with the blocks of a GGUF file as they are.
     if dtype != "auto" or not folder.is_file() or not on_cpu:
         return spec
     return replace(spec, stored_bytes=stored_in(folder).held_bytes)
 
 
 def read_notes(name: str) -> tuple[str, ...]:
-    """What its loader would tell the user."""
+    """Return the notes that the model's loader would show."""
     return read_config(small_files(name)).notes
 
 
 def small_files(name: str, *patterns: str) -> Path:
-    """The folder of a model with what describes it, and the files of `patterns`; of a hub model
-    that is not cached, no weights are downloaded."""
+    """Return the folder of a model with its configuration and the files of `patterns`. For a hub
+    model that is not cached, no weights are downloaded. Raises CheckpointError."""
     if name in (*ALIASES, *HEAD_ALIASES) or "/" not in name or Path(name).exists():
         return resolve(name)
-    # As a snapshot: a single file that is not in the cache is asked for again and again, for half a
-    # minute, where there is no network.
+    # As a snapshot: without a network, the client retries a single uncached file for half a minute.
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import HFValidationError
 
@@ -214,14 +213,14 @@ def small_files(name: str, *patterns: str) -> Path:
     except (OSError, HFValidationError) as error:
         reason = (str(error) or "no reason given").splitlines()[0]
         raise CheckpointError(
-            f"no model {name!r}: no such folder, and its {wanted[-1]} is not to be had from the "
+            f"no model {name!r}: no such folder, and its {wanted[-1]} cannot be fetched from the "
             f"hub ({reason})",
             hint="`outrider models list` shows what is on this machine",
         ) from None
 
 
 def describe(spec: ModelSpec) -> dict[str, Any]:
-    """The spec and what follows from it."""
+    """Return the spec and the sizes that follow from it."""
     return asdict(spec) | {
         "weights_bytes": spec.weight_bytes,
         "kv_per_1000_tokens_bytes": 1000 * spec.kv_bytes_per_token,
@@ -229,8 +228,9 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
 
 
 def memory_fit(spec: ModelSpec, device: torch.device) -> Mapping[str, Any]:
-    """How many KV tokens fit beside the weights in what `device` has free now, counted in all
-    layers, and how many texts as long as the window, of which local layers hold theirs on a CPU."""
+    """Return how many KV tokens fit into the free memory of `device` together with the weights,
+    counted in all layers, and how many texts as long as the window. On a CPU, local layers only
+    store their own window."""
     free = free_bytes(device)
     left = max(0, free - spec.weight_bytes)
     local = spec.window if spec.local_layers and device.type == "cpu" else spec.max_tokens

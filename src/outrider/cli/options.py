@@ -1,7 +1,7 @@
-"""What a verb is: words that the parser, the help and the completion need, and no more.
+"""Definition of a verb, with only the data that the parser, the help and the completion need.
 
-A verb is a class of options, which are fields of the same kind as settings and have flags and help
-alike; since they are of one run, they have no variable and no file key.
+A verb is a class of options. Options are fields of the same kind as settings, with flags and help.
+They are specific to one run, so they have no environment variable and no file key.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from outrider.core.settings import DEFAULT_FILE, SETTINGS, Setting, describe
 
 # All groups of settings.
 ALL = ("program", "engine", "sampling")
-# Settings that a run with many texts decides for all of them, or has no use for.
+# Settings that a run with many texts decides itself, or does not need.
 DECIDED = ("profile", "n", "logprobs", "top_logprobs", "round_events")
 HELP_FLAGS = ("--help", "--help-all")
 ASKS = ("-h", *HELP_FLAGS)
-# A lone - means it.
+# The parser treats a lone - as an option without a name; this is its name.
 STDIN_FLAG = "--stdin"
-# Other words for the flag of a setting or of an option.
+# Further flags of a setting or of an option.
 ALIASES = {"target": ("--model", "-m"), "prompt": ("-p",)}
 CONFIG_TEXT = f"Read settings from this TOML or YAML file, not ./{DEFAULT_FILE}."
 SET_TEXT = "Give any setting by its key, as in --set k=4; may be repeated."
@@ -29,8 +29,8 @@ SET_TEXT = "Give any setting by its key, as in --set k=4; may be repeated."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a verb may be told. The class of a verb becomes a dataclass when it is first used: help
-    names all verbs, and would wait for each of them."""
+    """Options of a verb. The class of a verb becomes a dataclass only when it is first used: help
+    lists all verbs, and making all dataclasses would take too long."""
 
     verb: ClassVar[Verb]
 
@@ -41,8 +41,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A word that a verb may take without a flag; the last one of a verb may be `many` words. It
-    may stand for the flag of a `setting`. An `optional` one is there where all others are."""
+    """A word that a verb takes without a flag; the last argument of a verb may be `many` words. It
+    may replace the flag of a `setting`. An `optional` argument is only recognised if there are
+    words for all others."""
 
     name: str
     text: str
@@ -54,11 +55,11 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """`target` ("module:function") takes a `Call`; a verb with `parts` is only their common name.
+    """A verb. `target` ("module:function") takes a `Call`; a verb with `parts` only groups them.
 
-    `settings` are the groups of settings whose flags it takes, save those that it decides itself
-    (`without`); `options` is a dataclass of its own. `example` is a line that a user can paste.
-    The front page lists it under `group`; without one it is an older or a seldom asked verb.
+    `settings` are the groups of settings whose flags it takes, except those that it decides itself
+    (`without`); `options` are its own options. `example` is a line that a user can paste. The front
+    page lists it under `group`; verbs without a group are old or seldom used ones.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Verb:
     parts: tuple[Verb, ...] = ()
 
     def named(self, words: Sequence[str], *, without: str = "") -> dict[str, str]:
-        """`words` by the names of the arguments that they are, if none is for `without`."""
+        """Return `words` by the names of their arguments; none is for the argument `without`."""
         arguments = [item for item in self.arguments if item.name != without]
         if len(words) < len(arguments):
             arguments = [item for item in arguments if not item.optional]
@@ -92,7 +93,7 @@ class Verb:
         ]
 
     def flags(self) -> list[str]:
-        """Every flag it takes."""
+        """Return every flag of the verb."""
         own = [name for item in self.own_options() for name in setting_flags(item)]
         offered = [name for item in self.offered_settings() for name in setting_flags(item)]
         return [*own, *offered, *(["--config", "--set"] if self.settings else []), *HELP_FLAGS]
@@ -100,38 +101,39 @@ class Verb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonOption(Options):
-    """Of every verb that a program may want to read."""
+    """Options of verbs whose output programs may read."""
 
     json: bool = setting(False, "Print JSON, for programs to read.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOption(JsonOption):
-    """Of verbs whose JSON may go to a file as well."""
+    """Options of verbs that may also write their JSON to a file."""
 
     output: str | None = setting(None, "Also write the JSON object to this file.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountingOption(JsonOption):
-    """Of verbs that count on prompts what is kept of drafts."""
+    """Options of verbs that measure acceptance on prompts."""
 
     prompts: str | None = setting(
         None,
-        "Your prompts, whose acceptance counts: question.jsonl, or a text file with one a line.",
+        "Your own prompts, for measuring acceptance: question.jsonl, or a text file with one per "
+        "line.",
     )
     domains: str = setting(
         "code,maths",
-        "Shipped prompts instead, between commas: code, maths, conversation, summarization, echo, "
-        "adversarial.",
+        "Otherwise comma-separated domains of shipped prompts: code, maths, conversation, "
+        "summarization, echo, adversarial.",
     )
-    fresh: bool = setting(False, "Measure anew what was measured before on this machine.")
+    fresh: bool = setting(False, "Ignore stored measurements of this machine, and measure again.")
 
 
-# Without slots, for a class has but one base with some.
+# Without slots, as a class can have only one base with slots.
 @dataclass(frozen=True, kw_only=True)
 class StructureOption(Options):
-    """Of verbs that write text: what the whole text must be, at most one of these."""
+    """Options of verbs that write text: its required structure, by at most one of these."""
 
     schema: str | None = setting(
         None, "Write JSON of the JSON schema in this file; or the schema itself."
@@ -146,21 +148,21 @@ class StructureOption(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicasOption(Options):
-    """Of verbs that several engines of one model may answer."""
+    """Options of verbs that can run several engines of one model."""
 
     replicas: int = setting(
         1,
-        "Run so many engines of the model, each a process with its GPU or its share of the cores.",
+        "Number of engines of the model, each a process with its GPU or its share of the cores.",
         minimum=1,
         maximum=64,
     )
     devices: str = setting(
-        "", "Run an engine on each of these, between commas, as cuda:0,cuda:1 or cpu."
+        "", "Comma-separated devices with an engine on each, such as cuda:0,cuda:1 or cpu."
     )
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
-# By the words that call them.
+# All verbs by their paths, such as "bench k".
 KNOWN: dict[str, Verb] = {}
 
 
@@ -168,9 +170,9 @@ KNOWN: dict[str, Verb] = {}
 def verb(
     paths: str, target: str, *arguments: Argument, **more: Any
 ) -> Callable[[type[AnyOptions]], type[AnyOptions]]:
-    """Make a class of options the verb that `paths` between commas call and `target` runs:
-    "module:function" of this package, or with the module's whole name of the lab. The docstring is
-    the verb's text and, after an empty line, an example."""
+    """Register a class of options as a verb. `paths` are the comma-separated words that call it.
+    `target` is "module:function" of this package, or with the full module name of the lab. The
+    class's docstring is the verb's text and, after an empty line, an example."""
     names = paths.split(", ")
 
     def made(options: type[AnyOptions]) -> type[AnyOptions]:
@@ -191,14 +193,15 @@ def verb(
 
 
 def complete(options: type[Options]) -> None:
-    """Make the class of a verb and those that it inherits from dataclasses, if they are not yet."""
+    """Make the class of a verb and its base classes dataclasses, if they are not yet."""
     for kind in reversed(options.__mro__):
         if "verb" in vars(kind) and "__dataclass_params__" not in vars(kind):
             dataclass(frozen=True, kw_only=True, repr=False, eq=False)(kind)
 
 
 def setting_flags(item: Setting) -> list[str]:
-    """A switch among the settings may be on by default, so it has a flag for either side."""
+    """Return the flags of a setting or option. A boolean setting may be on by default, so it also
+    has a flag that switches it off."""
     if item.kind is bool and item.group:
         return [item.flag, f"--no-{item.flag[2:]}"]
     return [item.flag, *ALIASES.get(item.name, ())]

@@ -1,7 +1,5 @@
-"""What tools read: JSON on one line, and files that are whole or absent. What people read: tables
-and sentences that fit their terminal.
-
-Where a figure goes: its name, its folder, and whether figures can be drawn at all.
+"""Output of verbs. For programs: JSON on one line, and files that are written whole or not at all.
+For people: tables and sentences that fit the terminal.
 """
 
 from __future__ import annotations
@@ -19,18 +17,18 @@ from outrider.cli.wrap import column_widths, wrapped, wrapped_table
 from outrider.core.errors import MachineError
 from outrider.core.files import draft_of, replacing
 
-# Sentences are no wider than that on any terminal.
+# Maximum width of sentences, even on a wider terminal.
 _WIDEST = 120
 
 
 def json_line(value: object) -> str:
-    """Printable ASCII only, so that it survives any terminal and any pipe."""
+    """Encode as printable ASCII, which survives any terminal and any pipe."""
     return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def answer(options: JsonOption, record: object, text: str | None) -> None:
-    """Print the record for programs, or else `text` for people, if it was not printed as it came.
-    The record also goes to the file of --output, where a verb has one."""
+    """Print the record for programs, or `text` for people; None if that was printed already. The
+    record is also written to the file of --output, if the verb has one."""
     if options.json or text is not None:
         print(json_line(record) if options.json or text is None else fitted(text))
     if isinstance(options, OutputOption) and options.output is not None:
@@ -38,14 +36,14 @@ def answer(options: JsonOption, record: object, text: str | None) -> None:
 
 
 def say(text: str) -> None:
-    """What is beside the answer goes to stderr."""
+    """Print a message to stderr: stdout is only for the answer."""
     width = _terminal_width(sys.stderr)
     print(text if width is None else fitted(text, width), file=sys.stderr)
 
 
 def check_writable(path: Path, *, flag: str = "--output") -> None:
-    """Raise MachineError now rather than after the work, if `path`, which `flag` names, cannot be
-    written."""
+    """Check that `path`, the value of `flag`, can be written, so that this does not fail after the
+    work. Raises MachineError."""
     draft = draft_of(path)
     try:
         if path.is_dir():
@@ -57,8 +55,8 @@ def check_writable(path: Path, *, flag: str = "--output") -> None:
 
 
 def write_whole(path: Path, text: str | Iterable[str]) -> None:
-    """Replace `path` in one step: a reader sees the old file or the new one, never a part. Pieces
-    of a text are written as they come."""
+    """Replace `path` in one step: a reader sees the old file or the new one, never a part. Raises
+    MachineError."""
     try:
         with replacing(path) as draft, draft.open("w", encoding="utf-8") as stream:
             stream.writelines([text] if isinstance(text, str) else text)
@@ -74,7 +72,7 @@ def _unwritable(path: Path, error: OSError) -> MachineError:
 
 
 def table(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> str:
-    """Columns as wide as their content, never cut: readable, and easy to search."""
+    """Return a table whose columns are as wide as their content, so that it is easy to search."""
     cells = [[in_line(str(cell)) for cell in row] for row in ([header, *rows] if header else rows)]
     if not cells:
         return ""
@@ -93,10 +91,12 @@ def screen_table(
     width: int | None = None,
     indent: int = 0,
 ) -> str:
-    """`table`, for people. Where it is wider than the terminal, columns of sentences wrap at words,
-    and what is too wide still becomes several tables, one below the other, each of which begins
-    with the columns that tell rows apart. `indent` blanks will stand before each line. What is
-    piped stays whole."""
+    """Return a table that fits the terminal; if piped, the same as `table`.
+
+    Columns of sentences wrap at words. A table that is still too wide is split into several tables,
+    one below another, each of which begins with the columns that identify the rows. `indent` is the
+    number of blanks that will be before each line.
+    """
     limit = _terminal_width() if width is None else width
     limit = None if limit is None else limit - indent
     whole = table(rows, header=header)
@@ -108,11 +108,11 @@ def screen_table(
         return narrower
     widths = column_widths(cells)
     num_keys = _num_keys(cells, widths, limit // 2)
-    room = limit - sum(widths[:num_keys]) - 2 * num_keys
+    available = limit - sum(widths[:num_keys]) - 2 * num_keys
     parts: list[list[int]] = [[]]
     for column in range(num_keys, len(widths)):
         taken = sum(widths[one] + 2 for one in parts[-1])
-        if parts[-1] and taken + widths[column] > room:
+        if parts[-1] and taken + widths[column] > available:
             parts.append([])
         parts[-1].append(column)
     keys = range(num_keys)
@@ -121,7 +121,8 @@ def screen_table(
 
 
 def _num_keys(cells: Sequence[Sequence[str]], widths: Sequence[int], limit: int) -> int:
-    """Leading columns that tell rows apart, at least one, and no more than have room."""
+    """Return the number of leading columns that identify the rows: at least one, and as many as fit
+    into `limit`."""
     num = 1
     while num < len(widths) - 1 and sum(widths[: num + 1]) + 2 * num <= limit:
         if len({tuple(row[:num]) for row in cells}) == len(cells):
@@ -131,25 +132,26 @@ def _num_keys(cells: Sequence[Sequence[str]], widths: Sequence[int], limit: int)
 
 
 def prose(text: str, *, width: int | None = None) -> str:
-    """Wrapped at spaces where that is a terminal; a number stays with its %."""
+    """Wrap a text at spaces for a terminal; a number stays with its %."""
     limit = _terminal_width() if width is None else width
     if limit is None:
         return text
-    kept = text.replace(" %", "\u00a0%")
-    return fitted(kept, min(limit, _WIDEST)).replace("\u00a0", " ")
+    joined = text.replace(" %", "\u00a0%")
+    return fitted(joined, min(limit, _WIDEST)).replace("\u00a0", " ")
 
 
 def fitted(page: str, width: int | None = None) -> str:
-    """A page whose lines fit the terminal (wrap.py); what is piped stays as it is."""
+    """Wrap the lines of a page to the terminal (wrap.py); a piped page stays as it is."""
     limit = _terminal_width() if width is None else width
     return page if limit is None else wrapped(page, limit)
 
 
 def line_width(piped: int) -> int:
-    """Of sentences: the terminal's, or else `piped`."""
+    """Return the width of sentences: that of the terminal, or `piped` without a terminal."""
     return min(_terminal_width() or piped, _WIDEST)
 
 
 def _terminal_width(out: TextIO | None = None) -> int | None:
-    """Of stdout, if it is no other stream; None where nobody looks on."""
+    """Return the width of the terminal of `out`, by default stdout; None if it is not a
+    terminal."""
     return shutil.get_terminal_size().columns if (out or sys.stdout).isatty() else None

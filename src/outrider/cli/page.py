@@ -1,7 +1,7 @@
 """Help pages, written from the table of verbs and the registry of settings.
 
-A verb's page fits a screen: an example, and the options of daily use, as many as there is room for.
-`--help-all` shows all of them, `--help WORD` those that a word occurs in.
+A verb's page fits one screen: an example, and as many common options as fit. `--help-all` shows all
+options, `--help WORD` those that contain a word.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TITLES = {"program": "Models and output", "engine": "Engine", "sampling": "Sampl
 MAX_WIDTH = 120
 MIN_WIDTH = 20
 MOST_LINES = 45
-# Columns that are left to what an option means.
+# Minimum width in columns of an option's description.
 _LEAST_TEXT = 44
-# Characters of the choices of an option on a page of daily use.
+# Maximum number of characters for an option's choices on the page of common options.
 _MOST_CHOICES = 44
-# Settings that many need, the most needed first.
+# Common settings, the most used first.
 DAILY = (
     *("target", "draft", "drafter", "max_tokens", "temperature", "top_p", "k", "quantise", "seed"),
     *("stop", "device", "dtype", "context", "batch_size", "color"),
@@ -37,7 +37,7 @@ Row = tuple[str, str]
 
 
 def front_page() -> str:
-    """What `outrider --help` prints."""
+    """Return the page of `outrider --help`."""
     options = [
         ("--help, -h [WORD]", "Show this page; with a word, the verbs and options that have it."),
         ("--version", "Show the version."),
@@ -55,7 +55,7 @@ def front_page() -> str:
 
 
 def verb_page(verb: Verb, path: Sequence[str], *, everything: bool = False) -> str:
-    """What `--help` or `--help-all` of a verb prints; `path` are the words that lead to it."""
+    """Return the page of `--help` or `--help-all` of a verb; `path` are the words that call it."""
     if everything and not verb.parts:
         return "\n\n".join([_head(verb, path), *_tables(_sections(verb))])
     if verb.parts:
@@ -74,7 +74,8 @@ def verb_page(verb: Verb, path: Sequence[str], *, everything: bool = False) -> s
 
 
 def search_page(word: str, verb: Verb | None, path: Sequence[str]) -> str:
-    """The options of `verb`, or of all verbs, that `word` occurs in. Raises ConfigError."""
+    """Return the options of `verb`, or of all verbs, that contain `word`. Raises ConfigError if
+    there is none."""
     wanted = _plain(word)
     found = dict(_found(verb, wanted) if verb else _found_anywhere(wanted))
     if not found:
@@ -112,7 +113,7 @@ def _head(verb: Verb, path: Sequence[str]) -> str:
 
 
 def _daily(verb: Verb) -> list[Row]:
-    """Its own options and the settings of every day, the most needed first."""
+    """Return a verb's own options and the common settings, the most used first."""
     offered = {item.name: item for item in verb.offered_settings()}
     own = sorted(verb.own_options(), key=lambda item: item.name == "json")
     items = [*own, *(offered[name] for name in DAILY if name in offered)]
@@ -120,7 +121,7 @@ def _daily(verb: Verb) -> list[Row]:
 
 
 def _first_sentence(text: str) -> str:
-    """Up to its first full stop or semicolon."""
+    """Return a text up to its first full stop or semicolon."""
     ends = [end for end in (text.find(". "), text.find("; ")) if end > 0]
     return f"{text[: min(ends)]}." if ends else text
 
@@ -159,8 +160,8 @@ def _usage(item: Setting) -> str:
 
 
 def _brief(item: Setting, text: str) -> str:
-    """`text` with the choices, as many as a line has space for, and the default, unless it names
-    it."""
+    """Return `text` with as many choices as fit on a line, and with the default, unless the text
+    contains it."""
     if item.kind is bool:
         return f"{text} [on by default]" if item.default else text
     names = list(item.meta.choices)
@@ -185,7 +186,7 @@ def _details(item: Setting) -> str:
     if item.kind is tuple:
         return "may be repeated"
     accepts = item.accepts
-    with suppress(ConfigError):  # Two packages with one name are no reason to show no help.
+    with suppress(ConfigError):  # Help must work even if two packages have the same name.
         accepts = " | ".join((accepts, *item.meta.others()))
     return "; ".join([accepts, *_default(item)])
 
@@ -203,8 +204,8 @@ def _filled(text: str) -> str:
 
 
 def _tables(sections: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
-    """Two columns of one width for all sections; the second one wraps, and leaves its line to a
-    long name."""
+    """Return tables of two columns, with the same widths in all sections. The second column wraps;
+    after a long name it begins on the next line."""
     longest = max(len(name) for _, rows in sections for name, _ in rows)
     left = min(longest, max(_width() - _LEAST_TEXT, 10))
     return [

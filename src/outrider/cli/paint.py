@@ -1,8 +1,8 @@
-"""What is written behind the gate: text coloured by where each token came from, and bars.
+"""Output behind the gate: text coloured by the origin of each token, and progress bars.
 
-Colours are told apart by their lightness and by underline or bold as well, so that the legend
-serves readers who see few colours. Without a terminal, a model's text passes unchanged, byte for
-byte; on one, it loses what a terminal would obey. Text in bars loses it too, and is no markup.
+Colours also differ in lightness and by underline or bold, for readers who see few colours. Without
+a terminal, a model's text is written unchanged, byte for byte; on a terminal, its control
+characters are replaced. So are those of text in bars, which is never parsed as markup.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ QUIET = Style.parse("dim")
 
 
 class GatedConsole(Console):
-    """A console behind the gate of `out`; what it draws is ours, what is written is not."""
+    """A console that writes behind the gate of `out`. Its own control sequences pass; those in the
+    text are replaced."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(file=behind(out), markup=False, emoji=False, highlight=False)
@@ -68,19 +69,19 @@ class GatedConsole(Console):
 
 
 class Screen(Live):
-    """The whole terminal, drawn anew when it is told to."""
+    """A full-screen display, redrawn on request."""
 
     def __init__(self, console: GatedConsole) -> None:
         super().__init__(console=console, screen=True, auto_refresh=False)
 
 
 def styled(text: str, style: str = "") -> Text:
-    """A part of what a GatedConsole prints."""
+    """Return text with a style, for a GatedConsole."""
     return Text(text, style=style)
 
 
 class Bar(Progress):
-    """A bar of progress on `out`, drawn where that is a terminal unless it is `hidden`."""
+    """A progress bar on `out`, drawn if that is a terminal and the bar is not `hidden`."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Bar(Progress):
     ) -> None:
         console = GatedConsole(sys.stderr if out is None else out)
         drawn = console.is_terminal and not hidden
-        # What goes to a file or a pipe meanwhile is not drawn above the bar.
+        # Output to a file or a pipe must not be redirected above the bar.
         above = sys.stdout.isatty()
         super().__init__(
             *columns, console=console, disable=not drawn, transient=transient, redirect_stdout=above
@@ -99,7 +100,7 @@ class Bar(Progress):
 
     def start(self) -> None:
         super().start()
-        # What is printed meanwhile goes above the bar, by a stream that would read its colours.
+        # Printed text goes above the bar through a stream that interprets control sequences.
         if isinstance(sys.stdout, FileProxy):
             sys.stdout = gated(cast("TextIO", sys.stdout))
         if isinstance(sys.stderr, FileProxy):
@@ -107,20 +108,22 @@ class Bar(Progress):
 
 
 def words(text: str = "{task.description}") -> TextColumn:
-    """A column of text that is no markup."""
+    """Return a column of text that is not parsed as markup."""
     return TextColumn(text, markup=False)
 
 
 class WordWrap:
-    """Breaks lines before the word that would cross the edge of a terminal. A word is shown as it
-    comes; where it turns out too long for its line, it is erased and begins the next one."""
+    """Breaks lines before a word that would cross the edge of the terminal. The letters of a word
+    are shown as they come; if the word becomes too long for its line, it is erased and written on
+    the next line."""
 
     def __init__(self) -> None:
         self._column = 0
         self._word: list[tuple[str, Style]] = []
 
     def runs(self, text: str, style: Style, width: int) -> list[tuple[str, Style | None]]:
-        """Runs to write for `text`, each with its style; None is for the terminal itself."""
+        """Return the runs to write for `text`, each with its style; the style None means a control
+        sequence."""
         found: list[tuple[str, Style | None]] = []
         for letter in text:
             if letter == "\n":
@@ -129,7 +132,7 @@ class WordWrap:
                 self._column += 8 - self._column % 8 if letter == "\t" else 1
                 self._word = []
                 if self._column >= width:
-                    # It ends its line: what follows it begins the next one.
+                    # A blank at the edge is dropped: the next word begins the next line.
                     continue
             else:
                 found += self._letter(letter, style, width)
@@ -137,7 +140,7 @@ class WordWrap:
         return found
 
     def _letter(self, letter: str, style: Style, width: int) -> list[tuple[str, Style | None]]:
-        """Note one of a word; what goes before it."""
+        """Add a letter to the current word; return what must be written before it."""
         wide, moved = cell_len(letter), list[tuple[str, Style | None]]()
         if self._column + wide >= width:
             taken = sum(cell_len(part) for part, _ in self._word)
@@ -150,14 +153,14 @@ class WordWrap:
                 moved.append(("\n", None))
                 self._column, self._word = 0, []
         self._column += wide
-        # Scripts of wide letters have no blanks: a line may end after any.
+        # Scripts of wide letters have no blanks, so a line may break after any of them.
         self._word = [] if wide > 1 else [*self._word, (letter, style)]
         return moved
 
 
 class Painter:
-    """Writes pieces of text to `out`. `color` is auto, always or never. With `wraps` lines break at
-    words where that is a terminal."""
+    """Writes pieces of text to `out`. `color` is auto, always or never. With `wraps`, lines break
+    at words on a terminal."""
 
     def __init__(self, color: str, out: TextIO, *, wraps: bool = False) -> None:
         console = GatedConsole(out)
@@ -177,7 +180,7 @@ class Painter:
         return self._system is not None
 
     def pieces(self, pieces: Sequence[str], origins: Sequence[Origin]) -> None:
-        """Write the text of some tokens at once, each in its origin's style."""
+        """Write the text of several tokens, each in the style of its origin."""
         pairs = zip(origins, pieces, strict=True)
         for origin, run in groupby(pairs, key=itemgetter(0)):
             text, style = "".join(piece for _, piece in run), STYLES[origin]
@@ -200,7 +203,7 @@ class Painter:
         self._out.write(style.render(text, color_system=self._system) if self.colored else text)
 
     def line(self, text: str) -> None:
-        """A line of the program's, after the model's text."""
+        """Write a line of the program itself, after the model's text."""
         self.write(visible(text))
         self._out.write("\n")
         if self._wrap is not None:
@@ -208,11 +211,11 @@ class Painter:
         self._out.flush()
 
     def mark(self, *, cut: bool) -> str:
-        """What a text that was cut ends with, where a person reads it."""
+        """Return the mark for the end of a text that was cut; only on a terminal."""
         return "…" if cut and self._is_terminal else ""
 
     def close_text(self, seen: Collection[Origin]) -> None:
-        """End the text's last line and, in colours, name the styles that occurred."""
+        """End the text's last line; with colours, also write a legend of the styles in it."""
         self._out.write("\n")
         if self.colored and seen:
             self._out.write("\n")
@@ -236,8 +239,8 @@ T = TypeVar("T")
 
 
 class Meter(Bar):
-    """How far one piece of work is. `unit` is what `total` counts, bytes or visits for example; a
-    share of 1 has none."""
+    """Progress of one piece of work. `unit` is that of `total`, such as bytes or visits; it is
+    empty if progress is a share from 0 to 1."""
 
     def __init__(
         self,
@@ -253,7 +256,7 @@ class Meter(Bar):
 
     @property
     def drawn(self) -> bool:
-        """Whether anybody sees it."""
+        """True if the bar is shown."""
         return not self.disable
 
     def step(self, amount: float = 1, *, title: str | None = None) -> None:
@@ -273,7 +276,8 @@ def _columns(unit: str) -> list[ProgressColumn]:
 
 
 def taken(visits: Iterable[Sequence[T]], *, title: str, total: int) -> tuple[list[T], bool]:
-    """What `visits` gave, and whether that is everything or an interrupt came."""
+    """Collect the items of `visits`; return them, and whether they are complete or Ctrl-C ended
+    the collection."""
     found: list[T] = []
     with Meter(title, total, unit="visits") as meter:
         try:

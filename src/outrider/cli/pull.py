@@ -1,6 +1,6 @@
 """`outrider models pull`: fetch a target and its draft into the local cache of models.
 
-`outrider models pairs`: targets and drafts that work together, and how to run them.
+`outrider models pairs`: targets and drafts that work together, with the commands to run them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from outrider.pairs.catalog import (
 
 
 class PullBar(Meter):
-    """Hears how many bytes come of `total`: a bar on a terminal, elsewhere a line every tenth."""
+    """Progress of a download of `total` bytes: a bar on a terminal, elsewhere a line for each
+    tenth."""
 
     def __init__(self, out: TextIO, total: int) -> None:
         super().__init__("fetching", total, unit="bytes", out=out, hidden=not total)
@@ -45,7 +46,7 @@ class PullBar(Meter):
         self._done, self._tenths = 0, 0
 
     def came(self, num_bytes: int) -> None:
-        """So many more; fewer than none if some must come again."""
+        """Add received bytes; a negative number if some must be fetched again."""
         self._done += num_bytes
         self.reach(self._done)
         tenths = 10 * self._done // self._total if self._total else 0
@@ -58,8 +59,8 @@ class PullBar(Meter):
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A target or its draft: `model` is what the hub has of it, `num_bytes` what is to be fetched.
-    Without a model nothing is, for the reason `here`."""
+    """A target or its draft. `model` is the hub's entry, `num_bytes` the size to be fetched.
+    Without a model nothing is fetched, for the reason `here`."""
 
     role: str
     name: str
@@ -87,7 +88,7 @@ def pull(call: Call[PullOptions]) -> int:
     command = _command(target, draft)
     found = list(zip(sides, folders, strict=True))
     lines = [
-        f"{one.role} {one.name}: {one.here or f'fetched into {place}'}" for one, place in found
+        f"{one.role} {one.name}: {one.here or f'fetched into {folder}'}" for one, folder in found
     ]
     if options.draft == "auto" and draft is None:
         hint = f"`outrider draft suggest {target}` says what could draft"
@@ -98,8 +99,8 @@ def pull(call: Call[PullOptions]) -> int:
 
 
 def fetch_missing(name: str) -> None:
-    """Fetch a hub model that is not in the cache, unless that is forbidden. What else a name may be
-    is left to who loads it."""
+    """Fetch a hub model that is not in the cache, unless offline mode forbids it. Other names are
+    left to the loader."""
     is_here = Path(name).expanduser().exists() or name in HEAD_ALIASES
     if is_here or constants.HF_HUB_OFFLINE or HUB_ID.fullmatch(name) is None:
         return
@@ -132,7 +133,7 @@ def _with_revision(name: str, revision: str | None) -> str:
 
 
 def _draft(target: str, wanted: str) -> str | None:
-    """The name of what is to draft for `target`, if anything is."""
+    """Return the name of the draft for `target`, None without one."""
     if wanted == "none":
         return None
     if wanted != "auto":
@@ -151,13 +152,14 @@ def _find_draft(name: str, *, known: bool) -> _Side:
 
 
 def _fetched(name: str) -> str:
-    """What to type for a model of which `name` is a short name; "" if none is known."""
+    """Return a hint with the commands that fetch models with the short name `name`; "" if there is
+    none."""
     known = [f"`outrider pull {model}`" for model in models_called(name)[:2] if name]
     return f"{' or '.join(known)} fetches one" if known else ""
 
 
 def _find(role: str, name: str) -> _Side:
-    """Raises CheckpointError if nothing that we could load has this name."""
+    """Find a model by its name. Raises CheckpointError if no loadable model has this name."""
     if name in (*ALIASES, *HEAD_ALIASES):
         return _Side(role, name, here="ships with outrider")
     if name and Path(name).is_dir():
@@ -182,7 +184,7 @@ def _find(role: str, name: str) -> _Side:
 
 
 def _intentions(sides: Sequence[_Side], free: int) -> Iterator[str]:
-    """What is about to be fetched; nothing where nothing is."""
+    """Yield lines about the files to be fetched; none if there is nothing to fetch."""
     for side in sides:
         if side.model:
             missing, all_files = len(side.model.missing()), len(side.model.files)
@@ -220,7 +222,7 @@ LOGIN = "gated: accept its licence on the hub, then run `hf auth login`"
 
 
 def pairs(call: Call[JsonOption]) -> int:
-    """All pairs, or the details of the one that is named."""
+    """Print all pairs, or the details of one."""
     if call.argument is not None:
         pair = get_pair(call.argument)
         answer(call.options, _pair_record(pair), "\n".join(_details(pair)))

@@ -1,6 +1,6 @@
-"""Several engines of one model, for `outrider serve` and `outrider batch`: where each runs.
+"""Several engines of one model, for `outrider serve` and `outrider batch`, and their placement.
 
-What is wrong with the wish is told before anything is loaded.
+Errors in the options are reported before anything is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Where the engines of a model run. `device` is what each one's configuration says."""
+    """Placements of a model's engines. `device` is the device setting of each engine."""
 
     device: str
     placements: tuple[Placement, ...]
@@ -38,7 +38,7 @@ class Engines:
         return replace(config, device=self.device)
 
     def shared(self, config: EngineConfig) -> EngineConfig:
-        """That of one engine. Raises MachineError for a device that is not there."""
+        """Return the configuration of one engine. Raises MachineError for a missing device."""
         own = self.config(config)
         for one in self.placements:
             one.check_device(own.device)
@@ -53,12 +53,13 @@ class Engines:
         return [Load(target, draft, own, max_queued, one) for one in self.placements]
 
     @property
-    def told(self) -> list[str]:
-        return [one.told(self.device) for one in self.placements]
+    def described(self) -> list[str]:
+        """The placement of each engine, in words."""
+        return [one.describe(self.device) for one in self.placements]
 
 
 def engines_of(options: ReplicasOption, config: EngineConfig) -> Engines:
-    """Raises ConfigError for devices or numbers that cannot be meant."""
+    """Return the engines of the options. Raises ConfigError for invalid devices or numbers."""
     from outrider.kernels.native.cpu import allowed_cores
     from outrider.server.placement import device_of, placements
 
@@ -74,8 +75,8 @@ def engines_of(options: ReplicasOption, config: EngineConfig) -> Engines:
 def opened(
     options: ReplicasOption, resolved: Resolved
 ) -> tuple[LLM | EnginePool, dict[str, object]]:
-    """What the settings name, in this process or as several engines in processes of their own; and
-    what a record of a run says of it."""
+    """Open the model of the settings, in this process or as several engines in child processes.
+    Return it with its entry in the record of a run."""
     if options.replicas == 1 and not options.devices:
         llm = open_llm(resolved)
         return llm, run_record(llm, resolved)
@@ -89,4 +90,4 @@ def opened(
     for note in pool.card.notes:
         say(f"note: {note}")
     record: dict[str, object] = {"version": __version__, "settings": resolved.decided()}
-    return pool, record | {"engines": engines.told, "numerics": pool.card.numerics}
+    return pool, record | {"engines": engines.described, "numerics": pool.card.numerics}

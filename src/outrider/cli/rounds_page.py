@@ -1,4 +1,4 @@
-"""The page that shows runs round by round: `generate --html FILE`, and /html in a conversation."""
+"""A web page that shows runs round by round: `generate --html FILE`, and /html in `chat`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from outrider.core.settings import Resolved
 
 TITLE = "Outrider: how this text was written"
-# A page says its title within so many bytes.
+# A page has its title within this number of bytes.
 _HEAD = 4096
 
 
 @dataclass(slots=True)
 class RoundsPage:
-    """Rewritten whole with each run that is added. Without a file it is off: nothing is asked for
-    and nothing is written."""
+    """The page. It is rewritten with each run that is added. Without a file it is off: no round
+    events are requested and nothing is written."""
 
     llm: LLM
     resolved: Resolved
@@ -33,8 +33,8 @@ class RoundsPage:
     _runs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def turn(self, name: str | None, *, flag: str) -> None:
-        """On, to the file `name`, or off. Raises MachineError if the file, which `flag` names,
-        cannot be written, and ConfigError if it is there and is no such page."""
+        """Switch the page on, with the file `name` that `flag` gave, or off. Raises MachineError if
+        the file cannot be written, ConfigError if it exists and is not such a page."""
         path = Path(name) if name else None
         if path is not None:
             check_writable(path, flag=flag)
@@ -42,13 +42,13 @@ class RoundsPage:
         self.path, self._runs = path, []
 
     def asking(self, params: SamplingParams) -> SamplingParams:
-        """`params`, with round events where the page is on."""
+        """Return `params`, with round events if the page is on."""
         return params if self.path is None else replace(params, round_events=True)
 
     def add(
         self, prompt: str, results: Sequence[GenerationResult], *, speed_ratio: str = ""
     ) -> str:
-        """Write the page with these runs after the others; a line that says so, or nothing."""
+        """Add runs and write the page; return a line about it, "" if the page is off."""
         if self.path is None:
             return ""
         from outrider.api.rounds import run_of
@@ -71,7 +71,7 @@ class RoundsPage:
         return f"page: {self.path} ({len(page.encode()) / 1e3:.0f} kB)"
 
     def _facts(self) -> dict[str, str]:
-        """How the texts were written: the model, and what somebody decided."""
+        """Return facts about the texts: the model, and the settings that the user decided."""
         decided = {name: str(value) for name, value in self.resolved.decided().items()}
         first = {
             "model": self.llm.spec.name,
@@ -83,12 +83,13 @@ class RoundsPage:
 
 
 def _check_ours(path: Path, flag: str) -> None:
-    """A page that was written before is replaced, and no other file."""
+    """Check that an existing file is a page of this kind, which may be replaced. Raises
+    ConfigError."""
     if not path.exists():
         return
     with open_regular(path) as stream:
         head = stream.read(_HEAD)
     if head and f"<title>{TITLE}</title>".encode() not in head:
         raise ConfigError(
-            f"{path} is there already, and it is no page of {flag}.", hint="name a new file"
+            f"{path} exists already, and it is not a page of {flag}.", hint="name a new file"
         )

@@ -1,4 +1,4 @@
-"""The verbs that write, look at text and explain, and what they may be told."""
+"""The verbs that write text, examine runs and show this machine, with their options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.core.fields import setting
     "generate",
     "generate:generate",
     Argument("MODEL", "The same as --target, before a prompt.", setting="target", optional=True),
-    Argument("PROMPT", "Text to go on from."),
+    Argument("PROMPT", "The text to continue."),
     group="Write text",
     settings=ALL,
 )
@@ -33,13 +33,13 @@ class GenerateOptions(StructureOption, OutputOption):
     stdin: bool = setting(False, "Read the prompt from stdin; a lone - means the same.")
     chat: bool = setting(
         False,
-        "The prompt is a message, which goes through the model's chat template; for an instruct "
-        "model it is one anyway.",
+        "Treat the prompt as a message in the model's chat template; the default for an instruct "
+        "model.",
     )
-    raw: bool = setting(False, "Go on from the prompt as it is, with an instruct model too.")
+    raw: bool = setting(False, "Continue the prompt as it is, even with an instruct model.")
     compare: bool = setting(False, "Also run without speculation, and print the speed-up.")
-    quiet: bool = setting(False, "Print the text and nothing else.")
-    stats: bool = setting(False, "Say all that was counted: times, rounds, memory.")
+    quiet: bool = setting(False, "Print only the text.")
+    stats: bool = setting(False, "Print all statistics: times, rounds, memory.")
     html: str | None = setting(
         None, "Also write a web page to this file: the text token by token and round by round."
     )
@@ -49,7 +49,7 @@ class GenerateOptions(StructureOption, OutputOption):
     "chat",
     "chat:chat",
     Argument("MODEL", "The same as --target.", setting="target"),
-    Argument("PROMPT", "Answer this one message, and end."),
+    Argument("PROMPT", "Answer only this message."),
     group="Write text",
     alias="run",
     settings=ALL,
@@ -61,33 +61,33 @@ class ChatOptions(StructureOption, JsonOption):
     """
 
     prompt: str | None = setting(None, "The same as PROMPT.")
-    system: str | None = setting(None, "System message that opens the conversation.")
-    stats: bool = setting(False, "Say all that was counted of each reply.")
+    system: str | None = setting(None, "System message of the conversation.")
+    stats: bool = setting(False, "Print all statistics of each reply.")
     greedy: bool = setting(
-        False, "Take the likeliest token always, whatever sampling the checkpoint advises."
+        False, "Always take the likeliest token, whatever sampling the checkpoint recommends."
     )
 
 
 @verb(
     "trace",
     "outrider_lab.cli.trace:trace",
-    Argument("PROMPT", "Texts to go on from; 8 shipped ones if none is given.", many=True),
+    Argument("PROMPT", "Texts to continue; 8 shipped ones if none is given.", many=True),
     group="Measure speed",
     settings=ALL,
     without=DECIDED,
 )
 class TraceOptions(JsonOption):
-    """Record what runs when, for Perfetto.
+    """Record a timeline of lanes and stages, for Perfetto.
 
     outrider trace "def quicksort(items):" "Once upon a time" --schedule pdv --max-tokens 24
     """
 
     output: str = setting("trace.json", "Write the trace to this file.")
     figure: str | None = setting(
-        None, "Also draw what ran when: an .svg file; .png and dark ones come beside it."
+        None, "Also draw the timeline: an .svg file; .png and dark versions are written with it."
     )
     figure_seconds: float = setting(
-        0.0, "Draw so much from the beginning; 0 is as much as can be told apart.", minimum=0
+        0.0, "Seconds to draw, from the beginning; 0 is as much as stays legible.", minimum=0
     )
 
 
@@ -105,17 +105,17 @@ class VerifyOptions(OutputOption):
     outrider verify outrider/embedded --seed 1
     """
 
-    deep: bool = setting(False, "More of everything: a million texts a test (many minutes).")
+    deep: bool = setting(False, "Test more thoroughly: a million texts per test (many minutes).")
 
 
 @verb("doctor", "doctor:doctor", group="This machine", settings=("program", "engine"))
 class DoctorOptions(JsonOption):
-    """Say what this machine has and what fits.
+    """Show this machine's hardware and kernels, and the models that fit.
 
     outrider doctor
     """
 
-    measure: bool = setting(False, "Forget which kernels were faster here, and measure again.")
+    measure: bool = setting(False, "Measure again which kernels are faster on this machine.")
 
 
 @verb("config", "config:config", group="This machine", settings=ALL)
@@ -145,7 +145,7 @@ class CompletionOptions(Options):
     group="Measure speed",
 )
 class ReportOptions(JsonOption):
-    """Make one web page of results, with figures and tables.
+    """Write one web page of results, with figures and tables.
 
     outrider report results --output report.html
     """
@@ -158,7 +158,7 @@ class ReportOptions(JsonOption):
 
 @verb("bench prompts, prompts", "outrider_lab.cli.prompts:prompts")
 class PromptsOptions(JsonOption):
-    """Count the tokens of the benchmark prompts, and save a set of them.
+    """Count the tokens of the benchmark prompts, and save a set of prompts.
 
     outrider bench prompts --tiny-output tiny.json
     """
@@ -166,11 +166,12 @@ class PromptsOptions(JsonOption):
     tokenizer: str = setting("outrider/embedded", "Model whose tokenizer counts.")
     source: str = setting(
         "builtin",
-        "builtin; hub fetches HumanEval, Alpaca, CNN/DailyMail and others by name, and what fails "
-        "is built in; or a question.jsonl as of Spec-Bench.",
+        "builtin; hub fetches HumanEval, Alpaca, CNN/DailyMail and others by name, and uses "
+        "builtin for those that fail; or a question.jsonl in Spec-Bench's format.",
     )
     domains: str = setting(
-        "code,conversation,summarization", "Between commas; also maths, translation, retrieval."
+        "code,conversation,summarization",
+        "Comma-separated domains; also maths, translation, retrieval.",
     )
-    output: str | None = setting(None, "Save 50 prompts a domain to this file.")
-    tiny_output: str | None = setting(None, "Save 5 prompts a domain to this file.")
+    output: str | None = setting(None, "Save 50 prompts of each domain to this file.")
+    tiny_output: str | None = setting(None, "Save 5 prompts of each domain to this file.")

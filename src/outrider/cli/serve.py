@@ -1,6 +1,7 @@
-"""`outrider serve`: an HTTP server over one engine, or over several models by turns.
+"""`outrider serve`: an HTTP server over one engine, or over several models that are loaded in turn.
 
-The address is taken and told before anything is loaded, so that a mistake in it costs no wait.
+The address is reserved and printed before anything is loaded, so that an error in it is reported
+without a wait.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from outrider.cli.serve_models import (
     together,
 )
 from outrider.cli.serve_options import ServeOptions
-from outrider.cli.session import made_greedy, open_llm, start_logging, to_load, told_sampling
+from outrider.cli.session import made_greedy, open_llm, sampling_line, start_logging, to_load
 from outrider.core.env import api_key
 from outrider.core.errors import ConfigError, MachineError
 from outrider.core.params import SamplingParams
@@ -74,7 +75,7 @@ def serve(call: Call[ServeOptions]) -> int:
         if health := address.health:
             ports.enter_context(closing(reserved(health)[1]))
         _run(call, models, engines, address, rules)
-    # Nothing is left to do, and threads that load or listen need not end in order.
+    # All work is done; threads that load or listen need not end in order.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -113,7 +114,7 @@ def rules_of(options: ServeOptions) -> DoorRules:
     from outrider.server.door import PUBLIC, DoorRules
 
     keys = [*options.api_key, *read_keys(options.api_key_file), *filter(None, [api_key()])]
-    # Pages that make a name mean this machine have no key.
+    # With keys, the machine's own names are allowed: a page that uses DNS rebinding has no key.
     own = (socket.gethostname(), socket.getfqdn()) if keys else ()
     return DoorRules(
         keys=tuple(dict.fromkeys(keys)),
@@ -183,7 +184,7 @@ def _run(
 
     def ready() -> None:
         check_apart(site, site.port.card.drafter)
-        _tell(call, address, site)
+        _announce(call, address, site)
         tell_ready()
 
     also += [metrics.keep(), *([batches.run()] if batches is not None else ())]
@@ -193,7 +194,8 @@ def _run(
 
 
 def _batches(options: ServeOptions, site: Site, most_lines: int) -> Batches | None:
-    """Raises ConfigError for a folder that cannot be used."""
+    """Open the batches of --files; None without it. Raises ConfigError for a folder that cannot be
+    used."""
     if options.files is None:
         return None
     from outrider.server.app import routed, text_routes
@@ -207,7 +209,7 @@ def _batches(options: ServeOptions, site: Site, most_lines: int) -> Batches | No
 
 
 def _keep_alive(options: ServeOptions, num_models: int) -> float:
-    """Seconds. Raises ConfigError."""
+    """Return --keep-alive in seconds. Raises ConfigError."""
     from outrider.server.models import keep_alive_of
 
     given = options.keep_alive or ("5m" if num_models > 1 else "-1")
@@ -217,7 +219,7 @@ def _keep_alive(options: ServeOptions, num_models: int) -> float:
 def _port(
     model: Served, engines: Engines, options: ServeOptions, max_queued: int
 ) -> ProcessPort | ReplicasPort | ThreadPort:
-    # The engine's own process alone needs what runs models, which takes seconds to import.
+    # Only the engine's own process imports the code that runs models, which takes seconds.
     if options.engine_home == "process":
         from outrider.server.process_port import ProcessPort
         from outrider.server.replicas import ReplicasPort
@@ -233,13 +235,13 @@ def _port(
 
 
 def _defaults(call: Call[ServeOptions]) -> dict[str, object]:
-    """Sampling settings that somebody decided: those of requests that leave them out."""
+    """Return the sampling settings that the user decided: the defaults of requests."""
     known = SamplingParams.__dataclass_fields__
     resolved = made_greedy(call.resolved) if call.options.greedy else call.resolved
     return {name: value for name, value in resolved.decided().items() if name in known}
 
 
-def _tell(call: Call[ServeOptions], address: Address, site: Site) -> None:
+def _announce(call: Call[ServeOptions], address: Address, site: Site) -> None:
     url, card = address.url, site.port.card
     record = {"url": url, "model": site.name, "window": card.window, "drafter": card.drafter}
     names = [one.name for one in site.all]
@@ -254,7 +256,7 @@ def _tell(call: Call[ServeOptions], address: Address, site: Site) -> None:
     if "at_once" in card.facts:
         say(card.facts["at_once"])
     if site.others:
-        say(f"loaded when they are asked for: {', '.join(names[1:])}")
+        say(f"loaded on demand: {', '.join(names[1:])}")
     print(f"API         {url}/v1\nplayground  {url}/")
     print(f"dashboard   {url}/dashboard, or outrider top --url {url}")
     print(f"try         {_curl(url, card.has_chat_template)}", flush=True)
@@ -263,7 +265,7 @@ def _tell(call: Call[ServeOptions], address: Address, site: Site) -> None:
 def _sampling(site: Site) -> str:
     advised = [name for name in site.sampling if name not in site.defaults]
     used = ("temperature", *(name for name in site.sampling if name != "temperature"))
-    return told_sampling({name: site.default(name) for name in used}, advised)
+    return sampling_line({name: site.default(name) for name in used}, advised)
 
 
 def _curl(url: str, can_chat: bool) -> str:
@@ -278,7 +280,7 @@ def _curl(url: str, can_chat: bool) -> str:
 def _checked(
     call: Call[ServeOptions], models: Sequence[Served], engines: Engines, address: Address
 ) -> int:
-    """`--check`: reads all that is known before weights are, and says what would run."""
+    """Run `--check`: print what would run, as far as it is known before weights are read."""
     from outrider.api.memory import table_of
     from outrider.core.fields import size
 
@@ -296,8 +298,8 @@ def _checked(
     for record, (plan, parts) in zip(records, plans, strict=True):
         print(f"would serve {', '.join(record['models'])} at {address.url}")
         print(f"drafter {record['drafter']}, K {record['k']}, window of {plan.window} tokens")
-        for number, place in enumerate(engines.told if len(engines) > 1 else ()):
-            print(f"engine {number} on {place}")
+        for number, placement in enumerate(engines.described if len(engines) > 1 else ()):
+            print(f"engine {number} on {placement}")
         each = "each engine: " if len(engines) > 1 else ""
         print(prose(f"{each}{plan.at_once}"))
         print(f"memory, {size(sum(record['memory_bytes'].values()))}:\n{table_of(parts)}")

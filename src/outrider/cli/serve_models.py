@@ -1,6 +1,6 @@
-"""The models of `outrider serve`: what they are called, what is loaded for each, whether they fit.
+"""The models of `outrider serve`: their names, their settings, and whether they fit into memory.
 
-A word is a model, or NAME=MODEL, or NAME=MODEL,DRAFT. All other settings are of all models.
+A word is a model, or NAME=MODEL, or NAME=MODEL,DRAFT. All other settings apply to all models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model, its names, and the settings that it is loaded with."""
+    """A model, its names, and its settings."""
 
     names: tuple[str, ...]
     resolved: Resolved
@@ -37,7 +37,7 @@ class Served:
 def served_models(
     words: tuple[str, ...], resolved: Resolved, options: ServeOptions
 ) -> tuple[Served, ...]:
-    """Raises ConfigError for words that do not go together."""
+    """Return the models of the command line. Raises ConfigError for contradictions."""
     if len(words) < 2:
         models = [_served(words[0] if words else resolved.program().target, resolved)]
     else:
@@ -72,8 +72,8 @@ def _check_several(resolved: Resolved, options: ServeOptions) -> None:
 
 
 def check_name(target: str) -> None:
-    """Raises CheckpointError for a name that is of no model here. What is here is found without
-    importing what runs models, and hub ids are fetched before anything is loaded."""
+    """Check the name of a model. Raises CheckpointError if there is no such model. Local models are
+    found without importing the code that runs models; hub ids are fetched later, before loading."""
     from outrider.models.hub_cache import cached_models
 
     is_path = target.startswith(("/", ".", "~")) or target.endswith(".gguf")
@@ -86,7 +86,7 @@ def check_name(target: str) -> None:
 
 
 def share_of(words: str) -> float:
-    """Of `1/1000` or `0.001`; 0 of nothing. Raises ConfigError."""
+    """Parse a share such as `1/1000` or `0.001`; "" is 0. Raises ConfigError."""
     try:
         share = float(Fraction(words or "0"))
     except (ValueError, ZeroDivisionError, OverflowError):
@@ -97,7 +97,8 @@ def share_of(words: str) -> float:
 
 
 def planned(model: Served, engines: Engines) -> tuple[LoadPlan, tuple[Part, ...]]:
-    """What each engine would load, known before weights are read. Raises what loading would."""
+    """Return the plan of loading one engine, without reading weights. Raises the errors of
+    loading."""
     from outrider.api.memory import fitted
     from outrider.api.plan import plan_pair
 
@@ -111,10 +112,10 @@ def planned(model: Served, engines: Engines) -> tuple[LoadPlan, tuple[Part, ...]
 def record_of(
     model: Served, engines: Engines, plan: LoadPlan, parts: tuple[Part, ...]
 ) -> dict[str, Any]:
-    """What would run. The memory is that of one engine."""
+    """Return the record of a model that would run. Memory is that of one engine."""
     return {
         "models": model.names,
-        "engines": engines.told,
+        "engines": engines.described,
         "drafter": plan.resolved.drafter.name,
         "k": plan.resolved.k,
         "batch_size": plan.settings.most_batch,
@@ -128,8 +129,8 @@ def record_of(
 def together(
     plans: list[tuple[LoadPlan, tuple[Part, ...]]], engines: Engines, most_loaded: int
 ) -> dict[str, Any]:
-    """What all engines of the largest models that may be loaded at once hold of the memory that
-    they share, and what of it is free."""
+    """Return the memory that all engines of the largest `most_loaded` models hold together, and the
+    free memory of their device."""
     from outrider.cache.capacity import free_bytes
     from outrider.kernels.kinds import pick_device
 

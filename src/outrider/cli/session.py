@@ -1,8 +1,7 @@
-"""From resolved settings to a loaded model and a streamed reply; shared by generate and chat.
+"""Loading a model from resolved settings, streaming replies, and logging; for several verbs.
 
-Events of the program go to stderr, as lines for people or as JSON objects for programs. A JSON line
-has `time` (UTC, ISO 8601), `level`, `logger` and `message`, and `error` with the traceback where an
-event carries one.
+Log events go to stderr, as lines for people or as JSON objects for programs. A JSON line has `time`
+(UTC, ISO 8601), `level`, `logger` and `message`, and `error` with the traceback if there is one.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _OURS = "outrider"
 
 
 def start_logging(program: ProgramConfig, *, wordless: bool = False) -> None:
-    """Log from `log_level` on, unless the caller's program logs already, or we do. `wordless`
-    leaves out what errors say."""
+    """Start logging from `log_level` on, unless logging is configured already. `wordless` leaves
+    out the messages of errors."""
     if any(handler.get_name() == _OURS for handler in logging.root.handlers):
         return
     handler = logging.StreamHandler(sys.stderr)
@@ -59,7 +58,7 @@ def start_logging(program: ProgramConfig, *, wordless: bool = False) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One object an event, on one line."""
+    """A formatter that writes one JSON object per event, on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
@@ -74,7 +73,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(event, ensure_ascii=False)
 
 
-# What these warn of in the middle of a text, the result's notes say after it.
+# Loggers whose warnings are also in the result's notes, which are printed after the text.
 TOLD_BY_NOTES = (
     *("outrider.control.goodput", "outrider.control.watchdog"),
     "outrider.engine.drafting",
@@ -88,8 +87,9 @@ def open_llm(
     on_job: Callable[[JobTrace], None] | None = None,
     chats: bool = False,
 ) -> LLM:
-    """Load what the settings name; `drafter` overrides theirs, `on_job` hears of every job. Notes
-    go to stderr. A model that `chats` must have a template, or is refused before it is loaded."""
+    """Load the model of the settings. `drafter` overrides the setting; `on_job` is called with
+    every job. Notes go to stderr. With `chats`, a model without a chat template is refused before
+    it is loaded."""
     target, draft, engine = to_load(resolved)
     if chats and not engine.chat_template:
         from outrider.api.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ def open_llm(
 
 
 def to_load(resolved: Resolved) -> tuple[str, str | None, EngineConfig]:
-    """Target, draft and configuration that the settings name, all of them here."""
+    """Return target, draft and configuration of the settings; missing models are fetched."""
     program = resolved.program()
     start_logging(program)
     _check_flags(resolved)
@@ -123,7 +123,7 @@ def to_load(resolved: Resolved) -> tuple[str, str | None, EngineConfig]:
 
 
 def fetch_missing(*names: str | None) -> None:
-    """Fetch what is on the hub and not here, and show how far it is."""
+    """Fetch hub models that are not on this machine, with a progress bar."""
     for name in names:
         if name is not None and "/" in name and not name.startswith("outrider/"):
             from outrider.cli.pull import fetch_missing as fetch
@@ -132,8 +132,9 @@ def fetch_missing(*names: str | None) -> None:
 
 
 def _check_flags(resolved: Resolved) -> None:
-    """A draft model beside a drafter that reads none: refused where both are on the command line,
-    for the one would be ignored. A flag may override a file, which is not seen as a mistake."""
+    """Refuse a draft model together with a drafter that uses none, if both are on the command line:
+    the draft model would be ignored. Overriding a settings file by a flag is no mistake. Raises
+    ConfigError."""
     draft, drafter = resolved.chosen["draft"], resolved.chosen["drafter"]
     named = draft.value not in ("auto", "none") and draft.origin == draft.setting.flag
     if named and str(draft.value).isdecimal():
@@ -151,7 +152,8 @@ def _check_flags(resolved: Resolved) -> None:
 
 
 def without_draft(engine: EngineConfig) -> EngineConfig:
-    """No draft model: plain decoding, unless another drafter was asked for by name."""
+    """Return the configuration without a draft model: plain decoding, unless another drafter is
+    named. Raises ConfigError for a drafter that needs a draft."""
     if engine.drafter == AUTO:
         return replace(engine, drafter=OFF)
     kind = drafter_named(engine.drafter)
@@ -164,8 +166,8 @@ def without_draft(engine: EngineConfig) -> EngineConfig:
 
 
 def made_greedy(resolved: Resolved) -> Resolved:
-    """The same with temperature 0 and nothing that a checkpoint advises. Raises ConfigError where
-    the command line names a temperature."""
+    """Return the settings with temperature 0 and without the checkpoint's recommendations. Raises
+    ConfigError if the command line has a temperature."""
     chosen = dict(resolved.chosen)
     temperature = chosen["temperature"]
     if temperature.origin == temperature.setting.flag and temperature.value:
@@ -177,18 +179,18 @@ def made_greedy(resolved: Resolved) -> Resolved:
     return Resolved(chosen)
 
 
-def told_sampling(values: Mapping[str, object], advised: Collection[str]) -> str:
-    """How texts are drawn, in one line; the names in `advised` are the checkpoint's choice."""
+def sampling_line(values: Mapping[str, object], advised: Collection[str]) -> str:
+    """Return the sampling in one line; the parameters in `advised` are the checkpoint's choice."""
     if not values["temperature"]:
         return "sampling: greedy"
-    told = ", ".join(f"{name} {value}" for name, value in values.items())
+    text = ", ".join(f"{name} {value}" for name, value in values.items())
     why = ", as the checkpoint advises; --greedy switches it off" if advised else ""
-    return f"sampling: {told}{why}"
+    return f"sampling: {text}{why}"
 
 
 @dataclass(slots=True)
 class Reply:
-    """A reply as it was shown: its result, and the origins that occurred."""
+    """A reply that was shown: its result, and the origins of its tokens."""
 
     result: GenerationResult
     seen: set[Origin]
@@ -201,8 +203,8 @@ def show(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Reply:
-    """Read `events` to their end, or to the first one after `stop` became true, painting them. What
-    the result's notes say is left to `tell_notes`, once the last line of the text has ended."""
+    """Write `events` as they come, to their end or until `stop()` is true. The result's notes are
+    left to `show_notes`, after the last line of the text."""
     seen: set[Origin] = set()
     with closing(cast("Generator[TextEvent]", events)) as stream:
         for event in stream:
@@ -214,23 +216,23 @@ def show(
     return Reply(llm.last_result, seen)
 
 
-def tell_notes(results: Iterable[GenerationResult]) -> None:
-    """What happened to requests on their way, each sentence once, on stderr."""
+def show_notes(results: Iterable[GenerationResult]) -> None:
+    """Print the notes of results on stderr, each sentence once."""
     for note in dict.fromkeys(note for result in results for note in result.notes):
         say(f"note: {note}")
 
 
 def run_record(llm: LLM, resolved: Resolved) -> dict[str, object]:
-    """What a result depends on beside the prompt: settings decided by somebody, and kernels."""
+    """Return what a result depends on besides the prompt: the user's settings, and the kernels."""
     kernels = {choice.op: choice.name for choice in llm.kernels.choices}
     return {"version": __version__, "settings": resolved.decided(), "kernels": kernels}
 
 
 @contextmanager
 def interruptible() -> Generator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into an answer of the yielded function; a second one is an exception.
+    """Yield a function that returns whether Ctrl-C was pressed; a second Ctrl-C is an exception.
 
-    An exception in the middle of a round or of a step would leave it between two states.
+    An exception in the middle of a round or a step would leave it in an inconsistent state.
     """
     pressed = False
 

@@ -1,5 +1,5 @@
-"""What the flags of a structure ask for: `--schema`, `--json-object`, `--regex`, `--choice` and
-`--grammar`. A schema or a grammar is a file, or is written out where the file's name would be."""
+"""Structured output by flags: `--schema`, `--json-object`, `--regex`, `--choice` and `--grammar`.
+The value of --schema and --grammar is a file, or the schema or grammar itself."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ if TYPE_CHECKING:
 
 
 def structure_of(flags: StructureOption) -> StructureOptions:
-    """Raises ConfigError for a file that cannot be read; what is in it is judged later."""
-    asked: StructureOptions = {}
+    """Return the structure of the flags. Raises ConfigError for a file that cannot be read; its
+    content is checked later."""
+    found: StructureOptions = {}
     if flags.schema is not None:
-        asked["schema"] = _text_of(flags.schema, "--schema", signs="{")
+        found["schema"] = _text_of(flags.schema, "--schema", signs="{")
     if flags.json_object:
-        asked["json"] = True
+        found["json"] = True
     if flags.regex is not None:
-        asked["regex"] = flags.regex
+        found["regex"] = flags.regex
     if flags.choice:
-        asked["choices"] = flags.choice
+        found["choices"] = flags.choice
     if flags.grammar is not None:
-        asked["grammar"] = _text_of(flags.grammar, "--grammar", signs=":")
-    return asked
+        found["grammar"] = _text_of(flags.grammar, "--grammar", signs=":")
+    return found
 
 
 def _text_of(given: str, flag: str, *, signs: str) -> str:
-    """The text itself, where it has a sign that it is no file's name."""
+    """Return the content of the file `given`; if there is no such file and it contains `signs`,
+    `given` itself. Raises ConfigError."""
     path = Path(given)
     try:
         is_file = path.exists()
-    except OSError:  # a name that is too long for one
+    except OSError:  # too long for a file's name
         is_file = False
     if not is_file and signs in given:
         return given

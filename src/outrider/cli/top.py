@@ -1,7 +1,7 @@
-"""`outrider top`: a running server on one screen, from its hour of history.
+"""`outrider top`: a running server on one screen, from its history of the last hour.
 
-What the server says is shown as text: names of models, lanes and drafters pass no control signs.
-Without a terminal it is one look; with --json the answer of the server itself.
+Names of models, lanes and drafters come from the server, so their control characters are replaced.
+Without a terminal, the screen is printed once; with --json, the server's answer is printed.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from outrider.core.errors import MachineError
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_STEPS = 300
 _NAME_WIDTH, _VALUE_WIDTH = 22, 24
-_PLACES = 8
+_MOST_POSITIONS = 8
 
 
 class Watched:
-    """The latest columns of a server's history, joined from what each look brought."""
+    """The latest columns of a server's history, joined from its answers."""
 
     def __init__(self) -> None:
         self.next = 0
         self.columns: dict[str, list[float | None]] = {}
         self.latest: Mapping[str, Any] = {}
 
-    def take(self, told: Mapping[str, Any]) -> None:
-        """Raises MachineError for what is no history."""
+    def take(self, history: Mapping[str, Any]) -> None:
+        """Add an answer of the server. Raises MachineError if it is not a history."""
         try:
-            if told["first"] != self.next or told["began"] != self.latest.get("began"):
+            if history["first"] != self.next or history["began"] != self.latest.get("began"):
                 self.columns = {}
-            for name, values in told["columns"].items():
+            for name, values in history["columns"].items():
                 self.columns[name] = [*self.columns.get(name, ()), *values][-_MOST_STEPS:]
-            self.next, self.latest = int(told["next"]), told
+            self.next, self.latest = int(history["next"]), history
         except (KeyError, TypeError, ValueError, AttributeError):
             raise MachineError("the server's answer is no history.") from None
 
     def last(self, name: str) -> float | None:
-        """The latest value that there is."""
+        """Return the latest known value of a column."""
         known = (value for value in reversed(self.columns.get(name, [])) if value is not None)
         return next(known, None)
 
@@ -70,7 +70,7 @@ def top(call: Call[TopOptions]) -> int:
 
 
 def _watch(server: Server, watched: Watched, console: GatedConsole, asked: TopOptions) -> int:
-    """Until Ctrl-C, which is how one leaves."""
+    """Update the screen until Ctrl-C."""
     problem = ""
     try:
         with Screen(console) as live:
@@ -92,7 +92,7 @@ def _history(server: Server, watched: Watched) -> dict[str, Any]:
 
 
 def screen(watched: Watched, url: str, width: int, problem: str = "") -> Group:
-    """All of it, as wide as the terminal."""
+    """Return the whole screen, as wide as the terminal."""
     engines: Mapping[str, Any] = watched.latest.get("engines", {})
     parts: list[Any] = [styled(f"outrider top · {url} · Ctrl-C leaves", style="bold")]
     if problem:
@@ -134,31 +134,34 @@ def _rates(watched: Watched, width: int) -> Table:
 
 
 def _drafters(drafters: Mapping[str, Any]) -> Table:
-    """Of all drafts since the server began, those whose token at a position was accepted."""
-    places = min(_PLACES, max(len(one.get("per_pos", ())) for one in drafters.values()))
+    """Return a table of drafters: their drafts since the server started, and the share of drafts
+    whose token at each position was accepted."""
+    longest = max(len(one.get("per_pos", ())) for one in drafters.values())
+    num_positions = min(_MOST_POSITIONS, longest)
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("drafter", "drafts", "drafted", "accepted", *map(str, range(1, places + 1))):
+    positions = map(str, range(1, num_positions + 1))
+    for name in ("drafter", "drafts", "drafted", "accepted", *positions):
         table.add_column(name, justify="left" if name == "drafter" else "right")
     for name, one in drafters.items():
         drafts, drafted = one.get("drafts", 0), one.get("draft_tokens", 0)
-        kept = [*one.get("per_pos", ())[:places]]
-        shares = [_percent(count / drafts if drafts else None) for count in kept]
+        accepted = [*one.get("per_pos", ())[:num_positions]]
+        shares = [_percent(count / drafts if drafts else None) for count in accepted]
         whole = _percent(one.get("accepted_tokens", 0) / drafted if drafted else None)
-        blanks = [""] * (places - len(shares))
+        blanks = [""] * (num_positions - len(shares))
         table.add_row(name, str(drafts), str(drafted), whole, *shares, *blanks)
     return table
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """The latest values, the greatest of them as the highest bar; a blank where there is none."""
+    """Return the latest values as bars; the greatest value is the highest bar, None a blank."""
     shown = values[-width:]
     most = max((value for value in shown if value is not None), default=0)
     return "".join(" " if value is None else _bar(value, most) for value in shown)
 
 
 def _bar(value: float, most: float) -> str:
-    place = int(value / most * (len(_BARS) - 1) + 0.5) if most > 0 else 0
-    return _BARS[min(max(place, 0), len(_BARS) - 1)]
+    index = int(value / most * (len(_BARS) - 1) + 0.5) if most > 0 else 0
+    return _BARS[min(max(index, 0), len(_BARS) - 1)]
 
 
 def _number(value: float | None) -> str:

@@ -1,7 +1,7 @@
-"""The verbs of the command line: one function each, whose module is imported when the verb runs.
+"""The verbs of the command line. Each is a function whose module is imported when the verb runs.
 
-Everything that help, parsing and completion need to know is in these tables, so `--help` of any
-verb costs little more than a bare Python.
+These tables have everything that help, parsing and completion need, so `--help` of any verb takes
+little longer than the start of Python.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ _GROUPS = {
     "draft": Verb(
         name="draft",
         group="Models",
-        text="Choose what drafts for a target.",
+        text="Choose a drafter for a target.",
         example="outrider draft suggest outrider/embedded",
         parts=_parts("draft"),
     ),
     "train": Verb(
         name="train",
         group="Models",
-        text="Make a drafter, a model or a tokenizer from text.",
+        text="Train a drafter, a model or a tokenizer on text.",
         example="outrider train draft my-draft python --tokens 9000 --steps 5 --exam-prompts 2",
         parts=_parts("train"),
     ),
     "bench": Verb(
         name="bench",
         group="Measure speed",
-        text="Measure what speculation gains, each time beside plain decoding.",
+        text="Measure the gain of speculation, always compared with plain decoding.",
         example="outrider bench k --domains code --prompts 2 --ks 2,4",
         parts=_parts("bench"),
     ),
 }
-# In the order of the front page, and then older places of verbs.
+# In the order of the front page, followed by older paths of verbs.
 VERBS = tuple(
     _GROUPS.get(name) or KNOWN[name]
     for name in (
@@ -77,7 +77,7 @@ VERBS = tuple(
 
 
 def names(verbs: Sequence[Verb]) -> list[str]:
-    """Every word that calls one of `verbs`."""
+    """Return every word that calls one of `verbs`."""
     return [name for verb in verbs for name in (verb.name, verb.alias) if name]
 
 

@@ -1,4 +1,4 @@
-"""What a reply cost, as people read it: one line after the text, and what `--stats` adds."""
+"""Statistics of a reply for people: one line after the text, and the details of `--stats`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def headline(result: GenerationResult, *, speedup: str = "", same: str = "", more: str = "") -> str:
-    """`speedup` is a ratio that was measured, "" where none was, with whether the texts were the
-    `same`; `more` is how to raise the limit of a reply that ended there."""
+    """Return the line after a text. `speedup` is a measured ratio in words, "" without one; `same`
+    compares the texts. `more` is a hint for raising the limit at which a reply was cut."""
     written = "1 token" if result.num_tokens == 1 else f"{result.num_tokens} tokens"
     cost = f"{written}, {result.stats.tokens_per_second:.0f} a second"
-    right = [guesses([result])] if result.stats.num_drafted else []
-    parts = [speedup, *right, cost, same] if speedup else [cost, *right]
+    accepted = [guesses([result])] if result.stats.num_drafted else []
+    parts = [speedup, *accepted, cost, same] if speedup else [cost, *accepted]
     if not result.exact:
         parts.append("LOSSY: the text may differ from the target's own")
     if is_cut(result) and more:
@@ -29,18 +29,18 @@ def headline(result: GenerationResult, *, speedup: str = "", same: str = "", mor
 
 
 def is_cut(result: GenerationResult) -> bool:
-    """Whether the limit ended it, not the model."""
+    """Return whether the limit of tokens ended the text, not the model."""
     return result.finish_reason == "length"
 
 
 def guesses(results: Sequence[GenerationResult]) -> str:
     drafted = sum(result.stats.num_drafted for result in results)
     accepted = sum(result.stats.num_accepted for result in results)
-    return f"{accepted} of {drafted} guesses right"
+    return f"{accepted} of {drafted} draft tokens accepted"
 
 
 def details(result: GenerationResult) -> str:
-    """Everything that was counted, a line a subject."""
+    """Return all statistics, one line per subject."""
     return "\n".join(_details(result))
 
 
@@ -55,26 +55,26 @@ def _details(result: GenerationResult) -> Iterator[str]:
             f"{1e3 * result.latency_p50:.1f} ms (median; p95 {1e3 * result.latency_p95:.1f} ms)"
         )
     if stats.acceptance_histogram:
-        right = ", ".join(map(str, range(len(stats.acceptance_histogram))))
+        accepted = ", ".join(map(str, range(len(stats.acceptance_histogram))))
         rounds = ", ".join(map(str, stats.acceptance_histogram))
         by = ", ".join(f"{name} {count}" for name, count in sorted(stats.rounds_by.items()))
         yield (
             f"rounds: {stats.num_rounds} with drafter {stats.drafter}{by and f' ({by})'}; with "
-            f"{right} guesses right: {rounds}"
+            f"{accepted} draft tokens accepted: {rounds}"
         )
     if result.peak_memory_bytes is not None:
         yield f"memory: {size(result.peak_memory_bytes)} at most"
 
 
 def say_toy(target: str) -> None:
-    """Once, beside a text of a toy."""
+    """Print a note if the model is a toy."""
     note = toy_note(target)
     if note is not None:
         say(f"note: {note}")
 
 
 def toy_note(target: str) -> str | None:
-    """That the models in this package are toys, where `target` is one of them."""
+    """Return a note that `target` is a toy, if it is one of the models in this package."""
     if target not in ALIASES:
         return None
     return (

@@ -1,5 +1,5 @@
-"""Lines that fit a width: sentences, tables and commands break at words. No imports that cost time,
-for help is made of these."""
+"""Wrapping of sentences, tables and commands to a width. Help uses it, so it imports nothing that
+takes time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import textwrap
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 
-# A column that wraps has room for some words.
+# Minimum width of a column that wraps, enough for some words.
 _LEAST_WIDTH = 18
 
 
 def wrapped_table(cells: Sequence[Sequence[str]], limit: int) -> str | None:
-    """The table with its widest columns of several words wrapped, None if it is too wide still."""
+    """Return the table with its widest columns of several words wrapped; None if it is still too
+    wide."""
     widths, needed = column_widths(cells), column_widths(cells, words=True)
     needed = [
         max(need, min(_LEAST_WIDTH, width)) for need, width in zip(needed, widths, strict=True)
@@ -39,7 +40,7 @@ def wrapped_table(cells: Sequence[Sequence[str]], limit: int) -> str | None:
 
 
 def column_widths(cells: Sequence[Sequence[str]], *, words: bool = False) -> list[int]:
-    """Of the widest cell of each column, or of its longest word."""
+    """Return the width of each column's widest cell, or of its longest word."""
     return [
         max(max(map(len, cell.split()), default=0) if words else len(cell) for cell in column)
         for column in zip(*cells, strict=True)
@@ -51,8 +52,8 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def wrapped(page: str, limit: int) -> str:
-    """Longer lines wrap at words, or else anywhere, and a command goes on after a backslash, so
-    that it can be pasted."""
+    """Wrap longer lines at words, or within a word that is too long. A command is continued after a
+    backslash, so that it can be pasted."""
     return "\n".join(_fitted(line, limit) for line in page.split("\n"))
 
 
@@ -64,22 +65,22 @@ def _fitted(line: str, limit: int) -> str:
     is_command = text.startswith(_COMMANDS)
     words = (_COMMAND_WORDS if is_command else _WORDS).findall(text)
     hanging = indent + ("    " if is_command else "  " if indent else "")
-    lines, room = [indent], limit - 2 * is_command
-    for word in chain.from_iterable(_pieces(word, room - len(hanging)) for word in words):
+    lines, width = [indent], limit - 2 * is_command
+    for word in chain.from_iterable(_pieces(word, width - len(hanging)) for word in words):
         between = " " if lines[-1].strip() else ""
-        if between and len(lines[-1]) + 1 + len(word) > room:
+        if between and len(lines[-1]) + 1 + len(word) > width:
             lines.append(hanging)
             between = ""
         lines[-1] += between + word
     return (" \\\n" if is_command else "\n").join(lines)
 
 
-# Words of sentences, whose commands stay whole; and of a command, which may quote blanks.
+# Words of a sentence, in which commands are not split; and of a command, which may quote blanks.
 _WORDS = re.compile(r"(?:`[^`]*`|[^ \t])+")
 _COMMAND_WORDS = re.compile(r"""(?:"[^"]*"|'[^']*'|[^ \t])+""")
 _COMMANDS = ("outrider ", "echo ")
 
 
 def _pieces(word: str, limit: int) -> list[str]:
-    """A word that no line holds, such as a path, in pieces."""
+    """Split a word that is too long for a line, such as a path."""
     return [word[start : start + limit] for start in range(0, len(word), max(limit, 1))]

@@ -35,7 +35,7 @@ def test_the_text_is_followed_by_one_verdict_line(outrider: Command) -> None:
     text, verdict = shown.out[:-1].rsplit("\n", 1)
     assert text == record["text"]
     assert verdict.startswith("16 tokens, ")
-    assert "guesses right" in verdict
+    assert "draft tokens accepted" in verdict
     assert verdict.endswith("; cut at 16 tokens; --max-tokens N for more")
     assert "faster" not in verdict
 

@@ -177,7 +177,10 @@ def test_the_line_after_a_text_fits(terminal: Terminal) -> None:
     ratio = Comparison.of(*scores, identical=True, greedy=True, share=0.01)
     with terminal.watched():
         brief, whole = verdict(result, ratio), verdict(result, ratio, everything=True)
-    told = "1.5x faster than without speculation; 44 of 60 guesses right; 64 tokens, 128 a second"
+    told = (
+        "1.5x faster than without speculation; 44 of 60 draft tokens accepted; "
+        "64 tokens, 128 a second"
+    )
     assert " ".join(brief.split()).startswith(f"{told}; identical text; LOSSY")
     assert "--max-tokens N for more" in " ".join(brief.split())
     assert whole.startswith(brief)
