@@ -80,7 +80,7 @@ _SHOW_SECONDS, _LOG_SECONDS = 0.5, 10.0
 def batch(call: Call[BatchOptions]) -> int:
     options, (source, target) = call.options, _files(call.arguments)
     if "workers" in call.given and not options.ray:
-        raise ConfigError("--workers are actors of Ray.", hint="--ray --workers N")
+        raise ConfigError("--workers is only for --ray.", hint="--ray --workers N")
     with AnswerFile(target, fresh=options.fresh) as file:
         num_lines, names = 0, array("Q")
         for line in lines_of(source):
@@ -152,7 +152,9 @@ def _on_ray(
 
     check_ray()
     if call.options.replicas > 1 or call.options.devices:
-        raise ConfigError("--replicas is of this machine.", hint="--workers, with --ray")
+        raise ConfigError(
+            "--replicas and --devices are not for --ray.", hint="--workers, with --ray"
+        )
     from outrider.api.plan import plan_pair
     from outrider.plugins.cluster.batch_run import Job, RayBatch
 

@@ -16,7 +16,7 @@ from outrider.cli.main import report
 from outrider.cli.output import fitted, json_line, prose, say, screen_table, write_whole
 from outrider.cli.rounds_page import RoundsPage
 from outrider.cli.session import interruptible, open_llm, sampling_line, show, show_notes
-from outrider.cli.verdict import details, guesses, headline, is_cut, toy_note
+from outrider.cli.verdict import acceptance, details, headline, is_cut, toy_note
 from outrider.core import settings
 from outrider.core.errors import ConfigError, OutriderError, did_you_mean
 from outrider.core.fields import WHOLE
@@ -207,7 +207,7 @@ class Conversation:
     def _save(self, name: str) -> None:
         path = Path(_named(name, "/save talk.json")).expanduser()
         if path.exists() and path != self._file:
-            raise ConfigError(f"{path} is there already.", hint="name a new file")
+            raise ConfigError(f"{path} exists already.", hint="name a new file")
         record = {"model": self._resolved.program().target, "messages": self.messages}
         write_whole(path, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
         self._file = path
@@ -279,7 +279,7 @@ class Conversation:
         seconds = sum(result.stats.seconds["total"] for result in self.results)
         return prose(
             f"{len(self.results)} replies · {num_tokens} tokens · "
-            f"{num_tokens / seconds if seconds else 0.0:.0f} tok/s · {guesses(self.results)}"
+            f"{num_tokens / seconds if seconds else 0.0:.0f} tok/s · {acceptance(self.results)}"
         )
 
 
@@ -296,7 +296,9 @@ def _named(name: str, example: str) -> str:
 def _not_sampling(name: str, sampling: Sequence[str]) -> ConfigError:
     if name in ("k", "drafter", "target", "model"):
         command = "/model" if name == "target" else f"/{name}"
-        return ConfigError(f"{name} is fixed once a model is loaded.", hint=f"{command} loads anew")
+        return ConfigError(
+            f"{name} is fixed once a model is loaded.", hint=f"{command} loads another"
+        )
     fixed = f"{name} is fixed once a model is loaded." if name in SETTINGS else ""
     return ConfigError(fixed or f"unknown setting {name!r}.", hint=did_you_mean(name, sampling))
 

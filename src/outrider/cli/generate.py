@@ -125,7 +125,7 @@ def _several(
 
     shown = call.options
     if shown.compare:
-        raise ConfigError("--compare shows one completion, and --n asks for more.", hint="drop one")
+        raise ConfigError("--compare needs one completion, and --n requests more.", hint="drop one")
     params = page.asking(call.resolved.sampling())
     text, prompt = given
     results = llm.generate([prompt], params, **structure_of(shown))
@@ -158,7 +158,7 @@ def _prompt_of(call: Call[GenerateOptions]) -> str:
     given = [text for text in (word, options.prompt) if text is not None]
     if len(given) + options.stdin > 1 or len(call.arguments) > len(call.named):
         raise ConfigError(
-            "two prompts: a word, --prompt and stdin are one each.",
+            "two prompts: give one, as a word, by --prompt or on stdin.",
             hint="drop one; --model names a model",
         )
     if word is not None:
@@ -187,7 +187,7 @@ def _check_no_model(prompt: str) -> None:
         raise ConfigError(
             f"{prompt} is a model, and no prompt is given.",
             hint=f"outrider chat {quote(prompt)}, or outrider generate {quote(prompt)} PROMPT; "
-            "a text of these words is --prompt",
+            "to use these words as a prompt, give --prompt",
         )
 
 

@@ -83,7 +83,7 @@ def pull(call: Call[PullOptions]) -> int:
     try:
         folders = _fetch_all(sides)
     except KeyboardInterrupt:
-        say("stopped: the same command goes on from here")
+        say("stopped: run the same command again to continue")
         return INTERRUPTED
     command = _command(target, draft)
     found = list(zip(sides, folders, strict=True))
@@ -264,7 +264,7 @@ def _details(pair: ModelPair) -> Iterator[str]:
 
 _VOCABULARY = {
     "same": "shared; any exact sampler",
-    "bridge": "not shared; drafts are spelled anew for the target (--drafter bridge)",
+    "bridge": "not shared; drafts are tokenized again for the target (--drafter bridge)",
 }
 
 

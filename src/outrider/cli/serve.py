@@ -58,7 +58,7 @@ def serve(call: Call[ServeOptions]) -> int:
     engines = engines_of(call.options, call.resolved.engine())
     if len(engines) > 1 and call.options.engine_home != "process":
         raise ConfigError(
-            f"{len(engines)} engines need processes of their own.",
+            f"{len(engines)} engines need their own processes.",
             hint="leave --engine-home at process",
         )
     if call.options.check:
@@ -188,7 +188,7 @@ def _run(
         tell_ready()
 
     also += [metrics.keep(), *([batches.run()] if batches is not None else ())]
-    say(f"loading {models[0].name}; {address.url} answers /ready meanwhile")
+    say(f"loading {models[0].name}; {address.url} already answers /ready")
     with traced(make_app(site, rules, all_routes(site, metrics, batches))) as app:
         asyncio.run(run_server(app, site, address, load=load, ready=ready, also=also))
 
@@ -294,7 +294,7 @@ def _checked(
         several = {"models": records} if len(models) > 1 else records[0]
         print(json_line(common | several))
         return 0
-    print("an API key is asked for" if rules.keys else "no API key is asked for")
+    print("an API key is required" if rules.keys else "no API key is required")
     for record, (plan, parts) in zip(records, plans, strict=True):
         print(f"would serve {', '.join(record['models'])} at {address.url}")
         print(f"drafter {record['drafter']}, K {record['k']}, window of {plan.window} tokens")

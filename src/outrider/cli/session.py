@@ -140,7 +140,7 @@ def _check_flags(resolved: Resolved) -> None:
     if named and str(draft.value).isdecimal():
         raise ConfigError(
             f"--draft names a model, got {draft.value!r}.",
-            hint=f"`outrider generate PROMPT --k {draft.value}` drafts so many tokens a round",
+            hint=f"`outrider generate PROMPT --k {draft.value}` drafts this many tokens per round",
         )
     name = str(drafter.value)
     modelless = name != AUTO and not drafter_named(name).reads_draft

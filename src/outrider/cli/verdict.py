@@ -19,7 +19,7 @@ def headline(result: GenerationResult, *, speedup: str = "", same: str = "", mor
     compares the texts. `more` is a hint for raising the limit at which a reply was cut."""
     written = "1 token" if result.num_tokens == 1 else f"{result.num_tokens} tokens"
     cost = f"{written}, {result.stats.tokens_per_second:.0f} a second"
-    accepted = [guesses([result])] if result.stats.num_drafted else []
+    accepted = [acceptance([result])] if result.stats.num_drafted else []
     parts = [speedup, *accepted, cost, same] if speedup else [cost, *accepted]
     if not result.exact:
         parts.append("LOSSY: the text may differ from the target's own")
@@ -33,7 +33,7 @@ def is_cut(result: GenerationResult) -> bool:
     return result.finish_reason == "length"
 
 
-def guesses(results: Sequence[GenerationResult]) -> str:
+def acceptance(results: Sequence[GenerationResult]) -> str:
     drafted = sum(result.stats.num_drafted for result in results)
     accepted = sum(result.stats.num_accepted for result in results)
     return f"{accepted} of {drafted} draft tokens accepted"

@@ -148,11 +148,11 @@ class Answer(AsyncIterator[Step]):
             reason = "length"
         notes = [note for note in result.notes if IS_CAPPED not in note]
         if not all(call.whole for call in self._calls):
-            notes.append("calls: the arguments of one are no JSON object, or not the whole of it")
+            notes.append("calls: the arguments of a call are not a complete JSON object")
         elif self._calls and reason == "stop":
             reason = "tool_calls"
         if self._parser.is_cut:
-            notes.append("calls: the text ends amid one, which is part of it as it was written")
+            notes.append("calls: the text ends inside a call, which is returned as text")
         metrics = result.spec_metrics(adaptive=not self._card.fixed_k)
         accepted, rejected = result.prediction_tokens or (None, None)
         return End(

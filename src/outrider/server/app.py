@@ -30,8 +30,8 @@ from outrider.server.tokens import health_routes, model_routes
 from outrider.server.web import card_routes, metric_routes, web_routes
 
 _WORDS = {
-    404: "there is nothing here. GET /v1/models and POST /v1/chat/completions are.",
-    405: "not with this method.",
+    404: "no such path. Try GET /v1/models or POST /v1/chat/completions.",
+    405: "this path does not have this method.",
 }
 _APIS: dict[str, Api] = {
     "/v1/chat/completions": "chat",

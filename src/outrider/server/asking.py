@@ -32,9 +32,9 @@ _SAME = (
 
 # Parameters of other servers that would change the text; ignoring them would be wrong.
 _UNKNOWN = {
-    "stop_token_ids": "texts end at strings here. Send them as stop.",
-    "include_stop_str_in_output": "texts end before it here. Add it yourself.",
-    "truncate_prompt_tokens": "prompts are read whole here. Shorten it yourself.",
+    "stop_token_ids": "this server stops at strings only. Send them as stop.",
+    "include_stop_str_in_output": "texts never include the stop string. Append it yourself.",
+    "truncate_prompt_tokens": "prompts are never truncated. Shorten it yourself.",
 }
 
 
@@ -57,7 +57,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     """Parameters of all APIs. None is the same as leaving a parameter out. Those in `IGNORED` are
     accepted without effect, each with the reason, which the answer's warnings report."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = {"store": "nothing is stored here"}
+    IGNORED: ClassVar[Mapping[str, str]] = {"store": "this server stores no answers"}
 
     model: str | None = None
     max_tokens: int | None = None
@@ -197,19 +197,22 @@ def _token_id(key: str) -> int:
 
 def _refuse(asked: Asked) -> None:
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        raise refused("best_of", "all completions are returned. Ask for n, and choose yourself.")
+        raise refused("best_of", "all completions are returned. Send n, and choose yourself.")
     if asked.chat_template is not UNSET and asked.chat_template is not None:
         raise refused(
-            "chat_template", "only the model's own template is run. Leave it out, or use prompts."
+            "chat_template", "only the model's own template is used. Leave it out, or use prompts."
         )
     for name, why in _UNKNOWN.items():
         if getattr(asked, name):
             raise refused(name, why)
     if asked.cache_salt == "":
-        raise refused("cache_salt", "it is not empty. Leave it out to share what was read.")
+        raise refused("cache_salt", "it must not be empty. Leave it out to share the prefix cache.")
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(
-            400, "stream_options: only with stream.", param="stream_options", code="invalid_value"
+            400,
+            "stream_options: only allowed with stream.",
+            param="stream_options",
+            code="invalid_value",
         )
 
 
@@ -238,7 +241,7 @@ def kept(site: Site, asked: Asked, warnings: list[str]) -> Site:
     seconds = keep_alive_of(asked.keep_alive)
     if site.held is not nullcontext and not site.keeps_apart:
         return replace(site, held=partial(site.held, seconds))
-    warnings.append("keep_alive: the server's own --keep-alive holds for all here")
+    warnings.append("keep_alive: ignored; the server's --keep-alive applies to all requests")
     return site
 
 
@@ -258,10 +261,12 @@ def _speculation(
         known = ", ".join(card.drafters)
         raise refused("speculative.drafter", f"this server has {known}.")
     if keeps_apart and given.drafter and learns_of_all(given.drafter):
-        why = "it drafts from what others asked. The server's --shared-prefixes allows it."
+        why = "it learns from requests of other keys. The server's --shared-prefixes allows it."
         raise refused("speculative.drafter", why)
     if given.tree is not None:
-        raise refused("speculative.tree", "the engine has one for all requests. Leave it out.")
+        raise refused(
+            "speculative.tree", "it is a setting of the engine, for all requests. Leave it out."
+        )
     return {
         "drafter": given.drafter,
         "k": given.k,

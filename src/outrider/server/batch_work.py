@@ -192,7 +192,7 @@ def _mistake_of(line: RawLine, url: str, names: set[str], most: int) -> tuple[st
         return "invalid_json_line", f"the line is no JSON: {shown(str(error))}"
     if asked.url != url or asked.body.get("stream"):
         words = f"url is not the endpoint of the batch, {url}"
-        return "invalid_request", words if asked.url != url else "stream: a batch has none"
+        return "invalid_request", words if asked.url != url else "stream: not allowed in a batch"
     if asked.custom_id in names:
         return "duplicate_custom_id", f"the custom_id {shown(asked.custom_id)} is there twice"
     names.add(asked.custom_id)

@@ -57,13 +57,13 @@ def chat_routes(site: Site) -> list[Route]:
 
 def _refuse(body: ChatBody) -> None:
     if body.functions or body.function_call is not None:
-        raise refused("functions", "they became tools. Send tools and tool_choice.")
+        raise refused("functions", "tools replaced them. Send tools and tool_choice.")
     if body.audio is not None or any(kind != "text" for kind in body.modalities or ()):
-        raise refused("modalities", "only text is written here.")
+        raise refused("modalities", "this server only generates text.")
     if body.web_search_options is not None:
         raise refused("web_search_options", "this server does not search the web.")
     if not body.messages:
-        raise ApiError(400, "messages: there is none.", param="messages", code="invalid_value")
+        raise ApiError(400, "messages: the list is empty.", param="messages", code="invalid_value")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(
             400, "top_logprobs: needs logprobs.", param="top_logprobs", code="invalid_value"
@@ -94,7 +94,7 @@ def prediction_text(given: Mapping[str, Any] | None) -> str:
     if given.get("type", "content") != "content" or not isinstance(content, str):
         raise ApiError(
             400,
-            'prediction: wanted is {"type": "content", "content": text}.',
+            'prediction: expected {"type": "content", "content": text}.',
             param="prediction",
             code="invalid_value",
         )

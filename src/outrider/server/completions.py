@@ -47,11 +47,11 @@ def completion_routes(site: Site) -> list[Route]:
 
 def _refuse(body: CompletionBody) -> None:
     if body.suffix:
-        raise refused("suffix", "texts only go on here. Leave it out.")
+        raise refused("suffix", "this server only continues prompts. Leave it out.")
     if body.echo and body.stream and body.logprobs is not None:
-        raise refused("stream", "with echo and logprobs: ask for them at once.")
+        raise refused("stream", "not allowed with echo and logprobs. Leave it out.")
     if body.max_tokens == 0 and not body.echo:
-        raise refused("max_tokens", "0 only has a meaning with echo.")
+        raise refused("max_tokens", "0 is only allowed with echo.")
 
 
 def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -59,7 +59,7 @@ def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]
     if isinstance(given, str):
         return [given]
     if not given:
-        raise ApiError(400, "prompt: there is none.", param="prompt", code="invalid_value")
+        raise ApiError(400, "prompt: the list is empty.", param="prompt", code="invalid_value")
     kinds = set(map(type, given))
     if kinds == {int}:
         return [cast("list[int]", given)]

@@ -78,7 +78,7 @@ class DoorRules:
             )
         if not self.keys and not is_loopback(self.host):
             raise ConfigError(
-                f"{self.host} can be reached from other machines, and no API key is asked for.",
+                f"{self.host} can be reached from other machines, and no API key is required.",
                 hint="--api-key-file FILE, or --host 127.0.0.1",
             )
         digests = {_digest(key): name_of(key) for key in self.keys}
@@ -178,7 +178,7 @@ class Door:
         if origin.lower() != own.lower():
             raise ApiError(
                 403,
-                f"pages of {origin[:100]!r} may not ask this server. Start it with "
+                f"pages of {origin[:100]!r} may not access this server. Start it with "
                 "--allowed-origin ORIGIN.",
                 code="origin_not_allowed",
             )
@@ -308,7 +308,9 @@ def _bounded(receive: Receive, limits: Limits) -> Receive:
                 message = await receive()
         except TimeoutError:
             raise ApiError(
-                408, f"the body did not come within {limits.body_seconds:g} s.", code="body_timeout"
+                408,
+                f"the body was not received within {limits.body_seconds:g} s.",
+                code="body_timeout",
             ) from None
         num_bytes += len(message.get("body", b""))
         if num_bytes > limits.body_bytes:

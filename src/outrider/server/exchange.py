@@ -62,7 +62,7 @@ class Exchange(Generic[B]):
         known = switched(template, chat.variables)[0]
         unknown = (name for name in known if name not in template)
         few = islice(unknown, MOST_WARNINGS)
-        self.warnings += [f"{shown(name)}: the chat template has no such name" for name in few]
+        self.warnings += [f"{shown(name)}: the chat template has no such variable" for name in few]
         self.warnings += [*chat.notes, *notes, *reading.warnings]
         return self.complete(ids, reading.params, reading.structure, reading.make_parser)
 

@@ -181,7 +181,7 @@ class Files:
 def _check(filename: str | None, fields: Mapping[str, bytes]) -> None:
     name = filename or ""
     if not name.isprintable() or not 0 < len(name) <= _NAME_CHARS:
-        words = f"file: the form has none, or its name has not 1 to {_NAME_CHARS} characters."
+        words = f"file: it is missing, or its name does not have 1 to {_NAME_CHARS} characters."
         raise ApiError(400, words, param="file", code="invalid_value")
     if fields.get("purpose") != b"batch":
         words = "purpose: files are for batches here. Send purpose=batch."

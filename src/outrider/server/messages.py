@@ -72,12 +72,12 @@ def message_routes(site: Site) -> list[Route]:
 
 def _refuse(body: MessageBody) -> None:
     if not body.messages:
-        raise ApiError(400, "messages: there is none.", param="messages", code="invalid_value")
+        raise ApiError(400, "messages: the list is empty.", param="messages", code="invalid_value")
     if body.mcp_servers or body.container is not None:
         name = "mcp_servers" if body.mcp_servers else "container"
         raise refused(name, "this server calls no tools. Call them yourself.")
     if body.n not in (None, 1):
-        raise refused("n", "a message is one. Send several requests.")
+        raise refused("n", "the answer is one message. Send several requests.")
 
 
 def chat_of(body: MessageBody) -> ChatPrompt:

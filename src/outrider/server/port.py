@@ -29,7 +29,7 @@ class NotReadyError(OutriderError):
         words = f"the engine is not ready: {state}."
         if state == "closed":
             words = "the server ended before its answer did."
-        super().__init__(words, hint="ask /ready until it runs, and then again")
+        super().__init__(words, hint="poll /ready until it runs, and repeat the request")
         self.state, self.seconds = state, seconds
 
 
@@ -41,7 +41,8 @@ class EngineLostError(OutriderError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"the engine ended while this request ran{why}.", hint="ask again: it is being started"
+            f"the engine ended while this request ran{why}.",
+            hint="repeat the request: the engine is being restarted",
         )
 
 

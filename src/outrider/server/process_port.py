@@ -307,7 +307,7 @@ class ProcessPort:
                     self._restarts.failed()
         except NotReadyError:
             self._state = "failed"
-            self._fail_all(EngineLostError(f" ({how}), and again and again when it was started"))
+            self._fail_all(EngineLostError(f" ({how}), and again after each restart"))
             return None
         self._state = "ready"
         self._go_on()

@@ -97,7 +97,7 @@ class ReplicasPort:
         window = min(card.window for card in cards)
         notes = cards[0].notes
         if len({card.numerics for card in cards}) > 1:
-            notes = (*notes, "the engines' numerics differ: a text that one began goes on at none")
+            notes = (*notes, "the engines' numerics differ: no engine continues a text of another")
         return msgspec.structs.replace(cards[0], window=window, facts=facts, notes=notes)
 
     @property

@@ -41,7 +41,7 @@ def _add(turns: Turns, item: Item, where: str) -> None:
         parts = item.get("content") or item.get("summary")
         turns.think(turns.text(parts, f"{where}.content"))
     elif kind == "item_reference":
-        raise refused(where, "nothing is stored here. Send the item itself.")
+        raise refused(where, "this server stores nothing. Send the item itself.")
     elif not _is_call(turns, item, str(kind), where):
         turns.skip(where, kind)
 

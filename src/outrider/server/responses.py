@@ -49,7 +49,7 @@ _REPORTED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 class ResponseBody(Asked, frozen=True, kw_only=True):
     IGNORED: ClassVar[Mapping[str, str]] = {
         **Asked.IGNORED,
-        "max_tool_calls": "it counts tools that a server runs, here none",
+        "max_tool_calls": "it counts tools that a server runs; this server runs none",
     }
 
     input: str | list[dict[str, Any]] | None = None
@@ -92,7 +92,7 @@ def response_routes(site: Site) -> list[Route]:
     async def stored(_: Request) -> Response:
         raise ApiError(
             404,
-            "responses are not stored here. Keep the one that the request was answered with.",
+            "responses are not stored. Keep the one that answered the request.",
             code="not_found",
         )
 
@@ -106,18 +106,18 @@ def response_routes(site: Site) -> list[Route]:
 def _refuse(body: ResponseBody) -> None:
     if body.input is None and not body.instructions and body.prompt is None:
         # An empty list is accepted: clients send it to probe a server.
-        raise ApiError(400, "input: there is none.", param="input", code="invalid_value")
+        raise ApiError(400, "input: it is missing.", param="input", code="invalid_value")
     if body.previous_response_id is not None or body.conversation is not None:
         name = "conversation" if body.previous_response_id is None else "previous_response_id"
-        raise refused(name, "nothing is stored here. Send the whole conversation as input.")
+        raise refused(name, "this server stores nothing. Send the whole conversation as input.")
     if body.prompt is not None:
-        raise refused("prompt", "no prompts are stored here. Send instructions and input.")
+        raise refused("prompt", "this server stores no prompts. Send instructions and input.")
     if body.background:
-        raise refused("background", "answers are not kept. Ask for a stream.")
+        raise refused("background", "answers are not stored. Request a stream.")
     if body.truncation not in (None, "disabled"):
-        raise refused("truncation", "no part of a conversation is left out. Send less of it.")
+        raise refused("truncation", "conversations are never truncated. Send a shorter one.")
     if body.n not in (None, 1):
-        raise refused("n", "a response is one. Send several requests.")
+        raise refused("n", "the answer is one response. Send several requests.")
 
 
 def chat_of(body: ResponseBody) -> ChatPrompt:

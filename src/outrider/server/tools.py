@@ -175,16 +175,17 @@ async def read_with(
         structure = grammar.structure
         warnings += grammar.notes
     elif required:
-        raise refused("tool_choice", "this model's calls cannot be demanded. Send auto.")
+        raise refused("tool_choice", "this model's calls cannot be enforced. Send auto.")
     elif has_form:
         if tools:
-            warnings.append("tools: none is called, for calls do not go with this form of the text")
+            warnings.append("tools: none is called, as this form of the text excludes calls")
         return Reading(
             make_parser=PlainParser, params=params, structure=structure, warnings=tuple(warnings)
         )
     elif tools and wanted:
         warnings.append(
-            "strict, parallel_tool_calls, allowed_tools: this model's calls follow no grammar"
+            "strict, parallel_tool_calls, allowed_tools: ignored, as this model's calls have no "
+            "grammar"
         )
     if shows_special(card, tools):
         params = replace(params, skip_special_tokens=False)

@@ -31,7 +31,7 @@ class Turns:
             begins = not self.messages or self.messages[-1]["role"] == "system"
             self._join("system" if begins else "user", text)
             if not begins:
-                self.notes.append("instructions amid the conversation were given as user messages")
+                self.notes.append("instructions within the conversation became user messages")
 
     def skip(self, where: str, kind: object) -> None:
         """Leave out an item that cannot be read, such as a search that OpenAI's server ran."""
@@ -156,4 +156,4 @@ def named(entry: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def wrong(where: str, wanted: str) -> ApiError:
-    return ApiError(400, f"{where}: wanted is {wanted}.", param=where, code="invalid_type")
+    return ApiError(400, f"{where}: expected {wanted}.", param=where, code="invalid_type")

@@ -176,7 +176,7 @@ def test_models_and_drafters_change_within_a_conversation(outrider: Command) -> 
     [
         ("/retry", "there is no reply to replace"),
         ("/save", "no file is named"),
-        ("/save there.json", "there.json is there already"),
+        ("/save there.json", "there.json exists already"),
         ("/save absent/x.json", "cannot be written"),
         ("/load", "no file is named"),
         ("/load absent.json", "absent.json: No such file"),

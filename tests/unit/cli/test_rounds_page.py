@@ -58,7 +58,7 @@ def test_only_a_page_is_replaced(outrider: Command) -> None:
     other.write_text("<title>mine</title>")
     shown = outrider("generate", PROMPT, *SHORT, "--html", "other.html")
     assert (shown.code, shown.out) == (2, "")
-    assert "other.html is there already" in shown.err
+    assert "other.html exists already" in shown.err
     assert other.read_text() == "<title>mine</title>"
 
 

@@ -74,7 +74,7 @@ def test_a_stream_says_the_same() -> None:
 
 
 BEGUN = '<tool_call>{"name": "add", "arguments": {"a": '
-CUT = "calls: the arguments of one are no JSON object, or not the whole of it"
+CUT = "calls: the arguments of a call are not a complete JSON object"
 
 
 def test_arguments_are_streamed_while_they_are_written() -> None:
@@ -105,7 +105,7 @@ def test_arguments_that_are_no_object_are_sent_with_a_warning(
     assert streamed[-1]["warnings"] == [CUT]
 
 
-AMID = "calls: the text ends amid one, which is part of it as it was written"
+AMID = "calls: the text ends inside a call, which is returned as text"
 
 
 @pytest.mark.parametrize(

@@ -119,14 +119,15 @@ class RayBatch:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except (RayError, ConnectionError, RuntimeError, ValueError) as error:
             raise MachineError(
-                f"there is no Ray cluster: {error}", hint="RAY_ADDRESS names one; unset, one starts"
+                f"there is no Ray cluster: {error}",
+                hint="set RAY_ADDRESS to that of a cluster; without it, a local one starts",
             ) from None
         try:
             yield from self._map(lines)
         except RayError as error:
             why = str(error).strip().splitlines()[-1]
             raise MachineError(
-                f"Ray gave the batch up: {why}", hint="the same again goes on"
+                f"Ray gave up the batch: {why}", hint="run the same command again to continue"
             ) from error
         finally:
             ray.shutdown()

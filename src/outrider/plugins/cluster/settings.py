@@ -67,6 +67,6 @@ def check_ray() -> None:
     if not RAY_FROM <= numbers < RAY_BEFORE:
         wanted = ".".join(map(str, RAY_FROM))
         raise MachineError(
-            f"Ray {found} does not fit: its interfaces for routers change; {wanted} is wanted.",
+            f"Ray {found} does not fit: its interfaces for routers change; {wanted} is required.",
             hint=_INSTALL,
         )
