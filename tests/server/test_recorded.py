@@ -26,7 +26,7 @@ TEXT = "I look."
 # parameters of other servers.
 LEFT_OUT = {
     "codex": ["'namespace'", "'web_search'"],
-    "claude_code": ["context_management", "instructions amid the conversation"],
+    "claude_code": ["context_management", "instructions within the conversation"],
     "continue": [],
     "opencode": [],
     "aider": [],
