@@ -182,7 +182,7 @@ def test_starts_that_come_to_no_engine_give_it_up(
         stream = port.stream(request())
         monkeypatch.setattr(EngineChild, "started", started)
         children[-1].kill()
-        with pytest.raises(EngineLostError, match="again and again"):
+        with pytest.raises(EngineLostError, match="again after each restart"):
             await read(stream)
         assert (port.status.state, tried) == ("failed", [True] * (restarts.MOST_ENDS + 1))
 

@@ -41,7 +41,7 @@ def test_a_variable_that_the_template_has_not_is_warned_of() -> None:
     known = {"chat_template_kwargs": {"enable_thinking": False}}
     assert warnings(CHAT, MESSAGES | known) == []
     (told,) = warnings(CHAT, MESSAGES | {"reasoning_effort": "high"})
-    assert told == "'reasoning_effort': the chat template has no such name"
+    assert told == "'reasoning_effort': the chat template has no such variable"
 
 
 def test_thoughts_that_nobody_wants_are_left_out() -> None:
