@@ -77,7 +77,7 @@ class ChatOptions(StructureOption, JsonOption):
     without=DECIDED,
 )
 class TraceOptions(JsonOption):
-    """Record a timeline of lanes and stages, for Perfetto.
+    """Record a timeline of a run, for Perfetto.
 
     outrider trace "def quicksort(items):" "Once upon a time" --schedule pdv --max-tokens 24
     """

@@ -161,7 +161,7 @@ def stop_after(outrider: Command, limit: int, monkeypatch: pytest.MonkeyPatch) -
         patch.setattr("outrider.cli.pull.PullBar.came", Stop(limit))
         shown = outrider("models", "pull", "org/m", *ALONE)
     assert shown.code == 130
-    assert "the same command goes on" in shown.err
+    assert "run the same command again" in shown.err
 
 
 def test_a_stopped_download_goes_on_where_it_was(

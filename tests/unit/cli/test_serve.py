@@ -100,7 +100,7 @@ def test_keys_come_from_a_file_and_the_environment(
         (["--port", "70000"], "--port"),
         (["--devices", "cpu,cpu"], "names cpu twice"),
         (["--devices", "cpu,cuda:0"], "different kinds"),
-        (["--replicas", "2", "--engine-home", "thread"], "need processes"),
+        (["--replicas", "2", "--engine-home", "thread"], "need their own processes"),
         (["--replicas", "2", "--tensor-parallel", "2"], "2 ranks"),
         (["--replicas", "0"], "--replicas"),
     ],
