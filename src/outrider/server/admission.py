@@ -56,8 +56,8 @@ class Admission:
         self, key: str, most: int, most_of_a_key: int, *, is_in: bool = False
     ) -> Generator[None]:
         """Hold a slot for one request, of `most` in all and `most_of_a_key` for one key. Raises
-        ApiError if none is free. A request that `is_in` was admitted a moment ago and is not
-        checked again."""
+        ApiError if none is free. A request that `is_in` was just admitted, and is not checked
+        again."""
         slot = Slot(key, most, most_of_a_key)
         if not is_in:
             self._check(slot)
@@ -85,8 +85,7 @@ class Admission:
         self.taken[slot.key] += more
 
     def _check(self, slot: Slot, held: int = 0) -> None:
-        """Check that a slot is free, not counting the `held` slots of the request itself. Raises
-        ApiError."""
+        """Check that a slot is free, besides the request's own `held` ones. Raises ApiError."""
         key, most = slot.key, slot.most
         mine, total = self.taken[key] - held, self.taken.total() - held
         if mine >= slot.most_of_a_key:
@@ -108,8 +107,7 @@ class Admission:
 
 @dataclass(slots=True)
 class Bodies:
-    """Memory for bodies that are being read: `most` bytes in all, at most half of them for one
-    key."""
+    """Memory for bodies being read: `most` bytes in all, at most half of them for one key."""
 
     most: int = 64 << 20
     taken: Counter[str] = field(default_factory=Counter[str])

@@ -174,8 +174,8 @@ class Answer(AsyncIterator[Step]):
 
 
 def open_answers(site: Site, ask: Ask) -> list[Answer]:
-    """Submit the completions of `ask`. Raises PromptTooLongError and the errors of the port; then
-    no completion is left running."""
+    """Submit the completions of `ask`, all or none. Raises PromptTooLongError, and like the
+    port."""
     card = site.port.card
     num_prompt = len(ask.prompt_ids)
     if num_prompt >= card.window:
@@ -207,8 +207,7 @@ def open_answers(site: Site, ask: Ask) -> list[Answer]:
 
 
 def _salt(site: Site, ask: Ask) -> str:
-    """Return the salt of the prefix cache: the key, and a digest of the request's own salt, which
-    may have any length."""
+    """Return the salt of the prefix cache: the key, and a digest of the request's own salt."""
     own = "" if site.shares_prefixes else ask.key.removeprefix(BATCH)
     given = ask.params.cache_salt
     return f"{own}\n{sha256(given.encode()).hexdigest()}" if given else own

@@ -234,8 +234,7 @@ def ignored_fields(asked: Asked) -> list[str]:
 
 
 def kept(site: Site, asked: Asked, warnings: list[str]) -> Site:
-    """Return `site` with the request's `keep_alive`: how long the model stays loaded afterwards.
-    Raises ConfigError."""
+    """Return `site` with the request's `keep_alive` for its model. Raises ConfigError."""
     if asked.keep_alive is None:
         return site
     seconds = keep_alive_of(asked.keep_alive)
@@ -253,8 +252,7 @@ def traced(asked: Asked) -> bool:
 def _speculation(
     card: EngineCard, given: bool | Speculative | None, *, keeps_apart: bool
 ) -> Mapping[str, object]:
-    """Return the speculation as fields of SamplingParams. Raises ApiError for settings that this
-    engine does not support."""
+    """Return the speculation as fields of SamplingParams. Raises ApiError if unsupported."""
     if not isinstance(given, Speculative):
         return {} if given is None else {"speculative": given}
     if given.drafter is not None and given.drafter not in card.drafters:

@@ -131,9 +131,8 @@ class Auditor:
 
 
 def _plain(request: EngineRequest) -> EngineRequest:
-    """Return the request without speculation and without log-probabilities or rounds. It has no
-    key, so that no client's share pays for it; with the same cache salt it still finds the client's
-    entries in the prefix cache."""
+    """Return the request without speculation, log-probabilities and rounds. It has no key, whose
+    share would pay for it, but still finds the key's entries in the prefix cache."""
     params = replace(
         request.params,
         speculative=False,

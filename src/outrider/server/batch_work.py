@@ -42,8 +42,7 @@ class _Line(Struct):
 
 
 class Lines:
-    """Runs the lines of all batches, at most `most` at once, as requests to `app`. `admission`
-    knows the other requests in flight."""
+    """Runs lines of all batches, at most `most` at once, as requests to `app`."""
 
     def __init__(self, app: ASGIApp, admission: Admission, most: int) -> None:
         self._app, self._admission, self._most = app, admission, most
@@ -161,8 +160,7 @@ def mistake(code: str, message: str, line: int | None = None) -> Mistake:
 
 
 def counted(source: Path, url: str, most_bytes: int) -> int:
-    """Return the number of lines of a file. Raises StoppedError with a mistake for each line that
-    is not a valid request to `url`."""
+    """Count the lines of a file. Raises StoppedError if some are no valid requests to `url`."""
     mistakes, names, total = list[Mistake](), set[str](), 0
     for line in raw_lines(source):
         total += 1

@@ -98,8 +98,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Door:
-    """An ASGI middleware that applies the rules. `refused` is called with the status and the path
-    of each error response."""
+    """An ASGI middleware with these rules. It calls `refused` with status and path of an error."""
 
     def __init__(
         self,

@@ -131,8 +131,8 @@ class EncodeQueue:
             self._send(asked.encode)
 
     def lost(self) -> int:
-        """Take back the prompts of a process that has ended; return their number. The next `go_on`
-        sends to its successor."""
+        """Take back the prompts of a process that has ended, for the next one; return their
+        number."""
         num, tried, self._has_hung = len(self._sent) + self._has_hung, self._tried, False
         for number in list(self._sent):
             asked = self._back(number)

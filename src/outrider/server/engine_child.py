@@ -139,8 +139,7 @@ class EngineChild:
         _signal(self._process, signal.SIGABRT)
 
     async def end(self) -> None:
-        """Close the connection, on which the process ends in order; kill it if it takes too
-        long."""
+        """Close the connection, which ends the process in order; kill it if that takes too long."""
         self._is_ending = True
         self._writer.close()
         try:

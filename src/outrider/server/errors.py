@@ -75,8 +75,7 @@ class ApiError(Exception):
 
 
 def refused(param: str, why: str) -> ApiError:
-    """Return the error for a parameter that this server cannot honour. It is refused by name, never
-    ignored."""
+    """Return the error for a parameter that cannot be honoured, which is never ignored."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
@@ -120,8 +119,7 @@ def _bad_request(error: OutriderError, path: str) -> ApiError:
 
 
 def _param_of(error: OutriderError) -> str | None:
-    """Return the parameter that caused the error: messages begin with its name, or with the path
-    of a schema."""
+    """Return the parameter, or the path of a schema, with which the error's message begins."""
     name = _FIRST_NAME.match(str(error))
     return name[0] if name and name[1] in _PARAMS | _SCHEMAS else None
 

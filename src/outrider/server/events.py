@@ -44,8 +44,7 @@ class ToolDelta(Struct, frozen=True):
 
 
 class ToolClose(Struct, frozen=True):
-    """The end of a tool call. It is `whole` if its arguments are one JSON object; otherwise they
-    are as far as the model wrote them."""
+    """The end of a tool call. It is `whole` if its arguments are one complete JSON object."""
 
     index: int
     whole: bool = True
@@ -55,9 +54,8 @@ Part: TypeAlias = TextDelta | ReasoningDelta | ToolOpen | ToolDelta | ToolClose
 
 
 class Step(Struct, frozen=True):
-    """The parts that a round added. `num_tokens` counts the tokens of the answer so far. If
-    requested, `logprobs` has an entry per token and `rounds` an entry per round
-    (docs/rounds.md)."""
+    """The parts that a round added. `num_tokens` counts the answer's tokens so far. If requested,
+    `logprobs` has an entry per token, `rounds` an entry per round (docs/rounds.md)."""
 
     parts: tuple[Part, ...]
     num_tokens: int

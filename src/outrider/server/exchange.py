@@ -33,8 +33,7 @@ B = TypeVar("B", bound=Asked)
 
 @dataclass(slots=True, kw_only=True)
 class Exchange(Generic[B]):
-    """A parsed body, and the name of its API `key`. `warnings`: request fields that were ignored,
-    reported to the client."""
+    """A parsed body, and the name of its API `key`. `warnings` report ignored fields."""
 
     site: Site
     body: B

@@ -126,8 +126,7 @@ class Files:
         remove(self.path(key, f"{name}.json"), self.path(key, name))
 
     def free(self, key: str) -> int:
-        """Return how many bytes a key may still store. Raises ApiError if it has too many
-        files."""
+        """Return the number of bytes that a key may still store. Raises ApiError."""
         sizes: list[int] = []
         for path in (self._folder / (key or "open")).glob("*"):
             with suppress(FileNotFoundError):

@@ -44,9 +44,8 @@ class Failure(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The first frame: the model to load. The process already runs on its cores or GPU (placed.py).
-    With `is_tried`, the engine generates a test text before it is ready: if it crashes there, no
-    request is the cause."""
+    """The first frame: the model to load. With `is_tried`, the engine generates a test text before
+    it is ready: if it crashes there, no request is the cause."""
 
     model: str
     draft: str | None
@@ -105,8 +104,7 @@ class Encoded(Struct, frozen=True, tag=True):
 
 
 class Wrote(Struct, frozen=True, array_like=True):
-    """An event of a request. If another engine could continue the request, it also has the rounds
-    of the event."""
+    """An event of a request, with its rounds if another engine could continue the request."""
 
     number: int
     event: TextEvent
@@ -139,8 +137,7 @@ def frame(message: Command | Report) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Read the body of the next frame. Raises EOFError at the end, or if the other side does not
-    follow the protocol."""
+    """Read the body of the next frame. Raises EOFError at the end, or for an invalid length."""
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if size > MOST_BYTES:

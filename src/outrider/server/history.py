@@ -38,8 +38,7 @@ class Durations:
         self.count += 1
 
     def percentile(self, percent: float) -> float | None:
-        """Return the middle of the percentile's bin, so at most 2.5 % off; None if there is no
-        duration."""
+        """Return the middle of the percentile's bin, at most 2.5 % off; None without a duration."""
         left = math.ceil(self.count * percent / 100)
         for index in sorted(self.bins):
             left -= self.bins[index]
@@ -118,8 +117,7 @@ class History:
 
     def since(self, number: int = 0) -> dict[str, Any]:
         """Return the steps from `number` on, as columns. `first` is the number of the first row,
-        `next` the `number` for the next call. Step i began at Unix time
-        `began + i * step_seconds`."""
+        `next` that for the next call. Step i began at Unix time `began + i * step_seconds`."""
         _ = self.step
         first = self._number - len(self._rows)
         start = min(max(number, first), self._number)

@@ -14,8 +14,7 @@ _MOST_JOBS = 4096
 
 
 class LaneLoad:
-    """Load of all lanes. The engine's thread calls `note` with every job; any thread may read
-    `words`."""
+    """Load of all lanes. The engine's thread calls `note` for each job; any may read `words`."""
 
     def __init__(self, clock: Clock = HOST_CLOCK) -> None:
         self._clock = clock

@@ -96,8 +96,7 @@ def _say(turns: Turns, role: str, text: list[str]) -> None:
 def tooling_asked(
     tools: Sequence[Block] | None, choice: Mapping[str, Any] | None
 ) -> tuple[Tooling, list[str]]:
-    """Return the tooling of a request, and a warning for each tool that only Anthropic's servers
-    run."""
+    """Return the tooling, and a warning for each tool that only Anthropic's servers run."""
     found: list[Mapping[str, Any]] = []
     warnings: list[str] = []
     for i, tool in enumerate(tools or ()):

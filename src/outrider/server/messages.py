@@ -81,8 +81,7 @@ def _refuse(body: MessageBody) -> None:
 
 
 def chat_of(body: MessageBody) -> ChatPrompt:
-    """Return the conversation for the template. If the last message is the assistant's, it is
-    continued."""
+    """Return the conversation for the template. A last message of the assistant is continued."""
     variables = dict(body.chat_template_kwargs or {})
     kind = (body.thinking or {}).get("type")
     if kind not in (None, "enabled", "disabled", "adaptive"):

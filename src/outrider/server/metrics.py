@@ -74,8 +74,7 @@ class _Model:
 
 
 class Metrics(Collector):
-    """Metrics of one server. `statuses` returns the current status of its engines by the model's
-    name."""
+    """Metrics of one server. `statuses` returns its engines' status by the model's name."""
 
     def __init__(
         self,
@@ -146,8 +145,7 @@ class Metrics(Collector):
         self._counts["refusals", str(status) if status in STATUSES else "other", api] += 1
 
     def history(self, since: int = 0) -> dict[str, Any]:
-        """Return the steps of the last hour from number `since` on (`History.since`), and the
-        totals."""
+        """Return the last hour's steps from number `since` on (`History.since`), and the totals."""
         return self._history.since(since) | {"version": __version__, "totals": self._totals()}
 
     def _totals(self) -> dict[str, Any]:
@@ -174,8 +172,7 @@ class Metrics(Collector):
         return sums | {"drafters": drafters, "audits": audits, "engines": engines}
 
     def exposition(self) -> bytes:
-        """Return the metrics in Prometheus' text format, that of
-        `prometheus_client.CONTENT_TYPE_LATEST`."""
+        """Return the metrics in the text format of `prometheus_client.CONTENT_TYPE_LATEST`."""
         return generate_latest(self._registry)
 
     async def keep(self) -> None:

@@ -150,8 +150,7 @@ class Models:
 
     @asynccontextmanager
     async def held(self, name: str, keep_alive: float | None = None) -> AsyncGenerator[None]:
-        """Hold a model: it is loaded inside the context, and for `keep_alive` seconds afterwards.
-        Raises NotLoadedError."""
+        """Keep a model loaded inside, and for `keep_alive` seconds after. Raises NotLoadedError."""
         model = self._by_name[name]
         if model.is_loaded and not model.is_leaving:
             model.num_users += 1

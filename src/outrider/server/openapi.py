@@ -105,8 +105,7 @@ def document(routes: Iterable[BaseRoute]) -> bytes:
 
 @cache
 def _document(routes: Iterable[tuple[str, ...]]) -> bytes:
-    """Return the document for routes, each a path and its methods. It is cached, as a process may
-    have several servers."""
+    """Return the document for routes, each a path and its methods; cached for several servers."""
     kinds = list(dict.fromkeys(BODIES.values()))
     template = "#/components/schemas/{name}"
     references, schemas = msgspec.json.schema_components(kinds, ref_template=template)

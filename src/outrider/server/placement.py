@@ -41,8 +41,7 @@ class Placement(Struct, frozen=True, kw_only=True):
         return replace(config, memory_share=max(0.01, config.memory_share / self.num_engines))
 
     def check_device(self, device: str, *, is_alone: bool = False) -> None:
-        """Check that the GPU exists. `is_alone` is for the engine's own process, which sees no
-        other GPU. Raises MachineError."""
+        """Check that the GPU exists; in its own process, it `is_alone`. Raises MachineError."""
         if device != "cuda" or self.gpu is None:
             return
         import torch

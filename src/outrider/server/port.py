@@ -34,8 +34,7 @@ class NotReadyError(OutriderError):
 
 
 class EngineLostError(OutriderError):
-    """The engine's process ended during a request that cannot be continued; clients may retry
-    after `seconds`."""
+    """The engine ended during a request that cannot continue; retry after `seconds`."""
 
     seconds = 5
 
@@ -87,8 +86,7 @@ class Promise(Struct, frozen=True, kw_only=True):
 
 
 class EngineCard(Struct, frozen=True, kw_only=True):
-    """Facts about an engine that is ready. `drafters` are those that a request may choose; the
-    engine's default is the first."""
+    """Facts about a ready engine. Requests may choose one of `drafters`; the first is its own."""
 
     model: str
     window: int
@@ -121,14 +119,12 @@ class EngineCard(Struct, frozen=True, kw_only=True):
 
 
 def is_repeatable(card: EngineCard, params: SamplingParams) -> bool:
-    """Return whether the text does not depend on the drafts, so that another engine with the same
-    arithmetic can continue it or write it again."""
+    """Return whether the text does not depend on drafts, so that any equal engine continues it."""
     return card.exact and (params.greedy or (params.sampler or card.sampler) in SEED_TIED_SAMPLERS)
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
-    """Current status of an engine. `kv_usage` is a share from 0 to 1; `lanes` has the load of each
-    lane in words."""
+    """Current status. `kv_usage` is a share from 0 to 1; `lanes` has each lane's load in words."""
 
     state: EngineState
     num_running: int = 0
@@ -151,8 +147,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
 
 
 class EngineStream(Protocol):
-    """The events of one request, each of one or more rounds. Callers that stop reading early must
-    cancel it."""
+    """The events of one request, of one or more rounds each; `cancel` it to stop early."""
 
     @property
     def engine(self) -> int | None:
@@ -186,8 +181,7 @@ class EnginePort(Protocol):
 
     @property
     def decoder(self) -> TokenDecoder:
-        """The decoder of single tokens, for log-probabilities and rounds. Raises
-        NotReadyError."""
+        """The decoder of single tokens, for logprobs and rounds. Raises NotReadyError."""
         ...
 
     async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]: ...
@@ -195,8 +189,7 @@ class EnginePort(Protocol):
     async def encode_chat(self, chat: ChatPrompt) -> ChatIds: ...
 
     async def decode(self, ids: Sequence[int]) -> list[str]:
-        """Return the text that each id adds to the previous ones; joined, they are the whole
-        text."""
+        """Return the text that each id adds to the previous ones."""
         ...
 
     def stream(self, request: EngineRequest) -> EngineStream:

@@ -343,8 +343,7 @@ class ProcessPort:
         return True
 
     def _go_on(self) -> None:
-        """Submit suspects in order, up to one that must prove itself first. Prompts to encode come
-        before requests."""
+        """Submit prompts, then suspects in order, up to one that must prove itself first."""
         if self._state == "ready":
             self._prompts.go_on()
         while self._suspects and self._state == "ready" and not self._prompts.is_on_trial:
@@ -368,8 +367,7 @@ class ProcessPort:
 
     @property
     def _is_trying(self) -> bool:
-        """Return whether a request is being tried alone: no other work may crash the engine during
-        that time."""
+        """Return whether a request is tried alone, when no other work may crash the engine."""
         first = self._suspects[0] if self._suspects else None
         return first is not None and first.is_sent and not (first.is_proven or first.ended)
 

@@ -19,8 +19,7 @@ _CONTEXT, _NEW_TOKENS = 128, 128
 
 
 def promise_of(llm: LLM) -> Promise | None:
-    """Return the prediction for the drafter and K in use. None without a drafter, or if the planner
-    has no figures for this device."""
+    """Return the prediction; None without a drafter or without figures for this device."""
     from outrider.api.memory_parts import WEIGHTS
     from outrider.planner.advise import Question, advise
     from outrider.planner.candidates import DraftOption, Engines, PlannedJob

@@ -44,8 +44,7 @@ _LOOK_SECONDS = 0.05
 
 
 class Replica:
-    """One engine, and the beginnings of prompts that it has read. It gets no request while
-    `is_leaving`."""
+    """One engine, and the prompts' beginnings that it has read; unused while `is_leaving`."""
 
     def __init__(self, port: ProcessPort) -> None:
         self.port = port

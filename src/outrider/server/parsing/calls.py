@@ -48,8 +48,7 @@ ReadHead: TypeAlias = Callable[[str, Mapping[str, str]], "tuple[str, int] | None
 
 
 def call_of(value: object) -> Call:
-    """Return the call of an object with a name and arguments, whose keys differ between models.
-    Raises ValueError."""
+    """Return the call of an object, whose keys differ between models. Raises ValueError."""
     entry = cast("Mapping[str, Any]", value)
     inner: object = entry.get("function")
     if isinstance(inner, Mapping):
@@ -186,8 +185,7 @@ _READERS = ("assistant", "user")
 
 
 def gemma_calls(quote: str) -> ReadCalls:
-    """Return a reader of `call:name{key:<escape>text<escape>,key:3}`, with `quote` for `<escape>`:
-    FunctionGemma and Gemma 4."""
+    """Return a reader of `call:name{key:<escape>text<escape>,key:3}`: FunctionGemma, Gemma 4."""
 
     def read(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
         del groups, schemas

@@ -33,8 +33,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of at least `least` characters for which `takes` is true; with `single`, at most
-    one."""
+    """A run of `least` or more characters that `takes` accepts; with `single`, at most one."""
 
     takes: Callable[[str], bool]
     least: int

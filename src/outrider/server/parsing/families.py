@@ -24,8 +24,7 @@ def _between(read: calls.ReadCalls, begin: Delimiter | str, end: str, **more: An
 
 
 def _json(begin: str, end: str, read: calls.ReadCalls = calls.json_calls) -> Field:
-    """Calls as JSON. Only JSON may follow the delimiter: otherwise the text is about calls, and not
-    a call."""
+    """Calls as JSON, which must follow the delimiter: a text about calls is no call."""
     opens = literal(begin, ahead=("{", "["))
     return _between(read, opens, end, head=calls.json_head, mend=mended_json, goes_on=in_string)
 
@@ -302,8 +301,7 @@ FAMILIES = (
 
 
 def format_of_family(chat_template: str) -> OutputFormat | None:
-    """Return the format of a chat template; None if it has neither calls nor thoughts, so that all
-    output is text."""
+    """Return the format of a chat template; None if all output is text."""
     for family in FAMILIES:
         is_like = all(sign in chat_template for sign in family.signs)
         if is_like and not any(sign in chat_template for sign in family.unlike):

@@ -105,8 +105,7 @@ _MAX_PASSED = 64
 
 @dataclass(slots=True)
 class Flow:
-    """Text that is reported at once, without the blanks at its edges: those around delimiters are
-    dropped."""
+    """Text that is reported at once, without the blanks around delimiters."""
 
     make: Callable[[str], Part]
     parts: list[Part]

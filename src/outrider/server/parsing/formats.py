@@ -89,8 +89,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
 
 
 def _with_types(root: Mapping[str, Any], schema: object) -> object:
-    """Return the schema with its references resolved, and those of its alternatives: they define
-    the possible types."""
+    """Return the schema with its own and its alternatives' references resolved, for types."""
     given = mapping(resolved(root, schema))
     choices = {
         name: given[name] for name in ("anyOf", "oneOf") if isinstance(given.get(name), list)

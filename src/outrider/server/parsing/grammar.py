@@ -42,9 +42,8 @@ class OfferedTool(NamedTuple):
 
 
 def offered_tool(tool: Tool, path: str) -> OfferedTool:
-    """Return a tool whose schema is the request's parameter `path`. The schema is closed: a tool
-    must not get arguments that it does not know. Raises ConfigError for a schema that cannot be
-    enforced."""
+    """Return a tool with the schema of the parameter `path`, closed so that the tool gets no
+    unknown arguments. Raises ConfigError for a schema that cannot be enforced."""
     function = cast("Mapping[str, Any]", tool.get("function", tool))
     name, strict = str(function["name"]), function.get("strict") is True
     called = f"{path}: the tool {name[:64]!r}"
@@ -94,8 +93,7 @@ _IN_LARK = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
 
 class AnswerGrammar(NamedTuple):
-    """A grammar, the schemas in it (`parts` of StructureOptions), and `notes` about parts of the
-    schemas that it does not enforce."""
+    """A grammar, its schemas (`parts` of StructureOptions), and `notes` on what is not enforced."""
 
     text: str
     parts: Mapping[str, Any]
@@ -142,8 +140,7 @@ def answer_grammar(
 
 
 def _free(written: _Written, *, parallel: bool) -> list[str]:
-    """Return the rules of text in which every call is valid; empty if no grammar can express
-    it."""
+    """Return the rules of text with only valid calls; empty if no grammar expresses it."""
     if not written.called:
         return []
     lines = [*written.rules, f"call: {written.call}", f"called: {written.called}"]
@@ -285,8 +282,7 @@ def _glm(tools: Sequence[OfferedTool]) -> _Written:
 def _by_pairs(
     tools: Sequence[OfferedTool], *, begin: str, key: str, value_end: str, end: str
 ) -> list[str]:
-    """Return the rules of formats that write each argument separately: strings as they are, other
-    values as JSON."""
+    """Return the rules of formats with one entry per argument: strings raw, others as JSON."""
     rules = [f"tool: {_each('tool', tools)}"]
     for i, tool in enumerate(tools):
         properties = mapping(tool.schema.get("properties"))

@@ -83,8 +83,7 @@ class JsonSpan:
         self._scan(text, 0)
 
     def end(self, text: str, at: int) -> int | None:
-        """Return the end of the first object or list if `text[at:]` comes next, without changing
-        the state."""
+        """Return the end of the first object or list if `text[at:]` follows; keep the state."""
         return JsonSpan([*self.open], self.quoted, self.escaped)._scan(text, at)
 
     def escape(self, text: str, at: int) -> tuple[str, int | None]:
@@ -246,8 +245,7 @@ _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def python_value(node: ast.expr) -> Any:
-    """Return the value of a Python literal, which may have JSON's constants. Raises ValueError for
-    other expressions."""
+    """Return the value of a Python literal, with JSON's constants too. Raises ValueError."""
     match node:
         case ast.Name(id=name) if name in _PYTHON_NAMES:
             return _PYTHON_NAMES[name]

@@ -24,8 +24,7 @@ def new_call_id() -> str:
 
 
 class FormatParser:
-    """An OutputParser for one answer in the format `given`. `begun` is the field that the prompt
-    has opened."""
+    """An OutputParser of the format `given`. `begun` is the field that the prompt opened."""
 
     def __init__(
         self,
@@ -89,8 +88,7 @@ class FormatParser:
     def _next(
         self, text: str, at: int, known: dict[Delimiter, int], *, final: bool
     ) -> _Crossing | int:
-        """Return the first delimiter from `at` on, or the index up to which there is certainly
-        none."""
+        """Return the first delimiter from `at` on, or the index before which there is none."""
         watched, self._read_from = self._watched_now, at
         for one in watched:
             if known.get(one, -1) < at or one.at_start or one.behind_call:
@@ -204,8 +202,7 @@ class FormatParser:
     def _open(
         self, opened: Field, delimiter: str, groups: Mapping[str, str], outer: Region | None = None
     ) -> None:
-        """Open a field. `outer` is the region of the thoughts inside which it opens; they continue
-        if the field is not a call."""
+        """Open a field, inside the thoughts `outer`, which continue if it is not a call."""
         blanks = (self._around if outer is None or outer.flow is None else outer.flow).cut()
         self._is_start = self._is_start and opened.kind in ("reasoning", "calls")
         flow = None
@@ -242,8 +239,7 @@ class FormatParser:
         return again
 
     def _sent(self, region: Region, sending: Sending, delimiter: str, *, mends: bool) -> str:
-        """End a region whose calls were reported while they were written; return text that must be
-        read again."""
+        """End a region whose calls were reported already; return text that must be read again."""
         sending.finish(mends=mends and region.given.mend is not None)
         text, broken, self._late = region.text, sending.broken, ()
         self._around.at_start = self._is_behind_call = True
@@ -287,9 +283,8 @@ class FormatParser:
         return again
 
     def _called(self, region: Region, text: str, delimiter: str, *, mends: bool = False) -> bool:
-        """Report the calls in a region's `text`; return whether it was calls. Inside thoughts, the
-        calls wait until the text after them is known. With `mends`, a delimiter ended the text, so
-        it may be corrected."""
+        """Report the calls in a region's `text`; return whether it was calls. Inside thoughts, they
+        wait for the text after them. With `mends`, the text has ended and may be corrected."""
         given, outer = region.given, region.outer
         if given.read is None:
             return False
@@ -331,8 +326,8 @@ _CLOSES, _DROPS = Field("other", ()), Field("other", ())
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """A delimiter at `start`, and the field that it opens, or _CLOSES, or _DROPS. `by` is None if
-    the end is that of a JSON value."""
+    """A delimiter at `start`, and its field, _CLOSES or _DROPS. `by` is None for the end of
+    JSON."""
 
     start: int
     match: Match

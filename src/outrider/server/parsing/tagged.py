@@ -61,8 +61,7 @@ class Tags:
         return offered(self.calls(body, groups, schemas), schemas)
 
     def goes_on(self, body: str) -> bool:
-        """Return whether `body` ends inside a value, so that a delimiter after it is part of the
-        value."""
+        """Return whether `body` ends inside a value, which then contains the next delimiter."""
         end, last = re.escape(self.key_end), re.escape(self.function_end)
         whole = rf"(?:{end}|{self.function})\s*(?:{last})?\s*\Z"
         return re.search(self.key, body) is not None and re.search(whole, body) is None
@@ -112,8 +111,7 @@ DSML_TAGS = Tags(
 
 
 def _unwrapped(values: dict[str, Any], types: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Unwrap arguments that a model wrote as one object, under a name that the tool does not
-    have."""
+    """Unwrap arguments that a model wrote as one object, under a name that is no parameter."""
     name = next(iter(values), "")
     if len(values) != 1 or name not in ("arguments", "input", "parameters") or name in types:
         return values

@@ -102,8 +102,7 @@ def _typed_call(call: Call, schemas: Schemas) -> Call:
 
 
 def _filled(transform: Any, scope: Mapping[str, Any]) -> Any:
-    """Return `transform` with its placeholders, `{name}` or `{name.key}`, replaced by the values of
-    `scope`."""
+    """Return `transform` with values of `scope` for its placeholders `{name}`, `{name.key}`."""
     if isinstance(transform, Mapping):
         entries = cast("Mapping[str, Any]", transform)
         return {key: _filled(value, scope) for key, value in entries.items()}
