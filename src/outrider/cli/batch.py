@@ -111,8 +111,7 @@ def _digest(name: bytes) -> int:
 
 
 def _check_ids(source: Path) -> None:
-    """Check that the lines in OpenAI's format have different custom_ids, which identify answers.
-    Raises ConfigError."""
+    """Check that OpenAI's lines have different custom_ids. Raises ConfigError."""
     seen: dict[str, int] = {}
     for line in lines_of(source):
         read = read_line(line.number, (line.data or b"").decode("utf-8-sig", "replace"), _ANY)
@@ -146,15 +145,12 @@ def _here(call: Call[BatchOptions], file: AnswerFile) -> tuple[Batch, dict[str, 
 def _on_ray(
     call: Call[BatchOptions], file: AnswerFile, num_lines: int
 ) -> tuple[RayBatch, dict[str, object]]:
-    """Return the same for a Ray cluster. A model that cannot be loaded is an error before a
-    cluster starts."""
+    """Return the same for a Ray cluster, after checking that the model can be loaded."""
     from outrider.plugins.cluster.settings import check_ray
 
     check_ray()
     if call.options.replicas > 1 or call.options.devices:
-        raise ConfigError(
-            "--replicas and --devices are not for --ray.", hint="--workers, with --ray"
-        )
+        raise ConfigError("--replicas and --devices are not for --ray.", hint="--workers N")
     from outrider.api.plan import plan_pair
     from outrider.plugins.cluster.batch_run import Job, RayBatch
 
@@ -198,8 +194,7 @@ def _files(words: tuple[str, ...]) -> tuple[Path, Path]:
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a batch: a bar on a terminal, a line from time to time elsewhere. Rates only
-    count the lines of this run."""
+    """Progress of a batch: a bar on a terminal, else some lines. Rates are of this run."""
 
     num_lines: int
     file: AnswerFile

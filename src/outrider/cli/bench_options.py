@@ -52,8 +52,7 @@ class EnginesOptions(ServedOptions):
     )
     levels: str = setting(
         "0,1,3,5,7,9,10",
-        "Comma-separated numbers of requests in flight (0,1,3,5,7,9,10); 0 is one at a time, with "
-        "gaps.",
+        "Comma-separated requests in flight (0,1,3,5,7,9,10); 0 is one at a time, with gaps.",
     )
     repeats: int = setting(
         5,
@@ -85,17 +84,13 @@ class LoadTestOptions(ServedOptions):
         "Comma-separated scenarios (single,low,medium,high): one request; 2, 5 or 10 a second.",
     )
     rate: float | None = setting(
-        None,
-        "Instead of scenarios, requests per second of a Poisson process.",
-        minimum=0.001,
-        maximum=1e6,
+        None, "Requests per second, as a Poisson process, instead.", minimum=0.001, maximum=1e6
     )
     concurrency: str | None = setting(
-        None, "Instead of scenarios, closed loops: comma-separated numbers of requests in flight."
+        None, "Closed loops instead: comma-separated numbers of requests in flight."
     )
     replay: str | None = setting(
-        None,
-        "Instead of scenarios, a recorded trace: lines of arrival_seconds, prompt, max_tokens.",
+        None, "Recorded trace instead: lines of arrival_seconds, prompt, max_tokens."
     )
     requests: int | None = setting(
         None, "Requests of a case (10 without --duration).", minimum=1, maximum=1_000_000
@@ -104,10 +99,7 @@ class LoadTestOptions(ServedOptions):
         None, "Seconds in which requests arrive.", minimum=0.001, maximum=1e6
     )
     max_concurrent: int = setting(
-        10,
-        "With --rate or --replay, at most this many requests in flight (10).",
-        minimum=1,
-        maximum=1024,
+        10, "Limit of requests in flight with --rate or --replay (10).", minimum=1, maximum=1024
     )
     repeats: int = setting(1, "Run every case this often (1).", minimum=1, maximum=1000)
     output_dir: str | None = setting(
@@ -147,17 +139,11 @@ class PeersOptions(JsonOption):
     drafters: str = setting("none,model,ngram", "Comma-separated drafters (none,model,ngram).")
     temperatures: str = setting("0,0.8", "Comma-separated temperatures (0,0.8).")
     prompts: int = setting(
-        100,
-        "Number of prompts, from HumanEval and GSM8K, at most (100).",
-        minimum=1,
-        maximum=10_000,
+        100, "Limit of prompts, from HumanEval and GSM8K (100).", minimum=1, maximum=10_000
     )
     max_tokens: int = setting(128, "Write at most this many tokens (128).", minimum=1)
     minutes: float = setting(
-        6.0,
-        "Time limit in minutes; the prompt that then runs is finished (6).",
-        minimum=0.01,
-        maximum=1e5,
+        6.0, "Minutes after which no further prompt begins (6).", minimum=0.01, maximum=1e5
     )
     threads: int = setting(0, "Threads of each engine; 0 is one per core.", minimum=0, maximum=1024)
     seldom: str = setting(
@@ -172,8 +158,7 @@ class PeersOptions(JsonOption):
     )
     output_dir: str | None = setting(
         None,
-        "Folder of results; results/DATE-DEVICE-MODEL-peers if not given. A run in an existing "
-        "folder is continued.",
+        "Folder of results, new or to be continued; by default results/DATE-DEVICE-MODEL-peers.",
     )
 
 
@@ -213,8 +198,7 @@ class QualityOptions(OutputOption):
         4096, "Read at most this many tokens of it (4096).", minimum=2, maximum=10_000_000
     )
     domains: str = setting(
-        "code,maths",
-        "Comma-separated domains of prompts: code, maths, conversation, summarization.",
+        "code,maths", "Comma-separated domains: code, maths, conversation, summarization."
     )
     prompts: int = setting(8, "Prompts of each domain (8).", minimum=1, maximum=10_000)
     max_tokens: int = setting(64, "Write at most this many tokens (64).", minimum=1)
@@ -222,8 +206,7 @@ class QualityOptions(OutputOption):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridOptions(JsonOption):
-    """Options of every sweep. An option that is None is left to a preset, or has the default that
-    its help names."""
+    """Options of every sweep. None leaves an option to a preset, or to the default in its help."""
 
     preset: str | None = setting(
         None,
@@ -244,9 +227,7 @@ class GridOptions(JsonOption):
         None, "Untimed runs before the first (1).", minimum=0, maximum=1000
     )
     output_dir: str | None = setting(
-        None,
-        "Folder of results; results/DATE-DEVICE-PAIR-NAME if not given. A run in an existing "
-        "folder is continued.",
+        None, "Folder of results, new or to be continued; by default results/DATE-DEVICE-PAIR-NAME."
     )
     fresh: bool = setting(False, "Measure again, even if the folder has results.")
     no_plots: bool = setting(False, "Draw no figures.")
@@ -268,17 +249,13 @@ class SweepOptions(GridOptions):
     presets: bool = setting(False, "Only list the presets.")
     pair: str | None = setting(
         None,
-        "Comma-separated pairs of `outrider models pairs`, instead of those of a preset or of "
-        "--target.",
+        "Comma-separated pairs of `outrider models pairs`, instead of the preset's or --target.",
     )
     requests: int = setting(
         10, "With --over concurrency, the number of requests of a run.", minimum=1, maximum=10_000
     )
     at_once: int = setting(
-        8,
-        "At most this many engines in memory at once, without that of plain decoding.",
-        minimum=1,
-        maximum=64,
+        8, "Limit of engines in memory, besides plain decoding.", minimum=1, maximum=64
     )
 
 
@@ -294,8 +271,8 @@ class KSweepOptions(GridOptions):
     )
     domains: str | None = setting(
         None,
-        "Comma-separated domains of prompts: code, maths, conversation (these by default), "
-        "summarization, translation, retrieval.",
+        "Comma-separated domains: code, maths, conversation (these by default), summarization, "
+        "translation, retrieval.",
     )
     single_prompt: str | None = setting(None, "Measure this one prompt instead.")
     ks: str | None = setting(None, "Comma-separated draft lengths (1,2,4,8); 0 is always measured.")
@@ -326,15 +303,11 @@ class DraftersOptions(JsonOption):
     )
     domains: str = setting(
         "code,maths,echo,adversarial",
-        "Comma-separated domains of prompts: code, maths, conversation, summarization; echo begins "
-        "a copy of itself; adversarial repeats nothing, and is sampled unless --temperature is "
-        "given.",
+        "Comma-separated domains: code, maths, conversation, summarization; echo begins a copy of "
+        "itself; adversarial repeats nothing, and is sampled unless --temperature is given.",
     )
     prompts: int = setting(
-        8,
-        "Prompts of each domain; with fewer than 5 runs, nothing is concluded.",
-        minimum=1,
-        maximum=10_000,
+        8, "Prompts of each domain; 5 runs allow conclusions.", minimum=1, maximum=10_000
     )
     repeats: int = setting(1, "Measure every prompt this often.", minimum=1, maximum=1000)
     max_tokens: int = setting(64, "Write at most this many tokens.", minimum=1)

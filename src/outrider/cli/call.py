@@ -149,8 +149,7 @@ def _extra(name: str, kind: Any, described: Parameter | str) -> inspect.Paramete
 
 
 def call_of(verb: Verb, words: tuple[str, ...], given: Mapping[str, object]) -> Call[Options]:
-    """Return the call for `words` and for `given`, values by the names of options and settings.
-    Raises ConfigError."""
+    """Return the call; `given` has values by option and setting. Raises ConfigError."""
     named = verb.named(words, without="" if given.get("prompt") is None else "PROMPT")
     for item in verb.arguments:
         check_value(item.name, named.get(item.name), Meta("", choices=item.choices))
@@ -171,8 +170,7 @@ def _experiment(
     """Return options and settings of the YAML file of --experiment, one `name: value` per line.
 
     Flags and the environment override the file, and the file overrides `outrider.toml`. A list may
-    be written for comma-separated values; an option that may be repeated may have nested lines
-    `name: values`.
+    be written for comma-separated values, and nested lines for an option that may be repeated.
     """
     if given.get("experiment") is None:
         return {}
@@ -258,8 +256,7 @@ def _default_file() -> settings.Layer:
 def _explained(
     error: CycloptsError, verb: Verb, path: Sequence[str], words: Sequence[str]
 ) -> ConfigError:
-    """Return the error in our words. An unknown flag comes first, as the parser may complain about
-    its value instead."""
+    """Return the error in our words, an unknown flag first: its value may confuse the parser."""
     page = f"`outrider {' '.join(path)} --help-all` lists the options"
     known = verb.flags()
     for word in words[: words.index("--")] if "--" in words else words:

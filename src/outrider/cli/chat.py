@@ -94,8 +94,7 @@ def _check_model(call: Call[ChatOptions]) -> None:
 
 
 def _message(read: Callable[[str], str | None]) -> tuple[str, bool] | None:
-    """Return the user's next input, and whether it is quoted and thus cannot be a command; None at
-    the end of input."""
+    """Return the next input, None at its end, and whether it is quoted, so no command."""
     line = read("you> ")
     if line is None or not (start := line.strip()).startswith(_QUOTES):
         return None if line is None else (line, False)

@@ -48,8 +48,7 @@ class Conversation:
     """A conversation: it answers messages and runs commands.
 
     `messages` may begin with a system message; `results` are those of all replies, the newest last.
-    Without a painter, replies are printed as JSON lines. If the conversation does not go on after a
-    reply (`goes_on`), hints name flags instead of commands.
+    Without a painter, replies are JSON lines. Unless it `goes_on` after a reply, hints name flags.
     """
 
     def __init__(
@@ -296,16 +295,13 @@ def _named(name: str, example: str) -> str:
 def _not_sampling(name: str, sampling: Sequence[str]) -> ConfigError:
     if name in ("k", "drafter", "target", "model"):
         command = "/model" if name == "target" else f"/{name}"
-        return ConfigError(
-            f"{name} is fixed once a model is loaded.", hint=f"{command} loads another"
-        )
+        return ConfigError(f"{name} is fixed once a model is loaded.", hint=f"use {command}")
     fixed = f"{name} is fixed once a model is loaded." if name in SETTINGS else ""
     return ConfigError(fixed or f"unknown setting {name!r}.", hint=did_you_mean(name, sampling))
 
 
 def messages_of(path: Path) -> list[Message]:
-    """Return the messages of a file of /save, or of a JSON list. Raises ConfigError for other
-    files."""
+    """Return the messages of a file of /save, or of a JSON list. Raises ConfigError."""
     try:
         found: Any = read_json(path, FileKind.PROMPTS)
     except OSError as error:

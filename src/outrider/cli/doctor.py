@@ -1,9 +1,8 @@
 """`outrider doctor`: this machine's hardware, its kernels, and the models that fit its memory.
 
-A problem is reported as a sentence; doctor then exits with 1.
-
-Ceilings are the read bandwidth of one thread and of all threads, which limits decoding, and the
-number of operations per second, which limits the verification of many rows.
+A problem is reported as a sentence; doctor then exits with 1. Ceilings are the read bandwidth of
+one thread and of all, which limits decoding, and the operations per second, which limit the
+verification of many rows.
 """
 
 from __future__ import annotations
@@ -130,9 +129,8 @@ def _memory(report: Report) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Facts by name, the chosen kernels and their threads (None for the reference kernels),
-    ceilings of reading and of arithmetic (empty without native kernels), memory by model, and
-    problems."""
+    """Facts by name, kernels and their threads (None for the reference), ceilings of reading and
+    arithmetic (empty without native kernels), memory by model, and problems."""
 
     facts: Mapping[str, str]
     kernels: Sequence[Choice]

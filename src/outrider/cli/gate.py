@@ -55,8 +55,7 @@ def gated(stream: TextIO) -> TextIO:
 
 
 def behind(stream: TextIO) -> TextIO:
-    """Return the stream behind a gate, for the program's own colours and for text that is not for a
-    terminal."""
+    """Return the stream behind a gate, for our own colours and text for no terminal."""
     return stream.behind if isinstance(stream, Gate) else stream
 
 

@@ -118,8 +118,7 @@ def _say_line(line: str) -> None:
 def _several(
     llm: LLM, given: tuple[str, Prompt], call: Call[GenerateOptions], page: RoundsPage
 ) -> int:
-    """Run `--n`: all completions at once, shown one after another. `given` is the prompt as typed,
-    and the prompt for the model."""
+    """Run `--n`: all completions at once. `given` is the prompt as typed, and for the model."""
     from outrider.cli.paint import Painter
     from outrider.cli.session import run_record, show_notes
 
@@ -152,8 +151,7 @@ def _several(
 
 
 def _prompt_of(call: Call[GenerateOptions]) -> str:
-    """Return the prompt, from the argument, --prompt or stdin. Raises ConfigError unless exactly
-    one of them is given."""
+    """Return the prompt: argument, --prompt or stdin. Raises ConfigError unless there is one."""
     options, word = call.options, call.named.get("PROMPT")
     given = [text for text in (word, options.prompt) if text is not None]
     if len(given) + options.stdin > 1 or len(call.arguments) > len(call.named):

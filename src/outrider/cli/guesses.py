@@ -131,8 +131,7 @@ def _unknown(word: str, verbs: Sequence[Verb], path: Sequence[str]) -> ConfigErr
 
 
 def flags_read(verb: Verb, words: Iterable[str]) -> tuple[list[str], str | None]:
-    """Return `words` with flags and values of other tools in our spelling, and a note about
-    them."""
+    """Return `words` with others' flags and values in our spelling, and a note about them."""
     known, read, notes = {*verb.flags()}, list[str](), dict[str, str]()
     for word in words:
         flag, equals, value = word.partition("=")

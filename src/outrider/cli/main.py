@@ -46,8 +46,7 @@ class _Nowhere(StringIO):
 
 
 class _ClosedOutput(StringIO):
-    """Standard output whose descriptor was closed before the start, as by `>&-`. A write is an
-    error, as on a full disk."""
+    """Standard output that was closed at the start, as by `>&-`: a write is an error."""
 
     def write(self, text: str) -> int:
         raise MachineError(
@@ -57,8 +56,7 @@ class _ClosedOutput(StringIO):
 
 
 def _open_closed() -> None:
-    """Replace standard streams whose descriptors are closed: stdin is empty, stderr is discarded,
-    and writing to stdout is an error."""
+    """Replace closed standard streams: stdin is empty, stderr ignored, stdout an error."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -97,8 +95,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _explained(error: Exception, *, debug: bool) -> int:
-    """Report that the disk is full or the memory exhausted; return the exit code. Other errors are
-    raised again."""
+    """Report that disk or memory is exhausted; return the exit code. Raises other errors."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
         _drop_stdout()
         report(f"the output cannot be written: {error.strerror}.", "free some space")
@@ -113,8 +110,7 @@ def _explained(error: Exception, *, debug: bool) -> int:
 
 
 def _drop_stdout() -> None:
-    """Redirect stdout to /dev/null: its reader is gone, and the interpreter must not fail when it
-    flushes at exit."""
+    """Redirect stdout, whose reader is gone, so that the flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

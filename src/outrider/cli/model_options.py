@@ -220,10 +220,7 @@ class RunOptions(TextOptions):
     )
     seed: int = setting(0, "Seed of initial weights and data order.", minimum=0, maximum=2**31)
     save_seconds: float = setting(
-        30.0,
-        "Seconds between saved states; a killed run loses at most this much.",
-        minimum=0.1,
-        maximum=60,
+        30.0, "Seconds between saved states, the most that is lost.", minimum=0.1, maximum=60
     )
     measure_seconds: float = setting(
         60.0, "Seconds between measurements on held-out text.", minimum=0.1, maximum=1e6
@@ -250,8 +247,7 @@ class DrafterOptions(RunOptions):
     )
     written: int = setting(
         0,
-        "Train on this many tokens of the target's own continuations of the texts, instead of the "
-        "texts.",
+        "Train on this many tokens of the target's own continuations of the texts instead.",
         minimum=0,
     )
     exam_prompts: int = setting(24, "Number of these prompts.", minimum=1, maximum=10_000)
@@ -284,10 +280,7 @@ class MtpOptions(DrafterOptions):
     """
 
     blocks: int = setting(
-        1,
-        "Blocks: the first ones draft one token each, the last one all further tokens.",
-        minimum=1,
-        maximum=8,
+        1, "Blocks; the last one drafts all further tokens.", minimum=1, maximum=8
     )
     turns: int = setting(3, "Draft tokens per round in training.", minimum=1, maximum=16)
 

@@ -153,8 +153,7 @@ class LocalModel:
 
 
 def local_models() -> list[LocalModel]:
-    """Return the embedded models, then those of the hub cache, then folders written by outrider,
-    then GGUF files of other programs."""
+    """Return embedded models, then the hub cache's, then those made here, then others' GGUF."""
     embedded = [_inspect(name, resolve(name)) for name in ALIASES]
     made = [_inspect(str(folder), folder, folder.name) for folder in made_models()]
     stored = [_inspect(str(file), file, where) for file, where in stored_models()]
@@ -228,9 +227,8 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
 
 
 def memory_fit(spec: ModelSpec, device: torch.device) -> Mapping[str, Any]:
-    """Return how many KV tokens fit into the free memory of `device` together with the weights,
-    counted in all layers, and how many texts as long as the window. On a CPU, local layers only
-    store their own window."""
+    """Return how many KV tokens, in all layers, and how many texts as long as the window fit into
+    the free memory with the weights. On a CPU, local layers only store their own window."""
     free = free_bytes(device)
     left = max(0, free - spec.weight_bytes)
     local = spec.window if spec.local_layers and device.type == "cpu" else spec.max_tokens

@@ -41,9 +41,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A word that a verb takes without a flag; the last argument of a verb may be `many` words. It
-    may replace the flag of a `setting`. An `optional` argument is only recognised if there are
-    words for all others."""
+    """A word that a verb takes without a flag, the last one perhaps `many`. It may replace the flag
+    of a `setting`. An `optional` one needs words for all others."""
 
     name: str
     text: str
@@ -200,8 +199,7 @@ def complete(options: type[Options]) -> None:
 
 
 def setting_flags(item: Setting) -> list[str]:
-    """Return the flags of a setting or option. A boolean setting may be on by default, so it also
-    has a flag that switches it off."""
+    """Return the flags of an option or setting; boolean settings can be switched off too."""
     if item.kind is bool and item.group:
         return [item.flag, f"--no-{item.flag[2:]}"]
     return [item.flag, *ALIASES.get(item.name, ())]

@@ -42,8 +42,7 @@ def say(text: str) -> None:
 
 
 def check_writable(path: Path, *, flag: str = "--output") -> None:
-    """Check that `path`, the value of `flag`, can be written, so that this does not fail after the
-    work. Raises MachineError."""
+    """Check now that `path`, the value of `flag`, can be written. Raises MachineError."""
     draft = draft_of(path)
     try:
         if path.is_dir():
@@ -55,8 +54,7 @@ def check_writable(path: Path, *, flag: str = "--output") -> None:
 
 
 def write_whole(path: Path, text: str | Iterable[str]) -> None:
-    """Replace `path` in one step: a reader sees the old file or the new one, never a part. Raises
-    MachineError."""
+    """Replace `path` in one step: readers never see a part. Raises MachineError."""
     try:
         with replacing(path) as draft, draft.open("w", encoding="utf-8") as stream:
             stream.writelines([text] if isinstance(text, str) else text)
@@ -121,8 +119,7 @@ def screen_table(
 
 
 def _num_keys(cells: Sequence[Sequence[str]], widths: Sequence[int], limit: int) -> int:
-    """Return the number of leading columns that identify the rows: at least one, and as many as fit
-    into `limit`."""
+    """Return how many leading columns identify the rows: one or more, within `limit`."""
     num = 1
     while num < len(widths) - 1 and sum(widths[: num + 1]) + 2 * num <= limit:
         if len({tuple(row[:num]) for row in cells}) == len(cells):
@@ -152,6 +149,5 @@ def line_width(piped: int) -> int:
 
 
 def _terminal_width(out: TextIO | None = None) -> int | None:
-    """Return the width of the terminal of `out`, by default stdout; None if it is not a
-    terminal."""
+    """Return the terminal's width, of stdout by default; None without a terminal."""
     return shutil.get_terminal_size().columns if (out or sys.stdout).isatty() else None

@@ -74,8 +74,7 @@ def verb_page(verb: Verb, path: Sequence[str], *, everything: bool = False) -> s
 
 
 def search_page(word: str, verb: Verb | None, path: Sequence[str]) -> str:
-    """Return the options of `verb`, or of all verbs, that contain `word`. Raises ConfigError if
-    there is none."""
+    """Return the options of a verb, or of all, with `word`. Raises ConfigError if none has it."""
     wanted = _plain(word)
     found = dict(_found(verb, wanted) if verb else _found_anywhere(wanted))
     if not found:
@@ -160,8 +159,7 @@ def _usage(item: Setting) -> str:
 
 
 def _brief(item: Setting, text: str) -> str:
-    """Return `text` with as many choices as fit on a line, and with the default, unless the text
-    contains it."""
+    """Return `text` with choices, as many as fit, and the default, unless it names it."""
     if item.kind is bool:
         return f"{text} [on by default]" if item.default else text
     names = list(item.meta.choices)

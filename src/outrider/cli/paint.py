@@ -54,8 +54,7 @@ QUIET = Style.parse("dim")
 
 
 class GatedConsole(Console):
-    """A console that writes behind the gate of `out`. Its own control sequences pass; those in the
-    text are replaced."""
+    """A console behind the gate of `out`: only its own control sequences pass."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(file=behind(out), markup=False, emoji=False, highlight=False)
@@ -113,17 +112,15 @@ def words(text: str = "{task.description}") -> TextColumn:
 
 
 class WordWrap:
-    """Breaks lines before a word that would cross the edge of the terminal. The letters of a word
-    are shown as they come; if the word becomes too long for its line, it is erased and written on
-    the next line."""
+    """Breaks lines before a word that would cross the edge. Letters are shown as they come; a word
+    that gets too long for its line is erased and written on the next one."""
 
     def __init__(self) -> None:
         self._column = 0
         self._word: list[tuple[str, Style]] = []
 
     def runs(self, text: str, style: Style, width: int) -> list[tuple[str, Style | None]]:
-        """Return the runs to write for `text`, each with its style; the style None means a control
-        sequence."""
+        """Return the runs to write for `text` with styles; None marks control sequences."""
         found: list[tuple[str, Style | None]] = []
         for letter in text:
             if letter == "\n":
@@ -159,8 +156,7 @@ class WordWrap:
 
 
 class Painter:
-    """Writes pieces of text to `out`. `color` is auto, always or never. With `wraps`, lines break
-    at words on a terminal."""
+    """Writes text to `out`. `color` is auto, always or never; `wraps` breaks lines at words."""
 
     def __init__(self, color: str, out: TextIO, *, wraps: bool = False) -> None:
         console = GatedConsole(out)
@@ -276,8 +272,7 @@ def _columns(unit: str) -> list[ProgressColumn]:
 
 
 def taken(visits: Iterable[Sequence[T]], *, title: str, total: int) -> tuple[list[T], bool]:
-    """Collect the items of `visits`; return them, and whether they are complete or Ctrl-C ended
-    the collection."""
+    """Collect the items of `visits`; return them, and whether Ctrl-C did not interrupt."""
     found: list[T] = []
     with Meter(title, total, unit="visits") as meter:
         try:

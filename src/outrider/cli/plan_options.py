@@ -97,8 +97,7 @@ class SimulateOptions(JsonOption):
     )
     alpha: float | None = setting(
         None,
-        "Probability that a draft token is accepted if all before it were (.8, or the measured "
-        "one).",
+        "Probability that a draft token is accepted if all before it were (.8, or as measured).",
         minimum=0,
         maximum=1,
     )
@@ -111,8 +110,7 @@ class SimulateOptions(JsonOption):
     )
     p_hit: float | None = setting(
         None,
-        "Hit rate of ssd: how often it drafted for the right outcome; by default the predicted "
-        "rate.",
+        "Hit rate of ssd: how often it drafted for the right outcome; by default as predicted.",
         minimum=0,
         maximum=1,
     )
@@ -171,10 +169,7 @@ class SimulateOptions(JsonOption):
         choices=("beginning", "queue", "turns"),
     )
     families: int = setting(
-        8,
-        "Number of families of prompts; the prompts of a family share a beginning.",
-        minimum=1,
-        maximum=100_000,
+        8, "Families of prompts that share a beginning.", minimum=1, maximum=100_000
     )
     shared: int = setting(
         0, "Tokens that the prompts of a family share.", minimum=0, maximum=1_000_000

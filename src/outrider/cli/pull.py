@@ -37,8 +37,7 @@ from outrider.pairs.catalog import (
 
 
 class PullBar(Meter):
-    """Progress of a download of `total` bytes: a bar on a terminal, elsewhere a line for each
-    tenth."""
+    """Progress of a download of `total` bytes: a bar on a terminal, else a line per tenth."""
 
     def __init__(self, out: TextIO, total: int) -> None:
         super().__init__("fetching", total, unit="bytes", out=out, hidden=not total)
@@ -99,8 +98,7 @@ def pull(call: Call[PullOptions]) -> int:
 
 
 def fetch_missing(name: str) -> None:
-    """Fetch a hub model that is not in the cache, unless offline mode forbids it. Other names are
-    left to the loader."""
+    """Fetch a hub model that is not cached, unless offline; other names are the loader's."""
     is_here = Path(name).expanduser().exists() or name in HEAD_ALIASES
     if is_here or constants.HF_HUB_OFFLINE or HUB_ID.fullmatch(name) is None:
         return
@@ -152,8 +150,7 @@ def _find_draft(name: str, *, known: bool) -> _Side:
 
 
 def _fetched(name: str) -> str:
-    """Return a hint with the commands that fetch models with the short name `name`; "" if there is
-    none."""
+    """Return a hint with commands that fetch models with the short name `name`, or ""."""
     known = [f"`outrider pull {model}`" for model in models_called(name)[:2] if name]
     return f"{' or '.join(known)} fetches one" if known else ""
 

@@ -83,8 +83,7 @@ class RoundsPage:
 
 
 def _check_ours(path: Path, flag: str) -> None:
-    """Check that an existing file is a page of this kind, which may be replaced. Raises
-    ConfigError."""
+    """Check that an existing file is such a page, which is replaced. Raises ConfigError."""
     if not path.exists():
         return
     with open_regular(path) as stream:

@@ -194,8 +194,7 @@ def _run(
 
 
 def _batches(options: ServeOptions, site: Site, most_lines: int) -> Batches | None:
-    """Open the batches of --files; None without it. Raises ConfigError for a folder that cannot be
-    used."""
+    """Open the batches of --files; None without it. Raises ConfigError for a bad folder."""
     if options.files is None:
         return None
     from outrider.server.app import routed, text_routes

@@ -97,8 +97,7 @@ def share_of(words: str) -> float:
 
 
 def planned(model: Served, engines: Engines) -> tuple[LoadPlan, tuple[Part, ...]]:
-    """Return the plan of loading one engine, without reading weights. Raises the errors of
-    loading."""
+    """Return the plan of loading an engine without its weights. Raises the errors of loading."""
     from outrider.api.memory import fitted
     from outrider.api.plan import plan_pair
 
@@ -129,8 +128,7 @@ def record_of(
 def together(
     plans: list[tuple[LoadPlan, tuple[Part, ...]]], engines: Engines, most_loaded: int
 ) -> dict[str, Any]:
-    """Return the memory that all engines of the largest `most_loaded` models hold together, and the
-    free memory of their device."""
+    """Return what all engines of the largest `most_loaded` models hold, and what is free."""
     from outrider.cache.capacity import free_bytes
     from outrider.kernels.kinds import pick_device
 

@@ -27,8 +27,7 @@ class ServeOptions(ReplicasOption, JsonOption):
     """
 
     host: str = setting(
-        "127.0.0.1",
-        "Listen at this address; one that other machines can reach needs an API key.",
+        "127.0.0.1", "Listen at this address; one that others can reach needs an API key."
     )
     port: int = setting(8000, "Listen at this port; 0 takes a free one.", minimum=0, maximum=65_535)
     health_port: int = setting(
@@ -96,9 +95,7 @@ class ServeOptions(ReplicasOption, JsonOption):
         256, "Maximum number of requests of one key at once.", minimum=1, maximum=1_000_000
     )
     shared_prefixes: bool = setting(
-        False,
-        "Share the prefix cache between keys. Response times can then reveal to one client what "
-        "another has sent.",
+        False, "Share the prefix cache between keys. Response times can then reveal prompts."
     )
     audit: str = setting(
         "",
@@ -106,10 +103,7 @@ class ServeOptions(ReplicasOption, JsonOption):
         "is idle, and raise an alarm if a text differs that must be the same.",
     )
     drain_seconds: float = setting(
-        30.0,
-        "When the server ends, seconds that running requests have to finish.",
-        minimum=0,
-        maximum=3600,
+        30.0, "Seconds for running requests when the server ends.", minimum=0, maximum=3600
     )
     engine_home: str = setting(
         "process",
@@ -157,8 +151,7 @@ class ClusterConfigOptions(Options):
         1, "HTTP servers in front of the engines, each in an actor.", minimum=1, maximum=256
     )
     host: str = setting(
-        "127.0.0.1",
-        "Listen at this address; one that other machines can reach needs an API key.",
+        "127.0.0.1", "Listen at this address; one that others can reach needs an API key."
     )
     port: int = setting(8000, "Listen at this port.", minimum=1, maximum=65_535)
     api_key_file: str | None = setting(
@@ -185,8 +178,5 @@ class ClusterConfigOptions(Options):
     )
     shared_prefixes: bool = setting(False, "Share the prefix cache between keys.")
     drain_seconds: float = setting(
-        30.0,
-        "When a replica ends, seconds that running requests have to finish.",
-        minimum=0,
-        maximum=3600,
+        30.0, "Seconds for running requests when a replica ends.", minimum=0, maximum=3600
     )

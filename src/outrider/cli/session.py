@@ -40,8 +40,7 @@ _OURS = "outrider"
 
 
 def start_logging(program: ProgramConfig, *, wordless: bool = False) -> None:
-    """Start logging from `log_level` on, unless logging is configured already. `wordless` leaves
-    out the messages of errors."""
+    """Start logging, unless configured already. `wordless` leaves out errors' messages."""
     if any(handler.get_name() == _OURS for handler in logging.root.handlers):
         return
     handler = logging.StreamHandler(sys.stderr)
@@ -87,9 +86,8 @@ def open_llm(
     on_job: Callable[[JobTrace], None] | None = None,
     chats: bool = False,
 ) -> LLM:
-    """Load the model of the settings. `drafter` overrides the setting; `on_job` is called with
-    every job. Notes go to stderr. With `chats`, a model without a chat template is refused before
-    it is loaded."""
+    """Load the settings' model and print its notes. `drafter` overrides the setting; `on_job` gets
+    every job. With `chats`, a chat template is required before loading."""
     target, draft, engine = to_load(resolved)
     if chats and not engine.chat_template:
         from outrider.api.tokenizer import Tokenizer
@@ -132,9 +130,8 @@ def fetch_missing(*names: str | None) -> None:
 
 
 def _check_flags(resolved: Resolved) -> None:
-    """Refuse a draft model together with a drafter that uses none, if both are on the command line:
-    the draft model would be ignored. Overriding a settings file by a flag is no mistake. Raises
-    ConfigError."""
+    """Refuse --draft with a --drafter that ignores it. A flag may override a file, which is no
+    mistake. Raises ConfigError."""
     draft, drafter = resolved.chosen["draft"], resolved.chosen["drafter"]
     named = draft.value not in ("auto", "none") and draft.origin == draft.setting.flag
     if named and str(draft.value).isdecimal():

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 def structure_of(flags: StructureOption) -> StructureOptions:
-    """Return the structure of the flags. Raises ConfigError for a file that cannot be read; its
-    content is checked later."""
+    """Return the structure of the flags, checked later. Raises ConfigError for bad files."""
     found: StructureOptions = {}
     if flags.schema is not None:
         found["schema"] = _text_of(flags.schema, "--schema", signs="{")
@@ -32,8 +31,7 @@ def structure_of(flags: StructureOption) -> StructureOptions:
 
 
 def _text_of(given: str, flag: str, *, signs: str) -> str:
-    """Return the content of the file `given`; if there is no such file and it contains `signs`,
-    `given` itself. Raises ConfigError."""
+    """Return the file's content, or `given` itself if it has `signs`. Raises ConfigError."""
     path = Path(given)
     try:
         is_file = path.exists()

@@ -13,8 +13,7 @@ _LEAST_WIDTH = 18
 
 
 def wrapped_table(cells: Sequence[Sequence[str]], limit: int) -> str | None:
-    """Return the table with its widest columns of several words wrapped; None if it is still too
-    wide."""
+    """Return the table with its widest columns wrapped; None if it is still too wide."""
     widths, needed = column_widths(cells), column_widths(cells, words=True)
     needed = [
         max(need, min(_LEAST_WIDTH, width)) for need, width in zip(needed, widths, strict=True)

@@ -24,8 +24,7 @@ PASSES = ("prefill", "verify")
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a job: prefill, draft, ahead, verify or accept. Times are seconds of the job's
-    clock."""
+    """A part of a job: prefill, draft, ahead, verify or accept, in seconds of its clock."""
 
     stage: str
     began: float
@@ -146,11 +145,9 @@ class _Arrow:
 
 
 def _arrows(records: Sequence[JobTrace]) -> dict[int, list[_Arrow]]:
-    """Return the arrows at each job's index, both those that start and those that end there.
-
-    An arrow to a job starts at the job of the same sequence that ended last before it began. A
-    draft may thus have two arrows: to its verification, and to drafting ahead in the meantime.
-    """
+    """Return the arrows that start or end at each job, by index. An arrow starts at the sequence's
+    job that ended last before the other began, so a draft may have two: to its verification, and to
+    drafting ahead."""
     found: dict[int, list[_Arrow]] = {}
     recent: dict[int, list[int]] = {}
     numbers = count(1)

@@ -16,8 +16,7 @@ from outrider.metrics.timeline import QUEUES, WAITING
 
 
 class LaneStats(TypedDict):
-    """Counts of one lane. `total_processed` counts a sequence once for each job; `utilization` is
-    `current_size` over `max_size`."""
+    """Counts of one lane, a sequence once per job; `utilization` is size over `max_size`."""
 
     current_size: int
     max_size: int

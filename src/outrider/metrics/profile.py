@@ -20,8 +20,7 @@ STAGES = ("load", "prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrace:
-    """Peak memory in bytes: while the models were loaded, and in the pass of each trace of a
-    request."""
+    """Peak memory in bytes, while loading and in the pass of each trace of a request."""
 
     load_bytes: int
     pass_bytes: tuple[int, ...]
@@ -48,8 +47,7 @@ def profile(
 
 
 def counts(traces: Sequence[RoundTrace], *, k: int) -> dict[str, object]:
-    """Return the figures that a seed determines. `by_num_drafted` groups rounds by the number of
-    drafted tokens."""
+    """Return what a seed determines. `by_num_drafted` groups rounds by drafted tokens."""
     rounds = [trace for trace in traces if trace.num_emitted]
     sizes = Counter(trace.num_drafted for trace in rounds)
     accepted: Counter[int] = Counter()

@@ -98,8 +98,8 @@ class Stats:
 
     @property
     def p_hit(self) -> float | None:
-        """Hit rate of drafting ahead: the share of verdicts for which a draft was ready; None
-        without drafting ahead."""
+        """Hit rate of drafting ahead: verdicts with a ready draft; None if nothing drafted
+        ahead."""
         num = self.num_hits + self.num_misses
         return self.num_hits / num if num else None
 
@@ -131,8 +131,7 @@ class Stats:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Stats:
-        """Return the Stats that `to_dict` wrote; other keys are ignored. Raises KeyError if a field
-        without a default is missing."""
+        """Return the Stats that `to_dict` wrote. Raises KeyError if a required field is missing."""
         values = {
             item.name: record[item.name]
             for item in fields(cls)
@@ -156,8 +155,7 @@ class PassShapes:
 
 
 def pass_shapes(traces: Iterable[RoundTrace]) -> PassShapes:
-    """Return the sharing of passes. `traces` are those of every request that took part, in any
-    order."""
+    """Return the sharing of passes by the `traces` of all requests, in any order."""
     rows: dict[int, list[int]] = {}
     for trace in traces:
         num_rows = trace.num_prompt_tokens + trace.num_drafted + (trace.num_emitted > 0)

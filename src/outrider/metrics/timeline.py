@@ -98,8 +98,7 @@ class LaneUse:
 
 @dataclass(frozen=True, slots=True)
 class QueueUse:
-    """Waiting sequences over time: the mean, the depth not exceeded in 95 % of the time, and the
-    maximum."""
+    """Waiting sequences over time: mean, depth not exceeded in 95 % of it, and maximum."""
 
     mean: float
     p95: int
@@ -184,9 +183,8 @@ def timeline(jobs: Iterable[JobTrace]) -> Timeline:
 
 
 def over_time(jobs: Iterable[JobTrace], num: int = 10) -> list[Stretch]:
-    """Divide a run into `num` stretches of equal length; those without a job are left out. A job
-    belongs to the stretch in which it began. Depths are those that the stretch's jobs found, until
-    the stretch ends."""
+    """Divide a run into `num` equal stretches, without empty ones. A job counts where it began;
+    depths found by a stretch's jobs hold until it ends."""
     records = sorted(jobs, key=lambda job: job.began)
     if not records:
         return []
@@ -228,8 +226,7 @@ def window_use(jobs: Iterable[JobTrace]) -> WindowUse | None:
 
 
 def hit_rate(rounds: Iterable[RoundTrace]) -> float | None:
-    """Return p_hit: drafts that were ready when requested, over all requested drafts. None without
-    drafting ahead."""
+    """Return p_hit, ready drafts over requested ones; None without drafting ahead."""
     hits = [trace.hit for trace in rounds if trace.hit is not None]
     return statistics.fmean(hits) if hits else None
 

@@ -41,12 +41,9 @@ from outrider.server.site import Api, Ended, Site
 
 
 class Ask(Struct, frozen=True, kw_only=True):
-    """A request for `params.n` completions of one prompt.
-
-    `make_parser` makes the parser of each completion's text; `trace` requests its rounds. `key`
-    names the API key of the request: the prefix cache is separate for each key. With
-    `only_prompt`, the client wants no text: the one token that the engine writes is dropped.
-    """
+    """A request for `params.n` completions of one prompt. `make_parser` makes the parser of each
+    text; `trace` requests its rounds. `key` is the name of the API key: the prefix cache is
+    separate for each. With `only_prompt`, the one token that the engine writes is dropped."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams

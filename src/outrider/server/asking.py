@@ -119,9 +119,8 @@ def params_of(
     thinking: tuple[str, object] = ("", None),
     **more: object,
 ) -> SamplingParams:
-    """Return the SamplingParams of a request. `thinking` is the name and the value of the API's
-    own parameter for a thinking budget. Raises ApiError for parameters that cannot be honoured,
-    ConfigError for values out of bounds."""
+    """Return the SamplingParams of a request. `thinking` is the API's own parameter for a thinking
+    budget, with its value. Raises ApiError, and ConfigError for values out of bounds."""
     _refuse(asked)
     asked = _as_openai(asked)
     card = site.port.card

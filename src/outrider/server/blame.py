@@ -1,5 +1,4 @@
-"""Quarantine of requests that crash the engine: after the second crash, the request and its like
-are refused.
+"""Quarantine: after a request's second crash of an engine, the request and its like are refused.
 
 Several engines of one model share this knowledge, so that such a request does not crash them all.
 """
@@ -31,11 +30,8 @@ class Blame:
         self.kept_out: dict[bytes, None] = {}
 
     def add(self, sent: Sequence[ProcessStream], *, is_certain: bool) -> None:
-        """Count a crash against the requests that were in flight.
-
-        Requests whose clients left count too, because the clients may repeat them. `is_certain`
-        means that one request was alone in the engine and will not be repeated.
-        """
+        """Count a crash against the requests in flight, even if their clients left: these may
+        repeat them. `is_certain` means that a request was alone and will not be tried again."""
         # A request that has written nothing yet is the likelier cause.
         unproven = {stream.kind for stream in sent if not stream.is_proven}
         for kind in unproven.union(stream.kind for stream in sent):

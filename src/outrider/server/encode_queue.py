@@ -51,12 +51,9 @@ class Asked:
 
 
 class EncodeQueue:
-    """The queue of an engine, across restarts of its process.
-
-    `send` sends a prompt to the process; nothing is sent while `waits()` is true. Kinds of prompts
-    in `blame().kept_out` are refused. `hung` is called when a prompt has no answer after `seconds`,
-    plus extra time for a long one.
-    """
+    """The queue of an engine, across restarts of its process. `send` sends a prompt, never while
+    `waits()` is true. Kinds of prompts in `blame().kept_out` are refused. `hung` is called when a
+    prompt has no answer after `seconds`, plus extra time for a long one."""
 
     def __init__(
         self,

@@ -112,11 +112,9 @@ class Wrote(Struct, frozen=True, array_like=True):
 
 
 class Update(Struct, frozen=True, tag=True):
-    """Events and ends of all requests since the last update, and the engine's status.
-
-    It is sent after each round, and at least once a second, so that a hung process is noticed.
-    `job_seconds` is how long the current job has been running.
-    """
+    """Events and ends of all requests since the last update, and the engine's status. It is sent
+    after each round, and at least once a second, so that a hung process is noticed. `job_seconds`
+    is how long the current job has been running."""
 
     events: list[Wrote]
     ended: list[tuple[int, GenerationResult | None, Failure | None]]

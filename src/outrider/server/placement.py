@@ -112,8 +112,7 @@ def _gpus(devices: Sequence[str]) -> list[int | None]:
 
 
 def shares_of(cores: Sequence[tuple[int, ...]], number: int) -> list[tuple[int, ...]]:
-    """Divide the cores into `number` parts, as equal as possible. If there are fewer cores than
-    parts, several parts have the same core."""
+    """Divide the cores into `number` parts, as equal as possible; few cores are shared."""
     if len(cores) < number:
         return [cores[i % len(cores)] for i in range(number)]
     bounds = [len(cores) * i // number for i in range(number + 1)]

@@ -60,9 +60,7 @@ class PooledRequest:
 
 class EnginePool(OfOneProcess):
     """Engines of one model: `replicas` of them, or one on each of `devices` (`cuda:0`, `cuda:1`).
-
-    Options are those of `LLM`. A pool is for use from one thread; `close` ends its processes.
-    """
+    Options are those of `LLM`. A pool is for use from one thread; `close` ends its processes."""
 
     def __init__(
         self,

@@ -46,13 +46,10 @@ class EngineLostError(OutriderError):
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
-    """A request for one completion.
-
-    `sample` is the number of this completion among the `n` of one seed. Requests share the prefix
-    cache only if their `cache_salt` is equal. Requests of several `key`s share the engine in
+    """A request for one completion, number `sample` among the `n` of one seed. Requests share the
+    prefix cache only if their `cache_salt` is equal. Requests of several `key`s share the engine in
     proportion to their `weight`. A text that another engine began continues after the tokens in
-    `written`; its events do not repeat them.
-    """
+    `written`; its events do not repeat them."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams

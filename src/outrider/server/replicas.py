@@ -101,8 +101,7 @@ class ReplicasPort:
 
     @property
     def status(self) -> EngineStatus:
-        """The status of all engines together: ready if any of them is ready, once all have
-        started; counts are sums."""
+        """The status of all engines: ready if any is, once all have started; counts are sums."""
         found = tuple(replica.port.status for replica in self.replicas)
         any_is: EngineState = next(
             state for state in _STATES if any(one.state == state for one in found)
@@ -176,14 +175,12 @@ class ReplicasPort:
         return [one for one in self.replicas if one.is_ready]
 
     def _next_ready(self) -> Replica:
-        """Return the next ready engine in turn. If none is ready, return the first one, which
-        raises NotReadyError."""
+        """Return the next ready engine in turn, or the first, which raises NotReadyError."""
         ready = self._ready() or self.replicas[:1]
         return ready[next(self._turns) % len(ready)]
 
     def _chosen(self, blocks: Sequence[int]) -> Replica:
-        """Return the engine for a request. If none is ready, it is one that restarts, where the
-        request waits. Raises NotReadyError."""
+        """Return a ready engine, or one that restarts. Raises NotReadyError."""
         known = self._ready() or [
             one for one in self.replicas if one.port.status.state == "restarting"
         ]
@@ -218,8 +215,7 @@ class ReplicasPort:
 
 
 async def replace_on_hangup(ports: Sequence[ReplicasPort], seconds: float) -> None:
-    """Restart all engines one after another at each SIGHUP, which `systemctl reload` sends; their
-    requests have `seconds` to end."""
+    """Restart all engines in turn at each SIGHUP (`systemctl reload`), each in `seconds`."""
     hangup, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     try:

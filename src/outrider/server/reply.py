@@ -112,13 +112,10 @@ class EventReply(Response):
 
 
 class EventWriter:
-    """Writes events to one client, from one task.
-
-    Headers are sent with the first piece or with the first heartbeat, which `waiting` makes. A
-    heartbeat follows `ping_seconds` without a piece; the first one follows `begin_seconds` after
-    the engine accepted the request. A single timer watches all this, because a timer for each write
-    would cost more than the write.
-    """
+    """Writes events to one client, from one task. Headers are sent with the first piece or with the
+    first heartbeat, which `waiting` makes. A heartbeat follows `ping_seconds` without a piece; the
+    first one follows `begin_seconds` after the engine accepted the request. One timer watches all
+    this: a timer for each write would cost more than the write."""
 
     def __init__(self, send: Send, limits: Limits, waiting: Callable[[], bytes]) -> None:
         self._send, self._limits, self._waiting = send, limits, waiting
@@ -138,8 +135,7 @@ class EventWriter:
         self._timer = self._loop.call_later(wait, self._look)
 
     def opened(self) -> None:
-        """Note that the engine has the request. If it refuses the request, it does so soon, so the
-        first heartbeat waits for `begin_seconds`."""
+        """Note that the engine has the request, which it would refuse soon (`begin_seconds`)."""
         if not self.has_begun:
             self.stop()
             self._last = self._loop.time()
@@ -232,8 +228,7 @@ async def _admitted(
 
 
 def _retrieve(task: asyncio.Future[None]) -> None:
-    """Retrieve the error of a task so that asyncio does not log it: the next write to a client that
-    is gone raises it again."""
+    """Retrieve a task's error so that asyncio does not log it: the next write raises it again."""
     if not task.cancelled():
         task.exception()
 

@@ -18,8 +18,7 @@ _COMPLETED = ("reasoning", "text", "tools")
 
 
 def turns_of(instructions: str | None, given: str | Sequence[Item]) -> Turns:
-    """Translate an input. Raises ApiError for messages that cannot be read, and for references to
-    stored items."""
+    """Translate an input. Raises ApiError for unreadable messages and for references."""
     turns = Turns()
     if instructions:
         turns.system(instructions)
@@ -47,8 +46,7 @@ def _add(turns: Turns, item: Item, where: str) -> None:
 
 
 def _is_call(turns: Turns, item: Item, kind: str, where: str) -> bool:
-    """Add an item if it is a call of a tool that the client ran, or the output of one, of any
-    type; return whether it is."""
+    """Add an item if it is a call that the client ran, or its output; return whether it is."""
     call_id = item.get("call_id", item.get("id") if kind == "mcp_call" else None)
     if not isinstance(call_id, str):
         return False
@@ -110,8 +108,7 @@ def usage_record(usage: Usage) -> dict[str, Any]:
 
 
 def new_record(name: str, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a response that has just begun. `asked` has the fields of the request
-    that the record repeats."""
+    """Return the record of a new response. `asked` has the request's fields that it repeats."""
     return {
         "id": name,
         "object": "response",

@@ -49,12 +49,9 @@ async def run_server(
     ready: Callable[[], None],
     also: Sequence[Coroutine[None, None, None]] = (),
 ) -> None:
-    """Serve until a signal.
-
-    `load` loads the engine while the port already listens; then `ready` is called. `also` runs in
-    the background. HEALTH_PATHS are also answered at the address's health port. Raises the errors
-    of `load`, and MachineError if the server ends by itself.
-    """
+    """Serve until a signal. `load` loads the engine while the port already listens; then `ready` is
+    called. `also` runs in the background. HEALTH_PATHS are also answered at the health port. Raises
+    the errors of `load`, and MachineError if the server ends by itself."""
     asyncio.get_running_loop().set_exception_handler(tell_of_task)
     server = _granian(app, address, most_connections())
     second = None
@@ -96,8 +93,7 @@ async def run_server(
 
 
 async def _failed(site: Site) -> None:
-    """Wait until every engine is given up. The server then ends, and its supervisor restarts
-    it."""
+    """Wait until every engine is given up; the server's supervisor can then restart it."""
     while any(one.port.status.state != "failed" for one in site.all):
         await asyncio.sleep(1.0)
 
@@ -137,8 +133,7 @@ def _health_only(app: ASGIApp) -> ASGIApp:
 
 
 def most_connections() -> int:
-    """Return how many connections may be open at once; raise the limit of open files for them as
-    far as allowed."""
+    """Return the limit of open connections, after raising that of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_CONNECTIONS + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:

@@ -128,8 +128,7 @@ class Site:
     traffic: Traffic = field(default_factory=Traffic)
 
     def of(self, asked: str | None) -> Site:
-        """Return the site of the requested model, under the requested name. Raises ApiError for an
-        unknown model."""
+        """Return the site of the requested model. Raises ApiError for an unknown one."""
         if not asked:
             return self
         for one in self.all:
@@ -200,8 +199,7 @@ def request_id_of(request: Request) -> str:
 
 
 def learns_of_all(drafter: str) -> bool:
-    """Return whether a drafter learns from the texts of all requests. Drafters of other packages
-    are assumed to."""
+    """Return whether a drafter learns from all requests, as those of other packages may."""
     return drafter in LEARNS_OF_ALL or drafter not in KINDS
 
 

@@ -32,8 +32,7 @@ _DRAFTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 @contextmanager
 def traced(app: ASGIApp) -> Generator[ASGIApp]:
-    """Return `app`, with spans of its requests if the environment enables them. The last spans are
-    sent at the end of the context."""
+    """Return `app`, with spans of its requests if the environment enables them."""
     if not wants_traces():
         yield app
         return

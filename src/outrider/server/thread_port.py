@@ -100,8 +100,7 @@ class ThreadStream(AsyncIterator[TextEvent]):
 
 
 class ThreadPort:
-    """An engine that `start` loads by calling `load` in a thread. `load` must pass the engine's
-    jobs to `lanes`."""
+    """An engine that `load` loads in a thread of its own; `load` passes its jobs to `lanes`."""
 
     def __init__(
         self, load: Callable[[], LLM], *, max_queued: int = 1_000, lanes: LaneLoad | None = None
@@ -218,8 +217,7 @@ class ThreadPort:
 
 
 async def _in_thread(load: Callable[[], LLM]) -> LLM:
-    """Run `load` in a daemon thread, which does not keep the process alive if the server ends in
-    the meantime."""
+    """Run `load` in a daemon thread, which does not keep an ending server alive."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[LLM] = loop.create_future()
 
@@ -280,8 +278,7 @@ def card_of(llm: LLM) -> EngineCard:
 
 
 def _token(entry: object) -> str:
-    """Return the text of a token in tokenizer_config.json, which is a string or an object with its
-    content."""
+    """Return a token of tokenizer_config.json, a string or an object with its content."""
     if isinstance(entry, dict):
         entry = cast("dict[str, object]", entry).get("content")
     return entry if isinstance(entry, str) else ""

@@ -116,8 +116,7 @@ def tooling_of(
 
 
 def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, tuple[str, ...]]:
-    """Return the mode and the names of `allowed_tools`, which chat completions nest one level
-    deeper. Raises ApiError."""
+    """Return mode and names of `allowed_tools`, which chat completions nest deeper."""
     inner: object = choice.get("allowed_tools", choice)
     said = cast("Mapping[str, object]", inner if isinstance(inner, Mapping) else {})
     given = said.get("tools")
@@ -184,8 +183,7 @@ async def read_with(
         )
     elif tools and wanted:
         warnings.append(
-            "strict, parallel_tool_calls, allowed_tools: ignored, as this model's calls have no "
-            "grammar"
+            "strict, parallel_tool_calls, allowed_tools: this model's calls have no grammar"
         )
     if shows_special(card, tools):
         params = replace(params, skip_special_tokens=False)
@@ -204,8 +202,7 @@ def _grammar(
     paths: Mapping[str, str],
     end: PromptEnd,
 ) -> AnswerGrammar | None:
-    """Return the grammar of calls, and of the text if a `structure` gives it a form. None if no
-    grammar applies."""
+    """Return the grammar of calls, and of the form of a `structure`; None if none applies."""
     form = None if structure is None else form_of(structure)
     # A grammar of the client's own cannot be embedded in another grammar.
     if structure is not None and form is None:

@@ -88,8 +88,7 @@ class Turns:
         self.messages.append(found if name is None else found | {"name": name})
 
     def done(self) -> list[Message]:
-        """Return all messages. An empty conversation, which clients send to probe a server, becomes
-        an empty user message."""
+        """Return all messages; an empty conversation, which is a probe, has an empty one."""
         for message in self.messages:
             if message["content"] is None and not message.get("tool_calls"):
                 message["content"] = ""
@@ -106,8 +105,7 @@ class Turns:
             self.messages.append({"role": role, "content": text})
 
     def _assistant(self, *, anew: bool = False) -> Message:
-        """Return the assistant's message at the end, or a new one. With `anew`, as for thoughts, a
-        message that already has text or calls is not continued."""
+        """Return the last, assistant's message, or a new one; with `anew`, never one with text."""
         last = self.messages[-1] if self.messages else None
         said = last is not None and (last.get("content") or last.get("tool_calls"))
         if last is None or last["role"] != "assistant" or (anew and said):

@@ -71,9 +71,8 @@ _LONG = ("chat_template", "tool_template", "response_template")
 
 @cache
 def web_routes() -> tuple[Route, ...]:
-    """Return the routes of the playground at `/`, the dashboard at `/dashboard`, and their files
-    below `/web/`. They contain no secret, so they need no key: the pages ask for a key when the API
-    requires one."""
+    """Return the routes of the playground, the dashboard, and their files below `/web/`. They
+    contain no secret and need no key: pages ask for one when the API requires it."""
     found = _served()
     page = Template(found.pop(_PAGE).decode())
     routes = [_static(path, page.substitute(own).encode(), _PAGE) for path, own in PAGES.items()]
@@ -82,8 +81,7 @@ def web_routes() -> tuple[Route, ...]:
 
 
 def metric_routes(metrics: Metrics) -> list[Route]:
-    """Return the routes `/metrics` for Prometheus, and `/outrider/v1/history?since=N` for
-    dashboards."""
+    """Return the routes `/metrics` for Prometheus and `/outrider/v1/history?since=N`."""
 
     async def exposition(_request: Request) -> Response:
         return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -102,8 +100,7 @@ def metric_routes(metrics: Metrics) -> list[Route]:
 
 
 def card_routes(site: Site) -> list[Route]:
-    """Return the route `/outrider/v1/card`: facts about the engine, from which the playground
-    derives its choices."""
+    """Return the route `/outrider/v1/card`: facts about the engine, for the playground."""
 
     async def card(request: Request) -> Response:
         own = site.of(request.query_params.get("model"))
@@ -135,8 +132,7 @@ def _kind(name: str) -> str:
 
 
 def _static(path: str, data: bytes, name: str) -> Route:
-    """Return the route of a file, as it was when the process started, with an ETag of its
-    content."""
+    """Return the route of a file as it was at the start, with an ETag of its content."""
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
     headers = {**HEADERS, "etag": tag, "content-type": TYPES[_kind(name)]}
 

@@ -175,8 +175,7 @@ def _check_depth(bare: bytes) -> None:
 
 
 def _check_numbers(record: dict[str, Any]) -> None:
-    """Check that integers fit into 64 bits, as others cannot be sent to an engine. Raises
-    ApiError."""
+    """Check that integers fit into 64 bits, as engines require. Raises ApiError."""
     for name, value in record.items():
         try:
             msgspec.msgpack.encode(value)

@@ -133,8 +133,7 @@ def _name(groups: Mapping[str, str]) -> str:
 
 
 def deepseek_calls(body: str, groups: Mapping[str, str], schemas: Schemas) -> list[Call]:
-    """Read a name, the token `sep` and an object; or the word "function", `sep`, a name and a
-    block of JSON: DeepSeek."""
+    """Read DeepSeek's calls: a name, `sep` and an object; or "function", `sep`, a name and JSON."""
     del groups, schemas
     before, _, behind = body.partition(DEEPSEEK_TOKEN.format("sep"))
     name = before.strip()

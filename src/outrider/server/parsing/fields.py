@@ -46,8 +46,7 @@ class Field:
 
     @property
     def interrupts(self) -> bool:
-        """True if the field may open inside thoughts and ends them. A call without delimiters does
-        not: thoughts may contain such text."""
+        """True if the field may open inside thoughts; not for calls without delimiters."""
         return self.kind == "calls" and not self.keeps
 
 
@@ -151,12 +150,10 @@ _MAX_HEAD = 1024
 
 @dataclass(slots=True)
 class Sending:
-    """Calls of a region whose arguments are reported while they are written.
-
-    `open` reports the name of a call and returns its index; only calls of `names` are reported.
-    `at` is the end of the last call in the region's text. `broken` is the begin of arguments that
-    are not a JSON object. `begun` is true after the first call.
-    """
+    """Calls of a region whose arguments are reported while they are written. `open` reports the
+    name of a call and returns its index; only calls of `names` are reported. `at` is the end of the
+    last call in the region's text, `broken` the begin of arguments that are not a JSON object.
+    `begun` is true after the first call."""
 
     read: ReadHead
     groups: Mapping[str, str]
@@ -226,12 +223,10 @@ class Sending:
 @dataclass(slots=True)
 class Region:
     """An open field: its text, unless that is reported at once by `flow`, and its `opening`.
-
     `outer` is the region of the thoughts inside which it opened. `span` finds the end of a balanced
     field; `sending` reports its calls early. `passed` has the begins and ends of delimiters that
     are part of its text. `calls` were found inside these thoughts and end them. If more than blanks
-    follows (`behind`), the thoughts go on, and the calls are part of their text.
-    """
+    follows (`behind`), the thoughts go on, and the calls are part of their text."""
 
     given: Field
     opening: str
@@ -269,8 +264,8 @@ class Region:
         return self.flow is not None and self.flow.at_start
 
     def goes_on(self, text: str, at: int, start: int, end: int) -> bool:
-        """Return whether the closing delimiter `text[start:end]` is part of the field's text, of
-        which `text[at:]` has not been added yet."""
+        """Return whether the delimiter `text[start:end]` is part of the field, as `text[at:]`
+        is."""
         body = self.text + text[at:start]
         if self.passed and len(body) < self.passed[-1][1]:
             return True

@@ -62,12 +62,9 @@ def parser_for(
     has_form: bool = False,
     new_id: Callable[[], str] = new_call_id,
 ) -> OutputParser:
-    """Return the parser of one answer.
-
-    The end of `prompt` shows whether the chat template, or a message that is continued, has already
-    opened a field such as `<think>`. Calls are recognised only if `tools` were offered. With
-    `has_form`, the text has a required form: thoughts and calls are recognised only before it.
-    """
+    """Return the parser of one answer. The end of `prompt` shows whether the chat template, or a
+    continued message, has opened a field such as `<think>`. Calls are recognised only if `tools`
+    were offered; with `has_form`, thoughts and calls only before the text."""
     given = format_of(card)
     if given is None:
         return PlainParser()
@@ -115,8 +112,7 @@ def grammar_for(
     prompt: PromptEnd | str = "",
     form: Form | None = None,
 ) -> AnswerGrammar | None:
-    """Return the grammar of an answer that calls `tools` or has a `form` (grammar.py); None if
-    there is no grammar for this model's format."""
+    """Return the grammar for calls of `tools` or for a `form`; None if the format has none."""
     given = format_of(card)
     if given is None:
         return None

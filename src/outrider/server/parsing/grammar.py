@@ -113,13 +113,10 @@ def answer_grammar(
     begun: bool = False,
     form: Form | None = None,
 ) -> AnswerGrammar | None:
-    """Return the grammar of an answer.
-
-    If calls are required, it has at least one call of `tools`. Otherwise, with a `form`, it is
-    calls or a text of that form; without a form, it is text in which every call is valid. The first
-    two may begin with thoughts; `begun` means that the prompt has opened them. Returns None for a
-    format without a grammar, and for a form without calls if the format has no thoughts.
-    """
+    """Return the grammar of an answer. If calls are required, it has at least one call of `tools`.
+    Otherwise, with a `form`, it is calls or a text of that form; else text in which every call is
+    valid. The first two may begin with thoughts; `begun` means that the prompt has opened them.
+    None for a format without a grammar, and for a form alone if the format has no thoughts."""
     write, thinks = _WRITERS.get(given.name), THINK in given.fields
     if form is not None:
         write = _WITH_FORMS.get(given.name, write)
@@ -184,8 +181,7 @@ class _Written(NamedTuple):
 
 
 def _delimited(begin: str, rules: list[str], end: str, between: str) -> _Written:
-    """Return the rules of a format whose calls stand between the texts `begin` and `end`; `rules`
-    defines `tool`, the content of a call."""
+    """Return the rules of calls between `begin` and `end`; `rules` defines their `tool`."""
     if not begin:
         return _Written(rules, f"tool {_text(end)}", "", between)
     rules = [*rules, f"begun[lazy]: ANY {_text(begin)}"]
